@@ -1,0 +1,5 @@
+"""The mathematics: tensors in, tensors out."""
+
+from linattn.ops.checks import debug as debug
+from linattn.ops.dispatch import explain as explain
+from linattn.ops.linear_attention import linear_attention as linear_attention

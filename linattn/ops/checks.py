@@ -1,0 +1,206 @@
+"""What the public doors refuse, and how they say it: the argument, what came and what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from linattn.ops.inputs import Inputs
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+EPS = 1e-6  # of normalize=True: the Linear Transformer's own
+_debugging = ContextVar("linattn_debug", default=False)
+
+
+@contextmanager
+def debug() -> Iterator[None]:
+    """Within it values (a positive decay, the content of ``cu_seqlens``) are checked on a GPU too, at the cost of a synchronisation."""
+    token = _debugging.set(True)
+    try:
+        yield
+    finally:
+        _debugging.reset(token)
+
+
+def values_visible(t: Tensor) -> bool:
+    """Whether looking at the numbers of ``t`` breaks no graph, no transform and, outside ``debug``, waits for no device."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(t) not in (Tensor, torch.nn.Parameter):
+        return False
+    return t.device.type == "cpu" or (_debugging.get() and t.device.type != "meta")
+
+
+def shape(name: str, t: Tensor, wanted: str, *shapes: tuple[int, ...]) -> None:
+    """Refuse ``t`` unless it has one of ``shapes``; ``wanted`` names the dimensions."""
+    if tuple(t.shape) not in shapes:
+        options = " or ".join(str(list(s)) for s in shapes)
+        raise ValueError(f"{name} must have shape {wanted} = {options}, but came with {list(t.shape)}")
+
+
+def tensor(name: str, t: object, like: Tensor | None = None) -> Tensor:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor, but came as {type(t).__name__}")
+    if like is not None and t.device != like.device:
+        raise ValueError(f"{name} must be on {like.device} like the other arguments, but is on {t.device}")
+    return t
+
+
+def dtype(name: str, t: Tensor, *wanted: torch.dtype) -> None:
+    if t.dtype not in wanted:
+        options = " or ".join(dict.fromkeys(str(d) for d in wanted))
+        raise ValueError(f"{name} must be {options}, but came as {t.dtype}")
+
+
+def normalizer(value: bool | float | str) -> float | str | None:
+    """The epsilon, ``"return"``, or None for no normaliser."""
+    if value is True:
+        return EPS
+    if value is False or value is None:
+        return None
+    if value == "return":
+        return "return"
+    if isinstance(value, (int, float)) and value >= 0:
+        return float(value)
+    raise ValueError(f'normalize must be True, False, an epsilon >= 0 or "return", but came as {value!r}')
+
+
+def call(
+    q, k, v, *, decay=None, beta=None, erase=None, bonus=None, normalize=False, scale=None, causal=True,
+    initial_state=None, return_state=False, cu_seqlens=None,
+) -> tuple[Inputs, float | str | None]:  # fmt: skip
+    """Check the arguments of :func:`linattn.linear_attention`; return them as data, and what to do with the normaliser."""
+    mode = normalizer(normalize)
+    denominator = mode is not None
+    _combinations(decay=decay, beta=beta, erase=erase, bonus=bonus, denominator=denominator, causal=causal)
+    _sequences(q, k, v, causal)
+    batch, tokens, heads, size = *k.shape[:2], v.shape[2], k.shape[3]
+    if cu_seqlens is not None:
+        _packed(cu_seqlens, q, k)
+    if decay is not None:
+        _decay(tensor("decay", decay, v), q.dtype, (batch, tokens, heads, size))
+    if beta is not None:
+        _extra("beta", beta, v, "[B, T, H]", (batch, tokens, heads))
+    if erase is not None:
+        if not isinstance(erase, (tuple, list)) or len(erase) != 2:
+            raise ValueError(f"erase must be a pair (read, write) of tensors [B, T, H, K], but came as {_described(erase)}")
+        for name, t in zip(("erase[0] (read)", "erase[1] (write)"), erase, strict=True):
+            _extra(name, t, v, "[B, T, H, K]", (batch, tokens, heads, size))
+        erase = tuple(erase)
+    if bonus is not None:
+        _extra("bonus", bonus, v, "[H, K]", (heads, size))
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    initial, z = _initial(initial_state, v, denominator, (rows, heads, size, v.shape[3]))
+    return Inputs(
+        q, k, v, size**-0.5 if scale is None else float(scale), decay, beta, erase, bonus, denominator,
+        bool(causal), initial, z, bool(return_state), cu_seqlens,
+    ), mode  # fmt: skip
+
+
+def _combinations(*, decay, beta, erase, bonus, denominator, causal) -> None:
+    given = {name: x is not None for name, x in (("decay", decay), ("beta", beta), ("erase", erase), ("bonus", bonus))}
+    if given["beta"] and given["erase"]:
+        raise ValueError("beta and erase exclude each other: beta is the erase with read = α⊙k, write = −βk and value βv")
+    for name in ("bonus", "beta", "erase"):
+        if denominator and given[name]:
+            raise ValueError(f"normalize and {name} exclude each other: z, the sum of the keys, has no meaning once {_why[name]}")
+    for name in ("beta", "erase"):
+        if given["bonus"] and given[name]:
+            raise ValueError(f"bonus and {name} exclude each other: the bonus reads the state before a token is written, {name} changes it")
+    if not causal:
+        for name, there in given.items():
+            if there:
+                raise ValueError(f"causal=False refuses {name}: without an order of the tokens nothing can {_order[name]}")
+
+
+_why = {"bonus": "the current token is weighed on its own", "beta": "values are overwritten", "erase": "values are erased"}
+_order = {"decay": "fade", "beta": "be overwritten", "erase": "be erased", "bonus": "be the current token"}
+
+
+def _sequences(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    for name, t, dims in (("q", q, "[B, T, Hk, K]"), ("k", k, "[B, T, Hk, K]"), ("v", v, "[B, T, H, V]")):
+        if tensor(name, t).ndim != 4:
+            raise ValueError(f"{name} must have shape {dims}, but came with {list(t.shape)}")
+        dtype(name, t, *(DTYPES if t is q else (q.dtype,)))
+        tensor(name, t, q)
+    batch, length, heads, size = q.shape
+    shape("k", k, "[B, T, Hk, K] of q", (batch, length if causal else k.shape[1], heads, size))
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(f"v must have shape [B, T, H, V] with [B, T] = {list(k.shape[:2])} of k, but came with {list(v.shape)}")
+    if heads == 0 or v.shape[2] == 0 or v.shape[2] % heads:
+        raise ValueError(f"the heads of v must be a multiple of those of q and k (Hk = {heads}), but v came with H = {v.shape[2]}")
+    if size == 0 or v.shape[3] == 0:
+        raise ValueError(f"K and V must be at least 1, but q came with {list(q.shape)} and v with {list(v.shape)}")
+
+
+def _decay(decay: Tensor, q_dtype: torch.dtype, full: tuple[int, int, int, int]) -> None:
+    batch, tokens, heads, size = full
+    wanted = {1: "[H]", 2: "[H, K]", 3: "[B, T, H]", 4: "[B, T, H, K]"}
+    if decay.ndim not in wanted:
+        raise ValueError(f"decay must have shape [H], [H, K], [B, T, H] or [B, T, H, K], but came with {list(decay.shape)}")
+    shape("decay", decay, wanted[decay.ndim], {1: (heads,), 2: (heads, size), 3: full[:3], 4: full}[decay.ndim])
+    dtype("decay", decay, q_dtype, _wide(q_dtype))
+    not_positive("decay", decay)
+
+
+def not_positive(name: str, decay: Tensor) -> None:
+    if decay.numel() and values_visible(decay) and bool((decay > 0).any()):
+        raise ValueError(f"{name} is the natural logarithm of a factor in [0, 1] and must be <= 0, but its largest value is {decay.max().item():g}")
+
+
+def _extra(name: str, t: Tensor, v: Tensor, wanted: str, size: tuple[int, ...]) -> None:
+    shape(name, tensor(name, t, v), wanted, size)
+    dtype(name, t, v.dtype, _wide(v.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _initial(state, v: Tensor, denominator: bool, full: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
+    if state is None:
+        return None, None
+    if denominator and (not isinstance(state, (tuple, list)) or len(state) != 2):
+        raise ValueError(f"initial_state must be the pair (S, z) with normalize, but came as {_described(state)}")
+    if not denominator and not isinstance(state, Tensor):
+        raise ValueError(f"initial_state must be one tensor S [N, H, K, V] without normalize, but came as {_described(state)}")
+    s, z = state if denominator else (state, None)
+    shape("initial_state", tensor("initial_state", s, v), "[N, H, K, V]", full)
+    dtype("initial_state", s, _wide(v.dtype))
+    if z is not None:
+        shape("initial_state[1] (z)", tensor("initial_state[1] (z)", z, v), "[N, H, K]", full[:3])
+        dtype("initial_state[1] (z)", z, _wide(v.dtype))
+    return s, z
+
+
+def _packed(cu: Tensor, q: Tensor, k: Tensor) -> None:
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(f"cu_seqlens packs q and k alike, but q has {q.shape[1]} tokens and k has {k.shape[1]}")
+    packed_lengths(cu, k)
+
+
+def packed_lengths(cu: Tensor, like: Tensor) -> None:
+    """Check ``cu_seqlens`` [N + 1] against a packed tensor [1, T, ...]."""
+    tensor("cu_seqlens", cu, like)
+    batch, tokens = like.shape[:2]
+    if cu.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cu_seqlens must be torch.int32 or torch.int64, but came as {cu.dtype}")
+    if cu.ndim != 1 or cu.shape[0] < 1:
+        raise ValueError(f"cu_seqlens must have shape [N + 1], but came with {list(cu.shape)}")
+    if batch != 1:
+        raise ValueError(f"cu_seqlens packs the sequences into one row, so B must be 1, but is {batch}")
+    if not values_visible(cu):
+        return
+    ends = cu.tolist()
+    if ends[0] != 0 or ends[-1] != tokens or any(a > b for a, b in zip(ends[:-1], ends[1:], strict=True)):
+        raise ValueError(f"cu_seqlens must rise from 0 to T = {tokens} and never fall, but came as {_short(ends)}")
+
+
+def _short(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:4]))}, ..., {values[-1]}]"
+
+
+def _described(value: object) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

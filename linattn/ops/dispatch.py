@@ -1,0 +1,84 @@
+"""Which backend runs a call, and why each other one does not.
+
+A backend is a name, a function that gives a reason to refuse (or None), and a function that runs. Nothing is imported
+before it is needed, and the choice follows the tensors alone: their device, their dtypes, the options of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from linattn.ops.inputs import Inputs, Outputs
+
+FORMS = ("auto", "parallel", "chunk", "recurrent")
+BACKENDS = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
+Run = Callable[[Inputs], Outputs]
+
+
+def linear_attention(inputs: Inputs, form: str, backend: str) -> Run:
+    """The function that runs ``inputs``."""
+    _known("form", form, FORMS)
+    _known("backend", backend, ("auto", *BACKENDS))
+    for name in BACKENDS if backend == "auto" else (backend,):
+        reason = refusal(name, inputs, form, asked=backend == name)
+        if reason is None:
+            return _load(name, inputs, form)
+    raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
+
+
+def refusal(name: str, inputs: Inputs, form: str, asked: bool = False) -> str | None:
+    """Why ``name`` does not run ``inputs``, or None if it does."""
+    if name in ("triton", "cpu"):
+        return "no such kernels are in this version"
+    if name == "reference":
+        if form not in ("auto", "recurrent"):
+            return f"it is the token by token definition and has no form {form!r}"
+        return None if asked else "it is the definition that the others are tested against; it runs when asked for"
+    if inputs.v.device.type == "mps" and inputs.compute_dtype.itemsize == 8:
+        return "MPS has no float64"
+    return None
+
+
+def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
+    """Print, for the arguments of :func:`linattn.linear_attention`, which backend and form run and why each other does not.
+
+    Returns the printed text.
+    """
+    from linattn.ops import checks
+
+    inputs, _ = checks.call(*args, **kwargs)
+    linear_attention(inputs, form, backend)  # refuses what the op refuses
+    chosen, lines = None, []
+    for name in BACKENDS:
+        reason = refusal(name, inputs, form, asked=backend == name)
+        if reason is None and chosen is None and backend in ("auto", name):
+            chosen = name
+            lines.append(f"{name:>10}: runs, {portable_form(inputs, form) if name == 'torch' else 'recurrent'} form")
+        else:
+            lines.append(f"{name:>10}: no, {reason or ('it was not asked for' if backend != 'auto' else f'{chosen} comes first')}")
+    q, v = inputs.q, inputs.v
+    text = "\n".join([f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}", *lines])
+    print(text)
+    return text
+
+
+def portable_form(inputs: Inputs, form: str) -> str:
+    """The form that the portable backend takes for ``auto``: a step for one token, chunks for more."""
+    if form != "auto":
+        return form
+    return "recurrent" if inputs.causal and inputs.k.shape[1] == 1 and inputs.cu_seqlens is None else "chunk"
+
+
+def _load(name: str, inputs: Inputs, form: str) -> Run:
+    if name == "reference":
+        from linattn.ops.reference.linear_attention import linear_attention as run
+
+        return run
+    from linattn.ops.torch import linear_attention as portable
+
+    return portable.FORMS[portable_form(inputs, form)]
+
+
+def _known(argument: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, options))}, but came as {value!r}")

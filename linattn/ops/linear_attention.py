@@ -1,0 +1,74 @@
+"""The public door of the recurrence: check the arguments once, choose a backend, divide by the normaliser."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn.ops import checks, dispatch
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    erase: tuple[Tensor, Tensor] | None = None,
+    bonus: Tensor | None = None,
+    normalize: bool | float | str = False,
+    scale: float | None = None,
+    causal: bool = True,
+    initial_state: Tensor | tuple[Tensor, Tensor] | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    form: str = "auto",
+    backend: str = "auto",
+):
+    r"""Linear attention in its general recurrent form, exact however strong the decay.
+
+    ``S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t`` and ``o_t = scale · q_t S_t``, with every term optional.
+
+    Args:
+        q, k: queries and keys [B, T, Hk, K]. Head ``h`` of ``v`` reads head ``h // (H / Hk)``.
+        v: values [B, T, H, V]. q, k and v have one dtype: float64, float32, bfloat16 or float16.
+        decay: natural logarithm of α, at most 0; -inf resets. [H] or [H, K] constant, [B, T, H] per head,
+            [B, T, H, K] per channel. Like ``beta``, ``erase`` and ``bonus`` in the dtype of q or in float32.
+        beta: [B, T, H], the delta rule on the decayed state ``D = Diag(α) S_{t-1}``:
+            ``S_t = D + β k_tᵀ (v_t − k_t D)`` (arXiv 2406.06484, 2412.06464).
+        erase: ``(read, write)``, each [B, T, H, K]: ``S_t = Diag(α) S_{t-1} + writeᵀ (read S_{t-1}) + k_tᵀ v_t``
+            (RWKV-7, arXiv 2503.14456). The read sees the state before its decay.
+        bonus: u [H, K]: ``o_t = q_t (S_{t-1} + Diag(u) k_tᵀ v_t)``, read before decay and write (RWKV-5/6, arXiv 2404.05892).
+        normalize: divide by ``q_t z_t + eps``, where q is scaled and z is the decayed sum of k. True: eps 1e-6; a float
+            (0.0 too): that eps; ``"return"``: give ``(o, q_t z_t)`` undivided, the second [B, T, H] in the dtype of the states.
+        scale: factor of q; K ** -0.5 if None.
+        causal: False lets every query read the same total; then q may have a length of its own (cross attention).
+        initial_state: S [N, H, K, V] in float32 (float64 for float64); with ``normalize`` the pair (S, z), z [N, H, K].
+        return_state: return ``(o, S)``, with ``normalize`` ``(o, (S, z))``.
+        cu_seqlens: [N + 1] integers: B is 1 and N sequences, empty ones allowed, lie end to end; none sees another.
+        form: ``"parallel"`` (quadratic), ``"chunk"``, ``"recurrent"``, or ``"auto"``. They give the same numbers.
+        backend: ``"reference"`` (the definition), ``"torch"`` (every device), or ``"auto"``; see :func:`linattn.explain`.
+
+    Returns:
+        ``o`` [B, T, H, V] in the dtype of v (with ``normalize="return"`` the pair), and the state if asked for.
+
+    Raises:
+        ValueError: for shapes, dtypes, devices and values that do not fit, and for combinations without a meaning.
+    """
+    inputs, mode = checks.call(
+        q, k, v, decay=decay, beta=beta, erase=erase, bonus=bonus, normalize=normalize, scale=scale, causal=causal,
+        initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    run = dispatch.linear_attention(inputs, form, backend)
+    with torch.autocast(v.device.type, enabled=False):
+        out = run(inputs)
+        if mode is None:
+            o = out.o.to(v.dtype)
+        elif mode == "return":
+            o = (out.o.to(v.dtype), out.denominator)
+        else:
+            o = (out.o / (out.denominator + mode)[..., None]).to(v.dtype)
+    if not return_state:
+        return o
+    return o, (out.state if mode is None else (out.state, out.z))

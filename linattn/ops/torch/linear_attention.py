@@ -1,5 +1,52 @@
-"""The portable forms by name. (Placeholder until the chunk form stands: the definition serves.)"""
+"""The portable backend: plain torch on every device, differentiable as often as one likes, in three forms."""
 
-from linattn.ops.reference.linear_attention import linear_attention as _reference
+from __future__ import annotations
 
-FORMS = {"parallel": _reference, "chunk": _reference, "recurrent": _reference}
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.torch import chunk, recurrent
+from linattn.ops.torch.layout import layout_of, shared
+
+
+def _run(inputs: Inputs, form: str) -> Outputs:
+    """z is one more column of S that every token writes a 1 into, so no form needs to know of it."""
+    v, initial = inputs.v.to(inputs.compute_dtype), inputs.initial
+    if initial is None:
+        initial = v.new_zeros(inputs.rows, inputs.heads, inputs.k.shape[-1], v.shape[-1])
+    if inputs.denominator:
+        z = initial.new_zeros(initial.shape[:-1]) if inputs.initial_z is None else inputs.initial_z
+        v, initial = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([initial, z[..., None]], -1)
+    if not inputs.causal:
+        o, final = _total(inputs, v, initial)
+    elif v.shape[1] == 0 or inputs.rows == 0:
+        o, final = v, initial
+    elif form == "recurrent":
+        o, final = recurrent.causal(inputs, v, initial)
+    else:
+        size = chunk.size_for(inputs) if form == "chunk" else chunk.power_of_two(v.shape[1])
+        o, final = chunk.causal(inputs, v, initial, size)
+    if not inputs.denominator:
+        return Outputs(o, None, final, None)
+    return Outputs(o[..., :-1], o[..., -1], final[..., :-1], final[..., -1])
+
+
+def _total(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """Every query reads the same sum over its sequence; where rows are sequences q may have its own length."""
+    q, k = (shared(x, inputs.heads).to(v.dtype) for x in (inputs.q, inputs.k))
+    q = q * inputs.scale
+    if inputs.cu_seqlens is None:
+        final = initial + torch.einsum("bthk,bthv->bhkv", k, v)
+        return torch.einsum("bthk,bhkv->bthv", q, final), final
+    if v.shape[1] == 0 or inputs.rows == 0:
+        return v, initial
+    layout = layout_of(inputs, chunk.size_for(inputs))
+    q, k, v = (layout.split(x, v.dtype) for x in (q, k, v))
+    _, _, final = chunk.carry(chunk.Step(None, k.mT @ v), layout, initial)
+    return layout.join(q @ layout.of_chunk(final)), final
+
+
+FORMS = {form: partial(_run, form=form) for form in ("parallel", "chunk", "recurrent")}

@@ -1,0 +1,119 @@
+"""Decay inside a chunk, for each rank of it: none, per head, per channel.
+
+Each class weighs with products of α between two places of a chunk. An exponent is always a sum of logarithms that lie
+between those places, so it is <= 0, a reset (-inf) gives an exact 0, and nothing before a reset touches what follows.
+``exclusive`` leaves out the decay of the reading token itself: it reads the state before the token (bonus, erase).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class NoDecay:
+    """α = 1."""
+
+    total: Tensor | None = None  # what remains of a state after the chunk
+
+    def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
+        """Rows of ``x`` [..., C, X] weighed with what remains, at that row, of the state before the chunk."""
+        return x
+
+    def to_end(self, x: Tensor) -> Tensor:
+        """Rows of ``x`` [..., C, X] weighed with what remains of them at the end of the chunk."""
+        return x
+
+    def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
+        """[..., C, C]: row i of ``left`` times row j of ``right`` for j <= i (j < i if exclusive), faded from j to i."""
+        return (left @ right.mT).tril(-1 if exclusive else 0)
+
+
+class HeadDecay(NoDecay):
+    """One logarithm a token and head: [..., C]."""
+
+    def __init__(self, log: Tensor) -> None:
+        self.log = log
+        prefix = log.cumsum(-1)
+        self.prefix = prefix[..., None].exp()  # [..., C, 1]
+        self.total = self.prefix[..., -1:, :]  # [..., 1, 1]
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """[..., C, C]: exp of the sum over j + 1 ... i, each summed on its own."""
+        size = self.log.shape[-1]
+        below = self.log.new_ones(size, size, dtype=torch.bool).tril(-1)
+        sums = torch.where(below, self.log[..., :, None], 0.0).cumsum(-2)
+        return sums.exp().tril()
+
+    def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
+        return x * (_delayed(self.prefix) if exclusive else self.prefix)
+
+    def to_end(self, x: Tensor) -> Tensor:
+        return x * self.weights[..., -1, :, None]
+
+    def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
+        weights = self.weights
+        if exclusive:
+            weights = torch.cat([torch.zeros_like(weights[..., :1, :]), weights[..., :-1, :]], -2)
+        return (left @ right.mT) * weights
+
+
+class ChannelDecay(NoDecay):
+    """One logarithm a token, head and channel: [..., C, K], C a power of two.
+
+    The pairs of a block of 2h tokens are those of its two halves and those of a row in the second half with a row in the
+    first. The latter factor at the border between the halves into a matrix product in which both exponents are sums
+    towards the border, so they are <= 0. Halving goes on down to single tokens.
+    """
+
+    def __init__(self, log: Tensor) -> None:
+        self.log = log
+        self.prefix = log.cumsum(-2).exp()
+        self.total = self.prefix[..., -1, :, None]  # [..., K, 1]
+
+    def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
+        return x * (_delayed(self.prefix) if exclusive else self.prefix)
+
+    def to_end(self, x: Tensor) -> Tensor:
+        return x * _suffix(self.log).exp()
+
+    @cached_property
+    def halves(self) -> list[tuple[Tensor, Tensor]]:
+        """For h = 1, 2, 4, ...: what remains of the border at each row of second halves, and of each row of first halves at the border."""
+        levels, h = [], 1
+        while 2 * h <= self.log.shape[-2]:
+            first, second = _halves(self.log, h)
+            levels.append((second.cumsum(-2).exp(), _suffix(first).exp()))
+            h *= 2
+        return levels
+
+    def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
+        own = (left * right).sum(-1)  # a token's reading of itself, undecayed
+        done = (torch.zeros_like(own) if exclusive else own)[..., None, None]  # [..., C, 1, 1] blocks
+        for level, (second, first) in enumerate(self.halves):
+            h = 2**level
+            rows = _halves(left, h)[1] * (_delayed(second) if exclusive else second)
+            across = rows @ (_halves(right, h)[0] * first).mT  # [..., C / 2h, h, h]
+            upper, lower = done.unflatten(-3, (-1, 2)).unbind(-3)
+            done = torch.cat([torch.nn.functional.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
+        return done[..., 0, :, :]
+
+
+def _halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:
+    """[..., C, K] -> first and second halves [..., C / 2h, h, K] of the blocks of 2h rows."""
+    first, second = x.unflatten(-2, (-1, 2, h)).unbind(-3)
+    return first, second
+
+
+def _suffix(log: Tensor) -> Tensor:
+    """Sum over the rows after each row, each summed from the end so that a reset leaves what follows it alone."""
+    sums = log[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
+    return torch.cat([sums, torch.zeros_like(log[..., :1, :])], -2)
+
+
+def _delayed(factors: Tensor) -> Tensor:
+    """Each row's factor moved one row on: the first row reads what was before it undecayed."""
+    return torch.cat([torch.ones_like(factors[..., :1, :]), factors[..., :-1, :]], -2)

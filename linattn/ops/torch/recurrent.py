@@ -1,0 +1,80 @@
+"""The recurrent form in plain torch: one step a token, for decoding and as a second opinion on the chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from linattn.ops.inputs import Inputs
+from linattn.ops.torch.layout import shared
+
+
+def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """Walk the tokens of ``v`` [B, T, H, V] with the state [B, H, K, V]; returns the outputs and the final states."""
+    walk = _rows(inputs, v, initial) if inputs.cu_seqlens is None else _packed(inputs, v, initial)
+    outputs, final = [], initial
+    for o, final in walk:
+        outputs.append(o)
+    return torch.cat(outputs, -2).transpose(1, 2), final  # each o is [B, H, 1, V]
+
+
+def _rows(inputs: Inputs, v: Tensor, state: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of the batch are the sequences."""
+    for token in _tokens(inputs, v):
+        o, state = _step(state, *token)
+        yield o, state
+
+
+def _packed(inputs: Inputs, v: Tensor, initial: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """One row; where a sequence starts its own state comes in, and where it ends the state goes out."""
+    cu, count = inputs.cu_seqlens.long(), v.shape[1]
+    row = torch.searchsorted(cu[1:].contiguous(), torch.arange(count, device=cu.device), right=True)
+    rows = torch.arange(inputs.rows, device=cu.device)
+    token = torch.arange(count, device=cu.device)
+    starts = (token == cu[row])[:, None, None, None].unbind()
+    ends = ((token[:, None] == cu[row + 1][:, None] - 1) & (row[:, None] == rows))[..., None, None, None].unbind()  # [N, 1, 1, 1]
+    state, final = initial[:1], initial
+    for token, start, end, own in zip(_tokens(inputs, v), starts, ends, initial.index_select(0, row).unbind(), strict=True):
+        o, state = _step(torch.where(start, own, state), *token)
+        final = torch.where(end, state, final)
+        yield o, final
+
+
+def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
+    """q, k [B, H, 1, K], v [B, H, 1, V], α [.., H, 1 or K, 1], beta [B, H, 1, 1], read and write [B, H, 1, K], bonus [H, 1, K]."""
+    count = v.shape[1]
+
+    def each(x: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None,) * count if x is None else x.to(v.dtype).unbind(1)
+
+    def rows(x: Tensor | None) -> tuple[Tensor | None, ...]:
+        return each(None if x is None else x[..., None, :])
+
+    q, k = (shared(x, inputs.heads) for x in (inputs.q, inputs.k))
+    q = q.to(v.dtype) * inputs.scale
+    read, write = inputs.erase or (None, None)
+    bonus = None if inputs.bonus is None else inputs.bonus.to(v.dtype)[:, None]
+    beta = None if inputs.beta is None else inputs.beta[..., None]
+    yield from zip(rows(q), rows(k), rows(v), _alphas(inputs, v), rows(beta), rows(read), rows(write), (bonus,) * count, strict=True)
+
+
+def _alphas(inputs: Inputs, v: Tensor) -> tuple[Tensor | None, ...]:
+    if inputs.decay is None:
+        return (None,) * v.shape[1]
+    alpha = inputs.decay.to(v.dtype).exp()
+    alpha = alpha[..., None] if inputs.decay_per_channel else alpha[..., None, None]
+    return (alpha,) * v.shape[1] if inputs.decay_constant else alpha.unbind(1)
+
+
+def _step(s, q, k, v, alpha, beta, read, write, bonus) -> tuple[Tensor, Tensor]:
+    """One token: the output [B, H, 1, V] and the next state [B, H, K, V]."""
+    faded = s if alpha is None else alpha * s
+    if bonus is not None:
+        return q @ s + (q * bonus * k).sum(-1, keepdim=True) * v, faded + k.mT * v
+    written = k.mT * (v if beta is None else beta * (v - k @ faded))
+    if read is not None:
+        written = written + write.mT * (read @ s)
+    s = faded + written
+    return q @ s, s

@@ -13,11 +13,12 @@ _WHERE = {
     "Mixer": "linattn.mixers",
     "Recurrence": "linattn.mixers",
     "register": "linattn.mixers",
+    "State": "linattn.state",
 }
 
 
 def __getattr__(name: str):
-    if name in ("ops", "mixers"):
+    if name in ("ops", "mixers", "state"):
         return import_module(f"linattn.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'linattn' has no attribute {name!r}")

@@ -26,7 +26,8 @@ class Carry:
         self.batch, self.tokens = x.shape[:2]
         self.rows = self.batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.lengths, self.cu_seqlens = lengths, cu_seqlens
-        self._old, self.new = state, State()
+        self._old = state
+        self.new: State = {}
         self._device = x.device
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs
-from linattn.ops.torch.decay import ChannelDecay, HeadDecay, NoDecay
+from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay
 from linattn.ops.torch.layout import Dense, Packed, layout_of, shared
 
 SIZE = 64
@@ -31,7 +31,7 @@ def power_of_two(n: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """How a chunk moves the state: S' = total S + write + keyᵀ x, where x = fresh + reach S is what it corrects.
+    """How a chunk moves the state: S' = exp(total) S + write + keyᵀ x, where x = fresh + reach S is what it corrects.
 
     All have chunks first: total [N, B, H, 1 or K, 1], write [N, B, H, K, V], key and reach [N, B, H, C, K], fresh [N, B, H, C, V].
     """
@@ -113,21 +113,16 @@ def carry(step: Step, layout: Dense | Packed, initial: Tensor) -> tuple[Tensor, 
 
     enter = layout.entrance(initial)
     state, before, after, corrections = initial[: shape[1]].flatten(0, 1), [], [], []
-    parts = (step.total, step.write, None if step.key is None else step.key.mT, step.reach, step.fresh)
-    for n, (total, write, key, reach, fresh) in enumerate(zip(*map(slices, parts), strict=True)):
+    factors = None if step.total is None else list(map(Factor, *(slices(f) for f in Factor.of(step.total))))
+    parts = (step.write, None if step.key is None else step.key.mT, step.reach, step.fresh)
+    for n, (write, key, reach, fresh) in enumerate(zip(*map(slices, parts), strict=True)):
         state = enter(state, n)
         before.append(state)
-        x = None if fresh is None else torch.baddbmm(fresh, reach, state)
-        state = _next(state, total, write)
-        if x is not None:
-            corrections.append(x)
-            state = torch.baddbmm(state, key, x)
+        if fresh is not None:
+            corrections.append(torch.baddbmm(fresh, reach, state))
+            write = key @ corrections[-1] if write is None else torch.baddbmm(write, key, corrections[-1])
+        state = state + write if factors is None else factors[n].apply(state, write)
         after.append(state)
     states, corrected = (torch.stack(x).unflatten(1, shape[1:]) if x else None for x in (before, corrections))
     return states, corrected, layout.leave([s.unflatten(0, shape[1:]) for s in after], initial)  # type: ignore[return-value]
 
-
-def _next(state: Tensor, total: Tensor | None, write: Tensor | None) -> Tensor:
-    if total is None:
-        return state if write is None else state + write
-    return total * state if write is None else torch.addcmul(write, total, state)

@@ -8,15 +8,32 @@ between those places, so it is <= 0, a reset (-inf) gives an exact 0, and nothin
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Factor(NamedTuple):
+    """exp(log) as ``keep + rest`` with keep 1 or 0: a factor near 1 rounds at every step to the same side, its distance from 1 does not."""
+
+    keep: Tensor
+    rest: Tensor
+
+    @classmethod
+    def of(cls, log: Tensor) -> Factor:
+        near = log > -0.5
+        return cls(near.to(log.dtype), torch.where(near, log.expm1(), log.exp()))
+
+    def apply(self, state: Tensor, written: Tensor) -> Tensor:
+        """``exp(log) * state + written``."""
+        return torch.addcmul(torch.addcmul(written, self.rest, state), self.keep, state)
+
+
 class NoDecay:
     """α = 1."""
 
-    total: Tensor | None = None  # what remains of a state after the chunk
+    total: Tensor | None = None  # logarithm of what remains of a state after the chunk
 
     def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
         """Rows of ``x`` [..., C, X] weighed with what remains, at that row, of the state before the chunk."""
@@ -36,9 +53,9 @@ class HeadDecay(NoDecay):
 
     def __init__(self, log: Tensor) -> None:
         self.log = log
-        prefix = log.cumsum(-1)
-        self.prefix = prefix[..., None].exp()  # [..., C, 1]
-        self.total = self.prefix[..., -1:, :]  # [..., 1, 1]
+        sums = log.cumsum(-1)[..., None]
+        self.prefix = sums.exp()  # [..., C, 1]
+        self.total = sums[..., -1:, :]  # [..., 1, 1]
 
     @cached_property
     def weights(self) -> Tensor:
@@ -71,8 +88,9 @@ class ChannelDecay(NoDecay):
 
     def __init__(self, log: Tensor) -> None:
         self.log = log
-        self.prefix = log.cumsum(-2).exp()
-        self.total = self.prefix[..., -1, :, None]  # [..., K, 1]
+        sums = log.cumsum(-2)
+        self.prefix = sums.exp()
+        self.total = sums[..., -1, :, None]  # [..., K, 1]
 
     def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
         return x * (_delayed(self.prefix) if exclusive else self.prefix)

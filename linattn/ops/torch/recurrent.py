@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs
+from linattn.ops.torch.decay import Factor
 from linattn.ops.torch.layout import shared
 
 
@@ -43,7 +44,7 @@ def _packed(inputs: Inputs, v: Tensor, initial: Tensor) -> Iterator[tuple[Tensor
 
 
 def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
-    """q, k [B, H, 1, K], v [B, H, 1, V], α [.., H, 1 or K, 1], beta [B, H, 1, 1], read and write [B, H, 1, K], bonus [H, 1, K]."""
+    """q, k [B, H, 1, K], v [B, H, 1, V], the Factor α [.., H, 1 or K, 1], beta [B, H, 1, 1], read and write [B, H, 1, K], bonus [H, 1, K]."""
     count = v.shape[1]
 
     def each(x: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -57,24 +58,29 @@ def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
     read, write = inputs.erase or (None, None)
     bonus = None if inputs.bonus is None else inputs.bonus.to(v.dtype)[:, None]
     beta = None if inputs.beta is None else inputs.beta[..., None]
-    yield from zip(rows(q), rows(k), rows(v), _alphas(inputs, v), rows(beta), rows(read), rows(write), (bonus,) * count, strict=True)
+    yield from zip(rows(q), rows(k), rows(v), _factors(inputs, v), rows(beta), rows(read), rows(write), (bonus,) * count, strict=True)
 
 
-def _alphas(inputs: Inputs, v: Tensor) -> tuple[Tensor | None, ...]:
+def _factors(inputs: Inputs, v: Tensor) -> tuple[Factor | None, ...]:
+    count = v.shape[1]
     if inputs.decay is None:
-        return (None,) * v.shape[1]
-    alpha = inputs.decay.to(v.dtype).exp()
-    alpha = alpha[..., None] if inputs.decay_per_channel else alpha[..., None, None]
-    return (alpha,) * v.shape[1] if inputs.decay_constant else alpha.unbind(1)
+        return (None,) * count
+    log = inputs.decay.to(v.dtype)
+    factor = Factor.of(log[..., None] if inputs.decay_per_channel else log[..., None, None])
+    return (factor,) * count if inputs.decay_constant else tuple(map(Factor, *(f.unbind(1) for f in factor)))
 
 
-def _step(s, q, k, v, alpha, beta, read, write, bonus) -> tuple[Tensor, Tensor]:
+def _step(s, q, k, v, factor, beta, read, write, bonus) -> tuple[Tensor, Tensor]:
     """One token: the output [B, H, 1, V] and the next state [B, H, K, V]."""
-    faded = s if alpha is None else alpha * s
+
+    def faded(written: Tensor) -> Tensor:
+        return s + written if factor is None else factor.apply(s, written)
+
     if bonus is not None:
-        return q @ s + (q * bonus * k).sum(-1, keepdim=True) * v, faded + k.mT * v
-    written = k.mT * (v if beta is None else beta * (v - k @ faded))
-    if read is not None:
-        written = written + write.mT * (read @ s)
-    s = faded + written
+        return q @ s + (q * bonus * k).sum(-1, keepdim=True) * v, faded(k.mT * v)
+    if beta is not None:
+        old = faded(torch.zeros_like(s)) if factor is not None else s
+        s = old + k.mT * (beta * (v - k @ old))
+    else:
+        s = faded(k.mT * v if read is None else torch.addcmul(k.mT * v, write.mT, read @ s))
     return q @ s, s

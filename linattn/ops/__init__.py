@@ -3,3 +3,5 @@
 from linattn.ops.checks import debug as debug
 from linattn.ops.dispatch import explain as explain
 from linattn.ops.linear_attention import linear_attention as linear_attention
+from linattn.ops.scan import diagonal_scan as diagonal_scan
+from linattn.ops.scan import running_max as running_max

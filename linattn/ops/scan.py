@@ -1,1 +1,115 @@
-"""Public doors of the elementwise recurrences: ``diagonal_scan`` and ``running_max``. (Written next.)"""
+"""Public doors of the elementwise recurrences: the sum and the maximum of what came, faded by a decay."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn.ops import checks
+
+BACKENDS = ("auto", "reference", "torch")
+
+
+def diagonal_scan(
+    decay: Tensor,
+    b: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``h_t = exp(decay_t) h_{t-1} + b_t``, elementwise (HGRN, minGRU, S4D, S5, LRU, RG-LRU).
+
+    Args:
+        decay: natural logarithm, [B, T, D] or constant [D]; float32 or float64 and at most 0, or complex with a real part
+            of at most 0. -inf resets.
+        b: [B, T, D], on its own dtype: any floating one, complex only beside a complex decay.
+        initial_state: [N, D] in the dtype that sums are kept in: float32 (float64 if decay or b is), or its complex kind.
+        return_state: also return the last state of each sequence [N, D].
+        cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end.
+        backend: ``"reference"`` (token by token), ``"torch"``, or ``"auto"``.
+
+    Returns:
+        h [B, T, D] in the dtype of b, complex if decay is; and the state if asked for.
+
+    Raises:
+        ValueError: naming the argument, what came and what was wanted.
+    """
+    complex_ = checks.tensor("decay", decay).is_complex()
+    wide = torch.promote_types(_real(decay.dtype), torch.float64 if checks.tensor("b", b).dtype in _DOUBLE else torch.float32)
+    if b.is_complex() and not complex_:
+        raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
+    if not (b.is_floating_point() or b.is_complex()):
+        raise ValueError(f"b must be floating point or complex, but came as {b.dtype}")
+    if complex_:
+        wide = torch.complex128 if wide == torch.float64 else torch.complex64
+    h, last = _scan("sum", decay, "b", b, initial_state, cu_seqlens, wide, backend)
+    h = h if complex_ else h.to(b.dtype)
+    return (h, last) if return_state else h
+
+
+def running_max(
+    decay: Tensor,
+    gate: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``m_t = max(decay_t + m_{t-1}, gate_t)``, elementwise: the stabiliser of exponential gates (mLSTM, RWKV-4).
+
+    With it ``exp(gate_t - m_t)`` and ``exp(decay_t + m_{t-1} - m_t)`` are at most 1, so a sum with exponential weights is
+    kept exactly by a recurrence whose decays are at most 0.
+
+    Args:
+        decay: natural logarithm of at most 0, [B, T, D] or constant [D].
+        gate: [B, T, D].
+        initial_state: m_0 [N, D], float32 (float64 if decay or gate is); -inf if None.
+        return_state, cu_seqlens, backend: as in :func:`diagonal_scan`.
+
+    Returns:
+        m [B, T, D] in the dtype that the state has; and the last m of each sequence [N, D] if asked for.
+
+    Raises:
+        ValueError: naming the argument, what came and what was wanted.
+    """
+    for name, t in (("decay", decay), ("gate", gate)):
+        if not checks.tensor(name, t).is_floating_point():
+            raise ValueError(f"{name} must be floating point, but came as {t.dtype}")
+    wide = torch.float64 if torch.float64 in (decay.dtype, gate.dtype) else torch.float32
+    m, last = _scan("max", decay, "gate", gate, initial_state, cu_seqlens, wide, backend)
+    return (m, last) if return_state else m
+
+
+_DOUBLE = (torch.float64, torch.complex128)
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype in _DOUBLE else torch.float32
+
+
+def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None, wide: torch.dtype, backend: str):
+    """Check the arguments, widen them, and run the definition or the portable form of ``kind``."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, but came as {backend!r}")
+    if x.ndim != 3:
+        raise ValueError(f"{name} must have shape [B, T, D], but came with {list(x.shape)}")
+    checks.tensor("decay", decay, x)
+    checks.shape("decay", decay, "[B, T, D] or [D]", tuple(x.shape), (x.shape[-1],))
+    checks.not_positive("decay", decay.real if decay.is_complex() else decay)
+    if cu is not None:
+        checks.packed_lengths(cu, x)
+    rows = x.shape[0] if cu is None else cu.shape[0] - 1
+    if initial is None:
+        initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
+    checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
+    checks.dtype("initial_state", initial, wide)
+    if backend == "reference":
+        from linattn.ops.reference import scan as module
+    else:
+        from linattn.ops.torch import scan as module
+    operation = module.decayed_sum if kind == "sum" else module.decayed_max
+    with torch.autocast(x.device.type, enabled=False):
+        return module.scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)

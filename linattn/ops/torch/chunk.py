@@ -1,19 +1,20 @@
 """The chunk form in plain torch: matrix products inside chunks, one short loop from chunk to chunk.
 
-The parallel form is the same with one chunk for the whole sequence. Differentiable as often as one likes; the loop walks
-over unbound slices, so its backward is linear in the number of chunks too.
+The parallel form is the same with one chunk for the whole sequence. Differentiable as often as one likes; the loops walk
+over slices that were split once, so their backward is linear in the number of chunks too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs
 from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay
-from linattn.ops.torch.layout import Dense, Packed, layout_of, shared
+from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
 
 SIZE = 64
 
@@ -29,11 +30,24 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-@dataclass(frozen=True)
-class Step:
+class Slab(NamedTuple):
+    """n chunks: q, k, read, write [n, B, H, C, K], v [n, B, H, C, V], beta [n, B, H, C, 1], bonus [H, 1, K]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: NoDecay
+    beta: Tensor | None
+    read: Tensor | None
+    write: Tensor | None
+    bonus: Tensor | None
+    scale: float
+
+
+class Step(NamedTuple):
     """How a chunk moves the state: S' = exp(total) S + write + keyᵀ x, where x = fresh + reach S is what it corrects.
 
-    All have chunks first: total [N, B, H, 1 or K, 1], write [N, B, H, K, V], key and reach [N, B, H, C, K], fresh [N, B, H, C, V].
+    total [n, B, H, 1 or K, 1], write [n, B, H, K, V], key and reach [n, B, H, C, K], fresh [n, B, H, C, V].
     """
 
     total: Tensor | None
@@ -46,83 +60,90 @@ class Step:
 def causal(inputs: Inputs, v: Tensor, initial: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """``v`` [B, T, H, V] and ``initial`` [N, H, K, V] in one dtype, chunks of ``size`` tokens; returns the outputs and the final states."""
     layout = layout_of(inputs, size)
-    dtype = v.dtype
-    q, k = (layout.split(shared(x, inputs.heads), dtype) for x in (inputs.q, inputs.k))  # [N, B, H, C, K]
-    q, v = q * inputs.scale, layout.split(v, dtype)
-    decay = _decay(inputs, layout, dtype)
-    key = decay.to_end(k)
-    if inputs.beta is not None:
-        beta = layout.split(inputs.beta[..., None], dtype)  # [N, B, H, C, 1]
-        steps = _delta(k, v, beta, decay, key)
-    elif inputs.erase is not None:
-        read, write = (layout.split(e, dtype) for e in inputs.erase)
-        steps = _erase(k, v, read, write, decay, key)
-    else:
-        steps = Step(decay.total, key.mT @ v)
-    states, corrected, final = carry(steps, layout, initial)
-    if inputs.bonus is not None:
-        own = (q * inputs.bonus.to(dtype)[:, None] * k).sum(-1, keepdim=True) * v
-        return layout.join(decay.from_start(q, True) @ states + decay.products(q, k, True) @ v + own), final
-    o = decay.from_start(q) @ states + decay.products(q, k) @ (v if inputs.beta is None else corrected)
-    if inputs.erase is not None:
-        o = o + decay.products(q, write) @ corrected
-    return layout.join(o), final
+    passage = layout.passage(initial)
+    outputs = [_outputs(slab, *carry(_step(slab), passage)) for slab in _slabs(inputs, v, layout)]
+    return layout.join(outputs), passage.final()
 
 
-def _decay(inputs: Inputs, layout: Dense | Packed, dtype: torch.dtype) -> NoDecay:
-    log = inputs.decay
+def _slabs(inputs: Inputs, v: Tensor, layout: Dense | Packed):
+    def split(x: Tensor | None):
+        return repeat(None) if x is None else layout.split(x, v.dtype)
+
+    q, k = (split(shared(x, inputs.heads)) for x in (inputs.q, inputs.k))
+    beta = split(None if inputs.beta is None else inputs.beta[..., None])
+    read, write = map(split, inputs.erase or (None, None))
+    bonus = None if inputs.bonus is None else inputs.bonus.to(v.dtype)[:, None]
+    for q, k, v, decay, beta, read, write in zip(q, k, split(v), _decays(inputs, layout, v.dtype), beta, read, write, strict=False):
+        yield Slab(q, k, v, decay, beta, read, write, bonus, inputs.scale)
+
+
+def _decays(inputs: Inputs, layout: Dense | Packed, dtype: torch.dtype):
+    """The decay of each slab; one for all where it is constant and there is no padding to keep from fading."""
+    log, kind = inputs.decay, ChannelDecay if inputs.decay_per_channel else HeadDecay
     if log is None:
-        return NoDecay()
+        return repeat(NoDecay())
+    if inputs.decay_constant and isinstance(layout, Dense) and not layout.padding:
+        return repeat(kind(log.to(dtype).unsqueeze(1).expand(-1, layout.size, *log.shape[1:])[None, None]))
     if inputs.decay_constant:
-        if isinstance(layout, Dense) and layout.tokens % layout.size == 0:  # no padding to keep from fading: one chunk serves all
-            log = log.to(dtype).unsqueeze(1).expand(-1, layout.size, *log.shape[1:])[None, None]
-            return ChannelDecay(log) if inputs.decay_per_channel else HeadDecay(log)
         log = log.expand(*inputs.k.shape[:2], *log.shape)
     if inputs.decay_per_channel:
-        return ChannelDecay(layout.split(log, dtype))
-    return HeadDecay(layout.split(log[..., None], dtype)[..., 0])
+        return map(kind, layout.split(log, dtype))
+    return (kind(s[..., 0]) for s in layout.split(log[..., None], dtype))
 
 
-def _delta(k: Tensor, v: Tensor, beta: Tensor, decay: NoDecay, key: Tensor) -> Step:
-    """u_i = β_i (v_i − k_i D_i) is what token i writes with k_i; D_i holds the writes before it in the chunk: a triangular system."""
-    system = (beta * decay.products(k, k)).tril(-1)
-    u = _solve(system, beta * torch.cat([v, -decay.from_start(k)], -1))
-    fresh, reach = u.split([v.shape[-1], k.shape[-1]], -1)
-    return Step(decay.total, None, key, reach, fresh)
+def _step(slab: Slab) -> Step:
+    _, k, v, decay, beta, read, write, _, _ = slab
+    if beta is not None:
+        # u_i = β_i (v_i − k_i D_i) is what token i writes with k_i; D_i holds the writes before it: a triangular system.
+        inverse = _inverse(beta * decay.products(k, k))
+        return Step(decay.total, None, decay.to_end(k), inverse @ (decay.from_start(-beta) * k), inverse @ (beta * v))
+    written = decay.to_end(k).mT @ v
+    if read is None:
+        return Step(decay.total, written)
+    # x_i = r_i S_{i-1} is written with w_i beside k_i v_i; S_{i-1} holds the x before it: a triangular system.
+    inverse = _inverse(-decay.products(read, write, exclusive=True))
+    fresh = inverse @ (decay.products(read, k, exclusive=True) @ v)
+    return Step(decay.total, written, decay.to_end(write), inverse @ decay.from_start(read, exclusive=True), fresh)
 
 
-def _erase(k: Tensor, v: Tensor, read: Tensor, write: Tensor, decay: NoDecay, key: Tensor) -> Step:
-    """x_i = r_i S_{i-1} is written with w_i beside k_i v_i; S_{i-1} holds the x before it in the chunk: a triangular system."""
-    system = -decay.products(read, write, True)
-    x = _solve(system, torch.cat([decay.products(read, k, True) @ v, decay.from_start(read, True)], -1))
-    fresh, reach = x.split([v.shape[-1], k.shape[-1]], -1)
-    return Step(decay.total, key.mT @ v, decay.to_end(write), reach, fresh)
+def _inverse(strict: Tensor) -> Tensor:
+    """(I + strict)⁻¹ by forward substitution, of what stands below the diagonal; a Neumann series diverges for similar keys at β = 2."""
+    eye = torch.eye(strict.shape[-1], dtype=strict.dtype, device=strict.device)
+    return torch.linalg.solve_triangular(strict, eye.expand_as(strict), upper=False, unitriangular=True)
 
 
-def _solve(strict: Tensor, right: Tensor) -> Tensor:
-    """(I + strict) x = right by forward substitution; a Neumann series of ``strict`` diverges for similar keys at β = 2."""
-    return torch.linalg.solve_triangular(strict, right, upper=False, unitriangular=True)
+def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:
+    """What the queries read: the states before the chunks and what the chunks themselves wrote. [n, B, H, C, V]."""
+    q, k, v, decay, beta, _, write, bonus, scale = slab
+    before = bonus is not None  # the bonus stands for the token itself
+    o = _add(decay.from_start(q, before) @ states, decay.products(q, k, before), v if beta is None else corrected, scale, scale)
+    if bonus is not None:
+        return o + (q * (scale * bonus) * k).sum(-1, keepdim=True) * v
+    return o if write is None else _add(o, decay.products(q, write), corrected, 1.0, scale)
 
 
-def carry(step: Step, layout: Dense | Packed, initial: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Walk the chunks. Returns the states before each [N, B, H, K, V], the corrections x [N, B, H, C, V] and the final states."""
+def _add(o: Tensor, a: Tensor, b: Tensor, of_o: float, of_ab: float) -> Tensor:
+    """``of_o * o + of_ab * a @ b`` in one pass."""
+    return torch.baddbmm(o.flatten(0, 2), a.flatten(0, 2), b.flatten(0, 2), beta=of_o, alpha=of_ab).view_as(o)
+
+
+def carry(step: Step, passage: Passage) -> tuple[Tensor, Tensor | None]:
+    """Walk the chunks. Returns the states before each [n, B, H, K, V] and the corrections x [n, B, H, C, V]."""
     shape = (step.fresh if step.write is None else step.write).shape[:3]  # type: ignore[union-attr]
 
-    def slices(x: Tensor | None) -> tuple[Tensor | None, ...]:  # each [B H, ., .]
-        return (None,) * shape[0] if x is None else x.expand(*shape, *x.shape[3:]).flatten(1, 2).unbind()
+    def slices(x: Tensor | None):  # each [B H, ., .]
+        return repeat(None, shape[0]) if x is None else x.expand(*shape, *x.shape[3:]).flatten(1, 2).unbind()
 
-    enter = layout.entrance(initial)
-    state, before, after, corrections = initial[: shape[1]].flatten(0, 1), [], [], []
-    factors = None if step.total is None else list(map(Factor, *(slices(f) for f in Factor.of(step.total))))
-    parts = (step.write, None if step.key is None else step.key.mT, step.reach, step.fresh)
-    for n, (write, key, reach, fresh) in enumerate(zip(*map(slices, parts), strict=True)):
-        state = enter(state, n)
+    factors = slices(None) if step.total is None else map(Factor, *(slices(f) for f in Factor.of(step.total)))
+    key = None if step.key is None else step.key.mT
+    before, corrections = [], []
+    for factor, write, key, reach, fresh in zip(factors, *map(slices, (step.write, key, step.reach, step.fresh)), strict=True):
+        state = passage.enter().flatten(0, 1)  # [B H, K, V]
         before.append(state)
         if fresh is not None:
             corrections.append(torch.baddbmm(fresh, reach, state))
             write = key @ corrections[-1] if write is None else torch.baddbmm(write, key, corrections[-1])
-        state = state + write if factors is None else factors[n].apply(state, write)
-        after.append(state)
+        state = state + write if factor is None else factor.apply(state, write)
+        passage.leave(state.unflatten(0, shape[1:]))
     states, corrected = (torch.stack(x).unflatten(1, shape[1:]) if x else None for x in (before, corrections))
-    return states, corrected, layout.leave([s.unflatten(0, shape[1:]) for s in after], initial)  # type: ignore[return-value]
-
+    return states, corrected  # type: ignore[return-value]

@@ -22,8 +22,8 @@ class Factor(NamedTuple):
 
     @classmethod
     def of(cls, log: Tensor) -> Factor:
-        near = log > -0.5
-        return cls(near.to(log.dtype), torch.where(near, log.expm1(), log.exp()))
+        near = log.abs() < 0.5  # of a complex logarithm too
+        return cls(near.to(log.dtype), torch.where(near, torch.where(near, log, 0.0).expm1(), log.exp()))
 
     def apply(self, state: Tensor, written: Tensor) -> Tensor:
         """``exp(log) * state + written``."""
@@ -99,11 +99,11 @@ class ChannelDecay(NoDecay):
         return x * _suffix(self.log).exp()
 
     @cached_property
-    def halves(self) -> list[tuple[Tensor, Tensor]]:
+    def borders(self) -> list[tuple[Tensor, Tensor]]:
         """For h = 1, 2, 4, ...: what remains of the border at each row of second halves, and of each row of first halves at the border."""
         levels, h = [], 1
         while 2 * h <= self.log.shape[-2]:
-            first, second = _halves(self.log, h)
+            first, second = halves(self.log, h)
             levels.append((second.cumsum(-2).exp(), _suffix(first).exp()))
             h *= 2
         return levels
@@ -111,16 +111,16 @@ class ChannelDecay(NoDecay):
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
         own = (left * right).sum(-1)  # a token's reading of itself, undecayed
         done = (torch.zeros_like(own) if exclusive else own)[..., None, None]  # [..., C, 1, 1] blocks
-        for level, (second, first) in enumerate(self.halves):
+        for level, (second, first) in enumerate(self.borders):
             h = 2**level
-            rows = _halves(left, h)[1] * (_delayed(second) if exclusive else second)
-            across = rows @ (_halves(right, h)[0] * first).mT  # [..., C / 2h, h, h]
+            rows = halves(left, h)[1] * (_delayed(second) if exclusive else second)
+            across = rows @ (halves(right, h)[0] * first).mT  # [..., C / 2h, h, h]
             upper, lower = done.unflatten(-3, (-1, 2)).unbind(-3)
             done = torch.cat([torch.nn.functional.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
         return done[..., 0, :, :]
 
 
-def _halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:
+def halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:
     """[..., C, K] -> first and second halves [..., C / 2h, h, K] of the blocks of 2h rows."""
     first, second = x.unflatten(-2, (-1, 2, h)).unbind(-3)
     return first, second

@@ -1,4 +1,4 @@
-"""How tokens lie in chunks: [B, T, H, X] <-> [N, B, H, C, X], N chunks of C tokens.
+"""How tokens lie in chunks, [B, T, H, X] <-> [N, B, H, C, X], and how the state passes from chunk to chunk.
 
 The chunks come first so that the one loop over them walks contiguous slices. Padding tokens are zero in every argument:
 they write nothing, erase nothing and, zero being the logarithm of one, fade nothing.
@@ -9,57 +9,69 @@ chunks there are at most follows from the shapes alone, T // C + N of them: no l
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs
 
+SLAB = 64  # matrices of C x C that one slab holds on a CPU: with its temporaries it stays in the cache
 
-@dataclass(frozen=True)
+
+class Passage:
+    """The state [B, H, K, V] on its way through the chunks."""
+
+    def __init__(self, initial: Tensor) -> None:
+        self.state = initial
+
+    def enter(self) -> Tensor:
+        """The state that the next chunk starts from."""
+        return self.state
+
+    def leave(self, state: Tensor) -> None:
+        """``state`` is what the chunk left."""
+        self.state = state
+
+    def final(self) -> Tensor:
+        """The last state of each sequence."""
+        return self.state
+
+
 class Dense:
     """Rows of the batch are the sequences."""
 
-    tokens: int
-    size: int
+    def __init__(self, tokens: int, size: int, slab: int) -> None:
+        self.tokens, self.size, self.slab = tokens, size, slab
+        self.padding = -tokens % size
 
-    def split(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B, T, H, X] -> [N, B, H, C, X] in ``dtype``."""
-        x = F.pad(x, (0, 0, 0, 0, 0, -self.tokens % self.size)).unflatten(1, (-1, self.size))  # [B, N, C, H, X]
-        return x.permute(1, 0, 3, 2, 4).to(dtype, memory_format=torch.contiguous_format)
+    def split(self, x: Tensor, dtype: torch.dtype, padding: float = 0.0) -> list[Tensor]:
+        """[B, T, H, X] -> slabs of chunks [n, B, H, C, X] in ``dtype``."""
+        if self.padding:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.padding), value=padding)
+        slabs = x.split(self.slab * self.size, 1)
+        return [s.unflatten(1, (-1, self.size)).permute(1, 0, 3, 2, 4).contiguous().to(dtype) for s in slabs]
 
-    def join(self, o: Tensor) -> Tensor:
-        """[N, B, H, C, V] -> [B, T, H, V]."""
-        return o.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : self.tokens]
+    def join(self, slabs: list[Tensor]) -> Tensor:
+        """Slabs [n, B, H, C, V] -> [B, T, H, V]."""
+        o = torch.cat([_ContiguousGradient.apply(o).permute(1, 0, 3, 2, 4) for o in slabs], 1).flatten(1, 2)
+        return o[:, : self.tokens] if self.padding else o
 
-    def entrance(self, initial: Tensor) -> Callable[[Tensor, int], Tensor]:
-        """A function of the state that the chunk before ``n`` left, and of n: the state [B H, K, V] that chunk n starts from."""
-        return lambda state, n: state
-
-    def leave(self, states: list[Tensor], initial: Tensor) -> Tensor:
-        """The final state of each sequence, from those that the chunks left."""
-        return states[-1]
-
-    def of_chunk(self, totals: Tensor) -> Tensor:
-        """[rows, ...] -> [N or 1, B, ...]: each chunk's own row."""
-        return totals[None]
+    def passage(self, initial: Tensor) -> Passage:
+        return Passage(initial)
 
 
 class Packed:
     """One row, ``cu_seqlens`` [N + 1] says where each sequence starts."""
 
-    def __init__(self, cu_seqlens: Tensor, tokens: int, size: int) -> None:
-        self.tokens, self.size, rows = tokens, size, cu_seqlens.shape[0] - 1
+    def __init__(self, cu_seqlens: Tensor, tokens: int, size: int, slab: int) -> None:
+        self.tokens, self.size, self.slab, rows = tokens, size, slab, cu_seqlens.shape[0] - 1
         cu = cu_seqlens.long()
         self.chunks = (cu.diff() + size - 1) // size  # [N] chunks of each sequence
         self.ends = self.chunks.cumsum(0)  # [N] one past each sequence's last chunk
         first = self.ends - self.chunks
         chunk = torch.arange(tokens // size + rows, device=cu.device)
         self.row = torch.searchsorted(self.ends, chunk, right=True).clamp(max=rows - 1)  # [M] the sequence of each chunk
-        self.starts = (chunk == first[self.row])[:, None, None, None].unbind()  # each [1, 1, 1]
+        self.starts = chunk == first[self.row]
         token = (cu[self.row] + (chunk - first[self.row]) * size)[:, None] + torch.arange(size, device=cu.device)  # [M, C]
         self.real = (token < cu[self.row + 1][:, None]).flatten()
         self.source = torch.where(self.real, token.flatten(), 0)
@@ -67,29 +79,68 @@ class Packed:
         row = torch.searchsorted(cu[1:].contiguous(), token, right=True)
         self.place = first[row] * size + token - cu[row]  # [T]
 
-    def split(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        padded = torch.where(self.real[:, None, None], x[0].index_select(0, self.source), 0)  # [M C, H, X]
-        return padded.unflatten(0, (-1, self.size)).transpose(1, 2)[:, None].to(dtype, memory_format=torch.contiguous_format)
+    def split(self, x: Tensor, dtype: torch.dtype, padding: float = 0.0) -> list[Tensor]:
+        padded = torch.where(self.real[:, None, None], x[0].index_select(0, self.source), padding)  # [M C, H, X]
+        chunks = padded.unflatten(0, (-1, self.size)).transpose(1, 2)[:, None]
+        return [s.contiguous().to(dtype) for s in chunks.split(self.slab)]
 
-    def join(self, o: Tensor) -> Tensor:
-        return o[:, 0].transpose(1, 2).flatten(0, 1).index_select(0, self.place)[None]
+    def join(self, slabs: list[Tensor]) -> Tensor:
+        o = torch.cat([_ContiguousGradient.apply(o)[:, 0].transpose(1, 2) for o in slabs]).flatten(0, 1)
+        return o.index_select(0, self.place)[None]
 
-    def entrance(self, initial: Tensor) -> Callable[[Tensor, int], Tensor]:
-        own = initial.index_select(0, self.row).unbind()
-        return lambda state, n: torch.where(self.starts[n], own[n], state)
+    def passage(self, initial: Tensor) -> Passage:
+        return PackedPassage(self, initial)
 
-    def leave(self, states: list[Tensor], initial: Tensor) -> Tensor:
-        left = torch.cat(states).index_select(0, (self.ends - 1).clamp(min=0))
-        return torch.where((self.chunks > 0)[:, None, None, None], left, initial)
+    def of_chunks(self, x: Tensor) -> list[Tensor]:
+        """[N, ...] -> slabs [n, 1, ...] with the own row of each chunk."""
+        return list(x.index_select(0, self.row)[:, None].split(self.slab))
 
-    def of_chunk(self, totals: Tensor) -> Tensor:
-        return totals.index_select(0, self.row)[:, None]
+
+class PackedPassage(Passage):
+    """Where a sequence starts its own first state comes in."""
+
+    def __init__(self, layout: Packed, initial: Tensor) -> None:
+        super().__init__(initial[:1])
+        self.layout, self.initial = layout, initial
+        self.left: list[Tensor] = []
+        self.starts = layout.starts[:, None, None, None, None].unbind()
+        self.own = initial.index_select(0, layout.row)[:, None].unbind()  # each [1, H, K, V]
+
+    def enter(self) -> Tensor:
+        n = len(self.left)
+        return torch.where(self.starts[n], self.own[n], self.state)
+
+    def leave(self, state: Tensor) -> None:
+        self.left.append(state)
+        self.state = state
+
+    def final(self) -> Tensor:
+        left = torch.cat(self.left).index_select(0, (self.layout.ends - 1).clamp(min=0))
+        return torch.where((self.layout.chunks > 0)[:, None, None, None], left, self.initial)
+
+
+class _ContiguousGradient(torch.autograd.Function):
+    """The identity; the gradient is laid out once for the several matrix products that read it."""
+
+    @staticmethod
+    def forward(ctx, o: Tensor) -> Tensor:
+        return o.view_as(o)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
 
 
 def layout_of(inputs: Inputs, size: int) -> Dense | Packed:
-    """The layout of the keys and values of ``inputs`` in chunks of ``size`` tokens."""
-    tokens = inputs.k.shape[1]
-    return Dense(tokens, size) if inputs.cu_seqlens is None else Packed(inputs.cu_seqlens, tokens, size)
+    """The layout of the keys and values of ``inputs`` in chunks of ``size`` tokens.
+
+    A CPU works through the sequence in slabs that fit its cache. A GPU, and a compiler that fuses what it sees, get all
+    chunks at once.
+    """
+    batch, tokens = inputs.k.shape[:2]
+    whole = inputs.v.device.type != "cpu" or torch.compiler.is_compiling()
+    slab = max(1, tokens if whole else SLAB // (batch * inputs.heads))
+    return Dense(tokens, size, slab) if inputs.cu_seqlens is None else Packed(inputs.cu_seqlens, tokens, size, slab)
 
 
 def shared(x: Tensor, heads: int) -> Tensor:

@@ -44,9 +44,11 @@ def _total(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     if v.shape[1] == 0 or inputs.rows == 0:
         return v, initial
     layout = layout_of(inputs, chunk.size_for(inputs))
-    q, k, v = (layout.split(x, v.dtype) for x in (q, k, v))
-    _, _, final = chunk.carry(chunk.Step(None, k.mT @ v), layout, initial)
-    return layout.join(q @ layout.of_chunk(final)), final
+    passage = layout.passage(initial)
+    for k, v in zip(layout.split(k, v.dtype), layout.split(v, v.dtype), strict=True):
+        chunk.carry(chunk.Step(None, k.mT @ v), passage)
+    final = passage.final()
+    return layout.join([q @ s for q, s in zip(layout.split(q, v.dtype), layout.of_chunks(final), strict=True)]), final
 
 
 FORMS = {form: partial(_run, form=form) for form in ("parallel", "chunk", "recurrent")}

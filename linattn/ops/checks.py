@@ -136,7 +136,7 @@ def _sequences(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
 
 
 def _decay(decay: Tensor, q_dtype: torch.dtype, full: tuple[int, int, int, int]) -> None:
-    batch, tokens, heads, size = full
+    _, _, heads, size = full
     wanted = {1: "[H]", 2: "[H, K]", 3: "[B, T, H]", 4: "[B, T, H, K]"}
     if decay.ndim not in wanted:
         raise ValueError(f"decay must have shape [H], [H, K], [B, T, H] or [B, T, H, K], but came with {list(decay.shape)}")
@@ -147,7 +147,8 @@ def _decay(decay: Tensor, q_dtype: torch.dtype, full: tuple[int, int, int, int])
 
 def not_positive(name: str, decay: Tensor) -> None:
     if decay.numel() and values_visible(decay) and bool((decay > 0).any()):
-        raise ValueError(f"{name} is the natural logarithm of a factor in [0, 1] and must be <= 0, but its largest value is {decay.max().item():g}")
+        largest = decay.max().item()
+        raise ValueError(f"{name} is the natural logarithm of a factor in [0, 1] and must be <= 0, but its largest value is {largest:g}")
 
 
 def _extra(name: str, t: Tensor, v: Tensor, wanted: str, size: tuple[int, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
@@ -106,10 +108,7 @@ def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None
         initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
     checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
     checks.dtype("initial_state", initial, wide)
-    if backend == "reference":
-        from linattn.ops.reference import scan as module
-    else:
-        from linattn.ops.torch import scan as module
+    module = import_module("linattn.ops.reference.scan" if backend == "reference" else "linattn.ops.torch.scan")
     operation = module.decayed_sum if kind == "sum" else module.decayed_max
     with torch.autocast(x.device.type, enabled=False):
         return module.scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)

@@ -1,6 +1,6 @@
 """The definition of the recurrence, token by token. Everything else is tested against this file.
 
-    S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t          o_t = q_t S_t
+S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t          o_t = q_t S_t
 """
 
 from __future__ import annotations

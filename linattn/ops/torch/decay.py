@@ -7,7 +7,6 @@ between those places, so it is <= 0, a reset (-inf) gives an exact 0, and nothin
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -52,18 +51,10 @@ class HeadDecay(NoDecay):
     """One logarithm a token and head: [..., C]."""
 
     def __init__(self, log: Tensor) -> None:
-        self.log = log
         sums = log.cumsum(-1)[..., None]
+        self.weights = _weights(log)  # [..., C, C]
         self.prefix = sums.exp()  # [..., C, 1]
         self.total = sums[..., -1:, :]  # [..., 1, 1]
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """[..., C, C]: exp of the sum over j + 1 ... i, each summed on its own."""
-        size = self.log.shape[-1]
-        below = self.log.new_ones(size, size, dtype=torch.bool).tril(-1)
-        sums = torch.where(below, self.log[..., :, None], 0.0).cumsum(-2)
-        return sums.exp().tril()
 
     def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
         return x * (_delayed(self.prefix) if exclusive else self.prefix)
@@ -89,6 +80,7 @@ class ChannelDecay(NoDecay):
     def __init__(self, log: Tensor) -> None:
         self.log = log
         sums = log.cumsum(-2)
+        self.borders = _borders(log)
         self.prefix = sums.exp()
         self.total = sums[..., -1, :, None]  # [..., K, 1]
 
@@ -97,16 +89,6 @@ class ChannelDecay(NoDecay):
 
     def to_end(self, x: Tensor) -> Tensor:
         return x * _suffix(self.log).exp()
-
-    @cached_property
-    def borders(self) -> list[tuple[Tensor, Tensor]]:
-        """For h = 1, 2, 4, ...: what remains of the border at each row of second halves, and of each row of first halves at the border."""
-        levels, h = [], 1
-        while 2 * h <= self.log.shape[-2]:
-            first, second = halves(self.log, h)
-            levels.append((second.cumsum(-2).exp(), _suffix(first).exp()))
-            h *= 2
-        return levels
 
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
         own = (left * right).sum(-1)  # a token's reading of itself, undecayed
@@ -118,6 +100,23 @@ class ChannelDecay(NoDecay):
             upper, lower = done.unflatten(-3, (-1, 2)).unbind(-3)
             done = torch.cat([torch.nn.functional.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
         return done[..., 0, :, :]
+
+
+def _weights(log: Tensor) -> Tensor:
+    """[..., C] -> [..., C, C]: exp of the sum over j + 1 ... i, each summed on its own."""
+    size = log.shape[-1]
+    below = log.new_ones(size, size, dtype=torch.bool).tril(-1)
+    return torch.where(below, log[..., :, None], 0.0).cumsum(-2).exp().tril()
+
+
+def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For h = 1, 2, 4, ...: what remains of the border at each row of second halves, and of each row of first halves at the border."""
+    levels, h = [], 1
+    while 2 * h <= log.shape[-2]:
+        first, second = halves(log, h)
+        levels.append((second.cumsum(-2).exp(), _suffix(first).exp()))
+        h *= 2
+    return levels
 
 
 def halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,10 @@ def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     """Walk the tokens of ``v`` [B, T, H, V] with the state [B, H, K, V]; returns the outputs and the final states."""
     walk = _rows(inputs, v, initial) if inputs.cu_seqlens is None else _packed(inputs, v, initial)
     outputs, final = [], initial
-    for o, final in walk:
-        outputs.append(o)
-    return torch.cat(outputs, -2).transpose(1, 2), final  # each o is [B, H, 1, V]
+    for o, state in walk:
+        outputs.append(o)  # [B, H, 1, V]
+        final = state
+    return torch.cat(outputs, -2).transpose(1, 2), final
 
 
 def _rows(inputs: Inputs, v: Tensor, state: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -44,7 +45,7 @@ def _packed(inputs: Inputs, v: Tensor, initial: Tensor) -> Iterator[tuple[Tensor
 
 
 def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
-    """q, k [B, H, 1, K], v [B, H, 1, V], the Factor α [.., H, 1 or K, 1], beta [B, H, 1, 1], read and write [B, H, 1, K], bonus [H, 1, K]."""
+    """q, k, read, write [B, H, 1, K], v [B, H, 1, V], α as a Factor [.., H, 1 or K, 1], beta [B, H, 1, 1], bonus [H, 1, K]."""
     count = v.shape[1]
 
     def each(x: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,1 @@
+"""Measuring: our code and other people's, in turns, in one process."""

@@ -1,6 +1,8 @@
 """linattn: linear attention, every form of it, over one recurrence."""
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 __version__ = "0.1.0.dev0"
 
@@ -13,17 +15,33 @@ _WHERE = {
     "Mixer": "linattn.mixers",
     "Recurrence": "linattn.mixers",
     "register": "linattn.mixers",
+    "cost": "linattn.mixers",
+    "mixing_matrix": "linattn.mixers",
+    "check_forms": "linattn.mixers",
     "State": "linattn.state",
+    "LanguageModel": "linattn.models",
 }
+_FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
 
 
 def __getattr__(name: str):
-    if name in ("ops", "mixers", "state"):
+    if name in _FLOORS:
         return import_module(f"linattn.{name}")
+    if name == "LMConfig":  # with transformers it is a config of transformers too
+        return import_module("linattn.hf" if find_spec("transformers") else "linattn.models").LMConfig
     if name not in _WHERE:
         raise AttributeError(f"module 'linattn' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted([*globals(), *_WHERE, *_FLOORS, "LMConfig"])
+
+
+if sys.modules.get("transformers") is not None:
+    try:
+        import_module("linattn.hf")  # its Auto classes know our models from here on
+    except ImportError as error:  # linattn itself does without
+        import warnings
+
+        warnings.warn(f"this transformers does not serve linattn.hf: {error}", stacklevel=2)

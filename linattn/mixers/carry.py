@@ -21,14 +21,22 @@ class Carry:
     """State in, state out and layout of one call. Parts read with :meth:`get` and write with :meth:`keep`."""
 
     def __init__(
-        self, x: Tensor, state: State | None = None, *, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        returning: bool = True,
     ) -> None:
         self.batch, self.tokens = x.shape[:2]
         self.rows = self.batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.lengths, self.cu_seqlens = lengths, cu_seqlens
-        self._old = state
+        self.returning = returning  # whether anybody wants the state after the call
         self.new: State = {}
-        self._device = x.device
+        self._old, self._device = state, x.device
+        if state is not None and tuple(self.start.shape) != (self.rows,):
+            raise ValueError(f"state must have one row a sequence, {self.rows} here, but came with {self.start.shape[0]}")
 
     @property
     def fresh(self) -> bool:
@@ -37,11 +45,15 @@ class Carry:
 
     def get(self, name: str) -> Tensor | None:
         """The state ``name`` that came in, rows first; None at the start of a sequence."""
-        return None if self._old is None else self._old[name]
+        if self._old is None:
+            return None
+        if name not in self._old:
+            raise ValueError(f"state has no {name!r}, only {', '.join(sorted(self._old))}: is it another mixer's?")
+        return self._old[name]
 
     def keep(self, name: str, value: Tensor | None) -> None:
-        """Hand ``value``, rows first, to the next call."""
-        if value is not None:
+        """Hand ``value``, rows first, to the next call, if there may be one."""
+        if value is not None and self.returning:
             self.new[name] = value
 
     @property
@@ -52,10 +64,9 @@ class Carry:
         return torch.arange(self.tokens, device=self._device) < self.lengths[:, None]
 
     @property
-    def sequence(self) -> Tensor | None:
-        """[T] int64, the sequence of each packed token; None where rows are sequences."""
-        if self.cu_seqlens is None:
-            return None
+    def sequence(self) -> Tensor:
+        """[T] int64, the sequence of each token, where sequences are packed."""
+        assert self.cu_seqlens is not None, "sequences are not packed: every row is one"
         token = torch.arange(self.tokens, device=self._device)
         return torch.searchsorted(self.cu_seqlens[1:].contiguous(), token, right=True)
 
@@ -83,6 +94,26 @@ class Carry:
         n = self.sequence
         return (token - self.cu_seqlens[n] + self.start[n])[None]
 
+    def to_rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One row a sequence, its tokens first and zeros behind them: [rows, T, ...], and what is real, [rows, T] (None: all).
+
+        Packed sequences get T slots each, since how long the longest is cannot be known without waiting for the device.
+        """
+        if self.cu_seqlens is None:
+            return x, self.valid
+        token = torch.arange(self.tokens, device=x.device)
+        valid = token < self.counts[:, None]  # [rows, T]
+        place = (self.cu_seqlens[:-1, None] + token).clamp(max=max(self.tokens - 1, 0))
+        return torch.where(valid.view(*valid.shape, *[1] * (x.ndim - 2)), x[0][place.long()], 0.0), valid
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """Back from [rows, T, ...] to the layout of the call, [B, T, ...]."""
+        if self.cu_seqlens is None:
+            return rows
+        token = torch.arange(self.tokens, device=rows.device)
+        n = self.sequence
+        return rows[n, token - self.cu_seqlens[n]][None]
+
     def context(self, name: str, x: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
         """Put before each sequence of ``x`` [B, T, D] the last ``n`` real tokens that ``name`` kept (zeros at the start).
 
@@ -91,21 +122,23 @@ class Carry:
         """
         old = self.get(name)
         before = x.new_zeros(self.rows, n, x.shape[-1]) if old is None else old.to(x.dtype)
-        if self.cu_seqlens is None:
-            longer = torch.cat([before, x], 1)
-            if self.lengths is None:
-                self.keep(name, longer[:, self.tokens :])
-            else:
-                last = self.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
-                self.keep(name, longer.gather(1, last[..., None].expand(-1, -1, x.shape[-1])))
-            return longer, None
-        places = torch.arange(self.tokens, device=x.device) + (self.sequence + 1) * n  # [T]
-        slots = torch.arange(n, device=x.device)
-        row = torch.arange(self.rows, device=x.device)[:, None]
-        heads = self.cu_seqlens[:-1, None] + row * n + slots  # [N, n]: where the kept tokens go
-        longer = x.new_zeros(self.tokens + self.rows * n, x.shape[-1])
-        longer = longer.index_copy(0, heads.reshape(-1).long(), before.reshape(-1, x.shape[-1]))
-        longer = longer.index_copy(0, places.long(), x[0])
-        tails = self.cu_seqlens[1:, None] + (row + 1) * n - n + slots  # [N, n]: the last n tokens of each sequence
-        self.keep(name, longer[tails.long()])
-        return longer[None], places.long()
+        if self.cu_seqlens is not None:
+            return self._packed_context(name, x, before, self.cu_seqlens.long())
+        longer = torch.cat([before, x], 1)
+        if self.lengths is None:
+            self.keep(name, longer[:, self.tokens :].clone())  # a view would keep all of the sequence in memory
+        else:
+            last = self.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
+            self.keep(name, longer.gather(1, last[..., None].expand(-1, -1, x.shape[-1])))
+        return longer, None
+
+    def _packed_context(self, name: str, x: Tensor, before: Tensor, cu: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for packed sequences: N times n kept tokens and then the sequence's own."""
+        n, width = before.shape[1:]
+        token = torch.arange(self.tokens, device=x.device)
+        row, slot = torch.arange(self.rows, device=x.device)[:, None], torch.arange(n, device=x.device)
+        places = token + (self.sequence + 1) * n  # [T]
+        longer = x.new_zeros(self.tokens + self.rows * n, width)
+        longer = longer.index_copy(0, (cu[:-1, None] + row * n + slot).flatten(), before.flatten(0, 1)).index_copy(0, places, x[0])
+        self.keep(name, longer[cu[1:, None] + row * n + slot])  # [N, n, D]: a sequence ends n further than it would without them
+        return longer[None], places

@@ -1,4 +1,4 @@
-"""Parts that papers share: short convolution, norms."""
+"""Parts that papers share: short convolution, norms, rotary positions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,56 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
+def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """``x`` divided by its length over the last axis, √(Σ x² + eps); float32 (float64 for float64)."""
+    x = wide(x)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Turn pairs of channels of ``x`` [B, T, H, K] by ``angles`` [B, T, K / 2] (RoFormer, arXiv 2104.09864).
+
+    Channel i is paired with channel i + K / 2, as in Llama, or, ``interleaved``, channel 2i with 2i + 1, as in RetNet.
+    """
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
+    turned = (a * cos - b * sin, a * sin + b * cos)
+    return (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
+
+
+def head_size(name: str, channels: int, heads: int) -> int:
+    """Channels of each head; refuses what does not divide."""
+    if heads < 1 or channels < heads or channels % heads:
+        raise ValueError(f"{name} must be a positive multiple of its heads, but came as {channels} with {heads} heads")
+    return channels // heads
+
+
 class ShortConvolution(nn.Module):
     """Causal depthwise convolution over time; ``name`` is its place in the mixer's state ([rows, width - 1, D])."""
 
-    def __init__(self, dim: int, width: int = 4, *, name: str, bias: bool = False, activation: bool = True) -> None:
+    def __init__(self, dim: int, width: int = 4, *, name: str = "conv", bias: bool = False, activation: bool = True) -> None:
         super().__init__()
         self.width, self.name, self.activation = width, name, activation
         self.weight = nn.Parameter(torch.empty(dim, 1, width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false."""
+        """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false. The state holds inputs, not outputs."""
         longer, places = carry.context(self.name, x, self.width - 1)
+        if x.shape[1] == 0:
+            return x
         y = F.conv1d(longer.mT, self.weight, self.bias, groups=x.shape[-1]).mT
         y = y if places is None else y.index_select(1, places - (self.width - 1))
         return F.silu(y) if self.activation else y
 
 
 class HeadNorm(nn.Module):
-    """RMS norm over each head's V channels: [B, T, H, V] -> [B, T, H, V]. Sums in float32, result in the input's dtype."""
+    """RMS norm over the last axis, each head's V channels: [B, T, H, V] -> [B, T, H, V].
 
-    def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
+    Sums in float32, result in the input's dtype. ``size`` is V, or (H, V) for a weight of its own in each head.
+    """
+
+    def __init__(self, size: int | tuple[int, ...], eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(size)) if affine else None

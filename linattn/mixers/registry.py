@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -29,8 +31,8 @@ class Info:
     recurrent: bool  # the state does not grow with the sequence
     linear_in_values: bool  # the output is a mixing matrix times the values
     oracle: str  # the independent implementation that its test compares with
+    cls: type[Mixer] = field(repr=False)
     exemptions: dict[str, str] = field(default_factory=dict)  # conformance check -> reason
-    cls: type[Mixer] | None = None
 
 
 _registered: dict[str, Info] = {}
@@ -59,16 +61,20 @@ def register(
 
     def add(cls: type[Mixer]) -> type[Mixer]:
         known = _registered.get(name)
-        if known is not None and known.cls is not None and known.cls.__qualname__ != cls.__qualname__:
-            raise ValueError(f"mixer {name!r} is already registered by {known.cls.__module__}.{known.cls.__qualname__}")
+        if known is not None and _path(known.cls) != _path(cls):
+            raise ValueError(f"a mixer {name!r} is registered already, by {_path(known.cls)}")
         cls.info = Info(
-            name, title, paper, arxiv, year, tuple(seeds), equation, kind, causal, recurrent, linear_in_values, oracle,
-            dict(exemptions or {}), cls,
+            name=name, title=title, paper=paper, arxiv=arxiv, year=year, seeds=tuple(seeds), equation=equation, kind=kind, causal=causal,
+            recurrent=recurrent, linear_in_values=linear_in_values, oracle=oracle, cls=cls, exemptions=dict(exemptions or {}),
         )  # fmt: skip
         _registered[name] = cls.info
         return cls
 
     return add
+
+
+def _path(cls: type[Mixer]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def available() -> list[str]:
@@ -78,18 +84,34 @@ def available() -> list[str]:
 
 
 def info(name: str) -> Info:
-    """What is known of the mixer ``name``."""
+    """What is known of the mixer ``name``.
+
+    Raises:
+        ValueError: with the names that there are.
+    """
     _load_plugins()
     if name not in _registered:
         close = difflib.get_close_matches(name, _registered, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no mixer is called {name!r}{hint} There are: {', '.join(sorted(_registered))}")
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"no mixer is called {name!r}{hint} there are {', '.join(sorted(_registered))}")
     return _registered[name]
 
 
 def create(name: str, *, dim: int, **options) -> Mixer:
-    """A new mixer ``name`` of width ``dim``; every option but ``dim`` has a default that is good for multiples of 32."""
-    return info(name).cls(dim=dim, **options)
+    """A new mixer ``name`` of width ``dim``; every option but ``dim`` has a default that is good for multiples of 32.
+
+    Raises:
+        ValueError: for a name that is not registered, and for sizes that do not divide.
+        TypeError: for an option that the mixer does not have.
+    """
+    cls = info(name).cls
+    known = [option for option in inspect.signature(cls).parameters if option != "dim"]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known) or 'none but dim'}")
+    mixer = cls(dim=dim, **options)
+    mixer.dim = dim
+    return mixer
 
 
 def _load_plugins() -> None:
@@ -101,7 +123,5 @@ def _load_plugins() -> None:
     for point in entry_points(group=GROUP):
         try:
             point.load()
-        except Exception as error:
-            import warnings
-
+        except Exception as error:  # whatever a stranger's module raises
             warnings.warn(f"mixer plugin {point.name} ({point.value}) did not load: {error}", stacklevel=3)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, wide
+from linattn.mixers.parts import HeadNorm, head_size, wide
 from linattn.mixers.registry import register
 
 
@@ -18,20 +18,23 @@ from linattn.mixers.registry import register
     arxiv="2312.06635",
     year=2023,
     seeds=("000", "001", "003", "004"),
-    equation=r"S_t = \mathrm{Diag}(\alpha_t) S_{t-1} + k_t^\top v_t,\quad \alpha_t = \sigma(x_t W_1 W_2 + b)^{1/16}",
-    oracle="fla-core 0.6.0 naive_recurrent_gla",
+    equation=r"S_t = \mathrm{Diag}(\alpha_t) S_{t-1} + k_t^\top v_t,\quad \alpha_t = \sigma(x_t W_1 W_2 + b)^{1/16},\quad o_t = q_t S_t",
+    oracle="fla-core 0.6.0, naive_recurrent_gla",
 )
 class GLA(Mixer):
     """Keys of dim / 2, values of dim; RMS norm per head and a swish gate on the output (section 4.4 of the paper)."""
 
-    def __init__(self, dim: int, heads: int = 4, key_ratio: float = 0.5, value_ratio: float = 1.0, rank: int = 16, tau: float = 16.0):
-        super().__init__()
+    def __init__(
+        self, dim: int, heads: int = 4, *, key_ratio: float = 0.5, value_ratio: float = 1.0, rank: int = 16, tau: float = 16.0
+    ) -> None:
+        super().__init__(dim)
         keys, values = int(dim * key_ratio), int(dim * value_ratio)
+        head_size("dim * key_ratio", keys, heads)
         self.heads, self.tau = heads, tau
         self.q_proj, self.k_proj = nn.Linear(dim, keys, bias=False), nn.Linear(dim, keys, bias=False)
         self.v_proj, self.g_proj = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)
         self.decay_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, keys))
-        self.norm = HeadNorm(values // heads)
+        self.norm = HeadNorm(head_size("dim * value_ratio", values, heads))
         self.o_proj = nn.Linear(values, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

@@ -1,0 +1,76 @@
+"""What a mixer costs, derived from the mixer itself on tensors without storage: nothing here knows any mixer by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from linattn.mixers import registry
+from linattn.mixers.base import Mixer
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One layer's cost.
+
+    ``flops`` counts multiplications and additions (a product of matrices [m, k] and [k, n] is 2mkn) of one pass over
+    ``batch`` sequences of ``tokens``, and ``step_flops`` those of one more token in each of them: linear maps, convolutions
+    and the recurrence token by token; softmax over the tokens that causality admits. Gates and norms are not counted.
+    A backward pass is about twice as much again.
+
+    ``state_bytes`` is the size of what ``mixer(x, return_state=True)`` hands on after ``tokens`` tokens in ``dtype``:
+    every tensor of it, positions (int64) and float32 states included. ``softmax_cache_bytes`` is the same for softmax
+    attention of the same width with as many key-value heads as heads.
+    """
+
+    name: str
+    dim: int
+    tokens: int
+    batch: int
+    dtype: torch.dtype
+    parameters: int
+    flops: int
+    step_flops: int
+    state_bytes: int
+    softmax_cache_bytes: int
+
+
+def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16, **options) -> Cost:
+    """Parameters, operations and bytes of state of the mixer ``name``; ``options`` are those of ``create``.
+
+    No tensor is ever stored, so ``tokens=100_000`` takes no longer than 100.
+
+    Raises:
+        ValueError: for a name that is not registered, and for negative ``tokens`` or ``batch``.
+        TypeError: for an option that the mixer does not have.
+    """
+    for argument, value in (("tokens", tokens), ("batch", batch)):
+        if value < 0:
+            raise ValueError(f"{argument} must be at least 0, but came as {value}")
+    mixer, softmax = _on_meta(name, dim, dtype, options), _on_meta("softmax", dim, dtype, {})
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        mixer, softmax = mixer.to_empty(device="cpu"), softmax.to_empty(device="cpu")
+        x = torch.empty(batch, tokens, dim, dtype=dtype)
+        return Cost(
+            name, dim, tokens, batch, dtype,
+            parameters=sum(p.numel() for p in mixer.parameters()),
+            flops=mixer.flops(x),
+            step_flops=mixer.flops(x.new_empty(batch, 1, dim), past=tokens),
+            state_bytes=_state_bytes(mixer, x),
+            softmax_cache_bytes=_state_bytes(softmax, x),
+        )  # fmt: skip
+
+
+def _on_meta(name: str, dim: int, dtype: torch.dtype, options: dict) -> Mixer:
+    """Made and converted there, since a fake parameter cannot be converted to another dtype."""
+    with torch.device("meta"):
+        return registry.create(name, dim=dim, **options).to(dtype)
+
+
+def _state_bytes(mixer: Mixer, x: Tensor) -> int:
+    """Run the mixer; one whose state does not grow shows it after a token."""
+    _, state = mixer(x[:, :1] if mixer.info.recurrent else x, return_state=True)
+    return sum(t.nbytes for t in state.values())

@@ -1,0 +1,81 @@
+"""Mamba-2 (arXiv 2405.21060): the state-space model whose transition is one number per head and token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "mamba2",
+    title="Mamba-2 (state space duality)",
+    paper="Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality",
+    arxiv="2405.21060",
+    year=2024,
+    seeds=("000", "001", "003", "004"),
+    equation=r"S_t = e^{\Delta_t A} S_{t-1} + B_t^\top (\Delta_t x_t),\quad \Delta_t = \mathrm{softplus}(x_t w + b),\quad"
+    r" o_t = C_t S_t + D x_t",
+    oracle="transformers, Mamba2Mixer",
+)
+class Mamba2(Mixer):
+    """In the words of attention C is the query, B the key and Δx the value; ``groups`` heads of B and C serve all heads of x.
+
+    Short convolution and SiLU on x, B and C; the gate comes before the norm, as in the paper's code.
+    """
+
+    keep_float32 = ("A_log", "dt_bias")
+
+    def __init__(
+        self, dim: int, *, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1, conv_width: int = 4
+    ) -> None:
+        super().__init__(dim)
+        self.inner, self.state_size, self.groups = expand * dim, state_size, groups
+        if self.inner % head_dim:
+            raise ValueError(f"expand * dim must be a multiple of head_dim = {head_dim}, but is {self.inner}")
+        self.heads = self.inner // head_dim
+        head_size("the number of heads, expand * dim / head_dim,", self.heads, groups)
+        self.convolved = self.inner + 2 * groups * state_size
+        self.in_proj = nn.Linear(dim, self.convolved + self.heads, bias=False)  # x, B, C, Δ
+        self.g_proj = nn.Linear(dim, self.inner, bias=False)
+        self.conv = ShortConvolution(self.convolved, conv_width, bias=True)
+        self.A_log = nn.Parameter(torch.empty(self.heads, dtype=torch.float32).uniform_(1, 16).log())
+        self.dt_bias = nn.Parameter(_time_steps(self.heads))
+        self.D = nn.Parameter(torch.ones(self.heads))
+        self.norm = HeadNorm((groups, self.inner // groups))
+        self.o_proj = nn.Linear(self.inner, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        xbc, dt = self.in_proj(x).split((self.convolved, self.heads), -1)
+        shared = self.groups * self.state_size
+        x, b, c = self.conv(xbc, state).split((self.inner, shared, shared), -1)
+        x = x.unflatten(-1, (self.heads, -1))  # [B, T, H, P]
+        b, c = (t.unflatten(-1, (self.groups, -1)) for t in (b, c))
+        dt = F.softplus(wide(dt) + self.dt_bias)  # [B, T, H]
+        return Recurrence(c, b, x * dt[..., None], decay=-self.A_log.exp() * dt, scale=1.0, skip=x * self.D[:, None])
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        gated = wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))
+        return self.o_proj(self.norm(gated.unflatten(-1, (self.groups, -1))).flatten(-2).to(o.dtype))
+
+    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the ``state_dict`` of a Mamba2Mixer of transformers with the same sizes; its ``in_proj`` begins with the gate."""
+        gate, rest = weights["in_proj.weight"].split((self.inner, self.convolved + self.heads))
+        own = {"g_proj.weight": gate, "in_proj.weight": rest, "o_proj.weight": weights["out_proj.weight"]}
+        own |= {"conv.weight": weights["conv1d.weight"], "conv.bias": weights["conv1d.bias"]}
+        own["norm.weight"] = weights["norm.weight"].unflatten(0, (self.groups, -1))
+        self.load_state_dict(own | {name: weights[name] for name in ("A_log", "dt_bias", "D")})
+
+
+def _time_steps(heads: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
+    """What softplus turns into time steps spread evenly in logarithm over [low, high]."""
+    dt = torch.empty(heads, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
+    return dt + torch.log(-torch.expm1(-dt))

@@ -1,0 +1,48 @@
+"""Retention (RetNet, arXiv 2307.08621): a decay that is constant in time and different in each head, and rotary positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, head_size, rotate, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "retnet",
+    title="Multi-scale retention (RetNet)",
+    paper="Retentive Network: A Successor to Transformer for Large Language Models",
+    arxiv="2307.08621",
+    year=2023,
+    seeds=("000", "001", "003", "004"),
+    equation=r"S_t = \gamma_h S_{t-1} + k_t^\top v_t,\quad \gamma_h = 1 - 2^{-5-h},\quad o_t = q_t S_t",
+    oracle="torchscale's parallel form, from its formulas: decay mask, rotary positions, normalised scores",
+)
+class RetNet(Mixer):
+    """Keys of dim, values of 2 dim; RMS norm per head without weights (the paper's group norm) and a swish gate (section 2.2)."""
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__(dim)
+        self.heads, self.size = heads, head_size("dim", dim, heads)
+        if self.size % 2:
+            raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")
+        self.q_proj, self.k_proj = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.v_proj, self.g_proj = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.norm = HeadNorm(2 * self.size, eps=1e-6, affine=False)
+        self.o_proj = nn.Linear(2 * dim, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        exact = wide(x.new_empty(0)).dtype
+        frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=exact, device=x.device)
+        angles = state.positions[..., None] * frequencies  # [B, T, K / 2]
+        q, k = (rotate(t, angles, interleaved=True) for t in (q, k))
+        head = torch.arange(self.heads, dtype=exact, device=x.device)
+        return Recurrence(q, k, v, decay=torch.log1p(-torch.exp2(-5 - head)))
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))

@@ -1,0 +1,47 @@
+"""DeltaNet (arXiv 2406.06484; 2102.11174): before a value is written, what its key reads so far is taken out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "deltanet",
+    title="DeltaNet",
+    paper="Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+    arxiv="2406.06484",
+    year=2024,
+    equation=r"S_t = (I - \beta_t k_t^\top k_t) S_{t-1} + \beta_t k_t^\top v_t,\quad \lVert k_t \rVert = 1,\quad o_t = q_t S_t",
+    oracle="fla-core 0.6.0, delta_rule_recurrence",
+)
+class DeltaNet(Mixer):
+    """Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head (section 3.4 of the paper).
+
+    ``negative_eigenvalues`` lets β reach 2 instead of 1, so that a token can reverse what its key holds (arXiv 2411.12537).
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, conv_width: int = 4, negative_eigenvalues: bool = False) -> None:
+        super().__init__(dim)
+        self.heads, self.largest_beta = heads, 2.0 if negative_eigenvalues else 1.0
+        self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.b_proj = nn.Linear(dim, heads, bias=False)
+        self.conv = ShortConvolution(3 * dim, conv_width)
+        self.norm = HeadNorm(head_size("dim", dim, heads))
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        k = unit(k).to(v.dtype)
+        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
+        # rounding may leave k longer than 1; with β at 2 that would let the state grow with every repetition of a token
+        beta = torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
+        return Recurrence(unit(q), k, v, beta=beta)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(self.norm(o).flatten(-2))

@@ -1,0 +1,75 @@
+"""Gated DeltaNet (arXiv 2412.06464): the delta rule on a state that fades by a factor per head and token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "gated_deltanet",
+    title="Gated DeltaNet",
+    paper="Gated Delta Networks: Improving Mamba2 with Delta Rule",
+    arxiv="2412.06464",
+    year=2024,
+    equation=r"S_t = \alpha_t (I - \beta_t k_t^\top k_t) S_{t-1} + \beta_t k_t^\top v_t,\quad"
+    r" \alpha_t = \exp(-e^{A}\,\mathrm{softplus}(x_t w + b)),\quad o_t = q_t S_t",
+    oracle="transformers, Qwen3NextGatedDeltaNet",
+)
+class GatedDeltaNet(Mixer):
+    """As in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
+
+    Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate.
+    """
+
+    keep_float32 = ("A_log", "dt_bias")
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, value_heads: int | None = None, key_size: int | None = None,
+        value_size: int | None = None, conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        super().__init__(dim)
+        self.heads, self.value_heads = heads, 2 * heads if value_heads is None else value_heads
+        head_size("value_heads", self.value_heads, heads)
+        self.key_size = head_size("dim", dim, heads) if key_size is None else key_size
+        self.value_size = self.key_size if value_size is None else value_size
+        self.keys, self.values = heads * self.key_size, self.value_heads * self.value_size
+        self.qkv_proj = nn.Linear(dim, 2 * self.keys + self.values, bias=False)
+        self.b_proj, self.a_proj = nn.Linear(dim, self.value_heads, bias=False), nn.Linear(dim, self.value_heads, bias=False)
+        self.g_proj = nn.Linear(dim, self.values, bias=False)
+        self.conv = ShortConvolution(2 * self.keys + self.values, conv_width)
+        self.A_log = nn.Parameter(torch.empty(self.value_heads, dtype=torch.float32).uniform_(0.01, 16).log())
+        self.dt_bias = nn.Parameter(torch.ones(self.value_heads, dtype=torch.float32))
+        self.norm = HeadNorm(self.value_size, eps=1e-6)
+        self.o_proj = nn.Linear(self.values, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
+        q, k = (unit(t.unflatten(-1, (self.heads, -1))) for t in (q, k))
+        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        beta = wide(self.b_proj(x)).sigmoid()
+        return Recurrence(q, k, v.unflatten(-1, (self.value_heads, -1)), decay=decay, beta=beta)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))
+
+    def load_qwen3_next(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the ``state_dict`` of a Qwen3NextGatedDeltaNet of transformers with the same sizes.
+
+        There the rows of q, k, v and the output gate lie together for each key head, likewise those of β and the decay.
+        """
+        group = self.value_heads // self.heads
+        qkvg = weights["in_proj_qkvz.weight"].unflatten(0, (self.heads, -1))
+        *qkv, g = (t.flatten(0, 1) for t in qkvg.split((self.key_size, self.key_size, *2 * [group * self.value_size]), 1))
+        b, a = (t.flatten(0, 1) for t in weights["in_proj_ba.weight"].unflatten(0, (self.heads, 2 * group)).split(group, 1))
+        own = {"qkv_proj.weight": torch.cat(qkv), "g_proj.weight": g, "b_proj.weight": b, "a_proj.weight": a}
+        own |= {"conv.weight": weights["conv1d.weight"], "norm.weight": weights["norm.weight"], "o_proj.weight": weights["out_proj.weight"]}
+        self.load_state_dict(own | {name: weights[name] for name in ("A_log", "dt_bias")})

@@ -1,0 +1,135 @@
+"""Looking into a mixer: how much of each token reaches each other one, and whether its forms agree."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry, State
+
+
+def mixing_matrix(mixer: Mixer, x: Tensor) -> Tensor:
+    """How much of token j's value reaches output i: [B, H, T, T], zero above the diagonal.
+
+    The mixer itself is run with the unit vectors of the tokens as values, so delta rules, normalisers and softmax need no
+    equations of their own here. Times :func:`values` it is the output of the recurrence, before ``skip`` and ``read``.
+
+    Args:
+        mixer: any mixer whose output is linear in its values.
+        x: tokens [B, T, D].
+
+    Raises:
+        ValueError: where there is no such matrix (``info.linear_in_values`` is False, as for the LSTM).
+    """
+    r = _recurrence(mixer, x)
+    batch, tokens, heads, _ = r.v.shape
+    token = torch.eye(tokens, dtype=r.v.dtype, device=r.v.device)[None, :, None].expand(batch, -1, heads, -1)  # [B, T, H, V = T]
+    return mixer.attend(replace(r, v=token), Carry(x, returning=False)).permute(0, 2, 1, 3)
+
+
+def values(mixer: Mixer, x: Tensor) -> Tensor:
+    """What :func:`mixing_matrix` weighs: the values [B, T, H, V] that the tokens ``x`` [B, T, D] write, for every head of the output."""
+    r = _recurrence(mixer, x)
+    return r.v.repeat_interleave(max(r.q.shape[2] // r.v.shape[2], 1), 2)
+
+
+def _recurrence(mixer: Mixer, x: Tensor) -> Recurrence:
+    info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
+    if info is not None and not info.linear_in_values:
+        raise ValueError(f"{info.name} has no mixing matrix: its output is not linear in values that the tokens write")
+    return mixer.recurrence(x, Carry(x, returning=False))
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How far each way of running a mixer is from its steps, token by token: relative errors (values, gradients)."""
+
+    mixer: str
+    tolerance: float
+    errors: dict[str, tuple[float, float]]
+
+    @property
+    def agree(self) -> bool:
+        return all(error <= self.tolerance for pair in self.errors.values() for error in pair)  # false for NaN
+
+    def __str__(self) -> str:
+        rows = [f"{way:<24}{value:>10.1e}{gradient:>12.1e}" for way, (value, gradient) in self.errors.items()]
+        return "\n".join([f"{self.mixer:<24}{'values':>10}{'gradients':>12}", *rows])
+
+
+def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-9, seed: int = 0) -> Forms:
+    """Show that a mixer gives the same numbers and gradients however it is run, in float64.
+
+    One pass in every form of the recurrence (parallel, chunk, recurrent) and pieces with the state handed on are compared
+    with single steps: outputs, the last state, and the gradients of both for the tokens and every parameter.
+
+    Args:
+        mixer: any mixer; it is copied and stays as it is.
+        x: tokens [B, T, D]; random ones [2, 100, D] if None.
+        tolerance: the largest relative error.
+        seed: of the random tokens and of the gradients that flow back.
+
+    Raises:
+        AssertionError: with the table of errors, where one is larger.
+        ValueError: where ``x`` has no tokens.
+    """
+    mixer = copy.deepcopy(mixer).double()
+    if x is None:
+        if mixer.dim is None:
+            raise ValueError("x must be given for a mixer that does not know its width: it has no dim")
+        x = torch.randn(2, 100, mixer.dim, generator=torch.Generator().manual_seed(seed))
+    x = x.detach()
+    x = x.to(next(mixer.parameters()).device, torch.float64).requires_grad_()
+    tokens = x.shape[1]
+    if tokens == 0:
+        raise ValueError(f"x must hold at least one token, but came with {list(x.shape)}")
+    wanted = _run(mixer, x, range(tokens + 1), seed)
+    errors = {}
+    for way, form, borders in _ways(mixer, tokens):
+        mixer.form = form
+        got = _run(mixer, x, borders, seed)
+        errors[way] = (_distance(got[0], wanted[0]), _distance(got[1], wanted[1]))
+    report = Forms(type(mixer).__name__, tolerance, errors)
+    if not report.agree:
+        raise AssertionError(f"the forms do not agree to {tolerance:g}:\n{report}")
+    return report
+
+
+def _ways(mixer: Mixer, tokens: int) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, form of the recurrence and the borders of the pieces."""
+    if type(mixer).mix is Mixer.mix and type(mixer).attend is Mixer.attend:
+        yield from ((form, form, [0, tokens]) for form in ("parallel", "chunk", "recurrent"))
+    else:
+        yield "one pass", "auto", [0, tokens]
+    yield "two pieces", "auto", [0, tokens // 2, tokens]
+    yield "uneven pieces", "auto", sorted({0, 1, min(4, tokens), tokens - tokens // 5, tokens})
+
+
+def _run(mixer: Mixer, x: Tensor, borders: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and last state of the pieces between ``borders``, and the gradients of both along a random direction."""
+    state: State = {}
+    pieces = []
+    for start, stop in pairwise(borders):
+        y, state = mixer(x[:, start:stop], state or None, return_state=True)
+        pieces.append(y)
+    outputs = [torch.cat(pieces, 1), *(t for _, t in sorted(state.items()) if t.is_floating_point())]
+    generator = torch.Generator().manual_seed(seed + 1)
+    directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in outputs]
+    leaves = [x, *(p for p in mixer.parameters() if p.requires_grad)]
+    return outputs, list(torch.autograd.grad(outputs, leaves, directions, allow_unused=True, materialize_grads=True))
+
+
+def _distance(got: list[Tensor], wanted: list[Tensor]) -> float:
+    """The largest ‖got − wanted‖ / ‖wanted‖; 0 where both are 0."""
+    errors = [0.0]
+    for a, b in zip(got, wanted, strict=True):
+        size = b.norm()
+        errors.append(((a - b).norm() / torch.where(size > 0, size, 1.0)).item())
+    return max(errors, key=lambda error: math.inf if math.isnan(error) else error)

@@ -1,0 +1,36 @@
+"""Linear attention without a normaliser: the identity as feature map, everything that was ever written is summed."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, head_size
+from linattn.mixers.registry import register
+
+
+@register(
+    "linear",
+    title="Linear attention without a normaliser",
+    paper="The Devil in Linear Transformer",
+    arxiv="2210.10340",
+    year=2022,
+    seeds=("000", "002", "003"),
+    equation=r"S_t = S_{t-1} + k_t^\top v_t,\quad o_t = q_t S_t",
+    oracle="fla-core 0.6.0, naive_recurrent_linear_attn without normalisation",
+)
+class Linear(Mixer):
+    """In place of the division by q·z, which may be zero or negative, a norm over each head of the output."""
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__(dim)
+        self.heads = heads
+        self.norm = HeadNorm(head_size("dim", dim, heads))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        return Recurrence(*(p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj)))
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(self.norm(o).flatten(-2))

@@ -1,0 +1,77 @@
+"""The cost sheet against real runs and against arithmetic done by hand."""
+
+import time
+
+import pytest
+import torch
+
+import linattn
+from linattn.mixers import available, create
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_bytes_and_parameters_are_those_of_a_run(dtype):
+    for name in available():
+        mixer = create(name, dim=64).to(dtype)
+        _, state = mixer(torch.zeros(3, 9, 64, dtype=dtype), return_state=True)
+        said = linattn.cost(name, dim=64, tokens=9, batch=3, dtype=dtype)
+        assert said.state_bytes == sum(t.nbytes for t in state.values()), name
+        assert said.parameters == sum(p.numel() for p in mixer.parameters()), name
+
+
+def test_gla_by_hand():
+    d, t, h = 64, 100, 4
+    said = linattn.cost("gla", dim=d, heads=h, tokens=t, batch=2, dtype=torch.float32)
+    keys, values = d // 2, d
+    weights = 2 * d * keys + 2 * d * values + d * 16 + 16 * keys + values * d
+    assert said.parameters == weights + keys + values // h  # the gate's bias, the norm
+    entries = h * (keys // h) * (values // h)
+    assert said.flops == 2 * t * (2 * weights + 5 * entries)  # decay 1, write 2, read 2
+    assert said.step_flops == said.flops // t
+    assert said.state_bytes == 2 * (4 * entries + 8)
+    assert said.softmax_cache_bytes == 2 * (2 * t * d * 4 + t + 8)  # keys, values, what is real, the position
+
+
+def test_softmax_by_hand():
+    d, t = 64, 100
+    said = linattn.cost("softmax", dim=d, kv_heads=1, tokens=t)
+    weights = 2 * d * d + 2 * d * 16
+    assert said.flops == t * 2 * weights + 4 * d * t * (t + 1) // 2  # scores and their use, 2 each
+    assert said.step_flops == 2 * weights + 4 * d * (t + 1)
+    assert said.state_bytes == t * (2 * 16 * 2 + 1) + 8 and said.softmax_cache_bytes == t * (2 * 64 * 2 + 1) + 8
+
+
+def test_convolutions_are_counted():
+    d = 64
+    said = linattn.cost("deltanet", dim=d, tokens=1)
+    linear, conv, state = d * 3 * d + d * 4 + d * d, 3 * d * 4, d * d // 4
+    assert said.flops == 2 * (linear + conv) + 8 * state
+
+
+def test_a_long_context_takes_no_time_and_no_memory():
+    linattn.cost("mamba2", dim=512, tokens=10)  # what is loaded on first use
+    start = time.process_time()
+    for name in ("mamba2", "softmax", "lstm"):
+        linattn.cost(name, dim=512, tokens=100_000)
+    assert time.process_time() - start < 3
+
+
+def test_constant_state_against_a_growing_cache():
+    short, long = (linattn.cost("gla", dim=64, tokens=t) for t in (1000, 2000))
+    assert short.state_bytes == long.state_bytes
+    assert long.softmax_cache_bytes - short.softmax_cache_bytes == 1000 * (2 * 64 * 2 + 1)
+
+
+def test_no_tokens():
+    said = linattn.cost("gla", dim=64, tokens=0)
+    assert said.flops == 0 and said.softmax_cache_bytes == 8
+    assert said.state_bytes == linattn.cost("gla", dim=64, tokens=5).state_bytes
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="tokens must be at least 0, but came as -1"):
+        linattn.cost("gla", dim=64, tokens=-1)
+    with pytest.raises(TypeError, match="no option 'head'"):
+        linattn.cost("gla", dim=64, tokens=1, head=3)
+    with pytest.raises(ValueError, match="did you mean 'gla'"):
+        linattn.cost("glaa", dim=64, tokens=1)

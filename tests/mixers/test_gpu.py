@@ -1,0 +1,62 @@
+"""Every mixer on a GPU: the CPU's numbers, in every layout, and no waiting for the device."""
+
+import pytest
+import torch
+
+from linattn.mixers import available, create
+
+pytestmark = pytest.mark.gpu
+
+
+def run(mixer, x, mask, cu):
+    """Outputs, states and gradients of: a prefill, a step after it, padding after it, packed sequences."""
+    y, state = mixer(x, return_state=True)
+    step, _ = mixer(x[:, :1], state, return_state=True)
+    padded, after = mixer(x, state, mask=mask, return_state=True)
+    packed, last = mixer(x.reshape(1, -1, x.shape[2]), cu_seqlens=cu, return_state=True)
+    again = mixer(x.reshape(1, -1, x.shape[2]), last, cu_seqlens=cu)
+    loss = sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view_as(t)).sum() for t in (y, step, padded, packed, again))
+    gradients = torch.autograd.grad(loss, [x, *mixer.parameters()])
+    return [y, step, padded, packed, again, *state.values(), *after.values(), *last.values(), *gradients]
+
+
+def arguments(device):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 70, 64, generator=generator)
+    mask, cu = torch.rand(2, 70, generator=generator) > 0.3, torch.tensor([0, 3, 3, 90, 140])
+    return x.to(device).requires_grad_(), mask.to(device), cu.to(device)
+
+
+@pytest.mark.parametrize("name", available())
+def test_numbers_of_the_cpu(name):
+    mixer = create(name, dim=64).double()
+    x, mask, cu = arguments("cpu")
+    wanted = run(mixer, x.detach().double().requires_grad_(), mask, cu)
+    x, mask, cu = arguments("cuda")
+    for ours, theirs in zip(run(mixer.cuda(), x.detach().double().requires_grad_(), mask, cu), wanted, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("name", available())
+def test_no_waiting(name):
+    mixer, inputs = create(name, dim=64).cuda(), arguments("cuda")
+    run(mixer, *inputs)  # libraries are loaded on first use
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(mixer, *inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", available())
+def test_low_precision_is_finite_and_steady(name):
+    x, mask, cu = arguments("cuda")
+    mixer = create(name, dim=64).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        runs = [run(mixer, x, mask, cu) for _ in range(2)]
+    for first, second in zip(*runs, strict=True):
+        assert first.isfinite().all()
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+    low = mixer.bfloat16()
+    assert low(x.bfloat16()).isfinite().all()

@@ -1,0 +1,115 @@
+"""Names, options and strangers."""
+
+import sys
+
+import pytest
+import torch
+
+import linattn
+from linattn.mixers import available, create, info, registry
+
+NINE = {"softmax", "linear", "linear_transformer", "retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "lstm"}
+
+
+@pytest.fixture
+def own_register(monkeypatch):
+    """A register whose changes end with the test, with the plugins not yet looked for."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry, "_plugins_loaded", False)
+
+
+def test_the_first_nine_are_there():
+    assert set(available()) >= NINE
+    assert available() == sorted(available())
+
+
+@pytest.mark.parametrize("name", sorted(NINE))
+def test_info_is_complete(name):
+    known = info(name)
+    assert known.cls.info is known and known.name == name
+    assert all((known.title, known.paper, known.equation, known.oracle))
+    assert 1990 < known.year < 2030 and (known.arxiv is None) == (name == "lstm")
+    assert known.recurrent == (name != "softmax") and known.linear_in_values == (name != "lstm")
+
+
+def test_an_unknown_name_says_which_there_are():
+    with pytest.raises(ValueError, match=r"no mixer is called 'glaa'; did you mean 'gla'\? there are .*softmax"):
+        create("glaa", dim=32)
+    with pytest.raises(ValueError, match="no mixer is called 'qqqq'; there are "):
+        info("qqqq")
+
+
+def test_an_unknown_option_says_which_there_are():
+    with pytest.raises(TypeError, match="mixer 'retnet' has no option 'head'; it has: heads"):
+        create("retnet", dim=32, head=2)
+    with pytest.raises(TypeError, match="'lstm' has no option 'heads'; it has: none but dim"):
+        create("lstm", dim=32, heads=2)
+
+
+@pytest.mark.parametrize("name", sorted(NINE - {"lstm", "mamba2"}))
+def test_heads_that_do_not_divide_are_refused(name):
+    with pytest.raises(ValueError, match="must be a positive multiple of its heads"):
+        create(name, dim=32, heads=5)
+
+
+def test_mamba2_sizes_are_refused():
+    with pytest.raises(ValueError, match="expand \\* dim must be a multiple of head_dim = 60, but is 64"):
+        create("mamba2", dim=32, head_dim=60)
+    with pytest.raises(ValueError, match="but came as 2 with 3 heads"):
+        create("mamba2", dim=64, groups=3)
+
+
+def test_a_name_is_taken_once(own_register):
+    class Other(linattn.Mixer):
+        pass
+
+    with pytest.raises(ValueError, match=r"a mixer 'gla' is registered already, by linattn\.mixers\.decay\.gla\.GLA"):
+        linattn.register("gla", title="mine")(Other)
+    linattn.register("test_other", title="mine")(Other)
+    linattn.register("test_other", title="mine, once more")(Other)  # a notebook cell is run twice
+    assert info("test_other").title == "mine, once more"
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="kind must be one of sequence, cross"):
+        linattn.register("x", title="x", kind="sequenz")
+
+
+MODULE = """
+import linattn
+
+@linattn.register("stranger", title="From elsewhere")
+class Stranger(linattn.mixers.info("linear").cls):
+    pass
+"""
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch, own_register):
+    """An installed package, as far as Python can tell: modules and the folder of metadata that names them."""
+
+    def install(module, code, *points):
+        (tmp_path / f"{module}.py").write_text(code)
+        meta = tmp_path / f"{module}-1.0.dist-info"
+        meta.mkdir()
+        (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (meta / "entry_points.txt").write_text("\n".join(["[linattn.mixers]", *points]))
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    yield install
+    for module in [m for m in sys.modules if m.startswith("linattn_test_")]:
+        del sys.modules[module]
+
+
+def test_a_package_registers_by_its_entry_point(distribution):
+    distribution("linattn_test_good", MODULE, "stranger = linattn_test_good")
+    assert "stranger" in available()
+    assert create("stranger", dim=32)(torch.zeros(1, 2, 32)).shape == (1, 2, 32)
+    assert linattn.cost("stranger", dim=32, tokens=10).parameters > 0
+
+
+def test_a_package_that_fails_takes_nobody_down(distribution):
+    distribution("linattn_test_bad", "raise RuntimeError('no luck')", "bad = linattn_test_bad")
+    distribution("linattn_test_good", MODULE, "stranger = linattn_test_good")
+    with pytest.warns(UserWarning, match="mixer plugin bad \\(linattn_test_bad\\) did not load: no luck"):
+        assert set(available()) >= NINE | {"stranger"}

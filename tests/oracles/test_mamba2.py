@@ -1,0 +1,56 @@
+"""Mamba-2 against transformers' Mamba2Mixer with the same weights."""
+
+import pytest
+import torch
+from transformers import DynamicCache, Mamba2Config
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from linattn.mixers import create
+from tests.oracles.compare import distance
+
+
+def pair(groups):
+    torch.manual_seed(groups)
+    config = Mamba2Config(
+        hidden_size=32, num_heads=4, head_dim=16, state_size=12, n_groups=groups, chunk_size=16, num_hidden_layers=1, vocab_size=8
+    )
+    theirs = Mamba2Mixer(config, 0).eval()
+    if groups > 1 and not hasattr(theirs.norm, "group_size"):
+        pytest.skip("this transformers normalises over all groups at once, unlike the paper's code and unlike later versions")
+    for parameter in (theirs.D, theirs.norm.weight, theirs.conv1d.bias, theirs.dt_bias):  # away from ones and zeros
+        torch.nn.init.normal_(parameter, std=0.5)
+    ours = create("mamba2", dim=32, head_dim=16, state_size=12, groups=groups)
+    ours.load_transformers(theirs.state_dict())
+    return ours, theirs, config
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 37])  # 37 is no multiple of the chunk
+def test_values_and_gradients(groups, tokens):
+    ours, theirs, _ = pair(groups)
+    x = torch.randn(2, tokens, 32, requires_grad=True)
+    y, wanted = ours(x), theirs(x)
+    assert distance(y, wanted) < 1e-5
+    (gx, ga), (wx, wa) = (torch.autograd.grad(o.square().sum(), (x, m.A_log)) for o, m in ((y, ours), (wanted, theirs)))
+    assert distance(gx, wx) < 1e-5
+    assert tokens == 1 or distance(ga, wa) < 1e-5  # from a state of zeros one token does not fade
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_decoding_with_a_cache(groups):
+    ours, theirs, config = pair(groups)
+    x, cache, state, y, wanted = torch.randn(2, 24, 32), DynamicCache(config=config), None, [], []
+    for piece in x.split([19, 1, 1, 1, 1, 1], 1):
+        o, state = ours(piece, state, return_state=True)
+        y.append(o)
+        wanted.append(theirs(piece, cache_params=cache))
+    assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
+    assert distance(torch.cat(y, 1), theirs(x)) < 1e-5
+
+
+def test_padding_on_the_left():
+    ours, theirs, _ = pair(1)
+    mask = torch.arange(21) >= torch.tensor([0, 6])[:, None]
+    x = torch.randn(2, 21, 32)
+    y, wanted = ours(x, mask=mask), theirs(x, attention_mask=mask)
+    assert distance(y[mask], wanted[mask]) < 1e-5

@@ -26,6 +26,7 @@ _CLOSED = 1e4  # a gate's input at which its sigmoid is exactly 0 or 1 in every 
 class LSTM(Mixer):
     """One layer of ``dim`` cells; the parameters and their names are those of ``torch.nn.LSTM``. State: h and c [rows, D]."""
 
+    dim: int
     weight_ih_l0: nn.Parameter  # [4D, D], the gates i, f, g, o below each other
     weight_hh_l0: nn.Parameter
     bias_ih_l0: nn.Parameter

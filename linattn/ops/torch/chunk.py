@@ -6,14 +6,16 @@ over slices that were split once, so their backward is linear in the number of c
 
 from __future__ import annotations
 
+import math
 from itertools import repeat
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs
-from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay
+from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay, least
 from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
 
 SIZE = 64
@@ -95,21 +97,46 @@ def _step(slab: Slab) -> Step:
     _, k, v, decay, beta, read, write, _, _ = slab
     if beta is not None:
         # u_i = β_i (v_i − k_i D_i) is what token i writes with k_i; D_i holds the writes before it: a triangular system.
-        inverse = _inverse(beta * decay.products(k, k))
-        return Step(decay.total, None, decay.to_end(k), inverse @ (decay.from_start(-beta) * k), inverse @ (beta * v))
+        inverse = _Inverse.apply(beta * decay.products(k, k))
+        return Step(decay.total, None, decay.to_end(k), _flush(inverse @ (decay.from_start(-beta) * k)), inverse @ (beta * v))
     written = decay.to_end(k).mT @ v
     if read is None:
         return Step(decay.total, written)
     # x_i = r_i S_{i-1} is written with w_i beside k_i v_i; S_{i-1} holds the x before it: a triangular system.
-    inverse = _inverse(-decay.products(read, write, exclusive=True))
+    inverse = _Inverse.apply(-decay.products(read, write, exclusive=True))
     fresh = inverse @ (decay.products(read, k, exclusive=True) @ v)
-    return Step(decay.total, written, decay.to_end(write), inverse @ decay.from_start(read, exclusive=True), fresh)
+    reach = _flush(inverse @ decay.from_start(read, exclusive=True))
+    return Step(decay.total, written, decay.to_end(write), reach, fresh)
 
 
-def _inverse(strict: Tensor) -> Tensor:
-    """(I + strict)⁻¹ by forward substitution, of what stands below the diagonal; a Neumann series diverges for similar keys at β = 2."""
-    eye = torch.eye(strict.shape[-1], dtype=strict.dtype, device=strict.device)
-    return torch.linalg.solve_triangular(strict, eye.expand_as(strict), upper=False, unitriangular=True)
+class _Inverse(torch.autograd.Function):
+    """(I + strict)⁻¹ of what stands below the diagonal, by forward substitution: a Neumann series diverges for similar keys at β = 2.
+
+    A CPU does it in float64, where products of strongly decayed numbers are not subnormal, which would be slow.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(strict: Tensor) -> Tensor:
+        dtype = torch.float64 if strict.device.type == "cpu" else strict.dtype
+        eye = torch.eye(strict.shape[-1], dtype=dtype, device=strict.device)
+        inverse = torch.linalg.solve_triangular(strict.to(dtype), eye.expand_as(strict), upper=False, unitriangular=True)
+        return _flush(inverse, strict.dtype).to(strict.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ gradient @ inverse.mT).tril(-1)
+
+
+def _flush(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """``x`` with 0 for what is too small to count in ``dtype``, its own if None."""
+    return F.hardshrink(x, math.exp(least(dtype or x.dtype)))
 
 
 def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:

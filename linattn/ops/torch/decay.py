@@ -7,9 +7,11 @@ between those places, so it is <= 0, a reset (-inf) gives an exact 0, and nothin
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -53,7 +55,7 @@ class HeadDecay(NoDecay):
     def __init__(self, log: Tensor) -> None:
         sums = log.cumsum(-1)[..., None]
         self.weights = _weights(log)  # [..., C, C]
-        self.prefix = sums.exp()  # [..., C, 1]
+        self.prefix = _exp(sums)  # [..., C, 1]
         self.total = sums[..., -1:, :]  # [..., 1, 1]
 
     def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
@@ -81,14 +83,14 @@ class ChannelDecay(NoDecay):
         self.log = log
         sums = log.cumsum(-2)
         self.borders = _borders(log)
-        self.prefix = sums.exp()
+        self.prefix = _exp(sums)
         self.total = sums[..., -1, :, None]  # [..., K, 1]
 
     def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
         return x * (_delayed(self.prefix) if exclusive else self.prefix)
 
     def to_end(self, x: Tensor) -> Tensor:
-        return x * _suffix(self.log).exp()
+        return x * _exp(_suffix(self.log))
 
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
         own = (left * right).sum(-1)  # a token's reading of itself, undecayed
@@ -98,15 +100,27 @@ class ChannelDecay(NoDecay):
             rows = halves(left, h)[1] * (_delayed(second) if exclusive else second)
             across = rows @ (halves(right, h)[0] * first).mT  # [..., C / 2h, h, h]
             upper, lower = done.unflatten(-3, (-1, 2)).unbind(-3)
-            done = torch.cat([torch.nn.functional.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
+            done = torch.cat([F.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
         return done[..., 0, :, :]
+
+
+def least(dtype: torch.dtype) -> float:
+    """Logarithm of the smallest factor that counts, ``tiny`` e^10; what is smaller is 0.
+
+    Its products would be subnormal numbers, which have few exact digits and take a CPU a hundred times longer.
+    """
+    return math.log(torch.finfo(dtype).tiny) + 10
+
+
+def _exp(log: Tensor) -> Tensor:
+    return F.threshold(log, least(log.dtype), -math.inf).exp()
 
 
 def _weights(log: Tensor) -> Tensor:
     """[..., C] -> [..., C, C]: exp of the sum over j + 1 ... i, each summed on its own."""
     size = log.shape[-1]
     below = log.new_ones(size, size, dtype=torch.bool).tril(-1)
-    return torch.where(below, log[..., :, None], 0.0).cumsum(-2).exp().tril()
+    return _exp(torch.where(below, log[..., :, None], 0.0).cumsum(-2)).tril()
 
 
 def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -114,7 +128,7 @@ def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
     levels, h = [], 1
     while 2 * h <= log.shape[-2]:
         first, second = halves(log, h)
-        levels.append((second.cumsum(-2).exp(), _suffix(first).exp()))
+        levels.append((_exp(second.cumsum(-2)), _exp(_suffix(first))))
         h *= 2
     return levels
 

@@ -122,9 +122,15 @@ class PackedPassage(Passage):
 class _ContiguousGradient(torch.autograd.Function):
     """The identity; the gradient is laid out once for the several matrix products that read it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, o: Tensor) -> Tensor:
+    def forward(o: Tensor) -> Tensor:
         return o.view_as(o)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""Text to tokens and back, whole or as the tokens come."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"  # what half a character decodes to
+
+
+class Stream(Protocol):
+    """Text of tokens that come one by one; a character appears once all of its tokens are there."""
+
+    def push(self, token: int) -> str:
+        """What ``token`` completes, often one character, at times none."""
+        ...
+
+    def end(self) -> str:
+        """What remains."""
+        ...
+
+
+class Codec(Protocol):
+    """Encodes and decodes text."""
+
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, tokens: Sequence[int]) -> str: ...
+    def stream(self) -> Stream: ...
+
+
+class ByteCodec:
+    """One token per UTF-8 byte."""
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    def stream(self) -> Stream:
+        return _ByteStream()
+
+
+class _ByteStream:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(bytes([token]))
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class TokenizerCodec:
+    """A Hugging Face ``tokenizer.json``, read with the ``tokenizers`` package."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises OSError where there is no such file and ValueError where it holds no tokenizer."""
+        from tokenizers import Tokenizer
+
+        self.path = Path(path)
+        self.content = self.path.read_text(encoding="utf-8")
+        try:
+            self._tokenizer = Tokenizer.from_str(self.content)
+        except Exception as error:  # the package raises bare exceptions
+            raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
+        self.vocab_size = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Many texts at once, in parallel."""
+        return [e.ids for e in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def stream(self) -> Stream:
+        return _TokenizerStream(self)
+
+
+class _TokenizerStream:
+    """Decodes the last few tokens behind a few that are already written, so that joints come out as in the whole text."""
+
+    def __init__(self, codec: TokenizerCodec) -> None:
+        self._codec = codec
+        self._written: list[int] = []
+        self._waiting: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._waiting.append(token)
+        text = self._text()
+        if text.endswith(REPLACEMENT) and len(self._waiting) < 16:  # half a character; 16 tokens of it are none
+            return ""
+        self._written, self._waiting = self._waiting, []
+        return text
+
+    def end(self) -> str:
+        return self._text()
+
+    def _text(self) -> str:
+        return self._codec.decode(self._written + self._waiting)[len(self._codec.decode(self._written)) :]

@@ -1,0 +1,7 @@
+"""From logits to tokens to text: sampling, and decoding with a state of constant size."""
+
+from linattn.generate.sampling import Sampling as Sampling
+from linattn.generate.sampling import probabilities as probabilities
+from linattn.generate.sampling import sample as sample
+from linattn.generate.stream import stream as stream
+from linattn.generate.text import stream_text as stream_text

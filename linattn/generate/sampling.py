@@ -1,0 +1,56 @@
+"""Choosing the next token: greedy, temperature, top-k, top-p."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose, in this order: divide the logits by the temperature, keep the top k, keep the top p of what is left.
+
+    Args:
+        temperature: 0 takes the likeliest token.
+        top_k: how many of the likeliest tokens stay; None: all.
+        top_p: the likeliest tokens stay until their probabilities sum to this, at least one; None: all.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.temperature, (int, float)) and 0 <= self.temperature < math.inf):
+            raise ValueError(f"temperature must be 0 (greedy) or a finite positive number, but came as {self.temperature!r}")
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+            raise ValueError(f"top_k must be an integer of at least 1, but came as {self.top_k!r}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, but came as {self.top_p!r}")
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """[B, V] logits -> [B, V] float32 probabilities; ``sampling.temperature`` is not 0."""
+    logits = logits.float() / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        logits = _only(logits, logits.topk(sampling.top_k).indices)
+    if sampling.top_p is None:
+        return logits.softmax(-1)
+    p, order = logits.softmax(-1).sort(descending=True, stable=True)
+    p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # what stands before a token does not reach top_p yet
+    return torch.zeros_like(p).scatter(-1, order, p / p.sum(-1, keepdim=True))
+
+
+def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> Tensor:
+    """[B, V] logits -> [B] int64 tokens."""
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    return torch.multinomial(probabilities(logits, sampling), 1, generator=generator)[:, 0]
+
+
+def _only(logits: Tensor, indices: Tensor) -> Tensor:
+    """The same with everything but ``indices`` impossible."""
+    return torch.full_like(logits, -math.inf).scatter(-1, indices, logits.gather(-1, indices))

@@ -1,0 +1,49 @@
+"""Text as it comes: stop texts, and what a terminal must not see."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+
+from linattn.data.codec import Stream
+
+
+def stream_text(tokens: Iterable[int], decoder: Stream, stop: Sequence[str] = ()) -> Iterator[str]:
+    """Decode ``tokens`` as they come; end before the first text of ``stop``.
+
+    What may be the beginning of a stop text is held back until it is known not to be.
+    """
+    held = ""
+    for piece in _pieces(tokens, decoder):
+        held += piece
+        ends = [at for s in stop if (at := held.find(s)) >= 0]
+        if ends:
+            yield held[: min(ends)]
+            return
+        sure = len(held) - max((_overlap(held, s) for s in stop), default=0)
+        if sure:
+            yield held[:sure]
+            held = held[sure:]
+    if held:
+        yield held
+
+
+def printable(text: str) -> str:
+    """``text`` without control codes and direction overrides; line ends and tabs stay."""
+    return "".join(c for c in text if c in "\n\t" or not (unicodedata.category(c) == "Cc" or c in _DIRECTIONS))
+
+
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def _pieces(tokens: Iterable[int], decoder: Stream) -> Iterator[str]:
+    for token in tokens:
+        if piece := decoder.push(token):
+            yield piece
+    if piece := decoder.end():
+        yield piece
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` with which ``stop`` begins."""
+    return next((n for n in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,12 @@
+"""The Hugging Face face of :mod:`linattn.models`: importing it registers the model with the Auto classes."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from linattn.hf.cache import StateCache as StateCache
+from linattn.hf.config import LMConfig as LMConfig
+from linattn.hf.model import LinattnForCausalLM as LinattnForCausalLM
+from linattn.hf.model import LinattnModel as LinattnModel
+
+AutoConfig.register(LMConfig.model_type, LMConfig, exist_ok=True)
+AutoModel.register(LMConfig, LinattnModel, exist_ok=True)
+AutoModelForCausalLM.register(LMConfig, LinattnForCausalLM, exist_ok=True)

@@ -1,0 +1,55 @@
+"""A model's state in the shape that ``generate()`` expects of a cache."""
+
+from __future__ import annotations
+
+import torch
+from transformers import Cache
+
+from linattn.state import State
+
+
+class StateCache(Cache):
+    """Holds a :class:`linattn.State` and how many columns of the batch (padding included) led to it.
+
+    ``generate()`` counts columns, picks rows for beams and repeats rows; what the layers keep inside is the mixers' affair,
+    so there are no layers here.
+    """
+
+    def __init__(self, state: State | None = None, seen: int = 0) -> None:
+        super().__init__(layers=[])
+        self.state, self.seen = state, seen
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1  # no bound
+
+    @property
+    def batch_size(self) -> int:
+        return -1 if self.state is None else self.state.rows
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.state is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.state, self.seen = None, 0
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.state = self.state.fork(repeats)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise ValueError("a recurrent state cannot forget its last tokens: keep a copy of the state from before them")

@@ -1,0 +1,41 @@
+"""The model's config as transformers knows it: the same fields, saved and found by its Auto classes."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from linattn import models
+
+
+class LMConfig(models.LMConfig, PreTrainedConfig):
+    """:class:`linattn.models.LMConfig` with what every transformers config has beside it.
+
+    ``hidden_size``, ``num_hidden_layers`` and ``tie_word_embeddings`` are other names of ``dim``, ``layers`` and ``tie_embeddings``.
+    """
+
+    model_type: ClassVar[str] = "linattn"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "dim",
+        "num_hidden_layers": "layers",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """transformers admits any keyword; one that looks like a slip of ours is refused."""
+        ours = [f.name for f in fields(models.LMConfig)]
+        for name in kwargs:
+            close = difflib.get_close_matches(name, ours, 1, 0.75)
+            if close and name not in self.attribute_map:
+                raise TypeError(f"LMConfig has no field {name!r}; did you mean {close[0]!r}?")
+        PreTrainedConfig.__post_init__(self, **kwargs)
+        self.check()

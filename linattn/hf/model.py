@@ -1,0 +1,192 @@
+"""The language backbone as transformers models; every parameter has the name it has in :class:`linattn.LanguageModel`."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from linattn.hf.cache import StateCache
+from linattn.hf.config import LMConfig
+from linattn.mixers import Mixer
+from linattn.models import Backbone
+from linattn.models.language import head
+from linattn.ops.checks import values_visible
+
+
+@dataclass(frozen=True)
+class Call:
+    """The tokens of one call, in transformers' words."""
+
+    input_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    attention_mask: Tensor | None
+    past_key_values: StateCache | None
+    use_cache: bool
+    cu_seqlens: Tensor | None
+
+    @property
+    def tokens(self) -> int:
+        given = self.input_ids if self.inputs_embeds is None else self.inputs_embeds
+        if given is None or (self.input_ids is not None) == (self.inputs_embeds is not None):
+            raise ValueError("give either input_ids [B, T] or inputs_embeds [B, T, D]")
+        return given.shape[1]
+
+    @property
+    def mask(self) -> Tensor | None:
+        """[B, T] bool for the tokens of this call alone (what came before is in the state), None where all are real."""
+        mask = self.attention_mask
+        if mask is None:
+            return None
+        if mask.ndim != 2:
+            raise ValueError(f"attention_mask must have shape [B, T], 1 for real tokens, but came with {list(mask.shape)}")
+        mask = mask[:, mask.shape[1] - self.tokens :].bool()
+        return None if values_visible(mask) and bool(mask.all()) else mask
+
+
+class LinattnPreTrainedModel(PreTrainedModel):
+    """What both faces share: the backbone, and how it is initialised, cached and kept in precision."""
+
+    config_class = LMConfig
+    config: LMConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _is_stateful = True
+    _no_split_modules = ["Block"]  # noqa: RUF012  (as the base class declares it)
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__(config)
+        self.model = Backbone(config)
+        self._keep_in_fp32_modules_strict = sorted({n for m in self.model.modules() if isinstance(m, Mixer) for n in m.keep_float32})
+        self._hollow = self.model.embedding.weight.is_meta  # from_pretrained builds without memory, then fills
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Construction has initialised everything; what a checkpoint then lacks is taken from a new model."""
+        if not self._hollow:
+            return
+        tensors = itertools.chain(self.named_parameters(), self.named_buffers())
+        lacking = {n: t for n, t in tensors if not t.is_meta and not getattr(t, "_is_hf_initialized", False)}
+        if lacking:
+            new = type(self)(self.config)
+            for name, tensor in lacking.items():
+                tensor.copy_(new.get_parameter(name) if isinstance(tensor, nn.Parameter) else new.get_buffer(name))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embedding = value
+
+    def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None]:
+        tokens, cache = call.tokens, call.past_key_values
+        if cache is not None and not isinstance(cache, StateCache):
+            raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
+        if cache is None and call.use_cache:
+            cache = StateCache()
+        hidden, state = self.model(
+            call.input_ids,
+            None if cache is None else cache.state,
+            embeddings=call.inputs_embeds,
+            return_state=cache is not None,
+            mask=call.mask,
+            cu_seqlens=call.cu_seqlens,
+        )
+        if cache is not None:
+            cache.state, cache.seen = state, cache.seen + tokens
+        return hidden, cache
+
+
+class LinattnModel(LinattnPreTrainedModel):
+    """Hidden states: ``AutoModel``."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutputWithPast | tuple:
+        """Tokens [B, T] -> ``last_hidden_state`` [B, T, D]. Arguments as in :meth:`LinattnForCausalLM.forward`."""
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        hidden, cache = self._hidden(Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens))
+        out = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
+        return out.to_tuple() if return_dict is False else out
+
+
+class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
+    """Next-token logits, loss and ``generate()``: ``AutoModelForCausalLM``."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = head(self.model, config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.lm_head = value
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the cache is a state, not keys and values
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length) -> bool:
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = StateCache()
+        return True
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits [B, T, vocab] of the token after each, and their loss where ``labels`` are given.
+
+        Args:
+            input_ids: [B, T].
+            attention_mask: [B, past + T], 0 for padding on either side; only its last T columns are read.
+            past_key_values: a :class:`StateCache`; it is brought up to date in place.
+            inputs_embeds: [B, T, D] in place of ``input_ids``.
+            labels: [B, T], the tokens themselves (they are shifted here), -100 where none is to be learned.
+            use_cache: return the state as ``past_key_values``; by default outside training.
+            logits_to_keep: only the last so many positions get logits; 0: all. Or their indices.
+            num_items_in_batch: divide the summed loss by this instead of the number of labels.
+            cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
+        """
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        hidden, cache = self._hidden(Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens))
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
+        logits = self.lm_head(hidden if isinstance(kept, int) else hidden[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return out.to_tuple() if return_dict is False else out

@@ -1,0 +1,110 @@
+"""The language model: embedding, blocks, head. One backbone for every mixer; hybrids are a pattern of its config."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from linattn.models.block import Block, norm
+from linattn.models.config import LMConfig
+from linattn.state import State
+
+
+class Backbone(nn.Module):
+    """Tokens [B, T] -> hidden states [B, T, D], with a :class:`linattn.State` in and out."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.embedding_norm = norm(config) if config.embedding_norm else None
+        blocks = [Block(config, i) for i in range(config.layers)]
+        self.layers = nn.ModuleList(blocks)
+        self.norm = norm(config) if config.block == "pre" else None  # after-norm blocks end in one
+        self.gradient_checkpointing = False
+        self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # transformers puts its own here
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        for block in blocks:
+            _soften(block, config.layers)
+
+    def forward(
+        self,
+        ids: Tensor | None = None,
+        state: State | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        return_state: bool = False,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """Run the stack on ``ids`` [B, T], or on ``embeddings`` [B, T, D] in their place.
+
+        Args:
+            state: what an earlier call returned: the tokens continue that one's sequences.
+            return_state: whether the second value is the state after the last token; None otherwise.
+            mask: [B, T] bool, True = real token.
+            cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
+        """
+        if state is not None and len(state.layers) != len(self.layers):
+            raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
+        x = self.embedding(ids) if embeddings is None else embeddings
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        states = []
+        for i, layer in enumerate(self.layers):
+            old = None if state is None else state.layers[i]
+            x, new = self._run(layer, x, old, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
+            states.append(new or {})
+        x = x if self.norm is None else self.norm(x)
+        return x, State(states) if return_state else None
+
+    def _run(self, layer: nn.Module, x: Tensor, old: dict[str, Tensor] | None, **how) -> tuple[Tensor, dict[str, Tensor] | None]:
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return self._gradient_checkpointing_func(layer, x, old, **how)
+        return layer(x, old, **how)
+
+
+class LanguageModel(nn.Module):
+    """``model(ids)`` -> logits; works with nothing but torch. :mod:`linattn.hf` is the same model for transformers."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config)
+        self.lm_head = head(self.model, config)
+
+    def forward(
+        self,
+        ids: Tensor,
+        state: State | None = None,
+        *,
+        return_state: bool = False,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, State]:
+        """Logits [B, T, vocab] of the token after each of ``ids`` [B, T]; the pair (logits, state) with ``return_state``.
+
+        ``state`` continues an earlier call, ``mask`` [B, T] bool marks real tokens, ``cu_seqlens`` [N + 1] packs N sequences.
+        """
+        hidden, state = self.model(ids, state, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
+        logits = self.lm_head(hidden)
+        return (logits, state) if return_state else logits
+
+
+def head(model: Backbone, config: LMConfig) -> nn.Linear:
+    """The output layer of ``model``, tied to its embedding if the config says so."""
+    linear = nn.Linear(config.dim, config.vocab_size, bias=False)
+    nn.init.normal_(linear.weight, std=0.02)
+    if config.tie_embeddings:
+        linear.weight = model.embedding.weight
+    return linear
+
+
+@torch.no_grad()
+def _soften(block: Block, layers: int) -> None:
+    """Scale what enters the residual stream by 1/√(2·layers), so that its variance does not grow with depth at the start."""
+    for branch, name in ((block.mixer, "o_proj"), (block.ffn, "down_proj")):
+        out = getattr(branch, name, None)
+        if isinstance(out, nn.Linear):
+            out.weight.mul_((2 * layers) ** -0.5)

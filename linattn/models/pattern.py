@@ -1,0 +1,28 @@
+"""Patterns of layers: ``"gla*3, softmax"`` names what stands in each layer and repeats until the layers are filled."""
+
+from __future__ import annotations
+
+import re
+
+_ENTRY = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-]*)\s*(?:\*\s*(?P<count>\d+))?\s*")
+
+
+def parse(text: str, argument: str) -> list[str]:
+    """The names of one period: ``"gla*3, softmax"`` -> gla, gla, gla, softmax. ``argument`` names the pattern in errors."""
+    if not isinstance(text, str):
+        raise TypeError(f'{argument} must be a pattern such as "gla*3, softmax", but came as {type(text).__name__}')
+    names: list[str] = []
+    for entry in text.split(","):
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            raise ValueError(f'{argument} must be names with optional counts such as "gla*3, softmax", but came as {text!r}')
+        count = int(match["count"] or 1)
+        if count < 1:
+            raise ValueError(f"{argument} counts from 1, but {entry.strip()!r} asks for {count} layers in {text!r}")
+        names += [match["name"]] * count
+    return names
+
+
+def fill(names: list[str], layers: int) -> list[str]:
+    """Repeat ``names`` until ``layers`` are filled; a last period may stay incomplete."""
+    return [names[i % len(names)] for i in range(layers)]

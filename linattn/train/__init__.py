@@ -1,0 +1,14 @@
+"""Training a language model on text, so that it can be killed at any moment and goes on bit for bit."""
+
+from importlib import import_module
+
+from linattn.train.options import TrainOptions as TrainOptions
+from linattn.train.options import TrainResult as TrainResult
+
+_WHERE = {"train": "training", "load_run": "run", "saved_options": "run"}  # the trainer takes seconds to import, so on first use
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module 'linattn.train' has no attribute {name!r}")
+    return getattr(import_module(f"linattn.train.{_WHERE[name]}"), name)

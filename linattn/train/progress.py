@@ -1,0 +1,107 @@
+"""What a run tells while it goes: a line of metrics per validation in its folder, a bar on the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+
+class Recorder(TrainerCallback):
+    """Keeps the history; ``seconds`` counts training alone, without validations and checkpoints."""
+
+    def __init__(
+        self, path: Path, history: list[dict[str, Any]], seen: dict[str, Any], *, step_tokens: int, bits_per_byte: Callable[[float], float]
+    ) -> None:
+        """``seen`` is what :meth:`seen` gave at the last checkpoint."""
+        self.path, self.history = path, history
+        self.seconds: float = seen["seconds"]
+        self._losses: list[float] = list(seen["losses"])  # since the last validation
+        self.step_tokens, self.bits_per_byte = step_tokens, bits_per_byte
+        self._since: float | None = None  # when what is not yet counted began; None: the clock stands
+
+    def seen(self) -> dict[str, Any]:
+        """What a resumed run has to know of this one."""
+        return {"seconds": self.seconds, "losses": self._losses}
+
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        self._since = time.perf_counter() if self._since is None else self._since
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self._count()
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if "loss" not in (logs or {}):
+            return
+        self._count()  # reading the loss waited for the device
+        if not math.isfinite(logs["loss"]):
+            raise ValueError(f"the loss is {logs['loss']} at step {state.global_step}: start again with a lower learning rate")
+        self._losses.append(logs["loss"])
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        self._since = None
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        self.seconds += now - (self._since or now)
+        self._since = now
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs) -> None:
+        record = {
+            "step": state.global_step,
+            "tokens": state.global_step * self.step_tokens,
+            "train_loss": sum(self._losses) / len(self._losses) if self._losses else None,
+            "validation_bits_per_byte": self.bits_per_byte(metrics["eval_loss"]),
+            "seconds": self.seconds,
+        }
+        self._losses, self._since = [], None
+        self.history.append(record)
+        if state.is_world_process_zero:
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+class Bar(TrainerCallback):
+    """Steps, loss, bits per byte of the last validation, speed and time to go."""
+
+    def __init__(self, title: str, recorder: Recorder) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+        )
+        self._title, self._recorder, self._bar = title, recorder, Progress(*columns, console=Console(stderr=True))
+        self._loss, self._first = "", (0, 0.0)
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        if not state.is_world_process_zero:
+            return
+        self._first = (state.global_step, self._recorder.seconds)
+        self._bar.add_task(self._title, total=state.max_steps, completed=state.global_step, said="")
+        self._bar.start()
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if "loss" in (logs or {}):
+            self._loss = f"loss {logs['loss']:.3f}"
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if not self._bar.tasks:
+            return
+        steps, seconds = state.global_step - self._first[0], self._recorder.seconds - self._first[1]
+        last = self._recorder.history[-1:]
+        said = [self._loss, *(f"{r['validation_bits_per_byte']:.3f} bits/byte" for r in last)]
+        said.append(f"{steps * self._recorder.step_tokens / max(seconds, 1e-9):,.0f} tokens/s")
+        self._bar.update(self._bar.tasks[0].id, completed=state.global_step, said=" · ".join(filter(None, said)))
+
+    def stop(self) -> None:
+        """Leave the terminal as it was, also after an error."""
+        self._bar.stop()

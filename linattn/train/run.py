@@ -1,0 +1,167 @@
+"""A run's folder: what was asked for, which checkpoint is the newest whole one, and the model in it.
+
+* run.json: options, config, sha256 of the corpus: what must be the same for going on
+* config.json: the model's config as transformers reads it
+* metrics.jsonl: one line per validation
+* checkpoint-N/: model.safetensors, config.json, optimizer, schedule, generators; complete.json comes last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import linattn
+from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
+from linattn.models import LanguageModel, LMConfig
+from linattn.state import replacing
+from linattn.train import checkpoint
+from linattn.train.options import TrainOptions
+
+RUN, METRICS, TOKENIZER = "run.json", "metrics.jsonl", "tokenizer.json"
+_SAME = ("steps", "seed", "context", "batch_size", "learning_rate")  # beside config, corpus and number of processes
+
+
+def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, processes: int) -> dict[str, Any]:
+    """Everything that the weights follow from, as JSON values."""
+    model = {f.name: getattr(config, f.name) for f in fields(LMConfig)}
+    same = {**model, **{name: getattr(options, name) for name in _SAME}, "corpus_sha256": corpus_sha256, "processes": processes}
+    return json.loads(json.dumps(same))
+
+
+def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> None:
+    """Make the run's folder, or see that the run in it is the one that is to go on.
+
+    Raises ValueError where the folder holds something and ``resume`` is not set, or another run.
+    """
+    folder = options.folder
+    known = _known(folder)
+    if known is None:
+        if folder.exists() and (not folder.is_dir() or (not options.resume and any(folder.iterdir()))):
+            raise ValueError(f"{folder} is there already and holds no run: name another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text or ()]}
+        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
+        _write(folder / "config.json", config_json)
+        _write(folder / RUN, json.dumps({"linattn": linattn.__version__, "options": asked, "same": same}, indent=1))
+        return
+    if not options.resume:
+        raise ValueError(f"{folder} already holds a run: go on with it with --resume, or name another folder with --out")
+    other = [f"{k} {known['same'].get(k)!r} there, {v!r} here" for k, v in same.items() if known["same"].get(k) != v]
+    if other:
+        raise ValueError(f"{folder} holds another run, which cannot go on as asked: {'; '.join(other)}")
+
+
+def saved_options(folder: Path) -> TrainOptions | None:
+    """The options that the run in ``folder`` was started with, or None where there is no run."""
+    known = _known(folder)
+    if known is None:
+        return None
+    options = TrainOptions(**{**known["options"], "text": tuple(known["options"]["text"])})
+    return replace(options, out=folder)
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Hold the lock of ``folder``: two trainings never write to one run."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        with lock.acquire(timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"another process is training in {folder}") from None
+
+
+def history(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The validations up to ``step``: a run that was killed may have seen later ones that it has to see again."""
+    try:
+        lines = (folder / METRICS).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [record for line in lines if (record := _json(line)) is not None and record["step"] <= step]
+
+
+def clean(folder: Path, records: list[dict[str, Any]]) -> None:
+    """Take out what a killed process left half-written, and all metrics but ``records``."""
+    for left in folder.glob(".*.part"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    _write(folder / METRICS, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
+    """The model of a run and what turns text into its tokens and back. Needs no transformers.
+
+    Args:
+        path: a run's folder (its newest whole checkpoint is taken) or one checkpoint.
+        device: where the model goes.
+
+    Raises:
+        OSError: where there is no run.
+        ValueError: where it is damaged.
+    """
+    path = Path(path)
+    folder = path if (path / "model.safetensors").is_file() else checkpoint.newest(path)
+    if folder is None:
+        kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"
+        raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
+    content = _json((folder / "config.json").read_text())
+    if content is None or content.get("model_type") != "linattn":
+        raise ValueError(f"{folder / 'config.json'} is no config of a linattn model")
+    config = LMConfig(**{f.name: content[f.name] for f in fields(LMConfig) if f.name in content})
+    model = _load(folder / "model.safetensors", config).to(device).eval()
+    if (folder / TOKENIZER).is_file():
+        return model, TokenizerCodec(folder / TOKENIZER)
+    if config.vocab_size != ByteCodec.vocab_size:
+        raise ValueError(f"{folder} has {config.vocab_size} tokens, but no {TOKENIZER}")
+    return model, ByteCodec()
+
+
+def _load(path: Path, config: LMConfig) -> LanguageModel:
+    """Shapes are compared in the file's header before any memory is taken."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    with torch.device("meta"):
+        wanted = {name: list(t.shape) for name, t in LanguageModel(config).state_dict().items()}
+    tied = {"lm_head.weight"} if config.tie_embeddings else set()
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        wrong = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n) and not (n in tied and n not in shapes))
+        if wrong:
+            raise ValueError(f"{path} does not fit its config: {wrong[0]} has {shapes.get(wrong[0])}, wanted {wanted.get(wrong[0])}")
+        model = LanguageModel(config)
+        model.load_state_dict(load_file(path), strict=not tied)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return model
+
+
+def _known(folder: Path) -> dict[str, Any] | None:
+    try:
+        return _json((folder / RUN).read_text())
+    except OSError:
+        return None
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as aside:
+        aside.write_text(text)

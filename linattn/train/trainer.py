@@ -1,0 +1,93 @@
+"""The Hugging Face Trainer with checkpoints that are whole or absent and hold no pickle, and data in the packed order."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import nn
+from torch.utils.data import Dataset, Sampler, SequentialSampler
+from transformers import Trainer
+
+from linattn.data.codec import Codec, TokenizerCodec
+from linattn.data.folders import publish
+from linattn.data.packed import PackedTokens
+from linattn.hf import LinattnForCausalLM
+from linattn.train import checkpoint
+from linattn.train.progress import Recorder
+from linattn.train.run import TOKENIZER
+
+OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
+
+
+class RunTrainer(Trainer):
+    """One run. What Trainer would pickle is written as safetensors with JSON in their headers."""
+
+    optimizer: Any  # Trainer makes these two when it begins
+    lr_scheduler: Any
+
+    def __init__(self, *, model: LinattnForCausalLM, packed: PackedTokens, codec: Codec, recorder: Recorder, **kwargs: Any) -> None:
+        super().__init__(model=model, train_dataset=packed, callbacks=[recorder], **kwargs)
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError("training writes whole optimizer states: use plain torchrun, without FSDP or DeepSpeed")
+        self.packed, self.codec, self.recorder = packed, codec, recorder
+        self._aside: Path | None = None
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Weight decay is for matrices: not for norms, biases and time constants."""
+        return [name for name, p in model.named_parameters() if p.ndim >= 2]
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+        return SequentialSampler(self.packed)  # already in the right order
+
+    def _get_output_dir(self, trial=None) -> str:
+        return str(self._aside or self.args.output_dir)
+
+    def _save_checkpoint(self, model: nn.Module, trial) -> None:
+        """Write aside, sync, rename, mark."""
+        run, name = Path(str(self.args.output_dir)), f"checkpoint-{self.state.global_step}"
+        aside, main = run / f".{name}.part", self.is_world_process_zero()
+        self._aside = aside
+        try:
+            if main:
+                shutil.rmtree(aside, ignore_errors=True)
+                (aside / name).mkdir(parents=True)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if main:
+                publish(aside / name, run / name)
+                checkpoint.mark(run / name, step=self.state.global_step, **self.recorder.seen())
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"{run / name} cannot be written: {error}; the checkpoints before it are whole") from error
+        finally:
+            if main:
+                shutil.rmtree(aside, ignore_errors=True)
+            self._aside = None
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """Trainer's own pickles its arguments beside the weights."""
+        assert output_dir is not None
+        self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=state_dict)
+        if isinstance(self.codec, TokenizerCodec):
+            Path(output_dir, TOKENIZER).write_text(self.codec.content, encoding="utf-8")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.args.should_save:
+            checkpoint.write(Path(output_dir, OPTIMIZER), *checkpoint.flatten(self.optimizer.state_dict()))
+            checkpoint.write(Path(output_dir, SCHEDULE), {}, self.lr_scheduler.state_dict())
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        checkpoint.write(Path(output_dir, GENERATORS.format(self.args.process_index)), *checkpoint.generators())
+
+    def _load_optimizer_and_scheduler(self, checkpoint_dir: str | None) -> None:
+        if checkpoint_dir is not None:
+            self.optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(Path(checkpoint_dir, OPTIMIZER))))
+            self.lr_scheduler.load_state_dict(checkpoint.read(Path(checkpoint_dir, SCHEDULE))[1])
+
+    def _load_rng_state(self, checkpoint_dir: str | None) -> None:
+        if checkpoint_dir is not None:
+            checkpoint.set_generators(*checkpoint.read(Path(checkpoint_dir, GENERATORS.format(self.args.process_index))))

@@ -1,0 +1,146 @@
+"""One training run from options to result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from transformers import PrinterCallback, TrainingArguments
+from transformers.utils import logging
+
+from linattn.data import Corpus, PackedTokens, corpus
+from linattn.data.packed import Windows
+from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.train import checkpoint, run
+from linattn.train.options import TrainOptions, TrainResult
+from linattn.train.progress import Bar, Recorder
+from linattn.train.trainer import RunTrainer
+
+VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
+
+
+def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
+    """Train a model on text and leave it in ``options.folder``; see :mod:`linattn.train.run` for what is in there.
+
+    The same options, machine and number of processes give the same weights, bit for bit, however often the training was
+    killed and resumed on the way. Under ``torchrun`` every process calls this.
+
+    Args:
+        options: what to train.
+        progress: show a bar on the terminal.
+
+    Raises:
+        OSError, ValueError: for text, options and folders that do not fit, before anything is written.
+    """
+    data = corpus(options.text, options.tokenizer)
+    config = LMConfig(
+        vocab_size=data.vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn_dim=options.ffn_dim,
+        mixer_options=options.mixer_options,
+    )  # fmt: skip
+    _long_enough(data, options)
+    args = _arguments(options)
+    main = args.process_index == 0
+    with args.main_process_first(local=False):
+        if main:
+            same = run.identity(options, config, data.sha256, args.world_size)
+            run.prepare(options, same, config.to_json_string())
+    with run.only_process(options.folder) if main else nullcontext(), _own_surroundings():
+        return _run(options, args, config, data, progress)
+
+
+def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus, progress: bool) -> TrainResult:
+    start = checkpoint.newest(options.folder)
+    seen = (start and checkpoint.marked(start)) or {"step": 0, "seconds": 0.0, "losses": []}
+    history = run.history(options.folder, seen["step"])
+    if args.process_index == 0:
+        run.clean(options.folder, history)
+    torch.manual_seed(options.seed)
+    model = LinattnForCausalLM(config)
+    step_samples = options.batch_size * args.world_size
+    if seen["step"] < options.steps:
+        recorder = Recorder(
+            options.folder / run.METRICS, history, seen, step_tokens=step_samples * options.context, bits_per_byte=data.bits_per_byte
+        )  # fmt: skip
+        trainer = RunTrainer(
+            model=model, args=args, codec=data.codec, recorder=recorder,
+            packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples),
+            eval_dataset=Windows(data.validation, options.context, max(1, VALIDATION_TOKENS // options.context)),
+        )  # fmt: skip
+        _go(trainer, start, Bar(options.mixer, recorder) if progress else None)
+    if not history:
+        raise ValueError(f"{options.folder} has lost its {run.METRICS}")
+    last = history[-1]
+    return TrainResult(
+        run=options.folder,
+        parameters=sum(p.numel() for p in model.parameters()),
+        history=history,
+        validation_bits_per_byte=last["validation_bits_per_byte"],
+        tokens_per_second=last["tokens"] / last["seconds"],
+        corpus_sha256=data.sha256,
+    )
+
+
+def _go(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
+    trainer.remove_callback(PrinterCallback)
+    if bar is not None:
+        trainer.add_callback(bar)
+    try:
+        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _arguments(options: TrainOptions) -> TrainingArguments:
+    eval_every = options.eval_every or max(10, options.steps // 10)
+    return TrainingArguments(
+        output_dir=str(options.folder),
+        max_steps=options.steps,
+        per_device_train_batch_size=options.batch_size,
+        per_device_eval_batch_size=max(options.batch_size, 4096 // options.context),
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=options.steps // 20,
+        weight_decay=0.1,
+        adam_beta2=0.95,
+        max_grad_norm=1.0,
+        seed=options.seed,
+        logging_steps=math.gcd(eval_every, 10),
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=eval_every,
+        prediction_loss_only=True,
+        save_strategy="steps",
+        save_steps=options.save_every or options.steps,
+        use_cpu=not torch.accelerator.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        disable_tqdm=True,
+        report_to="none",
+    )
+
+
+def _long_enough(data: Corpus, options: TrainOptions) -> None:
+    for name in ("train", "validation"):
+        if len(getattr(data, name)) < options.context:
+            raise ValueError(
+                f"the text is too short for a context of {options.context}: {len(data.train)} tokens to learn from and"
+                f" {len(data.validation)} to validate on; give more text or a smaller context"
+            )
+
+
+@contextmanager
+def _own_surroundings() -> Iterator[None]:
+    """Leave the caller's random generators and transformers' progress bars as they were."""
+    before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        checkpoint.set_generators(*before)
+        if bars:
+            logging.enable_progress_bar()

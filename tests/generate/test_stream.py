@@ -1,0 +1,95 @@
+"""Decoding step by step equals the whole forward pass, with a state that does not grow."""
+
+import importlib
+
+import pytest
+import torch
+
+from linattn.generate import stream
+from linattn.models import LanguageModel, LMConfig
+
+module = importlib.import_module("linattn.generate.stream")
+
+
+def model(mixer: str) -> LanguageModel:
+    return LanguageModel(LMConfig(vocab_size=40, dim=32, layers=2, mixer=mixer)).double().eval()
+
+
+def greedy(lm, ids, count):
+    for _ in range(count):
+        ids = torch.cat([ids, lm(ids)[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@pytest.mark.parametrize("mixer", ["gla, softmax", "mamba2", "deltanet"])
+@pytest.mark.parametrize("piece", [4096, 3])
+def test_greedy_equals_the_whole_forward(mixer, piece, monkeypatch):
+    monkeypatch.setattr(module, "PREFILL", piece)
+    lm, ids = model(mixer), torch.randint(40, (2, 8))
+    want = greedy(lm, ids, 7)[:, 8:]
+    assert torch.equal(torch.stack(list(stream(lm, ids, max_new_tokens=7, temperature=0)), 1), want)
+    assert list(stream(lm, ids[1], max_new_tokens=7, temperature=0)) == want[1].tolist()
+    assert list(stream(lm, ids[1].tolist(), max_new_tokens=7, temperature=0)) == want[1].tolist()
+
+
+def test_samples_are_those_of_the_whole_forward():
+    lm, ids = model("gla, softmax"), torch.randint(40, (1, 5))
+    got = list(stream(lm, ids[0], max_new_tokens=6, top_k=9, generator=torch.Generator().manual_seed(2)))
+    generator = torch.Generator().manual_seed(2)
+    for token in got:
+        logits = lm(ids)[:, -1]
+        best = logits.topk(9)
+        p = torch.zeros_like(logits, dtype=torch.float32).scatter(-1, best.indices, best.values.float().softmax(-1))
+        assert torch.multinomial(p, 1, generator=generator).item() == token
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+
+
+@pytest.mark.parametrize(("mixer", "constant"), [("gla", True), ("gated_deltanet", True), ("softmax", False)])
+def test_the_state_is_constant_where_the_mixers_are_recurrent(mixer, constant):
+    lm, sizes, widths = model(mixer), [], []
+
+    def watch(_, args, out):
+        sizes.append(out[1].nbytes)
+        widths.append(args[0].shape[1])
+
+    lm.model.register_forward_hook(watch)
+    list(stream(lm, [1, 2, 3], max_new_tokens=12, temperature=0))
+    assert widths == [3] + [1] * 11  # one pass over the prompt, then a token at a time
+    assert (len(set(sizes)) == 1) is constant
+
+
+def test_a_stop_token_ends_a_row():
+    lm, ids = model("gla"), torch.randint(40, (2, 6))
+    want = greedy(lm, ids, 12)[:, 6:]
+    stop = want[0, 3].item()
+    first = [row.tolist().index(stop) if stop in row.tolist() else None for row in want]
+    assert list(stream(lm, ids[0], max_new_tokens=12, temperature=0, stop=[stop])) == want[0, : first[0] + 1].tolist()
+    rows = torch.stack(list(stream(lm, ids, max_new_tokens=12, temperature=0, stop=[stop])), 1)
+    assert rows[0, : first[0] + 1].tolist() == want[0, : first[0] + 1].tolist()
+    assert set(rows[0, first[0] :].tolist()) == {stop}
+    if first[1] is None:
+        assert torch.equal(rows[1], want[1])
+    assert list(stream(lm, ids[0], max_new_tokens=12, temperature=0, stop=want[0].tolist())) == want[0, :1].tolist()
+
+
+def test_nothing_learns_and_nothing_is_counted():
+    lm = model("gla")
+    tokens = stream(lm, torch.tensor([[1, 2]]), max_new_tokens=3, temperature=0)
+    assert not any(token.requires_grad for token in tokens)
+    assert list(stream(lm, [1], max_new_tokens=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"ids": []}, r"ids must be a prompt \[T\] or \[B, T\] of at least one token, but came with shape \[0\]"),
+        ({"ids": torch.zeros(1, 1, 1, dtype=torch.long)}, "ids must be a prompt"),
+        ({"ids": torch.zeros(3)}, "ids must be integers"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be an integer of at least 0"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"top_p": 2.0}, "top_p must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(how, message):
+    with pytest.raises(ValueError, match=message):
+        stream(model("gla"), **{"ids": [1], "max_new_tokens": 1, **how})

@@ -1,0 +1,226 @@
+"""The Hugging Face face: Auto classes, saving, loss, and ``generate()`` against the forward pass without a cache."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+
+import linattn
+from linattn.hf import LinattnForCausalLM, LMConfig, StateCache
+from linattn.models import LanguageModel
+
+MIXERS = ["gla", "softmax", "mamba2, softmax", "gated_deltanet"]
+
+
+@pytest.fixture(autouse=True)
+def _no_bars():
+    transformers.utils.logging.disable_progress_bar()
+    yield
+    transformers.utils.logging.enable_progress_bar()
+
+
+def model(mixer="gla, softmax", **options) -> LinattnForCausalLM:
+    config = linattn.LMConfig(**{"vocab_size": 50, "dim": 32, "layers": 2, "mixer": mixer, **options})
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def greedy(lm, ids, count):
+    """What ``generate`` has to equal: the whole forward pass for every token."""
+    for _ in range(count):
+        ids = torch.cat([ids, lm(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_greedy_equals_the_uncached_forward(mixer):
+    lm, ids = model(mixer), torch.randint(50, (2, 7))
+    want = greedy(lm, ids, 6)
+    for how in ({}, {"use_cache": False}, {"prefill_chunk_size": 3}):
+        assert torch.equal(lm.generate(ids, max_new_tokens=6, do_sample=False, **how), want), how
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("how", [{"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 2, "top_k": 20}])
+def test_beams_and_samples_equal_the_uncached(mixer, how):
+    lm, ids, out = model(mixer), torch.randint(50, (2, 7)), []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        out.append(lm.generate(ids, max_new_tokens=6, use_cache=use_cache, **how))
+    assert torch.equal(*out)
+    assert out[0].shape == (4, 13)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_left_padding_changes_nothing(mixer):
+    lm, ids = model(mixer), torch.randint(50, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    for how in ({}, {"prefill_chunk_size": 2}):
+        out = lm.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, **how)
+        assert torch.equal(out[0, 4:], greedy(lm, ids[:1, 4:], 5)[0])
+        assert torch.equal(out[1:], greedy(lm, ids[1:], 5))
+
+
+def test_a_cache_goes_on_where_it_was():
+    lm, ids = model(), torch.randint(50, (1, 6))
+    first = lm.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    longer = torch.cat([first.sequences, torch.randint(50, (1, 3))], 1)
+    assert first.past_key_values.get_seq_length() == 9
+    out = lm.generate(longer, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False)
+    assert torch.equal(out, greedy(lm, longer, 4))
+
+
+def test_the_cache_is_constant_where_the_mixers_are_recurrent():
+    sizes = {}
+    for mixer in ("gla", "softmax"):
+        out = [model(mixer)(torch.zeros(1, n, dtype=torch.long)).past_key_values.state.nbytes for n in (3, 30)]
+        sizes[mixer] = out[1] - out[0]
+    assert sizes["gla"] == 0 < sizes["softmax"]
+
+
+def test_what_a_cache_cannot_do_is_said():
+    lm, ids = model(), torch.zeros(1, 2, dtype=torch.long)
+    with pytest.raises(TypeError, match=r"must be a linattn.hf.StateCache, but came as DynamicCache"):
+        lm(ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cannot forget"):
+        StateCache().crop(1)
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \[B, T\]"):
+        lm(ids, attention_mask=torch.ones(1, 1, 2, 2))
+    with pytest.raises(ValueError, match="either input_ids"):
+        lm()
+
+
+def test_caches_reset_repeat_and_select():
+    lm, ids = model(), torch.randint(50, (2, 5))
+    with torch.no_grad():
+        cache = lm(ids).past_key_values
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    assert cache.batch_size == 2
+    with torch.no_grad():
+        got = lm(torch.tensor([[1], [2]]), past_key_values=cache).logits
+    want = lm(torch.cat([ids[[1, 0]], torch.tensor([[1], [2]])], 1)).logits[:, -1:]
+    torch.testing.assert_close(got, want)
+    before = copy.deepcopy(cache)
+    lm(torch.tensor([[5], [6]]), past_key_values=cache)
+    assert (before.get_seq_length(), cache.get_seq_length()) == (6, 7)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert not cache.is_initialized
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_saved_and_loaded(tie, tmp_path):
+    lm, ids = model(tie_embeddings=tie, mixer_options={"gla": {"heads": 2}}), torch.randint(50, (1, 8))
+    lm.save_pretrained(tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tie
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).logits, lm(ids).logits)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(lm.lm_head(base(ids).last_hidden_state), lm(ids).logits)
+    plain = LanguageModel(again.config).double()
+    plain.load_state_dict(lm.state_dict())
+    assert torch.equal(plain(ids), lm(ids).logits)
+
+
+def test_configs_are_saved_with_every_field(tmp_path):
+    config = LMConfig(vocab_size=50, dim=32, layers=3, mixer="gla*2, softmax", ffn_dim=77, norm="layer", block="post", tie_embeddings=True)
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is LMConfig
+    assert again.to_diff_dict() == config.to_diff_dict()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {k: saved[k] for k in ("model_type", "dim", "mixer", "ffn_dim")} == {
+        "model_type": "linattn",
+        "dim": 32,
+        "mixer": "gla*2, softmax",
+        "ffn_dim": 77,
+    }
+    assert (again.hidden_size, again.num_hidden_layers, again.tie_word_embeddings) == (32, 3, True)
+    assert LMConfig(hidden_size=64, num_hidden_layers=1).dim == 64
+
+
+def test_slips_in_config_fields_are_errors():
+    with pytest.raises(TypeError, match="no field 'mixr'; did you mean 'mixer'"):
+        LMConfig(mixr="gla")
+    with pytest.raises(ValueError, match="no mixer is called 'glu'"):
+        LMConfig(mixer="glu")
+
+
+def test_a_narrow_dtype_leaves_time_constants_alone(tmp_path):
+    lm = model("mamba2, gated_deltanet").float()
+    lm.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    wide = {name.rsplit(".", 1)[-1] for name, p in again.named_parameters() if p.dtype == torch.float32}
+    assert wide == {"A_log", "dt_bias"}
+    assert again.lm_head.weight.dtype == torch.bfloat16
+    for name, p in again.named_parameters():
+        if p.dtype == torch.float32:
+            assert torch.equal(p, lm.get_parameter(name))
+
+
+def test_what_a_checkpoint_lacks_starts_as_in_a_new_model(tmp_path):
+    lm = model().float()
+    lm.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    head = weights.pop("lm_head.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again.model.embedding.weight, lm.model.embedding.weight)
+    assert not torch.equal(again.lm_head.weight, head)
+    assert 0.015 < again.lm_head.weight.std().item() < 0.025
+
+
+def test_loss_is_the_mean_over_shifted_labels():
+    lm, ids = model(), torch.randint(50, (2, 9))
+    labels = ids.clone()
+    labels[0, 4:] = -100
+    out = lm(ids, labels=labels)
+    want = F.cross_entropy(out.logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+    torch.testing.assert_close(out.loss, want)
+    torch.testing.assert_close(lm(ids, labels=labels, num_items_in_batch=5).loss, want * 11 / 5)
+
+
+def test_embeddings_packing_and_kept_logits():
+    lm, ids = model(), torch.randint(50, (1, 9))
+    full = lm(ids).logits
+    assert torch.equal(lm(inputs_embeds=lm.get_input_embeddings()(ids)).logits, full)
+    torch.testing.assert_close(lm(ids, logits_to_keep=2).logits, full[:, -2:])
+    packed = lm(ids, cu_seqlens=torch.tensor([0, 4, 9])).logits
+    torch.testing.assert_close(packed[:, 4:], lm(ids[:, 4:]).logits)
+    assert lm(ids, return_dict=False)[0].shape == full.shape
+
+
+def test_gradient_checkpointing_is_switched_on_the_transformers_way():
+    lm, ids = model().train(), torch.randint(50, (1, 6))
+    lm(ids, labels=ids).loss.backward()
+    plain = [p.grad.clone() for p in lm.parameters()]
+    lm.zero_grad()
+    getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)()  # its name before transformers 5.23
+    calls = []
+    lm.model.layers[0].mixer.register_forward_hook(lambda *_: calls.append(1))
+    lm(ids, labels=ids).loss.backward()
+    assert len(calls) == 2
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, lm.parameters(), strict=True))
+
+
+def test_whichever_is_imported_first_the_auto_classes_know_us():
+    code = """
+import sys
+first, second = sys.argv[1:]
+__import__(first), __import__(second)
+import linattn, transformers
+if first == "linattn":
+    linattn.LMConfig
+print(transformers.AutoConfig.for_model("linattn").model_type)
+"""
+    for order in (["transformers", "linattn"], ["linattn", "transformers"]):
+        out = subprocess.run([sys.executable, "-c", code, *order], capture_output=True, text=True, check=True).stdout
+        assert out == "linattn\n"

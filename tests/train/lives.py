@@ -1,0 +1,93 @@
+"""Trains a tiny model in processes that are killed with SIGKILL, again and again, until one lives to the end.
+
+    python lives.py FOLDER TEXT
+
+Everything is imported once and each life is a fork of this process, which has started no thread. Prints one line of JSON:
+how many lives each way of dying took.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from linattn.data import corpus
+from linattn.train import TrainOptions
+from linattn.train.training import train
+
+STEPS = 6
+
+
+def options(folder: Path, text: str) -> TrainOptions:
+    small = {"steps": STEPS, "dim": 32, "layers": 2, "context": 16, "batch_size": 2, "save_every": 2, "eval_every": 3}
+    return TrainOptions(mixer="gla", text=(text,), out=folder, resume=True, **small)
+
+
+def live(folder: Path, text: str, die_at: int | None = None, after: float | None = None) -> bool:
+    """One life: dies at its ``die_at``-th call that orders files, or ``after`` seconds. True if it came to the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if die_at is not None:
+                _arm(die_at)
+            train(options(folder, text), progress=False)
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        os._exit(1)
+    if after is not None:
+        time.sleep(after)
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        return False
+    if os.WEXITSTATUS(status):
+        sys.exit("a life ended with an error")
+    return True
+
+
+def _arm(die_at: int) -> None:
+    """Let the ``die_at``-th fsync, rename or replace be the last thing that this process begins."""
+    left = [die_at]
+
+    def guarded(call):
+        def maybe(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return maybe
+
+    for name in ("fsync", "rename", "replace"):
+        setattr(os, name, guarded(getattr(os, name)))
+
+
+def main(folder: Path, text: str) -> None:
+    torch.set_num_threads(1)
+    corpus((text,))
+    begun = time.perf_counter()
+    assert live(folder / "whole", text)
+    whole = time.perf_counter() - begun
+    dice, lives = random.Random(0), {}
+    for name in ("points", "moments"):
+        lives[name] = 1
+        while not live(
+            folder / name,
+            text,
+            die_at=dice.randrange(24) if name == "points" else None,
+            after=dice.uniform(0.02, 0.35) * whole if name == "moments" and lives[name] < 8 else None,
+        ):
+            lives[name] += 1
+    print(json.dumps(lives))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

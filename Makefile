@@ -1,0 +1,61 @@
+# `make help` says what there is. Everything runs in .venv, which the first target that needs it makes.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+TORCH_INDEX ?=
+DEMO_OUT ?= runs/demo
+DEMO_ARGS ?=
+TEST_ARGS ?=
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
+# The stamp's name follows the content of the lock, so that the environment is made once for each.
+READY := $(VENV)/.ready-$(shell cat requirements.lock pyproject.toml .ci/venv | cksum | cut -d' ' -f1)
+# One thread for each worker: more would fight over the cores.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all test-gpu lint format docs lock clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "  PYTHON=python3.12 chooses the interpreter, TORCH_INDEX=URL the index that torch comes from."
+
+$(READY):
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/venv $(VENV)
+	@touch $@
+
+venv: $(READY) ## the virtual environment .venv with everything in it
+	@echo "$(VENV) is ready"
+
+demo: $(READY) ## train softmax and linear attentions side by side on real text, and compare them (DEMO_ARGS=, DEMO_OUT=)
+	$(BIN)/linattn compare --out $(DEMO_OUT) $(DEMO_ARGS)
+
+test: lint ## ruff, the type checker and the tests that are not slow (TEST_ARGS=)
+	$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
+
+test-all: lint ## the same with the slow sweeps
+	$(PYTEST) -m "not gpu" $(TEST_ARGS)
+
+test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
+	$(or $(PYTHON),$(BIN)/python) -m pytest -m gpu $(TEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## put imports and layout in order
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+
+docs: $(READY) ## the API pages, into site/
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs site
+	@echo "The pages: $(CURDIR)/site/index.html"
+
+lock: ## write requirements.lock anew from pyproject.toml (UPGRADE=--upgrade takes newer versions); needs Python 3.11 and 3.12
+	$(or $(PYTHON),python3.11) .ci/lock.py $(or $(PYTHON311),python3.11) $(or $(PYTHON312),python3.12) $(UPGRADE)
+
+clean: ## everything that can be made again, except .venv and runs/
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

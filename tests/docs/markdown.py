@@ -1,0 +1,51 @@
+"""Code blocks and links of a Markdown file."""
+
+import ast
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block: its language, its text and the line where its text starts."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
+    return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in found]
+
+
+def python(path: Path) -> str:
+    """All Python blocks as one program that keeps the file's line numbers."""
+    lines: list[str] = []
+    for block in blocks(path):
+        if block.language == "python":
+            lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The words of each command in the shell blocks, comments left out."""
+    lines = [line for block in blocks(path) if block.language == "sh" for line in block.text.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def without_words(program: str) -> str:
+    """A program without comments and docstrings: what two languages must share."""
+    tree = ast.parse(program)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def links(path: Path) -> list[str]:
+    """Targets of links and pictures."""
+    return re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))

@@ -1,0 +1,73 @@
+"""Everything the two READMEs show runs, and they show the same."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs import markdown
+from tests.packaging.tree import ROOT
+
+ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
+BOTH = pytest.mark.parametrize("readme", [ENGLISH, CHINESE], ids=["en", "zh"])
+
+
+def run(words: list[str], folder) -> str:
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_python_blocks_run(tmp_path):
+    program = tmp_path / "README.py"
+    program.write_text(markdown.python(ENGLISH))
+    said = run(["-W", "error", str(program)], tmp_path)
+    assert "torch: runs, chunk form" in said and "bytes of state after 20 tokens" in said
+
+
+def test_the_recipe_takes_twenty_lines():
+    (recipe,) = re.findall(r"^@linattn\.register.*?(?=\n\n\n|\Z)", markdown.python(ENGLISH), re.M | re.S)
+    assert len([line for line in recipe.split("\n```")[0].splitlines() if line.strip()]) <= 20
+
+
+def test_the_commands_run_at_their_smallest(tmp_path):
+    """Training and generation run; what takes minutes is run by its own tests, here its options are read."""
+    tiny = {"train": "--steps 1 --dim 32 --layers 1", "generate": "--max-tokens 4"}
+    long = {"compare", "bench"}
+    for program, *words in markdown.commands(ENGLISH):
+        if program != "linattn":
+            continue
+        if words[0] in long:
+            known = run(["-m", "linattn", words[0], "--help"], tmp_path)
+            assert all(word in known for word in words if word.startswith("--"))
+        else:
+            assert run(["-m", "linattn", *words, *tiny.get(words[0], "").split()], tmp_path)
+
+
+def test_the_targets_of_make_are_there(tmp_path):
+    targets = [words[1] for words in markdown.commands(ENGLISH) if words[0] == "make"]
+    assert targets == ["demo", "test"]
+    for target in targets:
+        subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_both_languages_show_the_same_code():
+    assert markdown.without_words(markdown.python(ENGLISH)) == markdown.without_words(markdown.python(CHINESE))
+    assert markdown.commands(ENGLISH) == markdown.commands(CHINESE)
+    assert len(markdown.python(ENGLISH)) > 2000
+
+
+def test_both_languages_have_the_same_tables():
+    def cells(path):
+        return [line.count("|") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+
+    assert cells(ENGLISH) == cells(CHINESE) and len(cells(ENGLISH)) > 20
+
+
+@BOTH
+def test_links_lead_somewhere(readme):
+    found = markdown.links(readme)
+    assert ("README.zh.md" if readme == ENGLISH else "README.md") in found
+    missing = [link for link in found if "://" not in link and not (ROOT / link.partition("#")[0]).exists()]
+    assert missing == []

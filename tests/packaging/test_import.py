@@ -1,0 +1,89 @@
+"""`import linattn` is cheap, and works on a machine with nothing but torch and numpy."""
+
+import os
+import statistics
+import subprocess
+import sys
+
+HEAVY = "transformers safetensors typer click rich triton tokenizers accelerate"
+
+TIMED = """
+import time, torch
+start = time.process_time()
+import linattn
+linattn.linear_attention
+print(time.process_time() - start)
+"""
+
+LOADED = f"""
+import sys, linattn
+assert "torch" not in sys.modules, "import linattn alone should not even load torch"
+linattn.linear_attention, linattn.mixers.available()
+print(*[name for name in "{HEAVY}".split() if name in sys.modules])
+"""
+
+BARE = """
+import importlib.metadata as metadata, re, sys
+
+def closure(name, seen):
+    if name not in seen:
+        seen.add(name)
+        for line in metadata.requires(name) or []:
+            if "extra" not in line:
+                try:
+                    closure(re.match(r"[\\w.-]+", line)[0].lower().replace("_", "-"), seen)
+                except metadata.PackageNotFoundError:
+                    pass
+    return seen
+
+allowed = closure("torch", {"numpy", "linattn"})
+blocked = {top for top, dists in metadata.packages_distributions().items() if not allowed & {d.lower().replace("_", "-") for d in dists}}
+blocked -= set(sys.stdlib_module_names)
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in blocked else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+assert {"transformers", "safetensors", "typer", "rich", "pytest"} <= blocked, blocked
+import linattn, torch
+
+q, k, v = torch.randn(3, 1, 5, 2, 8).unbind(0)
+assert linattn.linear_attention(q, k, v).shape == v.shape
+for name in linattn.mixers.available():
+    if linattn.mixers.info(name).kind == "sequence":
+        x = torch.randn(1, 5, 32)
+        y, state = linattn.mixers.create(name, dim=32)(x, return_state=True)
+        assert y.shape == x.shape and state, name
+model = linattn.LanguageModel(linattn.LMConfig(vocab_size=16, dim=32, layers=2))
+assert len(list(linattn.generate.stream(model, [1, 2, 3], max_new_tokens=3))) == 3
+assert not blocked & set(sys.modules)
+print("works with", *sorted(allowed))
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """Without what coverage tools and the like put before every interpreter."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTHON"))}
+
+
+def test_import_costs_at_most_half_a_second_more_than_torch():
+    seconds = statistics.median(float(run(TIMED)) for _ in range(3))
+    assert seconds <= 0.5
+
+
+def test_import_loads_nothing_heavy():
+    assert run(LOADED).split() == []
+
+
+def test_torch_and_numpy_are_enough():
+    assert run(BARE).startswith("works with")

@@ -1,0 +1,38 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new name beside ``path`` to write to; on leaving, sync that file and rename it to ``path``.
+
+    Whoever reads ``path`` meanwhile, and whoever comes after a crash, finds the old file or the new one, never a part. If
+    the block raises, nothing stays behind and ``path`` is as it was.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        yield aside
+        _sync(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    if os.name != "nt":  # Windows has no handle of a folder, and its rename is already ordered
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

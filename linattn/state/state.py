@@ -1,0 +1,214 @@
+"""A model's state as one value: rows can be picked and forked, it moves between devices, and it lies in a safe file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from linattn.state.files import replacing
+
+FORMAT, VERSION = "linattn.State", 1
+
+
+class State:
+    """What a model remembers of its sequences: for each layer a dict of tensors whose first dimension is the rows.
+
+    A layer without memory (a feed-forward) is an empty dict. Every method returns a new state; the tensors of a state are
+    never written to, so it can be continued many times.
+    """
+
+    layers: tuple[dict[str, Tensor], ...]
+
+    def __init__(self, layers: Iterable[Mapping[str, Tensor]]) -> None:
+        """Raises ValueError where the tensors disagree about the number of rows."""
+        self.layers = tuple(dict(layer) for layer in layers)
+        rows = None
+        for i, layer in enumerate(self.layers):
+            for name, t in layer.items():
+                rows = _rows(f"layer {i}'s {name!r}", t.shape, rows)
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences; 0 for a state without tensors."""
+        return next((t.shape[0] for layer in self.layers for t in layer.values()), 0)
+
+    @property
+    def position(self) -> Tensor:
+        """[rows] int64: how many tokens of each sequence have been seen."""
+        for layer in self.layers:
+            if "position" in layer:
+                return layer["position"]
+        raise ValueError("no layer of this state keeps a position")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.values())
+
+    def select(self, rows: Tensor | Sequence[int]) -> State:
+        """The sequences ``rows`` [n] (integers, in that order, repeated ones too): beam search, finished sequences."""
+        index = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.int64)
+        if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"rows must be integers of shape [n], but came as {index.dtype} {list(index.shape)}")
+        return self._map(lambda t: t.index_select(0, index.to(t.device)))
+
+    def fork(self, n: int) -> State:
+        """Every sequence ``n`` times, copies of one sequence side by side: row b becomes rows n·b .. n·b + n − 1."""
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"n must be an integer of at least 1, but came as {n!r}")
+        return self._map(lambda t: t.repeat_interleave(n, 0))
+
+    def clone(self) -> State:
+        """The same values in memory of their own."""
+        return self._map(torch.clone)
+
+    def to(self, *targets: torch.device | str | torch.dtype) -> State:
+        """On another device, in another precision, or both: ``state.to("cuda", torch.float64)``. Integers stay integers.
+
+        The recurrence keeps its states in float32 or float64 whatever the model's dtype, so only these two are admitted.
+        """
+        for target in targets:
+            if isinstance(target, torch.dtype) and target not in (torch.float32, torch.float64):
+                raise ValueError(f"a state is kept in torch.float32 or torch.float64, but {target} was asked for")
+        return self._map(lambda t: _moved(t, targets))
+
+    def save(self, path: str | os.PathLike[str], *, description: Mapping[str, Any] | None = None) -> None:
+        """Write one safetensors file, whole or not at all.
+
+        Args:
+            path: the file; an old one is replaced.
+            description: JSON values that say what the state belongs to (a hash of the configuration and weights, say);
+                :meth:`load` can demand the same.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        header = {"format": FORMAT, "version": VERSION, "layers": _names(self), "description": dict(description or {})}
+        text = json.dumps(header, allow_nan=False)
+        with replacing(path) as aside:
+            try:
+                save_file({key: _copied(t) for key, t in _named(self)}, aside, metadata={"linattn": text})
+            except SafetensorError as error:
+                raise OSError(f"{path} could not be written: {error}") from None
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu", description: Mapping[str, Any] | None = None
+    ) -> State:
+        """Read what :meth:`save` wrote. No code in the file is run and nothing is read before the header is checked.
+
+        Args:
+            path: the file.
+            device: where the tensors go.
+            description: if given, the file must have been saved with an equal one.
+
+        Raises:
+            OSError: if there is no such file or it cannot be read.
+            ValueError: if it is damaged, holds something else, is of another version, or does not match ``description``.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        path = Path(path)
+        with path.open("rb"):  # safetensors names no file in its errors
+            pass
+        try:
+            with safe_open(path, framework="pt") as file:
+                layers = _checked(file, description)
+                return cls({name: file.get_tensor(_key(i, name)).to(device, copy=True) for name in names} for i, names in enumerate(layers))
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path} {error}") from None
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> State:
+        return State([{name: function(t) for name, t in layer.items()} for layer in self.layers])
+
+    def __repr__(self) -> str:
+        return f"State(layers={len(self.layers)}, rows={self.rows}, nbytes={self.nbytes})"
+
+
+def _rows(what: str, shape: Sequence[int], rows: int | None) -> int:
+    if not len(shape) or (rows is not None and shape[0] != rows):
+        wanted = "rows first" if rows is None else f"{rows} rows like the others"
+        raise ValueError(f"{what} must have {wanted}, but has shape {list(shape)}")
+    return shape[0]
+
+
+def _moved(t: Tensor, targets: tuple[torch.device | str | torch.dtype, ...]) -> Tensor:
+    for target in targets:
+        if not isinstance(target, torch.dtype) or t.is_floating_point():
+            t = t.to(target)
+    return t
+
+
+def _copied(t: Tensor) -> Tensor:
+    """In the host's memory, contiguous and shared with nothing: safetensors wants each tensor so."""
+    return t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _names(state: State) -> list[list[str]]:
+    return [list(layer) for layer in state.layers]
+
+
+def _named(state: State) -> list[tuple[str, Tensor]]:
+    return [(_key(i, name), t) for i, layer in enumerate(state.layers) for name, t in layer.items()]
+
+
+def _key(layer: int, name: str) -> str:
+    return f"{layer}.{name}"
+
+
+def _checked(file: Any, description: Mapping[str, Any] | None) -> list[list[str]]:
+    """The names of each layer's tensors, once the header and all shapes have been found right. Errors go on after the path."""
+    header = _header((file.metadata() or {}).get("linattn"))
+    if header.get("version") != VERSION:
+        raise ValueError(f"has version {header.get('version')!r} of the format, but this linattn reads version {VERSION}")
+    layers = header.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(n, list) and all(isinstance(s, str) for s in n) for n in layers):
+        raise ValueError("has a header without the names of its tensors")
+    if sorted(file.keys()) != sorted(_key(i, name) for i, names in enumerate(layers) for name in names):
+        raise ValueError("has other tensors than its header names")
+    rows = None
+    for key in sorted(file.keys()):
+        rows = _rows(f"does not fit: {key!r}", file.get_slice(key).get_shape(), rows)
+    wanted = None if description is None else json.loads(json.dumps(dict(description)))
+    if wanted is not None and header.get("description") != wanted:
+        raise ValueError(f"belongs to {json.dumps(header.get('description'))}, but {json.dumps(wanted)} was wanted")
+    return layers
+
+
+def _header(text: str | None) -> dict[str, Any]:
+    try:
+        header = json.loads(text or "")
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError("holds no state of a linattn model")
+    return header
+
+
+def _flatten(state: State) -> tuple[list[Tensor], list[list[str]]]:
+    return [t for _, t in _named(state)], _names(state)
+
+
+def _unflatten(leaves: Iterable[Any], names: list[list[str]]) -> State:
+    leaves = iter(leaves)  # not always tensors: transforms also map a tree to trees of other things, so nothing is checked
+    state = object.__new__(State)
+    state.layers = tuple({name: next(leaves) for name in layer} for layer in names)
+    return state
+
+
+def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Tensor]], list[list[str]]]:
+    return [(pytree.MappingKey(key), t) for key, t in _named(state)], _names(state)
+
+
+pytree.register_pytree_node(
+    State, _flatten, _unflatten, serialized_type_name=FORMAT, flatten_with_keys_fn=_flatten_with_keys
+)  # so that compile, export and functional transforms see the tensors inside

@@ -1,0 +1,72 @@
+"""Checks of what PyTorch does with a mixer: compile, checkpointing; and of the pictures drawn of it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import linattn
+from linattn.mixers import Mixer
+from linattn.mixers.carry import Carry
+from linattn.mixers.inspect import values
+from tests.conformance.tools import TOKENS, WIDTH, Make, assert_bits, assert_same, build, tokens, weighed
+
+
+def check_compile(make: Make) -> None:
+    """``torch.compile(fullgraph=True)`` takes every layout, with states: a batch, padding, packed sequences, a step."""
+    mixer, x = build(make), tokens(2, 4)
+    mask, cu = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool(), torch.tensor([0, 0, 8])
+
+    def every(x: Tensor, mask: Tensor, cu: Tensor) -> list[Tensor]:
+        y, state = mixer(x, return_state=True)
+        padded, after = mixer(x, state, return_state=True, mask=mask)
+        packed = mixer(x.reshape(1, -1, WIDTH), state, cu_seqlens=cu)
+        return [y, padded, packed, mixer(x[:, :1], after), *after.values()]
+
+    torch.compiler.reset()  # the code of `every` is compiled once a mixer
+    compiled = torch.compile(every, fullgraph=True, backend="eager")
+    with warnings.catch_warnings():  # Dynamo itself makes an instance of an autograd.Function, which PyTorch deprecates
+        warnings.filterwarnings("ignore", "<class 'torch.autograd.function.Function'> should not be instantiated", DeprecationWarning)
+        traced = compiled(x, mask, cu)
+    for i, (ours, theirs) in enumerate(zip(traced, every(x, mask, cu), strict=True)):
+        assert_same({"it": ours}, {"it": theirs}, f"compiled output {i}")
+
+
+def check_checkpoint(make: Make) -> None:
+    """Gradient checkpointing gives the bits of the plain pass."""
+    mixer, runs = build(make), []
+    _, state = mixer(tokens(2, 3, seed=5), return_state=True)
+    for call in (mixer, lambda *args: checkpoint(mixer, *args, use_reentrant=False)):
+        x = tokens(2, TOKENS).requires_grad_()
+        y = call(x, {name: t.detach() for name, t in state.items()})
+        runs.append([y, *torch.autograd.grad(weighed(y), [x, *mixer.parameters()], materialize_grads=True)])
+    for plain, again in zip(*runs, strict=True):
+        assert_bits(again, plain, "under checkpointing")
+
+
+def check_forms(make: Make) -> None:
+    """The public check of the equal forms agrees."""
+    linattn.check_forms(build(make), tokens(1, 70))  # more than a chunk
+
+
+def check_mixing_matrix(make: Make) -> None:
+    """The mixing matrix is causal and, times the values, read out, is the output; a mixer that is not linear in its values has none."""
+    mixer, x = build(make), tokens(2, TOKENS)
+    if not mixer.info.linear_in_values:
+        with pytest.raises(ValueError, match=mixer.info.name):
+            linattn.mixing_matrix(mixer, x)
+        return
+    matrix = linattn.mixing_matrix(mixer, x)  # [B, H, T, T]
+    assert matrix.ndim == 4 and matrix.shape[0] == 2 and matrix.shape[2:] == (TOKENS, TOKENS), f"its shape is {list(matrix.shape)}"
+    assert not matrix.triu(1).any(), "the matrix is not lower triangular"
+    assert_same({"the output": _read(mixer, matrix, x)}, {"the output": mixer(x)}, "the matrix times the values")
+
+
+def _read(mixer: Mixer, matrix: Tensor, x: Tensor) -> Tensor:
+    o = torch.einsum("bhts,bshv->bthv", matrix, values(mixer, x))
+    skip = mixer.recurrence(x, Carry(x)).skip
+    return mixer.read(o if skip is None else o + skip, x)

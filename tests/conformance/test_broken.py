@@ -1,0 +1,84 @@
+"""The suite is able to fail: every deliberately wrong mixer is caught by the check meant for it, and by no unrelated one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from linattn.mixers import Mixer, registry
+from tests.conformance.broken import FAILS, Renamed, SeesOnlyTheWindow, Sound
+from tests.conformance.checks import CHECKS, NAMES, verify
+
+DEAR = {"compile", "forms"}  # most of the seconds; asked only of those that should fail them
+
+
+def failed(mixer: type[Mixer]) -> set[str]:
+    """The checks that ``mixer`` does not pass."""
+    return {name for name in CHECKS if (name not in DEAR or name in FAILS[mixer]) and not passes(name, mixer)}
+
+
+def passes(check: str, mixer: type[Mixer]) -> bool:
+    try:
+        CHECKS[check](mixer)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Enter a class in the register for the time of a test: the cost sheet goes by names."""
+    return lambda cls: monkeypatch.setitem(registry._registered, cls.info.name, cls.info)
+
+
+def test_the_sound_one_passes(known):
+    known(Sound)
+    for check in CHECKS.values():
+        check(Sound)
+
+
+@pytest.mark.parametrize("mixer", FAILS, ids=lambda cls: cls.__name__)
+def test_the_broken_one_is_caught(known, mixer):
+    known(mixer)
+    assert set(FAILS[mixer]) <= set(NAMES)
+    assert failed(mixer) == set(FAILS[mixer]) & set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"title": ""},
+        {"paper": " "},
+        {"oracle": ""},
+        {"year": 0},
+        {"arxiv": "12.34"},
+        {"arxiv": "0901.00001"},
+        {"equation": "{"},
+        {"name": "Two Words"},
+        {"exemptions": {"nothing": "there is no such check"}},
+        {"exemptions": {"past": "because"}},
+    ],
+    ids=str,
+)
+def test_an_incomplete_entry_is_caught(monkeypatch, changes):
+    monkeypatch.setattr(Sound, "info", replace(Sound.info, **changes))
+    with pytest.raises(AssertionError):
+        CHECKS["info"](Sound)
+
+
+def test_exemptions():
+    with pytest.raises(pytest.xfail.Exception, match="a reason"):
+        verify("past", SeesOnlyTheWindow, "a reason")
+    with pytest.raises(pytest.fail.Exception, match="stale"):
+        verify("past", Sound, "a reason")
+    with pytest.raises(AssertionError, match="gradient of the first token"):
+        verify("past", SeesOnlyTheWindow, None)
+
+
+def test_a_mixer_that_the_golden_file_does_not_know(monkeypatch):
+    monkeypatch.setattr(Renamed, "info", replace(Renamed.info, name="new"))
+    with pytest.raises(AssertionError, match=r"run `python -m tests.conformance.golden`"):
+        CHECKS["golden"](Renamed)
+    with pytest.raises(AssertionError, match=r"no tests/oracles/test_new\.py"):
+        CHECKS["oracle"](Renamed)

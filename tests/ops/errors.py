@@ -1,0 +1,100 @@
+"""How far a result may be from the float64 reference on the same rounded inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.ops import definition
+from tests.ops.cases import Call, gradients, reference
+
+EXACT = {torch.float64: 1e-10, torch.float32: 1e-5}
+HALF_GRADIENT = {"decay": 0.025, "beta": 0.025, "read": 0.025, "write": 0.025}  # else 0.015
+CANCELLED = 1e-6  # of the sum of the summands' sizes
+
+
+def error(out: Tensor, ref: Tensor, floor: float | Tensor = 0.0) -> float:
+    """‖out − ref‖ / max(‖ref‖, floor) in float64; 0 where both are 0, infinite where a NaN came."""
+    assert out.shape == ref.shape, f"came with {list(out.shape)}, wanted {list(ref.shape)}"
+    difference, size = (out.double() - ref.double()).norm().item(), max(ref.double().norm().item(), float(floor))
+    if difference == 0.0:
+        return 0.0
+    return difference / size if size > 0 and math.isfinite(difference) else math.inf
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding alone costs an output: of the inputs and of the exact output."""
+
+    e_in: float
+    e_out: float
+
+    def tolerance(self, dtype: torch.dtype) -> float:
+        both = 2 * math.hypot(self.e_in, self.e_out)
+        return min(both, 0.006) if dtype == torch.bfloat16 else max(both, 0.003)
+
+
+def check_values(unrounded: Call, dtype: torch.dtype, *, at_any_length: bool = False, decay: torch.dtype | None = None, **how: str) -> None:
+    """Every result of ``unrounded`` rounded to ``dtype`` lies within the tolerance of that dtype."""
+    call = unrounded.to(dtype, decay)
+    out, ref = call(**how), reference(call)
+    exact = ref if dtype in EXACT else reference(unrounded)
+    for name, wanted in ref.items():
+        e = error(out[name], wanted)
+        if dtype in EXACT:
+            limit = 1e-4 if at_any_length and dtype == torch.float32 else EXACT[dtype]
+        else:
+            limit = Rounding(error(wanted, exact[name]), error(wanted.to(out[name].dtype), wanted)).tolerance(dtype)
+        assert e <= limit, f"{name}: error {e:.2e} > {limit:.2e} in {dtype} {how}"
+
+
+def check_gradients(
+    unrounded: Call, dtype: torch.dtype, *, decay: torch.dtype | None = None, limit: float | None = None, **how: str
+) -> None:
+    """Values and gradients, through every output and the final state, lie within the tolerance of ``dtype``."""
+    call = unrounded.to(dtype, decay)
+    out, grads = gradients(call, **how)
+    ref, wanted = gradients(call.double(), backend="reference")
+    compare(out, ref, limit or EXACT.get(dtype, math.inf), str(how))  # halves: check_values says how far
+    floors = None
+    for name, grad in grads.items():
+        assert grad.dtype == call.tensors[name].dtype
+        allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
+        e = error(grad, wanted[name])
+        if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
+            floors = definition.summands(call.double()) if floors is None else floors
+            e = error(grad, wanted[name], CANCELLED * floors[name])
+        assert e <= allowed, f"gradient of {name}: error {e:.2e} > {allowed:.2e} in {dtype} {how}"
+
+
+def compare(out: dict[str, Tensor], ref: dict[str, Tensor], limit: float, what: str = "") -> None:
+    """Every named tensor is within ``limit`` of its reference, and nothing is missing."""
+    assert out.keys() == ref.keys()
+    for name, wanted in ref.items():
+        e = error(out[name], wanted)
+        assert e <= limit, f"{name}: error {e:.2e} > {limit:.0e} {what}"
+
+
+def same_bits(out: dict[str, Tensor], ref: dict[str, Tensor], what: str = "") -> None:
+    """Equal to the last bit; NaN equals NaN."""
+    assert out.keys() == ref.keys()
+    for name, wanted in ref.items():
+        assert torch.equal(out[name].nan_to_num(nan=1e30), wanted.nan_to_num(nan=1e30)), f"{name}: bits differ {what}"
+
+
+def admitted(call: Call) -> bool:
+    """Whether the recurrence itself is tame: β‖k‖² <= 2 after rounding and max‖S_t‖ <= 1e3 · max ‖k_t‖‖v_t‖ in float64."""
+    t = call.double().tensors
+    if t["k"].numel() == 0:
+        return True
+    heads = t["v"].shape[2] // t["k"].shape[2]
+    k = t["k"].repeat_interleave(heads, 2).norm(dim=-1)
+    if "beta" in t and bool((t["beta"] * k**2 > 2).any()):
+        return False
+    largest = (k * t["v"].norm(dim=-1)).max().item()
+    if "S" in t:
+        largest = max(largest, t["S"].flatten(2).norm(dim=-1).max().item())
+    return definition.largest_state(call.double()) <= 1e3 * largest

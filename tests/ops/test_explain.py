@@ -1,0 +1,85 @@
+"""``linattn.explain`` and ``linattn.debug``."""
+
+import pytest
+import torch
+
+import linattn
+from tests.ops.cases import FORMS, make
+
+
+def text(capsys, call=None, **how: str) -> str:
+    call = call or make("plain", "BTH", T=20)
+    said = linattn.explain(**call.arguments(), **how)
+    assert capsys.readouterr().out == said + "\n"
+    return said
+
+
+def line(said: str, backend: str) -> str:
+    (found,) = (x for x in said.splitlines() if x.strip().startswith(f"{backend}:"))
+    return found
+
+
+def test_it_says_what_runs_and_why_each_other_does_not(capsys):
+    said = text(capsys)
+    assert "float64" in said and "cpu" in said and "[2, 20, 2, 4]" in said
+    assert "runs" in line(said, "torch") and "chunk" in line(said, "torch")
+    for other in ("triton", "cpu", "reference"):
+        assert ": no, " in line(said, other) and len(line(said, other).split(": no, ")[1].split()) >= 3
+
+
+def test_a_step_is_recurrent(capsys):
+    assert "recurrent form" in line(text(capsys, make("plain", "BTH", T=1)), "torch")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_that_was_asked_for(capsys, form):
+    assert f"{form} form" in line(text(capsys, form=form), "torch")
+
+
+def test_the_backend_that_was_asked_for(capsys):
+    said = text(capsys, backend="reference")
+    assert "runs" in line(said, "reference") and "no, " in line(said, "torch")
+
+
+def test_it_refuses_what_the_op_refuses():
+    call = make("plain", "BTH")
+    with pytest.raises(ValueError, match="decay"):
+        linattn.explain(**call.with_(decay=torch.ones(7)).arguments())
+    with pytest.raises(ValueError, match="no form"):
+        linattn.explain(**call.arguments(), backend="reference", form="chunk")
+    with pytest.raises(ValueError, match="backend"):
+        linattn.explain(**call.arguments(), backend="nonsense")
+    with pytest.raises(TypeError):
+        linattn.explain(**call.arguments(), gk=None)
+
+
+def test_what_it_says_is_what_runs(capsys):
+    """Exactly one backend runs."""
+    for backend in ("auto", "torch", "reference"):
+        assert text(capsys, backend=backend).count(": runs") == 1
+
+
+def test_debug_is_a_context_and_changes_nothing_on_a_cpu():
+    call = make("plain", "BTH")
+    with linattn.debug() as given:
+        inside = call()
+    assert given is None and torch.equal(inside["o"], call()["o"])
+    with linattn.debug(), linattn.debug(), pytest.raises(ValueError, match="decay"):
+        call.with_(decay=-call.tensors["decay"])()
+
+
+def test_debug_ends_with_its_block_even_after_an_error():
+    from linattn.ops import checks
+
+    with pytest.raises(RuntimeError, match="mine"), linattn.debug():
+        assert checks._debugging.get()
+        raise RuntimeError("mine")
+    assert not checks._debugging.get()
+
+
+def test_values_on_a_meta_tensor_are_not_looked_at():
+    """Shapes alone are enough for shapes."""
+    call = make("plain", "BTHK", T=70)
+    meta = call.with_(**{n: t.to("meta") for n, t in call.tensors.items()})
+    out = meta("chunk", "auto")
+    assert out["o"].shape == (2, 70, 2, 3) and out["o"].device.type == "meta" and out["S"].shape == (2, 2, 4, 3)

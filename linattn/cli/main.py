@@ -1,0 +1,78 @@
+"""The door of the doors: ``linattn`` and ``python -m linattn``.
+
+Each door is one file here with one function of its name. Its imports beyond typer stand inside the function, so that help
+comes at once, without torch. Errors end here: one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+import linattn
+
+DOORS = ("compare", "train", "generate", "list", "show", "bench")
+
+app = typer.Typer(
+    name="linattn",
+    help="Linear attention, every form of it, over one recurrence: compare, train, generate, look up and measure.",
+    epilog="Start with: linattn compare --quick. Each command has its own --help.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help is the same text on a terminal, in a pipe and in the documentation
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _door in DOORS:
+    app.command(_door)(getattr(import_module(f"linattn.cli.{_door}"), _door))
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False
+) -> None:
+    if version:
+        print(f"linattn {linattn.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line ``args`` (default: the process's) and return its exit code."""
+    try:
+        code = get_command(app)(args, prog_name="linattn", standalone_mode=False) or 0
+        sys.stdout.flush()  # a reader that has gone away is noticed here, not in the interpreter's shutdown
+    except BrokenPipeError:
+        sys.stdout = None  # nobody reads on
+        return 1
+    except (typer.TyperException, ModuleNotFoundError, OSError, ValueError) as error:
+        return _refuse(_message(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    return _refuse("interrupted", code) if code == 130 else code
+
+
+def _message(error: Exception) -> str:
+    """What ``error`` says, in words for who typed the command; a module of ours that is missing is a bug and raised again."""
+    if isinstance(error, typer.TyperException):
+        return error.format_message()
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "linattn"):
+            raise error
+        return f"{package} is not installed; this command needs it: pip install 'linattn[train]'"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return str(error)
+
+
+def _refuse(message: str, code: int) -> int:
+    """Say ``message`` on one line of stderr."""
+    sys.stdout.flush()
+    print(f"linattn: {' '.join(message.split())}", file=sys.stderr)
+    return code

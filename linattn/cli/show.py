@@ -1,0 +1,93 @@
+"""``linattn show``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linattn.cli.list import described
+
+if TYPE_CHECKING:
+    from linattn.mixers import Cost
+    from linattn.mixers.registry import Info
+
+WIDTH = 16  # of the column of names
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A mixer's name in `linattn list`.", show_default=False)],
+    dim: Annotated[int, typer.Option(metavar="D", help="Width for which costs are told.")] = 512,
+    heads: Annotated[
+        int | None, typer.Option(metavar="H", help="Heads for which costs are told. [default: the mixer's own]", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(metavar="T", help="Tokens for which costs are told.")] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON object.")] = False,
+) -> None:
+    """Show one mixer: its paper, equation, costs and code.
+
+    Costs are one layer's, for one sequence in bfloat16; "FLOPs" counts multiplications and additions.
+    """
+    from linattn.mixers import cost, info
+
+    known = info(name)
+    options: dict[str, Any] = {} if heads is None else {"heads": heads}
+    try:
+        costs = cost(name, dim=dim, tokens=tokens, **options)
+    except TypeError as error:  # --heads, of a mixer that has none
+        raise ValueError(str(error)) from None
+    if as_json:
+        told = {k: v for k, v in asdict(costs).items() if k not in ("name", "dtype")}
+        print(
+            json.dumps({**described(known), "source": _source(known), "cost": {**told, "dtype": "bfloat16"}}, indent=1, ensure_ascii=False)
+        )
+    else:
+        print(_sheet(known, costs, heads))
+
+
+def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
+    paper = known.paper or "-"
+    paper = f"{paper} ({known.year})" if known.year else paper
+    facts = {
+        "name": known.name,
+        "title": known.title,
+        "paper": paper,
+        "arXiv": f"https://arxiv.org/abs/{known.arxiv}" if known.arxiv else "-",
+        "equation": known.equation or "-",
+        "kind": f"{known.kind}, {'causal' if known.causal else 'not causal'}, {_grows(known)}",
+        "checked against": known.oracle or "-",
+        "code": _source(known),
+    }
+    lines = [f"{key:{WIDTH}}{value}" for key, value in facts.items()]
+    for check, reason in known.exemptions.items():
+        lines.append(f"{'exempt':{WIDTH}}{check}: {reason}")
+    return "\n".join([*lines, "", _costs(costs, heads)])
+
+
+def _grows(known: Info) -> str:
+    return "state of constant size" if known.recurrent else "state grows with the sequence"
+
+
+def _costs(costs: Cost, heads: int | None) -> str:
+    """One layer's costs in people's units."""
+    from linattn.report.words import figure, memory, times
+
+    ratio = costs.softmax_cache_bytes / costs.state_bytes if costs.state_bytes else 0.0
+    cache = f"{memory(costs.softmax_cache_bytes)}" + (f", {times(ratio)} as much" if ratio > 1 else "")
+    told = {
+        "parameters": f"{costs.parameters:,}",
+        "prefill": f"{figure(costs.flops / 1e9)} GFLOPs for all {costs.tokens:,} tokens",
+        "decode": f"{figure(costs.step_flops / 1e6)} MFLOPs for the token after them",
+        "state": memory(costs.state_bytes),
+        "softmax's cache": cache,
+    }
+    head = f"A layer of width {costs.dim}" + (f" with {heads} heads" if heads else "") + f", {costs.tokens:,} tokens, bfloat16:"
+    return textwrap.dedent(head) + "\n" + "\n".join(f"{key:{WIDTH}}{value}" for key, value in told.items())
+
+
+def _source(known: Info) -> str:
+    return inspect.getsourcefile(known.cls) or "-"

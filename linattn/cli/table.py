@@ -1,0 +1,69 @@
+"""The figures of a comparison on stdout."""
+
+from __future__ import annotations
+
+import sys
+
+from linattn.generate.text import printable
+from linattn.report.words import figure, memory, tokens
+
+COLUMNS = (
+    "mixer", "parameters", "ffn_dim", "bits_per_byte", "train_tokens_per_s", "train_s", "context", "prefill_ms", "decode_ms", "state_bytes",
+)  # fmt: skip
+
+
+def show(report: dict) -> None:
+    """A table and the samples on a terminal; elsewhere a line of column names and one line for each mixer and context."""
+    if sys.stdout.isatty():
+        _terminal(report)
+    else:
+        print("\t".join(COLUMNS))
+        for line in lines(report):
+            print("\t".join(line))
+
+
+def lines(report: dict) -> list[tuple[str, ...]]:
+    """The rows below :data:`COLUMNS`, figures in full; "-" for what was left out."""
+    rows: list[tuple[str, ...]] = []
+    for m in report["mixers"]:
+        t = m["training"]
+        start = (m["name"], str(m["parameters"]), str(m["ffn_dim"]), f"{t['validation_bits_per_byte']:.4f}",
+                 f"{t['tokens_per_second']:.1f}", f"{t['seconds']:.2f}")  # fmt: skip
+        rows += [
+            (*start, str(c["context"]), f"{c['prefill_ms']:.3f}", f"{c['decode_ms']:.3f}", str(c["state_bytes"])) for c in m["contexts"]
+        ]
+        rows += [(*start, str(x["context"]), "-", "-", "-") for x in m["left_out"]]
+    return rows
+
+
+def _terminal(report: dict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    first, last = (f(c["context"] for m in report["mixers"] for c in m["contexts"]) for f in (min, max))
+    heads = ["mixer", "parameters", "bits per byte", "training\ntokens/s"]
+    for what in ("prefill\nms", "decode\nms/token", "state"):
+        heads += [f"{what}\nat {tokens(c)}" for c in dict.fromkeys((first, last))]
+    table = Table(*heads, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for m in report["mixers"]:
+        table.add_row(*_cells(m, dict.fromkeys((first, last))))
+    console.print(table)
+    for m in report["mixers"]:
+        for x in m["left_out"]:
+            console.print(f"{m['name']} at {x['context']:,} tokens was left out: {x['reason']}", style="dim", highlight=False)
+        console.print(
+            Text.assemble("\n", (m["name"], "bold"), " continues:\n", (printable(report["prompt"]), "dim"), printable(m["sample"]))
+        )
+
+
+def _cells(mixer: dict, contexts: dict[int, None]) -> list[str]:
+    at = {c["context"]: c for c in mixer["contexts"]}
+    cells = [mixer["name"], f"{mixer['parameters']:,}", f"{mixer['training']['validation_bits_per_byte']:.3f}"]
+    cells.append(figure(mixer["training"]["tokens_per_second"]))
+    for key, write in (("prefill_ms", figure), ("decode_ms", figure), ("state_bytes", memory)):
+        cells += [write(at[c][key]) if c in at else "-" for c in contexts]
+    return cells

@@ -1,0 +1,54 @@
+"""The folder of a report: whose it is, and how it is filled without ever showing half a file.
+
+report.json is there from the first moment, first with ``complete: false``, and says that the folder is a comparison's. A
+comparison replaces report.json, report.html and models/ of an earlier one and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from linattn.state.files import replacing
+
+SCHEMA = "linattn.compare"
+VERSION = 1
+
+
+class Folder:
+    """The output folder of one comparison; refuses one that holds something else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.json, self.html, self.models = path / "report.json", path / "report.html", path / "models"
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"--out must be a folder, but {path} is a file")
+        if path.exists() and any(path.iterdir()) and not self._is_ours():
+            raise ValueError(f"--out {path} holds files that are no linattn report; name an empty or a new folder")
+        if self.models.is_symlink():
+            raise ValueError(f"{self.models} is a link; its target is not touched. Remove the link or name another --out")
+
+    def _is_ours(self) -> bool:
+        try:
+            return json.loads(self.json.read_text(encoding="utf-8")).get("schema") == SCHEMA
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def begin(self, report: dict) -> None:
+        """Clear an earlier report away and leave the mark of the new one."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.save(report)
+        self.html.unlink(missing_ok=True)
+        shutil.rmtree(self.models, ignore_errors=True)
+        self.models.mkdir()
+
+    def save(self, report: dict) -> None:
+        """Write report.json."""
+        write_text(self.json, json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``path`` as UTF-8, whole or not at all; what UTF-8 can't say (half of a file's name) becomes "?"."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8", errors="replace", newline="\n")

@@ -1,0 +1,152 @@
+"""Plots as inline SVG: classes instead of colours, so that the page's style sheet decides between light, dark and paper.
+
+Every series has one style number in all plots: ``s0``, ``s1``, ... give its colour, dash and marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from linattn.report.scales import Scale
+
+WIDTH, HEIGHT = 460, 300
+TOP, BOTTOM, LEFT = 26, 42, 58
+LABEL = 14  # least distance of two labels' base lines
+STYLES = 10  # styles in the style sheet; further series take them again
+CHARACTER = 8.1  # mean width of a character of a label
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: its name, its points (x, y) in ascending x, and the number of its style."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    style: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows, in which unit, and how its ticks are written."""
+
+    label: str
+    scale: Scale
+    write: Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """An image's name for those who cannot see it: identifier in the page, title, description."""
+
+    key: str
+    title: str
+    description: str
+
+
+def lines(heading: Heading, series: Sequence[Series], x: Axis, y: Axis) -> str:
+    """Lines with markers over two axes; each is named at its right end."""
+    right = WIDTH - 14 - CHARACTER * max(len(s.name) for s in series)
+    frame = _Frame(x, y, right)
+    return _svg(heading, [*frame.grid(), *(frame.line(s) for s in series), *frame.names(series)], HEIGHT, "lines")
+
+
+def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Callable[[float], str]) -> str:
+    """Horizontal bars from 0, each (name, value, style), the name above and the value behind it."""
+    step, longest = 44, max(v for _, v, _ in values) or 1.0
+    parts = []
+    for i, (name, value, style) in enumerate(values):
+        top, length = 6 + i * step, max(1.0, (WIDTH - 130) * value / longest)
+        parts.append(f'<text class="name" x="2" y="{top + 11}">{escape(name)}</text>')
+        parts.append(f'<rect class="s{style % STYLES}" x="2" y="{top + 17}" width="{length:.1f}" height="16" rx="2"/>')
+        parts.append(f'<text class="name" x="{length + 8:.1f}" y="{top + 29}">{escape(write(value))}</text>')
+    return _svg(heading, parts, 6 + step * len(values), "bars")
+
+
+def spread(places: Sequence[float], low: float, high: float, least: float) -> list[float]:
+    """``places`` moved apart to at least ``least`` and into [low, high], keeping their order and moving little."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    groups: list[list[float]] = []  # [sum of wanted first places, members]
+    for rank in order:
+        groups.append([places[rank], 1])
+        while len(groups) > 1 and _first(groups[-2], low, high, least) + least * groups[-2][1] > _first(groups[-1], low, high, least):
+            total, count = groups.pop()
+            groups[-1][0] += total - least * count * groups[-1][1]
+            groups[-1][1] += count
+    moved = [_first(g, low, high, least) + least * i for g in groups for i in range(int(g[1]))]
+    result = [0.0] * len(places)
+    for rank, place in zip(order, moved, strict=True):
+        result[rank] = place
+    return result
+
+
+def _first(group: list[float], low: float, high: float, least: float) -> float:
+    """Where a group of neighbours begins, so that they stand around their wanted places and inside the bounds."""
+    total, count = group
+    return max(low, min(total / count, high - least * (count - 1)))
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The rectangle of a plot of lines, ``right`` being its right edge."""
+
+    x: Axis
+    y: Axis
+    right: float
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return LEFT + (self.right - LEFT) * self.x.scale(x), HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * self.y.scale(y)
+
+    def grid(self) -> list[str]:
+        parts = [f'<text class="axis" x="2" y="12">{escape(self.y.label)}</text>']
+        parts.append(f'<text class="axis" x="{self.right:.1f}" y="{HEIGHT - 6}" text-anchor="end">{escape(self.x.label)}</text>')
+        parts.append(f'<path class="grid" d="M{LEFT} {HEIGHT - BOTTOM}H{self.right:.1f}"/>')  # the low end may be no tick
+        for value in self.y.scale.ticks:
+            _, y = self.at(self.x.scale.low, value)
+            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{self.right:.1f}"/>')
+            parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{escape(self.y.write(value))}</text>')
+        for value in self.x.scale.ticks:
+            x, _ = self.at(value, self.y.scale.low)
+            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM + 4}"/>')
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">{escape(self.x.write(value))}</text>'
+            )
+        return parts
+
+    def line(self, series: Series) -> str:
+        places = [self.at(*p) for p in series.points]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        marks = "".join(self._mark(series, p, at) for p, at in zip(series.points, places, strict=True))
+        return f'<g class="s{series.style % STYLES}"><path class="line" d="{path}"/>{marks}</g>'
+
+    def _mark(self, series: Series, point: tuple[float, float], at: tuple[float, float]) -> str:
+        hint = f"{series.name}: {self.x.write(point[0])}, {self.y.write(point[1])}"
+        return f'<path class="mark" d="{_marker(series.style, *at)}"><title>{escape(hint)}</title></path>'
+
+    def names(self, series: Sequence[Series]) -> list[str]:
+        ends = [self.at(*s.points[-1]) for s in series]
+        parts = []
+        for s, (x, y), place in zip(series, ends, spread([e[1] for e in ends], TOP, HEIGHT - BOTTOM, LABEL), strict=True):
+            parts.append(f'<path class="lead s{s.style % STYLES}" d="M{x + 5:.1f} {y:.1f}L{self.right + 8:.1f} {place:.1f}"/>')
+            parts.append(f'<text class="name s{s.style % STYLES}" x="{self.right + 11:.1f}" y="{place + 4:.1f}">{escape(s.name)}</text>')
+        return parts
+
+
+def _marker(style: int, x: float, y: float) -> str:
+    """The outline of a marker around (x, y): circle, square, triangle, diamond, in turn."""
+    shapes = (
+        "m-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",
+        "m-2.9-2.9h5.8v5.8h-5.8z",
+        "m0-3.9l3.7 6.6h-7.4z",
+        "m0-4.1l4.1 4.1l-4.1 4.1l-4.1-4.1z",
+    )
+    return f"M{x:.1f} {y:.1f}{shapes[style % len(shapes)]}"
+
+
+def _svg(heading: Heading, parts: Sequence[str], height: float, kind: str) -> str:
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{heading.key}-t {heading.key}-d">'
+        f'<title id="{heading.key}-t">{escape(heading.title)}</title><desc id="{heading.key}-d">{escape(heading.description)}</desc>'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,45 @@
+"""One size for all: the feed-forward width at which models with different mixers have equally many parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+TOLERANCE = 0.02  # between the largest and the smallest model
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's feed-forward width and its parameters."""
+
+    ffn_dim: int
+    parameters: int
+
+
+def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], int]) -> dict[str, Size]:
+    """For each mixer the width, in steps of one, that comes nearest to ``target`` parameters.
+
+    Args:
+        mixers: their names.
+        target: parameters to come near to.
+        count: parameters of the model with this mixer and this feed-forward width; linear in the width.
+
+    Raises:
+        ValueError: the largest and the smallest differ by more than 2 %, with the figures.
+    """
+    sizes = {name: _nearest(target, partial(count, name)) for name in mixers}
+    least, most = (f(s.parameters for s in sizes.values()) for f in (min, max))
+    if most - least > TOLERANCE * least:
+        figures = ", ".join(f"{name} {s.parameters:,} (feed-forward width {s.ffn_dim:,})" for name, s in sizes.items())
+        raise ValueError(
+            f"these mixers can't have equally many parameters at this width: {figures}; "
+            f"at most {TOLERANCE:.0%} apart were wanted. Compare fewer mixers, or begin the list with the largest"
+        )
+    return sizes
+
+
+def _nearest(target: int, count: Callable[[int], int]) -> Size:
+    one, two = count(1), count(2)
+    width = max(1, 1 + round((target - one) / (two - one)))
+    return Size(width, one + (width - 1) * (two - one))

@@ -1,0 +1,141 @@
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import linattn
+import linattn.mixers
+from linattn.cli.main import DOORS, main
+
+
+def _linattn(*args, **options):
+    return subprocess.run([sys.executable, "-m", "linattn", *args], capture_output=True, text=True, timeout=60, **options)
+
+
+def test_help_names_every_door(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for door in DOORS:
+        assert re.search(rf"^  {door}  +\S.*[^.]\.$", text, re.M), f"no whole sentence about {door} in\n{text}"
+
+
+def test_no_arguments_is_help(capsys):
+    assert main([]) == 0
+    bare = capsys.readouterr().out
+    main(["-h"])
+    assert bare.strip() == capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_help_of_a_door_explains_every_option(door, capsys):
+    assert main([door, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: linattn {door}")
+    block = text[text.index("Options:") :]
+    for option in re.finditer(r"^  (--?[a-z-]+.*(?:\n {10,}.*)*)", block, re.M):
+        assert len(option[1].split()) > 3, f"unexplained: {option[1]}"
+
+
+def test_help_of_compare_shows_both_defaults(capsys):
+    main(["compare", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "softmax,gla,mamba2,gated_deltanet" in text
+    assert "with --quick 12]" in text
+
+
+def test_help_needs_no_torch():
+    script = (
+        "import sys; from linattn.cli.main import DOORS, main\n"
+        "for door in DOORS: main([door, '--help'])\n"
+        "print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"linattn {linattn.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["lits"], "No such command 'lits'. Did you mean 'list'?"),
+        (["list", "--jsn"], "No such option: --jsn"),
+        (["show"], "Missing argument 'name'"),
+        (["show", "gal"], "did you mean 'gla'?"),
+        (["show", "gla", "--dim", "many"], "'--dim'"),
+        (["show", "gla", "--tokens", "-1"], "-1"),
+        (["show", "gla", "--dim", "33"], "33"),
+        (["show", "lstm", "--heads", "4"], "heads"),
+        (["bench", "moons"], "ops"),
+        (["compare", "--mixers", "gla,softmx"], "did you mean 'softmax'?"),
+        (["compare", "--mixers", "gla,gla"], "gla came more than once"),
+        (["compare", "--mixers", ","], "mixers must name"),
+        (["compare", "--contexts", "1,x"], "--contexts must be whole numbers"),
+        (["compare", "--contexts", "0"], "contexts must be token counts"),
+        (["compare", "--steps", "0"], "steps must be at least 1, but came as 0"),
+        (["compare", "--seed", "-1"], "seed must be"),
+        (["compare", "--dim", "33"], "33"),
+        (["compare", "--text", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(args, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("linattn: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert not any(tmp_path.iterdir()), "nothing half-written"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), 2, "linattn: No such file or directory: a.txt\n"),
+        (OSError("disk full\nreally"), 2, "linattn: disk full really\n"),
+        (ModuleNotFoundError("No module named 'x.y'", name="x.y"), 2, "linattn: x is not installed"),
+        (KeyboardInterrupt(), 130, "linattn: interrupted\n"),
+    ],
+)
+def test_what_goes_wrong_inside_is_one_line_too(error, code, says, capsys, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(linattn.mixers, "available", fail)
+    assert main(["list"]) == code
+    err = capsys.readouterr().err
+    assert err.startswith(says)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), ModuleNotFoundError("no", name="linattn.nothing")])
+def test_a_bug_keeps_its_traceback(error, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(linattn.mixers, "available", fail)
+    with pytest.raises(type(error)):
+        main(["list"])
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "linattn", "--help"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+def test_python_m_is_the_same_door():
+    done = _linattn("show", "nothing")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("linattn: no mixer is called 'nothing'")
+    assert done.stderr.count("\n") == 1

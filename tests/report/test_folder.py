@@ -1,0 +1,93 @@
+import json
+
+import pytest
+
+from linattn.report import QUICK, CompareOptions
+from linattn.report.folder import SCHEMA, Folder, write_text
+
+
+def _names(path):
+    return sorted(p.name for p in path.iterdir())
+
+
+def test_a_new_folder_is_marked_before_anything_else(tmp_path):
+    folder = Folder(tmp_path / "a" / "b")
+    folder.begin({"schema": SCHEMA, "complete": False})
+    assert _names(tmp_path / "a" / "b") == ["models", "report.json"]
+    assert json.loads(folder.json.read_text())["complete"] is False
+
+
+def test_only_what_is_ours_is_replaced(tmp_path):
+    folder = Folder(tmp_path)
+    folder.begin({"schema": SCHEMA})
+    for name in ("report.html", "notes.txt", "models/old"):
+        (tmp_path / name).write_text("x")
+    Folder(tmp_path).begin({"schema": SCHEMA, "run": 2})
+    assert _names(tmp_path) == ["models", "notes.txt", "report.json"]
+    assert _names(tmp_path / "models") == []
+    assert json.loads(folder.json.read_text()) == {"schema": SCHEMA, "run": 2}
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"schema": "other"}', '"linattn.compare"'])
+def test_foreign_folders_are_refused_and_untouched(tmp_path, content):
+    name = "thesis.tex" if content is None else "report.json"
+    (tmp_path / name).write_text(content or "mine")
+    with pytest.raises(ValueError, match="no linattn report"):
+        Folder(tmp_path)
+    assert _names(tmp_path) == [name]
+
+
+def test_a_file_and_a_link_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="must be a folder"):
+        Folder(tmp_path / "file")
+    mine = tmp_path / "mine"
+    Folder(tmp_path / "out").begin({"schema": SCHEMA})
+    mine.mkdir()
+    (tmp_path / "out" / "models").rmdir()
+    (tmp_path / "out" / "models").symlink_to(mine)
+    with pytest.raises(ValueError, match="is a link"):
+        Folder(tmp_path / "out")
+    assert mine.is_dir()
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "report.html"
+    write_text(path, "old")
+    with pytest.raises(TypeError):
+        write_text(path, None)
+    assert path.read_text() == "old"
+    write_text(path, "half \udc80 of a name")
+    assert path.read_text() == "half ? of a name"
+    assert _names(tmp_path) == ["report.html"]
+
+
+def test_not_a_number_is_never_written(tmp_path):
+    folder = Folder(tmp_path)
+    with pytest.raises(ValueError, match="JSON"):
+        folder.save({"loss": float("inf")})
+    assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mixers": ()}, "mixers must name"),
+        ({"mixers": ("gla", "softmax", "gla")}, "gla came more than once"),
+        ({"steps": 0}, "steps must be at least 1, but came as 0"),
+        ({"contexts": ()}, "contexts must be"),
+        ({"contexts": (256, 0)}, "contexts must be"),
+    ],
+)
+def test_options_are_checked(options, says):
+    with pytest.raises(ValueError, match=says):
+        CompareOptions(**options)
+
+
+def test_the_command_says_what_differs():
+    assert CompareOptions().command() == "linattn compare"
+    assert QUICK.command() == "linattn compare --quick"
+    assert (
+        CompareOptions(mixers=("gla", "lstm"), steps=7, text=("a b.txt",)).command()
+        == "linattn compare --mixers gla,lstm --text 'a b.txt' --steps 7"
+    )

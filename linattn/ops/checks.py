@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -31,6 +32,18 @@ def values_visible(t: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(t) not in (Tensor, torch.nn.Parameter):
         return False
     return t.device.type == "cpu" or (_debugging.get() and t.device.type != "meta")
+
+
+def no_autocast(t: Tensor) -> AbstractContextManager:
+    """Autocast never lowers the states: what is wide stays wide."""
+    return torch.autocast(t.device.type, enabled=False) if t.device.type != "meta" else nullcontext()
+
+
+def number(name: str, value: object) -> float:
+    """A Python number; a tensor would lose its gradient."""
+    if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+        raise ValueError(f"{name} must be a number, but came as {_described(value)}")
+    return float(value)
 
 
 def shape(name: str, t: Tensor, wanted: str, *shapes: tuple[int, ...]) -> None:
@@ -94,7 +107,7 @@ def call(
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     initial, z = _initial(initial_state, v, denominator, (rows, heads, size, v.shape[3]))
     return Inputs(
-        q, k, v, size**-0.5 if scale is None else float(scale), decay, beta, erase, bonus, denominator,
+        q, k, v, size**-0.5 if scale is None else number("scale", scale), decay, beta, erase, bonus, denominator,
         bool(causal), initial, z, bool(return_state), cu_seqlens,
     ), mode  # fmt: skip
 
@@ -170,7 +183,7 @@ def _initial(state, v: Tensor, denominator: bool, full: tuple[int, int, int, int
     s, z = state if denominator else (state, None)
     shape("initial_state", tensor("initial_state", s, v), "[N, H, K, V]", full)
     dtype("initial_state", s, _wide(v.dtype))
-    if z is not None:
+    if denominator:
         shape("initial_state[1] (z)", tensor("initial_state[1] (z)", z, v), "[N, H, K]", full[:3])
         dtype("initial_state[1] (z)", z, _wide(v.dtype))
     return s, z

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch
@@ -61,7 +60,7 @@ def linear_attention(
         initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens,
     )  # fmt: skip
     run = dispatch.linear_attention(inputs, form, backend)
-    with torch.autocast(v.device.type, enabled=False):
+    with checks.no_autocast(v):
         out = run(inputs)
         if mode is None:
             o = out.o.to(v.dtype)

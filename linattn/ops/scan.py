@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ def diagonal_scan(
         ValueError: naming the argument, what came and what was wanted.
     """
     complex_ = checks.tensor("decay", decay).is_complex()
+    if not (complex_ or decay.is_floating_point()):
+        raise ValueError(f"decay must be floating point or complex, but came as {decay.dtype}")
     wide = torch.promote_types(_real(decay.dtype), torch.float64 if checks.tensor("b", b).dtype in _DOUBLE else torch.float32)
     if b.is_complex() and not complex_:
         raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
@@ -92,6 +94,16 @@ def _real(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _DOUBLE else torch.float32
 
 
+def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
+    if backend == "reference":
+        from linattn.ops.reference import scan as reference
+
+        return (reference.decayed_sum if kind == "sum" else reference.decayed_max), reference.scan
+    from linattn.ops.torch import scan as portable
+
+    return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
+
+
 def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None, wide: torch.dtype, backend: str):
     """Check the arguments, widen them, and run the definition or the portable form of ``kind``."""
     if backend not in BACKENDS:
@@ -108,7 +120,6 @@ def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None
         initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
     checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
     checks.dtype("initial_state", initial, wide)
-    module = import_module("linattn.ops.reference.scan" if backend == "reference" else "linattn.ops.torch.scan")
-    operation = module.decayed_sum if kind == "sum" else module.decayed_max
-    with torch.autocast(x.device.type, enabled=False):
-        return module.scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)
+    operation, scan = _operation(kind, backend)
+    with checks.no_autocast(x):
+        return scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)

@@ -238,16 +238,18 @@ def test_only_some_arguments_want_a_gradient(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_zeros_have_gradients_like_any_other_number(kind, dtype, form):
-    """Keys of one channel, values and erases that start at zero, no decay: what is 0 must be able to become something."""
+def test_zeros_have_gradients_like_any_other_number(kind, form):
+    """Keys of one channel, values and erases that start at zero, no decay: what is 0 must be able to become something.
+
+    In float64: where a delta rule has erased all of K = 4 channels, what is left of the first state is a cancelled sum.
+    """
     call = make(kind, "BTHK", B=1, T=80, H=1)
     some = {n: t * (torch.rand(t.shape, generator=torch.Generator().manual_seed(1)) < 0.5) for n, t in call.tensors.items()}
-    check_gradients(call.with_(**some), dtype, form=form)
+    check_gradients(call.with_(**some), torch.float64, form=form)
     for name, t in call.tensors.items():
         if kind != "normalize" or name not in ("q", "k"):  # there the denominator would be 0
-            check_gradients(call.with_(**{name: torch.zeros_like(t)}), dtype, form=form)
+            check_gradients(call.with_(**{name: torch.zeros_like(t)}), torch.float64, form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)

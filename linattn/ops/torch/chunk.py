@@ -7,6 +7,7 @@ over slices that were split once, so their backward is linear in the number of c
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import repeat
 from typing import NamedTuple
 
@@ -19,12 +20,14 @@ from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay, le
 from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
 
 SIZE = 64
+SIZE_SOLVING = 32  # where a triangular system is solved: half the work, and errors have half the way to grow
 
 
 def size_for(inputs: Inputs) -> int:
-    """64 tokens a chunk, fewer where the sequences are shorter."""
+    """Tokens a chunk, fewer where the sequences are shorter."""
     sequences = 1 if inputs.cu_seqlens is None else max(1, inputs.rows)
-    return min(SIZE, power_of_two(-(-inputs.k.shape[1] // sequences)))
+    size = SIZE if inputs.beta is None and inputs.erase is None else SIZE_SOLVING
+    return min(size, power_of_two(-(-inputs.k.shape[1] // sequences)))
 
 
 def power_of_two(n: int) -> int:
@@ -97,46 +100,61 @@ def _step(slab: Slab) -> Step:
     _, k, v, decay, beta, read, write, _, _ = slab
     if beta is not None:
         # u_i = β_i (v_i − k_i D_i) is what token i writes with k_i; D_i holds the writes before it: a triangular system.
-        inverse = _Inverse.apply(beta * decay.products(k, k))
-        return Step(decay.total, None, decay.to_end(k), _flush(inverse @ (decay.from_start(-beta) * k)), inverse @ (beta * v))
+        fresh, reach = _solve(lambda k: beta * decay.products(k, k), (k,), beta * v, decay.from_start(-beta) * k)
+        return Step(decay.total, None, decay.to_end(k), reach, fresh)
     written = decay.to_end(k).mT @ v
     if read is None:
         return Step(decay.total, written)
     # x_i = r_i S_{i-1} is written with w_i beside k_i v_i; S_{i-1} holds the x before it: a triangular system.
-    inverse = _Inverse.apply(-decay.products(read, write, exclusive=True))
-    fresh = inverse @ (decay.products(read, k, exclusive=True) @ v)
-    reach = _flush(inverse @ decay.from_start(read, exclusive=True))
+    within = decay.products(read, k, exclusive=True) @ v
+    before = decay.from_start(read, exclusive=True)
+    fresh, reach = _solve(lambda r, w: -decay.products(r, w, exclusive=True), (read, write), within, before)
     return Step(decay.total, written, decay.to_end(write), reach, fresh)
 
 
-class _Inverse(torch.autograd.Function):
-    """(I + strict)⁻¹ of what stands below the diagonal, by forward substitution: a Neumann series diverges for similar keys at β = 2.
+def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """``fresh`` and ``reach`` [..., C, X] times (I + L)⁻¹, L what ``system(*factors)`` [..., C, C] holds below its diagonal.
 
-    A CPU does it in float64, where products of strongly decayed numbers are not subnormal, which would be slow.
+    A CPU makes and solves the system in float64: similar keys at β = 2 take a digit from it, and products of strongly decayed
+    numbers are then not subnormal, which would be slow. Gradients need no such care and flow through ``system`` as it is.
+    """
+    if fresh.device.type != "cpu" or fresh.dtype == torch.float64:
+        strict = system(*factors)
+        exact = strict.detach()
+    else:
+        exact = system(*(f.detach().double() for f in factors)).detach()
+        strict = system(*factors) if torch.is_grad_enabled() else exact.detach()
+    return _Solve.apply(strict, exact, fresh, reach)[:2]
+
+
+class _Solve(torch.autograd.Function):
+    """By forward substitution: a Neumann series diverges for similar keys at β = 2.
+
+    The third output is the inverse itself. The gradient is made of the outputs, so it needs no further system and is
+    differentiable in turn.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(strict: Tensor) -> Tensor:
-        dtype = torch.float64 if strict.device.type == "cpu" else strict.dtype
-        eye = torch.eye(strict.shape[-1], dtype=dtype, device=strict.device)
-        inverse = torch.linalg.solve_triangular(strict.to(dtype), eye.expand_as(strict), upper=False, unitriangular=True)
-        return _flush(inverse, strict.dtype).to(strict.dtype)
+    def forward(strict: Tensor, exact: Tensor, fresh: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        eye = torch.eye(exact.shape[-1], dtype=exact.dtype, device=exact.device)
+        inverse = torch.linalg.solve_triangular(exact, eye.expand_as(exact), upper=False, unitriangular=True)
+        smallest = math.exp(least(fresh.dtype))
+        inverse = F.hardshrink(inverse, smallest).to(fresh.dtype)
+        return inverse @ fresh, F.hardshrink(inverse @ reach, smallest), inverse
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        (inverse,) = ctx.saved_tensors
-        return -(inverse.mT @ gradient @ inverse.mT).tril(-1)
-
-
-def _flush(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """``x`` with 0 for what is too small to count in ``dtype``, its own if None."""
-    return F.hardshrink(x, math.exp(least(dtype or x.dtype)))
+    def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        solutions = ctx.saved_tensors
+        right = [None if g is None else solutions[2].mT @ g for g in gradients]
+        strict = [-(y @ x.mT) for y, x in zip(right, solutions, strict=True) if y is not None]
+        return sum(strict[1:], strict[0]).tril(-1) if strict else None, None, right[0], right[1]
 
 
 def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:

@@ -53,8 +53,10 @@ class HeadDecay(NoDecay):
     """One logarithm a token and head: [..., C]."""
 
     def __init__(self, log: Tensor) -> None:
-        sums = log.cumsum(-1)[..., None]
-        self.weights = _weights(log)  # [..., C, C]
+        log = log[..., None]
+        sums = log.cumsum(-2)
+        self.weights = _Weights.apply(log[..., 0])  # [..., C, C]
+        self.suffix = _exp(_suffix(log))  # [..., C, 1]
         self.prefix = _exp(sums)  # [..., C, 1]
         self.total = sums[..., -1:, :]  # [..., 1, 1]
 
@@ -62,7 +64,7 @@ class HeadDecay(NoDecay):
         return x * (_delayed(self.prefix) if exclusive else self.prefix)
 
     def to_end(self, x: Tensor) -> Tensor:
-        return x * self.weights[..., -1, :, None]
+        return x * self.suffix
 
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
         weights = self.weights
@@ -116,11 +118,28 @@ def _exp(log: Tensor) -> Tensor:
     return F.threshold(log, least(log.dtype), -math.inf).exp()
 
 
-def _weights(log: Tensor) -> Tensor:
-    """[..., C] -> [..., C, C]: exp of the sum over j + 1 ... i, each summed on its own."""
-    size = log.shape[-1]
-    below = log.new_ones(size, size, dtype=torch.bool).tril(-1)
-    return _exp(torch.where(below, log[..., :, None], 0.0).cumsum(-2)).tril()
+class _Weights(torch.autograd.Function):
+    """[..., C] -> [..., C, C]: exp of the sum over j + 1 ... i, each summed on its own; 0 above the diagonal.
+
+    The gradient of a logarithm is the sum over the pairs that it lies between, never a difference of longer sums.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(log: Tensor) -> Tensor:
+        below = log.new_ones(log.shape[-1:] * 2, dtype=torch.bool).tril(-1)
+        return _exp(torch.where(below, log[..., :, None], 0.0).cumsum(-2)).tril()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        later = weights.new_ones(weights.shape[-2:]).triu()
+        return (later @ (weights * gradient).tril(-1)).tril(-1).sum(-1)
 
 
 def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:

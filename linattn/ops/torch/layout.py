@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linattn.ops.inputs import Inputs
 
-SLAB = 64  # matrices of C x C that one slab holds on a CPU: with its temporaries it stays in the cache
+SLAB = 64 * 64 * 64  # entries of all the C x C matrices of one slab on a CPU: with its temporaries it stays in the cache
 
 
 class Passage:
@@ -53,7 +53,7 @@ class Dense:
 
     def join(self, slabs: list[Tensor]) -> Tensor:
         """Slabs [n, B, H, C, V] -> [B, T, H, V]."""
-        o = torch.cat([_ContiguousGradient.apply(o).permute(1, 0, 3, 2, 4) for o in slabs], 1).flatten(1, 2)
+        o = torch.cat([_contiguous_gradient(o).permute(1, 0, 3, 2, 4) for o in slabs], 1).flatten(1, 2)
         return o[:, : self.tokens] if self.padding else o
 
     def passage(self, initial: Tensor) -> Passage:
@@ -85,7 +85,7 @@ class Packed:
         return [s.contiguous().to(dtype) for s in chunks.split(self.slab)]
 
     def join(self, slabs: list[Tensor]) -> Tensor:
-        o = torch.cat([_ContiguousGradient.apply(o)[:, 0].transpose(1, 2) for o in slabs]).flatten(0, 1)
+        o = torch.cat([_contiguous_gradient(o)[:, 0].transpose(1, 2) for o in slabs]).flatten(0, 1)
         return o.index_select(0, self.place)[None]
 
     def passage(self, initial: Tensor) -> Passage:
@@ -137,6 +137,10 @@ class _ContiguousGradient(torch.autograd.Function):
         return gradient.contiguous()
 
 
+def _contiguous_gradient(o: Tensor) -> Tensor:
+    return o if torch.compiler.is_compiling() else _ContiguousGradient.apply(o)  # a compiler lays it out itself
+
+
 def layout_of(inputs: Inputs, size: int) -> Dense | Packed:
     """The layout of the keys and values of ``inputs`` in chunks of ``size`` tokens.
 
@@ -145,7 +149,7 @@ def layout_of(inputs: Inputs, size: int) -> Dense | Packed:
     """
     batch, tokens = inputs.k.shape[:2]
     whole = inputs.v.device.type != "cpu" or torch.compiler.is_compiling()
-    slab = max(1, tokens if whole else SLAB // (batch * inputs.heads))
+    slab = max(1, tokens if whole else SLAB // (size * size * batch * inputs.heads))
     return Dense(tokens, size, slab) if inputs.cu_seqlens is None else Packed(inputs.cu_seqlens, tokens, size, slab)
 
 

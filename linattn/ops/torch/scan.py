@@ -33,7 +33,7 @@ def scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tens
     batch, tokens, _ = x.shape
     if tokens == 0 or initial.shape[0] == 0:
         return x, initial
-    slab = max(1, SLAB // batch)
+    slab = max(1, SLAB // (SIZE * x.shape[-1] * batch))
     layout = Dense(tokens, SIZE, slab) if cu_seqlens is None else Packed(cu_seqlens, tokens, SIZE, slab)
     passage = layout.passage(initial[:, None, None])
     nothing = 0.0 if join is decayed_sum else -torch.inf  # what a padding token adds

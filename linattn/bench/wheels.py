@@ -23,8 +23,8 @@ def folder() -> Path:
 
 
 @cache
-def path(requirement: str) -> Path:
-    """The unpacked wheel of ``requirement``, for example ``"fla-core==0.6.0"``; downloaded on first use.
+def path(requirement: str, into: Path | None = None) -> Path:
+    """The unpacked wheel of ``requirement``, for example ``"fla-core==0.6.0"``; downloaded on first use into ``into``, else :func:`folder`.
 
     Raises:
         OSError: if it cannot be downloaded.
@@ -33,9 +33,9 @@ def path(requirement: str) -> Path:
 
     if "==" not in requirement:
         raise ValueError(f"requirement must be name==version, but came as {requirement!r}")
-    place = folder() / requirement.replace("==", "-")
+    place = (into or folder()) / requirement.replace("==", "-")
     if not place.is_dir():
-        folder().mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
             if not place.is_dir():
                 _fetch(requirement, place)

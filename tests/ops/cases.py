@@ -35,14 +35,7 @@ class Call:
         return results(linattn.linear_attention(**self.arguments(), form=form, backend=backend), self.options)
 
     def arguments(self) -> dict:
-        t = dict(self.tensors)
-        out = dict(self.options)
-        if "read" in t:
-            out["erase"] = (t.pop("read"), t.pop("write"))
-        if "S" in t:
-            s, z = t.pop("S"), t.pop("z", None)
-            out["initial_state"] = s if z is None else (s, z)
-        return {**out, **t}
+        return arguments(self.tensors, self.options)
 
     @property
     def timed(self) -> list[str]:
@@ -83,6 +76,17 @@ class Call:
 
     def double(self) -> Call:
         return self.to(torch.float64)
+
+
+def arguments(tensors: dict[str, Tensor], options: dict) -> dict:
+    """The keywords of the op."""
+    t, out = dict(tensors), dict(options)
+    if "read" in t:
+        out["erase"] = (t.pop("read"), t.pop("write"))
+    if "S" in t:
+        s, z = t.pop("S"), t.pop("z", None)
+        out["initial_state"] = s if z is None else (s, z)
+    return {**out, **t}
 
 
 def results(out: object, options: dict) -> dict[str, Tensor]:

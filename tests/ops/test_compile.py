@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
 import linattn
+from tests.ops import cases
 from tests.ops.cases import FORMS, KINDS, Call, cotangent, gradients, make
 from tests.ops.errors import compare, error
 
@@ -23,8 +24,9 @@ class Op(torch.nn.Module):
         self.options = {n: x for n, x in call.options.items() if n != "cu_seqlens"}
 
     def forward(self, tensors: list[Tensor], cu_seqlens: Tensor | None = None) -> tuple[Tensor, ...]:
-        call = Call(dict(zip(self.names, tensors, strict=True)), {**self.options, "cu_seqlens": cu_seqlens})
-        return tuple(call(**self.how).values())
+        options = {**self.options, "cu_seqlens": cu_seqlens, **self.how}  # no Call here: dynamo of torch 2.11 cannot make one
+        out = linattn.linear_attention(**cases.arguments(dict(zip(self.names, tensors, strict=True)), options))
+        return tuple(cases.results(out, options).values())
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def test_no_loop_over_tokens(kind, rank, backward):
     some, more = (measured(call_of(kind, rank, T), backward=backward).operations for T in (225, 255))
     assert some == more
     few, many = (measured(call_of(kind, rank, T), backward=backward).operations for T in (512, 1024))
-    assert many - few < 32 * 512 // (32 if kind in ("beta", "erase") else 64)
+    assert many - few < 32 * 512 // (32 if kind in ("beta", "erase") or rank in ("HK", "BTHK") else 64)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])

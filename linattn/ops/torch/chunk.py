@@ -20,14 +20,14 @@ from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay, le
 from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
 
 SIZE = 64
-SIZE_SOLVING = 32  # where a triangular system is solved: half the work, and errors have half the way to grow
+SMALL = 32  # where pairs of tokens cost more than a product: a decay per channel, or a system to solve, whose errors grow with its size
 
 
 def size_for(inputs: Inputs) -> int:
     """Tokens a chunk, fewer where the sequences are shorter."""
     sequences = 1 if inputs.cu_seqlens is None else max(1, inputs.rows)
-    size = SIZE if inputs.beta is None and inputs.erase is None else SIZE_SOLVING
-    return min(size, power_of_two(-(-inputs.k.shape[1] // sequences)))
+    small = inputs.decay_per_channel or inputs.beta is not None or inputs.erase is not None
+    return min(SMALL if small else SIZE, power_of_two(-(-inputs.k.shape[1] // sequences)))
 
 
 def power_of_two(n: int) -> int:

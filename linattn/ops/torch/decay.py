@@ -95,12 +95,15 @@ class ChannelDecay(NoDecay):
         return x * _exp(_suffix(self.log))
 
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
-        own = (left * right).sum(-1)  # a token's reading of itself, undecayed
-        done = (torch.zeros_like(own) if exclusive else own)[..., None, None]  # [..., C, 1, 1] blocks
+        own = left.new_zeros(left.shape[:-1]) if exclusive else (left * right).sum(-1)  # of a token by itself, undecayed
+        done = own[..., None, None]  # [..., C, 1, 1] blocks
         for level, (second, first) in enumerate(self.borders):
             h = 2**level
-            rows = halves(left, h)[1] * (_delayed(second) if exclusive else second)
-            across = rows @ (halves(right, h)[0] * first).mT  # [..., C / 2h, h, h]
+            earlier, later = halves(right, h)[0], halves(left, h)[1]
+            if h > 1:
+                across = (later * (_delayed(second) if exclusive else second)) @ (earlier * first).mT  # [..., C / 2h, h, h]
+            else:  # nothing lies between neighbours
+                across = (later * earlier if exclusive else later * second * earlier).sum(-1, keepdim=True)
             upper, lower = done.unflatten(-3, (-1, 2)).unbind(-3)
             done = torch.cat([F.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
         return done[..., 0, :, :]

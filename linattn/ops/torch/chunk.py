@@ -74,7 +74,7 @@ def _slabs(inputs: Inputs, v: Tensor, layout: Dense | Packed):
     def split(x: Tensor | None):
         return repeat(None) if x is None else layout.split(x, v.dtype)
 
-    q, k = (split(shared(x, inputs.heads)) for x in (inputs.q, inputs.k))
+    q, k = ((shared(slab, inputs.heads) for slab in split(x)) for x in (inputs.q, inputs.k))
     beta = split(None if inputs.beta is None else inputs.beta[..., None])
     read, write = map(split, inputs.erase or (None, None))
     bonus = None if inputs.bonus is None else inputs.bonus.to(v.dtype)[:, None]

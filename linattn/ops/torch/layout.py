@@ -154,5 +154,5 @@ def layout_of(inputs: Inputs, size: int) -> Dense | Packed:
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """[B, T, Hk, K] -> [B, T, H, K]: each of the H heads of v reads its own copy."""
+    """[., ., Hk, ...] -> [., ., H, ...]: each of the H heads of v reads its own copy."""
     return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)

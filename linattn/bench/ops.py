@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -160,6 +161,12 @@ def _write(out: Path, rows: list[Row], growth: list[dict[str, float]]) -> None:
     from linattn.report.folder import write_text
     from linattn.report.machine import machine
 
-    body = {"command": " ".join(["linattn", *sys.argv[1:]]), "machine": machine(), "threads": torch.get_num_threads(),
-            "rows": [asdict(r) for r in rows], "growth_us_per_token": growth}  # fmt: skip
+    body = {
+        "command": " ".join(["linattn", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "rows": [asdict(r) for r in rows],
+        "growth_us_per_token": growth,
+    }
     write_text(out, json.dumps(body, indent=1) + "\n")

@@ -238,18 +238,21 @@ def test_only_some_arguments_want_a_gradient(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_zeros_have_gradients_like_any_other_number(kind, form):
-    """Keys of one channel, values and erases that start at zero, no decay: what is 0 must be able to become something.
-
-    In float64: where a delta rule has erased all of K = 4 channels, what is left of the first state is a cancelled sum.
-    """
+def test_zeros_have_gradients_like_any_other_number(request, kind, dtype, form):
+    """Keys of one channel, values and erases that start at zero, no decay: what is 0 must be able to become something."""
+    if dtype == torch.float32 and (kind, form) in (("beta", "chunk"), ("beta", "parallel"), ("erase", "parallel")):
+        # All K = 4 channels have been erased, and the first state's gradient is what two large terms leave of each other.
+        request.applymarker(
+            pytest.mark.xfail(reason="misses 1e-5: the gradient of S is off by 1e-4 to 1e-2 of almost nothing", strict=True)
+        )
     call = make(kind, "BTHK", B=1, T=80, H=1)
     some = {n: t * (torch.rand(t.shape, generator=torch.Generator().manual_seed(1)) < 0.5) for n, t in call.tensors.items()}
-    check_gradients(call.with_(**some), torch.float64, form=form)
+    check_gradients(call.with_(**some), dtype, form=form)
     for name, t in call.tensors.items():
         if kind != "normalize" or name not in ("q", "k"):  # there the denominator would be 0
-            check_gradients(call.with_(**{name: torch.zeros_like(t)}), torch.float64, form=form)
+            check_gradients(call.with_(**{name: torch.zeros_like(t)}), dtype, form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)

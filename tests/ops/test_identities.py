@@ -124,11 +124,15 @@ def test_similar_keys_at_beta_two(T, rank, form):
         check_gradients(call, dtype, form=form)
 
 
-@pytest.mark.xfail(reason="one system over the whole length: the gradient of a decay per head cancels 50-fold, 1.2e-5", strict=False)
-def test_similar_keys_at_beta_two_in_one_chunk_of_float32():
+BORDERLINE = pytest.mark.xfail(reason="misses 1e-5: one system over the whole length, and the gradient of a decay cancels 50-fold")
+
+
+@pytest.mark.parametrize("limit", [pytest.param(1e-5, marks=BORDERLINE), 2e-5])
+def test_similar_keys_at_beta_two_in_one_chunk_of_float32(limit):
+    """The aim, missed by a fifth; and a bound that may not be passed."""
     call = similar_keys(64)
     call = call.with_(decay=make("beta", "BTH", B=1, T=64, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
-    check_gradients(call, torch.float32, form="parallel")
+    check_gradients(call, torch.float32, limit=limit, form="parallel")
 
 
 def test_similar_keys_at_beta_two_for_1000_tokens():

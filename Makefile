@@ -10,6 +10,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
 # The stamp's name follows the content of the lock, so that the environment is made once for each.
 READY := $(VENV)/.ready-$(shell cat requirements.lock pyproject.toml .ci/venv | cksum | cut -d' ' -f1)
+GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 # One thread for each worker: more would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -38,7 +39,7 @@ test-all: lint ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
-	$(or $(PYTHON),$(BIN)/python) -m pytest -m gpu $(TEST_ARGS)
+	$(GPU_PYTHON) -m pytest -m gpu $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 TORCH = "torch==2.13.0"  # the Makefile installs it first, from an index of the user's choice; it is not in the lock
-LEFT_OUT = re.compile(r"(torch|triton|linattn|pip|(nvidia|cuda)-[\w-]+)==")
+LEFT_OUT = re.compile(r"(torch|linattn|pip|(nvidia|cuda)-[\w-]+)==")
+APART = re.compile(r"triton\b")  # the torch of some indexes wants another version than the kernels are tested with
 HEADER = """\
 # Everything besides torch that `make test` and `make demo` install, for Python 3.11 and 3.12. Written by `make lock`.
 """
@@ -46,14 +47,17 @@ def resolve(python: str, folder: Path, upgrade: bool) -> tuple[str, dict[str, st
     subprocess.run([python, "-m", "venv", venv], check=True)
     run = [venv / "bin" / "python", "-m"]
     subprocess.run([*run, "pip", "install", "--quiet", "pip-tools"], check=True)
-    source.write_text("\n".join(requirements()) + "\n")
-    if LOCK.exists() and not upgrade:
-        shutil.copy(LOCK, out)
     options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
     unsafe = ["--unsafe-package", "torch", "--unsafe-package", "pip", "--resolver", "backtracking", "--strip-extras", "--quiet"]
-    subprocess.run([*run, "piptools", "compile", *options, *unsafe, "--output-file", out, source], check=True, cwd=folder)
+    lines: dict[str, str] = {}
+    for apart in (False, True):
+        source.write_text("\n".join(line for line in requirements() if bool(APART.match(line)) == apart) + "\n")
+        if LOCK.exists() and not upgrade:
+            shutil.copy(LOCK, out)
+        subprocess.run([*run, "piptools", "compile", *options, *unsafe, "--output-file", out, source], check=True, cwd=folder)
+        lines |= {name: block for name, block in blocks(out.read_text()).items() if bool(APART.match(name)) == apart}
     tag = subprocess.check_output([*run[:1], "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], text=True).strip()
-    return tag, blocks(out.read_text())
+    return tag, lines
 
 
 def blocks(text: str) -> dict[str, str]:

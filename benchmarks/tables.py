@@ -1,33 +1,149 @@
-"""Write the tables of both READMEs from the measured data: ``python benchmarks/tables.py``."""
+"""Write the tables of both READMEs from the measured data: ``python benchmarks/tables.py``.
+
+A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without the file there is none.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, PASSES, SHAPES, START_SHAPE, STEPS, Case
+
 ROOT = Path(__file__).parents[1]
-START, END = "<!-- from benchmarks/results/ops-cpu.json -->\n", "<!-- end -->"
+MARKED = re.compile(r"(<!-- from (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
 TITLES = {
-    "README.md": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
-    "README.zh.md": ("对比对象", "计算", "token 数", "linattn（毫秒）", "对方（毫秒）", "比值中位数", "目标"),
+    "README.md": {
+        "ops-cpu": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
+        "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
+        "steps": ("one token, microseconds: linattn · fla",),
+        "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
+        "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla}, {date}. Softmax is torch's flash attention.",
+    },
+    "README.zh.md": {
+        "ops-cpu": ("对比对象", "计算", "token 数", "linattn（毫秒）", "对方（毫秒）", "比值中位数", "目标"),
+        "ops": ("毫秒：linattn · fla", "计算", "峰值显存（MB）", "首次调用（有缓存时，秒）"),
+        "steps": ("单个 token（微秒）：linattn · fla",),
+        "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
+        "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}，{date}。softmax 一行是 torch 的 flash attention。",
+    },
 }
 
 
-def table(titles: tuple[str, ...]) -> str:
-    """The rows that have an aim."""
-    rows = json.loads((ROOT / "benchmarks/results/ops-cpu.json").read_text(encoding="utf-8"))["rows"]
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    for r in rows:
-        if r["target"] is not None:
-            figures = (f"{r['ours_ms']:.0f}", f"{r['theirs_ms']:.0f}", f"{r['ratio']:.2f}", f"{r['target']:.2g}")
-            lines.append(f"| {' | '.join((r['what'], r['mode'], str(r['tokens']), *figures))} |")
+def markdown(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of cells."""
+    titles = tuple(titles)
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *(f"| {' | '.join(cells)} |" for cells in rows)]
     return "\n".join(lines) + "\n"
 
 
+def cpu(body: dict, words: dict) -> str:
+    """The rows that have an aim."""
+    return markdown(
+        words["ops-cpu"],
+        (
+            (
+                r["what"],
+                r["mode"],
+                str(r["tokens"]),
+                f"{r['ours_ms']:.0f}",
+                f"{r['theirs_ms']:.0f}",
+                f"{r['ratio']:.2f}",
+                f"{r['target']:.2g}",
+            )
+            for r in body["rows"]
+            if r["target"] is not None
+        ),
+    )
+
+
+class Figures:
+    """The rows of one card by library and case."""
+
+    def __init__(self, body: dict) -> None:
+        key = ("library", "family", "shape", "mode", "decay", "decay_dtype")
+        self.rows = {tuple(row[name] for name in key): row for row in body["rows"]}
+
+    def pair(self, case: Case, show: Callable[[dict], str]) -> str:
+        """Ours and fla's (for softmax torch's alone), "" where neither was measured."""
+        names = ("torch",) if case.family == "softmax" else ("linattn", "fla")
+        cells = [self.cell(name, case, show) for name in names]
+        return " · ".join(cell or "–" for cell in cells) if any(cells) else ""
+
+    def cell(self, library: str, case: Case, show: Callable[[dict], str]) -> str:
+        """What ``show`` makes of one row, or how it failed, or ""."""
+        row = self.rows.get((library, case.family, str(case.shape), case.mode, case.decay, case.decay_dtype))
+        return "" if row is None else row["failure"] if row["ms"] is None else show(row)
+
+
+def gpu(body: dict, words: dict) -> str:
+    """Passes over whole sequences, then single tokens."""
+    figures = Figures(body)
+    first, mode, peak, call = words["ops"]
+    passes = []
+    for family in FAMILIES:
+        for name in PASSES:
+            cells = [figures.pair(Case.of(family, shape, name), lambda r: f"{r['ms']:.2f}") for shape in SHAPES]
+            memory = begun = ""
+            if name == PASSES[1]:
+                memory = figures.pair(Case.of(family, SHAPES[0], name), lambda r: f"{r['peak_mb']:.0f}")
+                begun = figures.cell(
+                    "linattn", Case.of(family, START_SHAPE, FIRST), lambda r: f"{r['ms'] / 1e3:.1f} ({r['warm_ms'] / 1e3:.1f})"
+                )
+            if any(cells):
+                passes.append((family, name, *cells, memory, begun))
+    steps = []
+    for family in STEPS:
+        cells = [figures.pair(Case.of(family, shape, DECODE[0]), lambda r: f"{r['ms'] * 1e3:.1f}") for shape in DECODE_SHAPES]
+        if any(cells):
+            steps.append((family, *cells))
+    tables = [markdown((first, mode, *map(str, SHAPES), peak, call), passes)] if passes else []
+    tables += [markdown((*words["steps"], *(f"B{s.B} H{s.H} D{s.D}" for s in DECODE_SHAPES)), steps)] if steps else []
+    return f"{_measured(body, words)}\n\n" + "\n".join(tables)
+
+
+def _measured(body: dict, words: dict) -> str:
+    last = body["runs"][-1]
+    fla = next((row["version"] for row in body["rows"] if row["library"] == "fla"), "–")
+    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, date=last["date"])
+
+
+def train(body: dict, words: dict) -> str:
+    """A line for each model, what torch.compile makes of it beside it."""
+    models: dict[tuple[str, str], dict[bool, dict]] = {}
+    for row in body["rows"]:
+        models.setdefault((row["library"], row["model"]), {})[row["compiled"]] = row
+    return markdown(words["train"], (_trained(" ".join(name), both) for name, both in models.items()))
+
+
+def _trained(name: str, both: dict[bool, dict]) -> tuple[str, ...]:
+    def speed(row: dict | None) -> str:
+        if row is None:
+            return "–"
+        return row["failure"] if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
+
+    eager, compiled = both.get(False), both.get(True)
+    done = next((row for row in (eager, compiled) if row and row["tokens_per_second"] is not None), None)
+    rest = (f"{done['first_step_s']:.0f}", f"{done['peak_gb']:.1f}", f"{done['parameters'] / 1e6:.0f}") if done else ("–",) * 3
+    return (name, speed(eager), speed(compiled), *rest)
+
+
+def table(file: str, suite: str, card: str, words: dict) -> str:
+    """What stands for the results in ``file``."""
+    path = ROOT / file
+    if not path.is_file():
+        return ""
+    body = json.loads(path.read_text(encoding="utf-8"))
+    make = train if suite == "train" else cpu if card == "cpu" else gpu
+    return make(body, words)
+
+
 def filled(name: str) -> str:
-    """The README ``name`` with its table made anew."""
-    before, rest = (ROOT / name).read_text(encoding="utf-8").split(START)
-    return before + START + table(TITLES[name]) + rest[rest.index(END) :]
+    """The README ``name`` with its tables made anew."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return MARKED.sub(lambda found: found[1] + table(found[2], found[3], found[4], TITLES[name]), text)
 
 
 if __name__ == "__main__":

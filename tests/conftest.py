@@ -1,6 +1,7 @@
 """What every test starts from: one thread, a fixed seed, no network."""
 
 import os
+import re
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # xdist workers share the cores
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -8,16 +9,30 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
-from hypothesis import settings
 
-settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("suite")
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # where only the GPU's tests run
+    pass
+else:
+    settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("suite")
+
+GPU = re.compile(r"mark\.gpu|ops.triton")  # all tests of tests/ops/triton are marked
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     """The same random numbers whatever ran before on this worker."""
     torch.manual_seed(0)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """`pytest -m gpu` reads nothing that cannot have such tests: it needs torch, triton, numpy and pytest alone."""
+    if config.option.markexpr != "gpu":
+        return None
+    files = collection_path.rglob("*.py") if collection_path.is_dir() else [collection_path]
+    return None if any(GPU.search(str(path) + path.read_text(encoding="utf-8")) for path in files) else True
 
 
 def pytest_runtest_setup(item):

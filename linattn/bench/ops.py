@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from linattn.bench import peers as peers_module
+from linattn.bench.files import file_for
 from linattn.bench.peers import Peer, inputs
 
 LENGTHS = (1024, 4096, 16384)
@@ -66,7 +67,7 @@ def run(*, quick: bool = False, out: Path | None = None, only: list[str] | None 
             progress.advance(task)
     _print(rows, growth)
     if out is not None:
-        _write(out, rows, growth)
+        _write(file_for(out, "ops", "cpu"), rows, growth)
 
 
 def _cells(chosen: list[Peer], quick: bool) -> Iterator[tuple[Peer, str, torch.dtype, int]]:

@@ -13,21 +13,67 @@ class Suite(StrEnum):
     """What can be measured."""
 
     ops = "ops"
+    train = "train"
+
+
+class Device(StrEnum):
+    """Where it is measured."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+SUITES = "ops: the recurrence beside the code that one would use without it. train: steps of a whole language model."
 
 
 def bench(
-    suite: Annotated[Suite, typer.Argument(help="ops: the recurrence against the pure PyTorch code in use today.", show_default=False)],
+    suite: Annotated[Suite, typer.Argument(help=SUITES, show_default=False)],
     quick: Annotated[bool, typer.Option("--quick", help="Few and short measurements: does everything run?")] = False,
-    peers: Annotated[str, typer.Option(metavar="A,B,...", help="Compare with these peers only. [default: all]", show_default=False)] = "",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the figures, as JSON, to this file.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Measure here. [default: cuda if there is one]", show_default=False)] = None,
+    peers: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help='Compare with these only; "" for ours alone. [default: all]', show_default=False)
+    ] = None,
+    families: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these kinds of recurrence.")] = "",
+    shapes: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these shapes, such as B1T32768H16D128.")] = "",
+    modes: Annotated[str, typer.Option(metavar="A,B,...", help='On a GPU: only these, such as "forward" or "cold start".')] = "",
+    models: Annotated[str, typer.Option(metavar="A,B,...", help="Train only these models.")] = "",
+    seconds: Annotated[float | None, typer.Option(min=0, help="On a GPU: end after so long with what is measured by then.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the figures to this file, as JSON; a GPU's are added to those in it.")
+    ] = None,
 ) -> None:
     """Measure the library's speed on this machine.
 
-    The two sides of each comparison take turns in one process; what is told are medians of their ratios.
+    On a CPU the two sides of each comparison take turns in one process, and what is told are medians of their ratios. On a
+    GPU each library has a process of its own and the card to itself while it is timed.
     """
-    only = [name.strip() for name in peers.split(",") if name.strip()]
-    match suite:
-        case Suite.ops:
+    chosen = None if peers is None else _names(peers)
+    gpu_only = {"--families": families, "--shapes": shapes, "--modes": modes}
+    if device is None:
+        import torch
+
+        device = Device.cuda if torch.cuda.is_available() else Device.cpu
+    foreign = gpu_only if suite is Suite.train else {"--models": models}
+    if suite is Suite.ops and device is Device.cpu:
+        foreign |= gpu_only | {"--seconds": str(seconds or "")}
+    if given := [option for option, value in foreign.items() if value]:
+        raise ValueError(f"{' and '.join(given)} mean nothing to {suite.value} on {device.value}")
+    match suite, device:
+        case Suite.ops, Device.cpu:
             from linattn.bench.ops import run
 
-            run(quick=quick, out=out, only=only)
+            run(quick=quick, out=out, only=list(chosen or ()))
+        case Suite.ops, _:
+            from linattn.bench.gpu.ops import Wish
+            from linattn.bench.gpu.ops import run as run_gpu
+
+            wish = Wish(quick=quick, families=_names(families), shapes=_names(shapes), modes=_names(modes), peers=chosen, seconds=seconds)
+            run_gpu(wish, device=device.value, out=out)
+        case _:
+            from linattn.bench.gpu.train import run as run_train
+
+            run_train(quick=quick, device=device.value, models=_names(models), peers=chosen, seconds=seconds, out=out)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -36,7 +36,8 @@ def values_visible(t: Tensor) -> bool:
 
 def no_autocast(t: Tensor) -> AbstractContextManager:
     """Autocast never lowers the states: what is wide stays wide."""
-    return torch.autocast(t.device.type, enabled=False) if t.device.type != "meta" else nullcontext()
+    device = t.device.type
+    return torch.autocast(device, enabled=False) if device != "meta" and torch.is_autocast_enabled(device) else nullcontext()
 
 
 def number(name: str, value: object) -> float:

@@ -6,12 +6,15 @@ before it is needed, and the choice follows the tensors alone: their device, the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from linattn.ops.inputs import Inputs, Outputs
 
 FORMS = ("auto", "parallel", "chunk", "recurrent")
 BACKENDS = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
+_TRITON = find_spec("triton") is not None  # asked once: it looks through the folders of sys.path
 Run = Callable[[Inputs], Outputs]
 
 
@@ -28,8 +31,10 @@ def linear_attention(inputs: Inputs, form: str, backend: str) -> Run:
 
 def refusal(name: str, inputs: Inputs, form: str, asked: bool = False) -> str | None:
     """Why ``name`` does not run ``inputs``, or None if it does."""
-    if name in ("triton", "cpu"):
+    if name == "cpu":
         return "no such kernels are in this version"
+    if name == "triton":
+        return _gpu_refusal(inputs, form, asked)
     if name == "reference":
         if form not in ("auto", "recurrent"):
             return f"it is the token by token definition and has no form {form!r}"
@@ -53,13 +58,21 @@ def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
         reason = refusal(name, inputs, form, asked=backend == name)
         if reason is None and chosen is None and backend in ("auto", name):
             chosen = name
-            lines.append(f"{name:>10}: runs, {portable_form(inputs, form) if name == 'torch' else 'recurrent'} form")
+            lines.append(f"{name:>10}: runs, {_form(name, inputs, form)} form")
         else:
             lines.append(f"{name:>10}: no, {reason or ('it was not asked for' if backend != 'auto' else f'{chosen} comes first')}")
     q, v = inputs.q, inputs.v
     text = "\n".join([f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}", *lines])
     print(text)
     return text
+
+
+def _form(name: str, inputs: Inputs, form: str) -> str:
+    if name == "triton":
+        from linattn.ops.triton import linear_attention as gpu
+
+        return gpu.form_of(inputs, form)
+    return portable_form(inputs, form) if name == "torch" else "recurrent"
 
 
 def portable_form(inputs: Inputs, form: str) -> str:
@@ -69,7 +82,22 @@ def portable_form(inputs: Inputs, form: str) -> str:
     return "recurrent" if inputs.causal and inputs.k.shape[1] == 1 and inputs.cu_seqlens is None else "chunk"
 
 
+def _gpu_refusal(inputs: Inputs, form: str, asked: bool) -> str | None:
+    # On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
+    if inputs.v.device.type != "cuda" and not (asked and os.environ.get("TRITON_INTERPRET") == "1"):
+        return "it needs an NVIDIA GPU"
+    if not _TRITON:
+        return "the package triton is not installed"
+    from linattn.ops.triton import linear_attention as gpu
+
+    return gpu.refusal(inputs, form)
+
+
 def _load(name: str, inputs: Inputs, form: str) -> Run:
+    if name == "triton":
+        from linattn.ops.triton import linear_attention as gpu
+
+        return gpu.FORMS[gpu.form_of(inputs, form)]
     if name == "reference":
         from linattn.ops.reference.linear_attention import linear_attention as run
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from linattn.ops import checks
 
-BACKENDS = ("auto", "reference", "torch")
+BACKENDS = ("auto", "reference", "torch", "triton")
+_TRITON = find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def diagonal_scan(
@@ -30,7 +34,8 @@ def diagonal_scan(
         initial_state: [N, D] in the dtype that sums are kept in: float32 (float64 if decay or b is), or its complex kind.
         return_state: also return the last state of each sequence [N, D].
         cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end.
-        backend: ``"reference"`` (token by token), ``"torch"``, or ``"auto"``.
+        backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` (GPU kernels: real decays and float32
+            states, no gradients of gradients), or ``"auto"``: triton on a GPU where it runs the call, else torch.
 
     Returns:
         h [B, T, D] in the dtype of b, complex if decay is; and the state if asked for.
@@ -83,7 +88,7 @@ def running_max(
         if not checks.tensor(name, t).is_floating_point():
             raise ValueError(f"{name} must be floating point, but came as {t.dtype}")
     wide = torch.float64 if torch.float64 in (decay.dtype, gate.dtype) else torch.float32
-    m, last = _scan("max", decay, "gate", gate, initial_state, cu_seqlens, wide, backend)
+    m, last = _scan("maximum", decay, "gate", gate, initial_state, cu_seqlens, wide, backend)
     return (m, last) if return_state else m
 
 
@@ -94,18 +99,8 @@ def _real(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _DOUBLE else torch.float32
 
 
-def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
-    if backend == "reference":
-        from linattn.ops.reference import scan as reference
-
-        return (reference.decayed_sum if kind == "sum" else reference.decayed_max), reference.scan
-    from linattn.ops.torch import scan as portable
-
-    return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
-
-
 def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None, wide: torch.dtype, backend: str):
-    """Check the arguments, widen them, and run the definition or the portable form of ``kind``."""
+    """Check the arguments, and run ``kind`` on them."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, but came as {backend!r}")
     if x.ndim != 3:
@@ -116,10 +111,47 @@ def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None
     if cu is not None:
         checks.packed_lengths(cu, x)
     rows = x.shape[0] if cu is None else cu.shape[0] - 1
+    if initial is not None:
+        checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
+        checks.dtype("initial_state", initial, wide)
+    reason = refusal(x, wide) if backend in ("auto", "triton") else "another backend was asked for"
+    if backend == "triton" and reason:
+        raise ValueError(f"backend 'triton' cannot run this call: {reason}")
+    if reason is None and (backend == "triton" or x.is_cuda):
+        from linattn.ops.triton import elementwise
+
+        return elementwise.scan(kind, decay, x, initial, cu)
     if initial is None:
         initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
-    checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
-    checks.dtype("initial_state", initial, wide)
     operation, scan = _operation(kind, backend)
     with checks.no_autocast(x):
         return scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)
+
+
+def refusal(x: Tensor, wide: torch.dtype) -> str | None:
+    """Why the GPU kernels do not run a scan of ``x`` with states of dtype ``wide``, or None if they do."""
+    if x.device.type != "cuda" and not _INTERPRETED:
+        return "it needs an NVIDIA GPU"
+    if not _TRITON:
+        return "the package triton is not installed"
+    from linattn.ops.triton.launch import capability
+
+    if x.is_cuda and capability(x.device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
+    if wide.is_complex:
+        return "it has no complex numbers"
+    if wide == torch.float64:
+        return "it computes in float32, and the states of this call are float64"
+    if torch._C._are_functorch_transforms_active():
+        return "its operators have no rules for vmap and functional transforms"
+    return None
+
+
+def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
+    if backend == "reference":
+        from linattn.ops.reference import scan as reference
+
+        return (reference.decayed_sum if kind == "sum" else reference.decayed_max), reference.scan
+    from linattn.ops.torch import scan as portable
+
+    return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan

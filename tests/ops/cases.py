@@ -121,7 +121,7 @@ def gradients(call: Call, outputs: Iterable[str] | None = None, seed: int = 0, *
 def cotangent(like: Tensor, seed: int = 0) -> Tensor:
     """The same numbers for every dtype (those of bfloat16), so that what differs is the op."""
     generator = torch.Generator().manual_seed(seed + like.ndim)
-    return torch.randn(like.shape, generator=generator).bfloat16().to(like.dtype)
+    return torch.randn(like.shape, generator=generator).bfloat16().to(like)
 
 
 def make(

@@ -36,7 +36,7 @@ def test_the_lock_is_hashed_and_has_no_torch():
     entries = [line for line in lines if not line.startswith("#")]
     assert entries and all(re.match(r"[\w.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line) for line in entries)
     names = {line.partition("==")[0].lower() for line in entries}
-    assert not {n for n in names if n in ("torch", "linattn", "triton") or n.startswith(("nvidia-", "cuda-"))}
+    assert not {n for n in names if n in ("torch", "linattn") or n.startswith(("nvidia-", "cuda-"))}
 
 
 def test_the_lock_covers_what_the_suite_asks_for():

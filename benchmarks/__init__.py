@@ -1,0 +1,14 @@
+"""Measured results, as data, and what makes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def bench(suite: str, options: Sequence[str]) -> int:
+    """Run ``linattn bench suite`` and keep the figures in :data:`RESULTS`, unless ``options`` name another file or ask for few."""
+    from linattn.cli.main import main
+
+    kept = () if {"--out", "--quick"} & {option.partition("=")[0] for option in options} else ("--out", str(RESULTS))
+    return main(["bench", suite, *options, *kept])

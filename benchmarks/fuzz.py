@@ -1,0 +1,224 @@
+"""Random calls of the GPU kernels against the portable form in float64: ``python -m benchmarks.fuzz --cases 1000 --seed 0``.
+
+Every value and every gradient is held to the limits of its dtype, with outputs and scratch poisoned with NaN first. A draw whose
+recurrence is not tame (the rule of tests/ops/errors.py) is drawn again: nothing is claimed of it. Several processes share the
+device, as most of the time is compilation. Writes what was run, how near each family came to its limits, and every failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks import RESULTS
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KINDS = ("plain", "plain", "beta", "beta", "erase", "bonus", "normalize")
+RANKS = ("none", "H", "HK", "BTH", "BTH", "BTHK", "BTHK")
+DTYPES = ("bfloat16", "bfloat16", "float16", "float32") if not INTERPRETED else ("float16", "float32")
+# Few sizes, as each compiles anew: (K, V) by dtype.
+SIZES = {
+    "bfloat16": ((64, 64), (128, 128), (40, 72), (256, 96)),
+    "float16": ((64, 64), (72, 40)),
+    "float32": ((64, 64), (40, 72)),
+}
+LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 333)
+LONG = (600, 1030, 2100)  # several segments
+STRENGTHS = ((1e-4, 1e-2), (0.02, 0.6), (0.02, 3.0), (1e-4, 800.0), (1.0, 5.0))
+LAYOUTS = ("dense", "dense", "heads first", "one projection", "unaligned")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The arguments of one case, all of them JSON."""
+
+    seed: int
+    kind: str
+    rank: str
+    dtype: str
+    decay_half: bool  # the decay in the dtype of q rather than float32
+    B: int
+    T: int
+    H: int
+    Hk: int
+    K: int
+    V: int
+    lengths: tuple[int, ...] | None
+    initial: bool
+    outputs: tuple[str, ...] | None  # what gradients come from
+    strength: tuple[float, float]
+    resets: float  # their share
+    scale: float | None
+    layout: str
+
+    @property
+    def family(self) -> str:
+        rank = {"H": "head", "BTH": "head", "HK": "channel", "BTHK": "channel"}.get(self.rank, "none")
+        return f"{self.kind}-{rank} {self.dtype}"
+
+
+def draw(seed: int) -> Draw:
+    """The case of ``seed``, always the same."""
+    r = random.Random(seed)  # noqa: S311
+    kind, rank, dtype = r.choice(KINDS), r.choice(RANKS), r.choice(DTYPES)
+    K, V = r.choice(SIZES[dtype]) if not INTERPRETED else (r.randint(1, 9), r.randint(1, 9))
+    long = r.random() < 0.1
+    T = r.choice(LONG if long else LENGTHS) if not INTERPRETED else r.randint(1, 40)
+    B, H = (1, r.choice((1, 2))) if long or INTERPRETED else (r.choice((1, 1, 2, 3)), r.choice((1, 2, 3, 4)))
+    lengths = None
+    if r.random() < 0.4:
+        ends = sorted(r.choices((0, T, *range(T + 1)), k=r.randint(0, 6)))
+        lengths, B = tuple(b - a for a, b in zip([0, *ends], [*ends, T], strict=True)), 1
+    strong = rank != "none" and r.random() < 0.3
+    return Draw(
+        seed=seed, kind=kind, rank=rank, dtype=dtype, decay_half=r.random() < 0.2, B=B, T=T, H=H,
+        Hk=r.choice([h for h in range(1, H + 1) if H % h == 0]), K=K, V=V, lengths=lengths, initial=r.random() < 0.7,
+        outputs=r.choice((None, None, None, ("o",), ("S", "z"))), strength=r.choice(STRENGTHS),
+        resets=r.choice((0.01, 0.1, 0.5)) if strong else 0.0, scale=r.choice((None, None, 1.0, -0.4)), layout=r.choice(LAYOUTS),
+    )  # fmt: skip
+
+
+def build(d: Draw):
+    """The float64 call of ``d``."""
+    from tests.ops import cases
+    from tests.ops.test_decays import undivided, with_resets
+
+    call = cases.make(
+        d.kind, d.rank, B=d.B, T=d.T, H=d.H, Hk=d.Hk, K=d.K, V=d.V, lengths=d.lengths, initial=d.initial, strength=d.strength, seed=d.seed
+    )
+    if d.scale is not None:
+        call = call.set(scale=d.scale)
+    if d.resets:
+        call = with_resets(call, d.resets, d.seed)
+    return undivided(call)  # a quotient has no limit where one token alone is remembered
+
+
+def run(seed: int) -> tuple[Draw, dict[str, float], str | None, int]:
+    """The first tame draw from ``seed`` on: its errors over what is allowed, what failed, how many were drawn in vain."""
+    import torch
+
+    from tests.ops.errors import admitted
+    from tests.ops.triton import device
+
+    torch.set_num_threads(1)
+    for skipped in range(20):
+        d = replace(draw(seed + skipped * 1_000_003), seed=seed + skipped * 1_000_003)
+        dtype = getattr(torch, d.dtype)
+        call = build(d)
+        if d.kind not in ("beta", "erase") or admitted(device.here(call).to(dtype)):
+            break
+    else:
+        return d, {}, None, 20
+    try:
+        decay = dtype if d.decay_half else None
+        ratios = device.ratios(call, dtype, decay=decay, outputs=d.outputs, run=partial(twice, d.layout))
+    except Exception as error:
+        return d, {}, f"{type(error).__name__}: {error}"[:500], skipped
+    wrong = {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
+    return d, ratios, f"errors over what is allowed: {wrong}" if wrong else None, skipped
+
+
+def laid_out(layout: str, call):
+    """The same numbers, elsewhere in memory."""
+    import torch
+
+    t = call.tensors
+    if layout == "heads first":
+        return call.with_(**{n: t[n].transpose(1, 2).contiguous().transpose(1, 2) for n in call.timed})
+    if layout == "one projection":
+        return call.with_(**{n: torch.cat([t[n], t[n] * torch.nan], -1)[..., : t[n].shape[-1]] for n in "qkv"})
+    if layout == "unaligned":
+        return call.with_(**{n: torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x) for n, x in t.items()})
+    return call
+
+
+def twice(layout: str, call, outputs) -> tuple[dict, dict]:
+    """Values and gradients, the same bits the second time."""
+    from tests.ops.errors import same_bits
+
+    first, second = once(layout, call, outputs), once(layout, call, outputs)
+    for one, two in zip(first, second, strict=True):
+        same_bits(one, two, "in the second run")
+    return first
+
+
+def once(layout: str, call, outputs) -> tuple[dict, dict]:
+    import torch
+
+    from tests.ops import cases
+    from tests.ops.triton import device
+
+    leaves = {n: t.detach().requires_grad_() for n, t in laid_out(layout, call).tensors.items()}
+    with device.poisoned():
+        out = call.with_(**leaves)(backend="triton")
+        chosen = [t for n, t in out.items() if (outputs is None or n in outputs) and t.requires_grad]
+        weights = [cases.cotangent(t) for t in chosen]
+        grads = torch.autograd.grad(chosen, list(leaves.values()), weights, allow_unused=True, materialize_grads=True)
+    return {n: t.detach() for n, t in out.items()}, dict(zip(leaves, grads, strict=True))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="the cases are those of seed * 10^6 and the integers after it")
+    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for fuzz-CARD.json")
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    seeds = [options.seed * 1_000_000 + i for i in range(options.cases)]
+    families: dict[str, dict] = {}
+    failures, skipped = [], 0
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
+        for done, future in enumerate(as_completed([pool.submit(run, seed) for seed in seeds]), 1):
+            d, ratios, failure, vain = future.result()
+            skipped += vain
+            family = families.setdefault(d.family, {"cases": 0, "failures": 0, "worst": {}})
+            family["cases"] += 1
+            for name, ratio in ratios.items():
+                family["worst"][name] = max(family["worst"].get(name, 0.0), round(ratio, 4))
+            if failure:
+                family["failures"] += 1
+                failures.append({"what": failure, **asdict(d)})
+            if done % 25 == 0 or done == len(seeds):
+                print(f"\r{done}/{len(seeds)} cases, {len(failures)} failed, {time.monotonic() - started:.0f} s", end="", flush=True)
+    print()
+    write(options, families, failures, skipped, time.monotonic() - started)
+    return 1 if failures else 0
+
+
+def write(options: argparse.Namespace, families: dict, failures: list[dict], skipped: int, seconds: float) -> None:
+    """The log, and its summary on the screen."""
+    from linattn.bench.files import file_for
+    from linattn.bench.gpu.record import about
+
+    machine = about("cpu" if INTERPRETED else "cuda")
+    kinds = Counter()
+    for name, family in families.items():
+        kinds[name.split("-")[0]] += family["cases"]
+        worst = max(family["worst"].items(), key=lambda item: item[1], default=("", 0.0))
+        print(f"  {name:28} {family['cases']:4} cases, {family['failures']:3} failed, nearest to its limit: {worst[0]} {worst[1]:.2f}")
+    for failure in failures[:5]:
+        print(f"  failed: {failure}")
+    body = {
+        "schema": "linattn.fuzz", **machine, "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
+        "cases": options.cases, "seed": options.seed, "untame_draws": skipped, "kinds": dict(sorted(kinds.items())),
+        "families": dict(sorted(families.items())), "failures": failures,
+    }  # fmt: skip
+    path = file_for(options.out, "fuzz", machine["card"])
+    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    print(f"{options.cases} cases, {len(failures)} failed: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Who is measured: ours, and for each kind of recurrence the call of another library that computes the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.bench import wheels
+from linattn.bench.gpu.cases import Case
+
+Run = Callable[[dict[str, Tensor]], Tensor]
+FLA = ("fla-core==0.6.0", "einops==0.8.2")
+FLA_MODELS = ("flash-linear-attention==0.6.0", *FLA)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of another library: ``arguments`` maps its parameters to our names, q, k and v go by their own."""
+
+    module: str
+    function: str
+    arguments: dict[str, str] = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
+    common: tuple[str, ...] = ("q", "k", "v")
+
+    def load(self) -> Run:
+        """The call as a function of our tensors."""
+        function = getattr(import_module(self.module), self.function)
+        names = {name: name for name in self.common} | self.arguments
+
+        def run(x: dict[str, Tensor]) -> Tensor:
+            scale = {} if "b" in x else {"scale": x["k"].shape[-1] ** -0.5}
+            out = function(**{theirs: x[ours] for theirs, ours in names.items()}, **scale, **self.options)
+            return out[0] if isinstance(out, tuple) else out
+
+        return run
+
+
+_RWKV = ("k", "v")
+FLA_CALLS = {
+    "none": Call("fla.ops.linear_attn", "chunk_linear_attn", options={"normalize": False}),
+    "constant": Call("fla.ops.retention", "chunk_retention"),  # the same decays, built in
+    "head": Call("fla.ops.simple_gla", "chunk_simple_gla", {"g": "decay"}),
+    "channel": Call("fla.ops.gla", "chunk_gla", {"g": "decay"}),
+    "rwkv6": Call("fla.ops.rwkv6", "chunk_rwkv6", {"r": "q", "w": "decay", "u": "bonus"}, common=_RWKV),
+    "delta": Call("fla.ops.delta_rule", "chunk_delta_rule", {"beta": "beta"}),
+    "gated_delta": Call("fla.ops.gated_delta_rule", "chunk_gated_delta_rule", {"g": "decay", "beta": "beta"}),
+    "kda": Call("fla.ops.kda", "chunk_kda", {"g": "decay", "beta": "beta"}),
+    "erase": Call("fla.ops.rwkv7", "chunk_rwkv7", {"r": "q", "w": "decay", "a": "read", "b": "write"}, common=_RWKV),
+    "scan": Call("fla.ops.hgrn", "chunk_hgrn", {"x": "b", "g": "decay"}, common=()),
+}
+_STATE = {"output_final_state": True}
+FLA_STEPS = {
+    "head": Call("fla.ops.simple_gla", "fused_recurrent_simple_gla", {"g": "decay", "initial_state": "state"}, _STATE),
+    "channel": Call("fla.ops.gla", "fused_recurrent_gla", {"gk": "decay", "initial_state": "state"}, _STATE),
+    "delta": Call("fla.ops.delta_rule", "fused_recurrent_delta_rule", {"beta": "beta", "initial_state": "state"}, _STATE),
+    "gated_delta": Call(
+        "fla.ops.gated_delta_rule", "fused_recurrent_gated_delta_rule", {"g": "decay", "beta": "beta", "initial_state": "state"}, _STATE
+    ),
+    "kda": Call("fla.ops.kda", "fused_recurrent_kda", {"g": "decay", "beta": "beta", "initial_state": "state"}, _STATE),
+    "erase": Call(
+        "fla.ops.rwkv7", "fused_recurrent_rwkv7",
+        {"r": "q", "w": "decay", "a": "read", "b": "write", "initial_state": "state"}, _STATE, _RWKV,
+    ),
+}  # fmt: skip
+
+
+def ours(x: dict[str, Tensor]):
+    """linattn, whatever the family: what is computed follows from the tensors that are there. A step returns its state too."""
+    from linattn.ops import diagonal_scan, linear_attention
+
+    if "b" in x:
+        return diagonal_scan(x["decay"], x["b"])
+    return linear_attention(
+        x["q"], x["k"], x["v"], decay=x.get("constant", x.get("decay")), beta=x.get("beta"), bonus=x.get("bonus"),
+        erase=(x["read"], x["write"]) if "read" in x else None, initial_state=x.get("state"), return_state="state" in x,
+    )  # fmt: skip
+
+
+def _linattn(case: Case) -> Run | None:
+    if case.family == "softmax":
+        return None
+    return (lambda x: ours(x)[0]) if case.shape.T == 1 else ours
+
+
+def _fla(case: Case) -> Run | None:
+    call = (FLA_STEPS if case.shape.T == 1 else FLA_CALLS).get(case.family)
+    return None if call is None else call.load()
+
+
+def _torch(case: Case) -> Run | None:
+    if case.family != "softmax":
+        return None
+
+    def run(x: dict[str, Tensor]) -> Tensor:
+        q, k, v = (x[name].transpose(1, 2) for name in "qkv")
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    return run
+
+
+def _mamba(case: Case) -> Run | None:
+    """State space duality: A = -1 and Δ = -decay, so that the decay is the same; v comes weighted by Δ, which costs no time."""
+    if case.family != "head" or case.shape.T == 1:
+        return None
+    scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
+
+    def run(x: dict[str, Tensor]) -> Tensor:
+        minus_one = -torch.ones(x["v"].shape[2], device=x["v"].device)
+        return scan(x["v"], -x["decay"], minus_one, x["k"], x["q"], chunk_size=256)
+
+    return run
+
+
+# By name: what runs a case, or None where the library has no such thing. It is called in the library's own process.
+LIBRARIES: dict[str, Callable[[Case], Run | None]] = {"linattn": _linattn, "torch": _torch, "fla": _fla, "mamba-ssm": _mamba}
+SAME = ("fla",)  # what computes our numbers; attention and Mamba-2's weighting by Δ do not
+
+
+def takes(library: str, case: Case) -> bool:
+    """Whether ``library`` has something to run for ``case``, told without importing it."""
+    if library == "fla":
+        return case.family in (FLA_STEPS if case.shape.T == 1 else FLA_CALLS)
+    if library == "mamba-ssm":
+        return case.family == "head" and case.shape.T > 1
+    return (case.family == "softmax") == (library == "torch")
+
+
+def find(library: str, device: str, requirements: tuple[str, ...] = FLA) -> tuple[str, list[str]] | str:
+    """The version of ``library`` and the folders that its process needs on ``sys.path``; or, if it isn't here, why."""
+    if library == "linattn":
+        import linattn
+
+        return linattn.__version__, []
+    if library == "torch":
+        return torch.__version__, []
+    if device != "cuda":
+        return "it runs on a GPU only"
+    if library == "fla":
+        return _unpacked(requirements)
+    if importlib.util.find_spec("mamba_ssm") is None:
+        return "it is not installed"
+    return version("mamba_ssm"), []
+
+
+def _unpacked(requirements: tuple[str, ...]) -> tuple[str, list[str]] | str:
+    folders: list[Path] = []
+    for requirement in requirements:
+        if requirement.startswith("einops") and importlib.util.find_spec("einops") is not None:
+            continue
+        try:
+            folders.append(wheels.path(requirement))
+        except OSError as error:
+            return f"{error}; unpacked wheels are looked for in {wheels.folder()} (LINATTN_WHEELS)"
+    return requirements[0].partition("==")[2], [str(folder) for folder in folders]

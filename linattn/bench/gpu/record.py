@@ -1,0 +1,74 @@
+"""The figures of one card, in one JSON file that several runs add to."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+SCHEMA = "linattn.bench.gpu"
+EVERY = 3.0  # seconds between writes; what a killed run loses
+
+
+class Record:
+    """Rows by key: a new figure replaces the old one of the same key, the others stay. Used as a context, it ends written."""
+
+    def __init__(self, path: Path | None, key: tuple[str, ...], about: dict[str, Any]) -> None:
+        self.path, self.key, self.written = path, key, 0.0
+        self.body: dict[str, Any] = {"schema": SCHEMA, "card": about["card"], "runs": [], "rows": []}
+        if path is not None and path.is_file():
+            self._load(path, about["card"])
+        self.body["runs"].append({"command": " ".join(["linattn", *sys.argv[1:]]), "date": datetime.now(UTC).date().isoformat(), **about})
+        self.rows = {self._key(row): row for row in self.body["rows"]}
+
+    def _load(self, path: Path, card: str) -> None:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body.get("schema") != SCHEMA or body.get("card") != card:
+            raise ValueError(f"--out {path} holds figures of something else than {card}; name another file")
+        self.body = body
+
+    def _key(self, row: dict[str, Any]) -> tuple:
+        return tuple(row.get(name) for name in self.key)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take ``row``, marked with the run that made it."""
+        self.rows[self._key(row)] = {**row, "run": len(self.body["runs"]) - 1}
+        if time.monotonic() - self.written > EVERY:
+            self.write()
+
+    def write(self) -> None:
+        """Bring the file up to date; runs of which no row is left are forgotten."""
+        from linattn.report.folder import write_text
+
+        if self.path is None:
+            return
+        rows = list(self.rows.values())
+        used = sorted({row["run"] for row in rows} | {len(self.body["runs"]) - 1})
+        runs = [self.body["runs"][i] for i in used]
+        rows = [{**row, "run": used.index(row["run"])} for row in rows]
+        write_text(self.path, json.dumps({**self.body, "runs": runs, "rows": rows}, indent=1) + "\n")
+        self.written = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.write()
+
+
+def about(device: str) -> dict[str, Any]:
+    """The card and what runs on it."""
+    from linattn.report.machine import machine
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs an NVIDIA GPU, and torch sees none")
+    card = torch.cuda.get_device_name(0) if device == "cuda" else "cpu"
+    triton = version("triton") if find_spec("triton") else None
+    return {"card": card, **machine(), "triton": triton, "cuda": torch.version.cuda}

@@ -1,0 +1,83 @@
+"""Clocks: the median of a call that finds nothing of its own in the cache, and the memory it takes beside its arguments."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+Step = Callable[[], object]
+L2_TIMES = 4  # the inputs that calls rotate through are so many times as large as the cache
+
+
+def copies(nbytes: int, device: str) -> int:
+    """How many sets of inputs of ``nbytes`` bytes it takes for none to be in the L2 when its turn comes."""
+    if device != "cuda":
+        return 1
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return min(64, -(-L2_TIMES * cache // nbytes))
+
+
+def milliseconds(steps: Sequence[Step], device: str, seconds: float) -> float:
+    """The median of calls that take turns with ``steps``, over about ``seconds``."""
+    clock = _events if device == "cuda" else _wall
+    clock(steps, 2)  # compiles, allocates
+    times = clock(steps, 3)
+    each = max(statistics.median(times), 1e-3)
+    if sum(times) > 4 * seconds * 1e3:
+        return each
+    count = int(min(max(seconds * 1e3 / each, 5), 500))
+    clock(steps, min(count, max(1, int(20 / each))))  # brings the clock rates up
+    return statistics.median(clock(steps, count))
+
+
+def _events(steps: Sequence[Step], count: int) -> list[float]:
+    """Milliseconds of each call on the device, queued without waiting."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * count)]
+    torch.cuda.synchronize()
+    for i in range(count):
+        marks[2 * i].record()
+        steps[i % len(steps)]()
+        marks[2 * i + 1].record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in zip(marks[::2], marks[1::2], strict=True)]
+
+
+def _wall(steps: Sequence[Step], count: int) -> list[float]:
+    times = []
+    for i in range(count):
+        start = time.perf_counter()
+        steps[i % len(steps)]()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def graph_milliseconds(steps: Sequence[Step], seconds: float) -> float:
+    """One of ``steps`` when all of them are one CUDA graph: no launch costs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            for step in steps:
+                step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    kept = []  # what a call returns must not be freed while others are captured, or they would share its cached memory
+    with torch.cuda.graph(graph):
+        for step in steps:
+            kept.append(step())  # noqa: PERF401  (a comprehension would hide the capture)
+    return milliseconds([graph.replay], "cuda", seconds) / len(steps)
+
+
+def peak_megabytes(step: Step, device: str) -> float | None:
+    """The most memory that ``step`` has taken beside what was there, in MB of 2^20 bytes; None where nobody counts."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20

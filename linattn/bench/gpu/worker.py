@@ -1,0 +1,105 @@
+"""A process of its own for each library: a crash, a hang or an unwelcome import stays there.
+
+Processes are forked from a server that has torch imported and has never touched a GPU, so that a new one costs little and is
+as fresh as one that was started by hand.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+CONTEXT: Any = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
+CONTEXT.set_forkserver_preload(["torch", "linattn.bench.gpu.measure"])
+
+
+class Failure(Exception):
+    """A call that gave no result. ``kind``: "refuses" (as libraries do, in words), "fails", "out of memory", "timed out", "crashed"."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Worker:
+    """Runs functions of modules in another process, one at a time; starts a new process after a failure that hurts."""
+
+    def __init__(self, folders: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+        self.folders, self.environment = list(folders), environment or {}
+        self.process: Any = None
+        self.connection: Connection | None = None
+
+    def call(self, function: Callable, *arguments: Any, timeout: float) -> Any:
+        """``function(*arguments)``, or :class:`Failure`."""
+        if self.connection is None:
+            self._start()
+        assert self.connection is not None
+        try:
+            self.connection.send((function, arguments))
+            if not self.connection.poll(timeout):
+                self.close()
+                raise Failure("timed out", f"no result after {timeout:.0f} s")
+            kind, value, healthy = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join(10)
+            code = self.process.exitcode
+            self.close()
+            raise Failure("crashed", f"the process ended with exit code {code}") from None
+        if not healthy:
+            self.close()
+        if kind is not None:
+            raise Failure(kind, value)
+        return value
+
+    def _start(self) -> None:
+        self.connection, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_serve, args=(theirs, self.folders, self.environment), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self.connection is not None:
+            self.connection.close()
+            self.process.kill()
+            self.process.join()
+        self.connection = self.process = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(connection: Connection, folders: list[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    sys.path[:0] = folders
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(_run(function, arguments))
+
+
+def _run(function: Callable, arguments: tuple) -> tuple[str | None, Any, bool]:
+    """The kind of failure or None, the result or the message, and whether this process is still good for more."""
+    import torch
+
+    try:
+        return None, function(*arguments), True
+    except Exception as error:  # whatever another library throws is the result of its case
+        refused = isinstance(error, (RuntimeError, ValueError, AssertionError))
+        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else "refuses" if refused else "fails"
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:  # a kernel has failed, and with it everything this process does on the device from now on
+        return "crashed", message, False
+    return kind, message, True

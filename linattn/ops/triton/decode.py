@@ -1,0 +1,269 @@
+"""The recurrent form in one kernel: few tokens onto a given state, for every rule and every decay.
+
+    read        o_t = q_t S_t, with a bonus   o_t = q_t S_{t-1} + (q_t · u ⊙ k_t) v_t
+    write       S_t = D + k_tᵀ v_t            D = Diag(α_t) S_{t-1}
+    delta       S_t = D + k_tᵀ β_t (v_t − k_t D)
+    erase       S_t = D + w_tᵀ (r_t S_{t-1}) + k_tᵀ v_t
+
+A step reads the state once and writes it once, and nothing else counts. A program owns all K rows of BV columns of one state:
+every product with the state is a sum over K, so columns need nothing from each other, and delta and erase, which read before
+they write, stay inside the program. With one warp to a program that sum is a few shuffles between lanes and no barrier, and the
+whole tile is in flight at once; many small programs fill the chip, not few large ones.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from linattn.ops.inputs import Inputs, Outputs
+
+LARGEST = 512  # channels of a key whose tile the registers still hold
+
+# From how many columns of all states on: columns a program (BV), numbers of its tile a thread. Eight columns are a sector of memory
+# and make enough programs of a single sequence; longer pieces of rows are better once there are programs enough.
+TILES = ((1 << 14, 32, 32), (0, 8, 32))
+
+
+@triton.jit
+def _factor(log):
+    """exp(log) as keep + rest, with keep 1 or 0. Near 1 a factor rounds to the same side at every step; its distance from 1, here by
+    a series, does not, so that slow decays do not drift.
+    """
+    near = log > -0.5
+    x = tl.where(near, log, 0.0)
+    series = 1.0 + x * (1.0 / 8)
+    for n in tl.static_range(7, 1, -1):
+        series = 1.0 + x * (1.0 / n) * series
+    return tl.where(near, 1.0, 0.0), tl.where(near, x * series, tl.exp(log))
+
+
+@triton.jit
+def _fade(s, keep, rest, written):
+    """exp(log) s + written in two steps, the small one first. Where nothing remains s is masked: a reset forgets an infinity too."""
+    s = tl.where(keep + rest > 0.0, s, 0.0)
+    return keep * s + (rest * s + written)
+
+
+@triton.jit(do_not_specialize=["tokens", "decay_token", "decay_head", "beta_token", "beta_head"])
+def recurrence(
+    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z,
+    q_token, q_head, k_token, k_head, v_token, v_head, decay_token, decay_head, beta_token, beta_head,
+    read_token, read_head, write_token, write_head,
+    tokens, scale,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """One block of columns of one state; what is None does not take part. Token t of row n stands at n · tokens + t."""
+    blocks: tl.constexpr = (V + BV - 1) // BV
+    program = tl.program_id(0)
+    block = program % blocks
+    state = (program // blocks).to(tl.int64)
+    head = state % H
+    n = state // H
+    channels = tl.arange(0, BK)
+    columns = block * BV + tl.arange(0, BV)
+    in_k = channels < K
+    in_v = columns < V
+    tile = state * K * V + channels[:, None] * V + columns[None, :]
+    inside = in_k[:, None] & in_v[None, :]
+    if initial is not None:
+        s = tl.load(initial + tile, mask=inside, other=0.0)
+    else:
+        s = tl.zeros([BK, BV], tl.float32)
+    if denominator is not None:
+        own_z = in_k & (block == 0)  # one program a state reads and writes z: it may be updated in place
+        z = tl.zeros([BK], tl.float32)
+        if initial_z is not None:
+            z = tl.load(initial_z + state * K + channels, mask=own_z, other=0.0)
+    if bonus is not None:
+        u = tl.load(bonus + head * K + channels, mask=in_k, other=0.0)
+    if cu is not None:
+        first = tl.load(cu + n).to(tl.int64)
+        last = tl.load(cu + n + 1).to(tl.int64)
+    else:
+        first = n * tokens
+        last = first + tokens
+
+    shared = head // GROUP
+    token = first
+    while token < last:
+        # Every load before the first use of one: a vector on its way to its place in the tile passes a barrier that loads do not.
+        qt = tl.load(q + token * q_token + shared * q_head + channels, mask=in_k, other=0.0)
+        kt = tl.load(k + token * k_token + shared * k_head + channels, mask=in_k, other=0.0)
+        vt = tl.load(v + token * v_token + head * v_head + columns, mask=in_v, other=0.0)
+        if decay is not None:
+            place = decay + token * decay_token + head * decay_head
+            log = tl.load(place + channels, mask=in_k, other=0.0) if PER_CHANNEL else tl.load(place)
+        if beta is not None:
+            bt = tl.load(beta + token * beta_token + head * beta_head).to(tl.float32)
+        if read is not None:
+            rt = tl.load(read + token * read_token + head * read_head + channels, mask=in_k, other=0.0)
+            wt = tl.load(write + token * write_token + head * write_head + channels, mask=in_k, other=0.0)
+        qt = qt.to(tl.float32) * scale
+        kt = kt.to(tl.float32)
+        vt = vt.to(tl.float32)
+        if read is not None:
+            x = tl.sum(rt.to(tl.float32)[:, None] * s, 0)
+        if bonus is not None:
+            out = tl.sum(qt[:, None] * s, 0) + tl.sum(qt * kt * u, 0) * vt
+        if decay is not None:
+            keep_z, rest_z = _factor(log.to(tl.float32))
+            keep, rest = (keep_z[:, None], rest_z[:, None]) if PER_CHANNEL else (keep_z, rest_z)
+        if beta is not None:
+            faded = s if decay is None else _fade(s, keep, rest, 0.0)
+            vt = bt * (vt - tl.sum(kt[:, None] * faded, 0))
+        written = kt[:, None] * vt[None, :]
+        if read is not None:
+            written += wt.to(tl.float32)[:, None] * x[None, :]
+        s = s + written if decay is None else _fade(s, keep, rest, written)
+        if bonus is None:
+            out = tl.sum(qt[:, None] * s, 0)
+        tl.store(o + (token * H + head) * V + columns, out, mask=in_v)
+        if denominator is not None:
+            z = z + kt if decay is None else _fade(z, keep_z, rest_z, kt)
+            tl.store(denominator + token * H + head, tl.sum(qt * z, 0), mask=block == 0)
+        token += 1
+
+    if final is not None:
+        tl.store(final + tile, s, mask=inside)
+        if denominator is not None:
+            tl.store(final_z + state * K + channels, z, mask=own_z)
+
+
+def _walk(x: Tensor | None, vector: bool = True) -> tuple[Tensor | None, int, int]:
+    """``x`` [B, T, H] and, for a ``vector``, a dense last dimension; its steps from token to token of the batch and from head to head.
+
+    A constant, [H] or [H, K], takes steps of 0 from token to token.
+    """
+    if x is None:
+        return None, 0, 0
+    if vector and x.stride(-1) != 1:
+        x = x.contiguous()
+    if x.ndim == 1 + vector:
+        return x, 0, x.stride(0)
+    if x.shape[1] == 1:
+        return x, x.stride(0), x.stride(2)
+    if x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
+        x = x.contiguous()
+    return x, x.stride(1), x.stride(2)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``; triton's own takes a microsecond."""
+    return 1 << (n - 1).bit_length()
+
+
+def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
+    """Rows and columns of a program's tile, and its warps."""
+    columns, numbers = next((columns, numbers) for least, columns, numbers in TILES if states * V >= least)
+    if V % 4:  # rows that 16 bytes do not divide: a thread then has single columns, and every vector at as many rows as numbers
+        numbers = 16
+    BK, BV = _power_of_two(K), min(columns, _power_of_two(V))
+    return BK, BV, max(1, BK * BV // (32 * numbers))
+
+
+def _launch(arguments: tuple, final: Tensor | None, final_z: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Run the kernel on the ``arguments`` of the op, into the given final states; returns o and the denominator."""
+    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments
+    (B, T, H, V), K = v.shape, k.shape[3]
+    o = torch.empty((B, T, H, V), dtype=torch.float32 if normalized else v.dtype, device=v.device)
+    denominator = torch.empty((B, T, H), dtype=torch.float32, device=v.device) if normalized else None
+    states = H * (B if cu is None else cu.shape[0] - 1)
+    if states == 0:
+        return o, denominator
+    per_channel = decay is not None and decay.ndim in (2, 4)
+    (q, *q_steps), (k, *k_steps), (v, *v_steps) = _walk(q), _walk(k), _walk(v)
+    (decay, *decay_steps), (beta, *beta_steps) = _walk(decay, per_channel), _walk(beta, vector=False)
+    (read, *read_steps), (write, *write_steps) = _walk(read), _walk(write)
+    bonus, initial, initial_z = (None if x is None else x.contiguous() for x in (bonus, initial, initial_z))
+    BK, BV, warps = tile(K, V, states)
+    with torch.cuda.device_of(v):
+        recurrence[(states * -(-V // BV),)](
+            q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z,
+            *q_steps, *k_steps, *v_steps, *decay_steps, *beta_steps, *read_steps, *write_steps,
+            T, scale, H, H // k.shape[2], K, V, BK, BV, per_channel, num_warps=warps, num_stages=1,
+        )  # fmt: skip
+    return o, denominator
+
+
+_library = torch.library.Library("linattn", "FRAGMENT")
+_library.define(
+    "recurrent(Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? beta, Tensor? read, Tensor? write, Tensor? bonus, Tensor? initial, "
+    "Tensor? initial_z, Tensor? cu_seqlens, float scale, bool normalized, bool return_state) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+
+
+def _recurrent(q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized, return_state):
+    """The op: o, the denominator if ``normalized``, and with ``return_state`` the final states."""
+    final, final_z = _states(v, k, cu_seqlens, normalized) if return_state else (None, None)
+    arguments = (q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized)
+    return [t for t in (*_launch(arguments, final, final_z), final, final_z) if t is not None]
+
+
+def _fake(q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized, return_state):
+    o = v.new_empty(v.shape, dtype=torch.float32 if normalized else v.dtype)
+    out = [o, v.new_empty(v.shape[:3], dtype=torch.float32)] if normalized else [o]
+    if return_state:
+        out += [t for t in _states(v, k, cu_seqlens, normalized) if t is not None]
+    return out
+
+
+def _states(v: Tensor, k: Tensor, cu: Tensor | None, normalized: bool) -> tuple[Tensor, Tensor | None]:
+    """Room for S [N, H, K, V] and z [N, H, K]."""
+    size = (v.shape[0] if cu is None else cu.shape[0] - 1, v.shape[2], k.shape[3])
+    state = torch.empty((*size, v.shape[3]), dtype=torch.float32, device=v.device)
+    return state, torch.empty(size, dtype=torch.float32, device=v.device) if normalized else None
+
+
+# Registered by hand: torch.library.custom_op would add 10 us of Python to every step.
+_library.impl("recurrent", _recurrent, "CompositeExplicitAutograd")
+torch.library.register_fake("linattn::recurrent", _fake, lib=_library)
+_op = torch.ops.linattn.recurrent.default
+
+
+def refusal(inputs: Inputs) -> str | None:
+    """Why this kernel does not run ``inputs``, or None if it does."""
+    if not inputs.causal:
+        return "its recurrent form is causal"
+    if inputs.v.dtype == torch.float64:
+        return "it has no float64"
+    if inputs.k.shape[3] > LARGEST:
+        return f"its recurrent form takes keys of at most {LARGEST} channels, not {inputs.k.shape[3]}"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs.differentiable):
+        return "its recurrent form has no gradients"
+    return None
+
+
+def recurrent(inputs: Inputs) -> Outputs:
+    """``o`` [B, T, H, V] in v's dtype, in float32 beside a denominator; denominator and states float32, states if they are asked for."""
+    _refuse(inputs)
+    out = iter(_op(*_arguments(inputs), inputs.return_state))
+    o, denominator = next(out), next(out) if inputs.denominator else None
+    return Outputs(o, denominator, next(out, None), next(out, None))
+
+
+def step_(inputs: Inputs) -> Outputs:
+    """:func:`recurrent` that writes the final states over the initial ones, as a captured decoding loop wants it."""
+    _refuse(inputs)
+    state, z = inputs.initial, inputs.initial_z
+    if state is None or (inputs.denominator and z is None):
+        raise ValueError("a step in place needs the states that it updates")
+    if not all(t is None or t.is_contiguous() for t in (state, z)):
+        raise ValueError("a step in place needs contiguous states")
+    o, denominator = _launch(_arguments(inputs), state, z)
+    return Outputs(o, denominator, state, z)
+
+
+def _refuse(inputs: Inputs) -> None:
+    reason = refusal(inputs)
+    if reason is not None:
+        raise NotImplementedError(f"the decode kernel cannot run this call: {reason}")
+
+
+def _arguments(inputs: Inputs) -> tuple:
+    x, (read, write) = inputs, inputs.erase or (None, None)
+    return (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens, x.scale, x.denominator)

@@ -1,0 +1,238 @@
+"""The elementwise recurrences on a GPU: configurations, launches, and their operators."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton import elementwise_kernels as kernels
+from linattn.ops.triton import launch
+
+
+class Config(NamedTuple):
+    """Tokens of a span (a warp holds one), spans and channels of a tile, stages of loads, and the programs of a multiprocessor."""
+
+    span: int
+    spans: int
+    channels: int
+    stages: int
+    programs: int
+
+
+SHORT = 8  # tokens that take a tile of their own: decoding
+DECODE = Config(span=8, spans=1, channels=64, stages=1, programs=16)
+PACKED = Config(span=8, spans=8, channels=64, stages=1, programs=2)  # spans of a power of two, at most 32: they are bits of a number
+USUAL = Config(span=16, spans=8, channels=64, stages=1, programs=2)
+# Where programs share chains, long spans make them meet less often. By the bytes of a decay and of a value:
+FORWARD = {
+    (4, 2): Config(span=32, spans=4, channels=64, stages=1, programs=3),
+    (2, 2): Config(span=24, spans=4, channels=64, stages=1, programs=3),
+}
+BACKWARD = {(4, 2): Config(span=32, spans=4, channels=64, stages=1, programs=2)}
+PROGRAMS = 32  # of a chain, at most
+REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
+
+
+def config(decay: Tensor, values: Tensor, cu_seqlens: Tensor | None, backward: bool) -> Config:
+    batch, tokens, size = values.shape
+    if tokens <= SHORT:
+        return DECODE
+    if cu_seqlens is not None:
+        return PACKED
+    if decay.ndim == 1 or batch * -(-size // USUAL.channels) >= processors(values.device):
+        return USUAL
+    return (BACKWARD if backward else FORWARD).get((decay.element_size(), values.element_size()), USUAL)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def scan(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``decay`` [B, T, D] or [D], ``x`` [B, T, D], ``initial`` [N, D]: every state [B, T, D] and the last ones [N, D].
+
+    ``kind`` is ``"sum"``, with states [B, T, D] in the dtype of ``x``, or ``"maximum"``, with float32 ones.
+    """
+    tensors = (decay, x) if initial is None else (decay, x, initial)
+    if launch.traced(tensors):
+        return _forward_op(kind, decay, x, initial, cu_seqlens)
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return (Scan.apply if wanted else forward)(kind, decay, x, initial, cu_seqlens)
+
+
+def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The states of all tokens, and the last one of each sequence."""
+    if not x.numel():
+        out, final = _outputs(kind, decay, x, initial, cu_seqlens)
+        return out, final.fill_(_nothing(kind)) if initial is None else final.copy_(initial)
+    out, final, *_ = launch.run(_forward, x, _contiguous(decay, x, initial, cu_seqlens), kind)
+    return out, final
+
+
+def _nothing(kind: str) -> float:
+    return 0.0 if kind == "sum" else -torch.inf
+
+
+def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
+    return tuple([t if t is None else t.contiguous() for t in tensors])
+
+
+def _outputs(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(x.shape, dtype=x.dtype if kind == "sum" else torch.float32), x.new_empty((rows, x.shape[2]), dtype=torch.float32)
+
+
+def _forward(recorder: launch.Recorder, decay: Tensor, x: Tensor, initial: Tensor | None, cu: Tensor | None, kind: str) -> launch.Tensors:
+    """The states, and scratch that has to come as zeros."""
+    work = _Launch(recorder, kind, decay, x, cu, backward=False)
+    out = recorder.empty(*x.shape, dtype=x.dtype if kind == "sum" else torch.float32)
+    final = recorder.empty(work.sequences, work.size, dtype=torch.float32)
+    starts, ends = work.boundaries(cu, initial, final, _nothing(kind))
+    words = work(kernels.forward, decay, x, initial, starts, ends, out, final)
+    return out, final, starts, ends, words
+
+
+def backward(
+    kind: str, decay: Tensor, x: Tensor, out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None,
+    d_out: Tensor, d_final: Tensor | None, of_decay: bool,
+) -> tuple[Tensor | None, Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of decay (None unless ``of_decay``), of x and of the initial state (None without one)."""
+    if not x.numel():
+        d_initial = None if initial is None else torch.zeros_like(initial) if d_final is None else d_final.clone()
+        return torch.zeros_like(decay) if of_decay else None, torch.empty_like(x), d_initial
+    tensors = _contiguous(decay, x, out, initial, cu_seqlens, d_out, d_final)
+    d_decay, d_x, d_initial, *_ = launch.run(_backward, x, tensors, kind, of_decay)
+    if of_decay and decay.ndim == 1:
+        d_decay = d_decay.sum(0).to(decay.dtype)
+    return d_decay, d_x, d_initial
+
+
+def _backward(recorder, decay, x, out, initial, cu, d_out, d_final, kind, of_decay) -> launch.Tensors:
+    """Gradients, with that of a constant decay in parts, and scratch that has to come as zeros."""
+    work = _Launch(recorder, kind, decay, out, cu, backward=True)
+    d_decay = recorder.empty(*work.shape_of_decay, dtype=work.dtype_of_decay) if of_decay else None
+    d_x = recorder.empty(*x.shape, dtype=x.dtype)
+    d_initial = None if initial is None else recorder.empty(*initial.shape, dtype=torch.float32)
+    starts, ends = work.boundaries(cu, d_final, d_initial, 0.0)
+    words = work(kernels.backward, decay, x, out, initial, d_out, d_final, starts, ends, d_decay, d_x, d_initial)
+    return d_decay, d_x, d_initial, starts, ends, words
+
+
+class _Launch:
+    """One launch over the tiles of all rows and channels, and the words through which programs meet."""
+
+    def __init__(self, recorder: launch.Recorder, kind: str, decay: Tensor, values: Tensor, cu: Tensor | None, *, backward: bool) -> None:
+        self.recorder, self.kind, self.on_gpu = recorder, kind, values.is_cuda
+        self.config = c = config(decay, values, cu, backward)
+        batch, self.tokens, self.size = values.shape
+        self.sequences = batch if cu is None else cu.shape[0] - 1
+        self.tiles = -(-self.tokens // (c.span * c.spans))
+        per_row = -(-self.size // c.channels)
+        self.chains = batch * per_row
+        slots = processors(values.device) * c.programs if self.on_gpu else PROGRAMS * self.chains
+        self.programs = max(1, min(slots // self.chains, self.tiles, PROGRAMS))
+        if not self.on_gpu and self.programs < self.tiles:  # the interpreter runs one program after the other
+            self.programs = 1
+        self.lanes = min(self.chains, slots)
+        most = 1 if self.tokens <= SHORT else min(slots // per_row, PROGRAMS)  # whatever the batch
+        self.words = 1 << (max(c.spans, most) - 1).bit_length()
+        self.constant = decay.ndim == 1
+        # Of a constant decay the gradient is made of sums over each span of a batch row.
+        self.shape_of_decay = (batch * self.tiles * c.spans, self.size) if self.constant else decay.shape
+        self.dtype_of_decay = torch.float32 if self.constant else decay.dtype
+
+    def boundaries(
+        self, cu: Tensor | None, before: Tensor | None, after: Tensor | None, empty: float
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The number of the sequence, from 1 on, at its first token, and at its last: twice [T], elsewhere 0."""
+        if cu is None:
+            return None, None
+        starts, ends = (self.recorder.zeros(self.tokens, dtype=torch.int32) for _ in range(2))
+        tensors = (cu, before, starts, ends, after)
+        self.recorder.launch(
+            kernels.boundaries, (self.sequences, 1, 1), tensors, (self.tokens,), D=self.size, empty=empty, DB=256, num_warps=1
+        )
+        return starts, ends
+
+    def __call__(self, kernel, *tensors: Tensor | None) -> Tensor:
+        c = self.config
+        words = self.recorder.zeros(0 if self.programs == 1 else self.tiles, self.chains * c.channels, dtype=torch.int64)
+        decoding = self.tiles == 1 and self.lanes == self.chains
+        options = {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}  # all programs of a chain run at a time
+        self.recorder.launch(
+            kernel, (self.lanes * self.programs, 1, 1), (*tensors, words), (self.tokens, self.tiles, self.chains, self.programs),
+            D=self.size, kind=self.kind, C=c.span, S=c.spans, DB=c.channels, W=self.words, CONSTANT=self.constant, STAGES=c.stages,
+            num_warps=c.spans, maxnreg=min(255, REGISTERS // (c.spans * c.programs) // 8 * 8), **options,
+        )  # fmt: skip
+        return words
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.kind, decay, x, initial, cu_seqlens = inputs
+    ctx.save_for_backward(decay, None if ctx.kind == "sum" else x, output[0], initial, cu_seqlens)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, d_out: Tensor | None, d_final: Tensor | None):
+    decay, x, out, initial, cu_seqlens = ctx.saved_tensors
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    of_decay = ctx.needs_input_grad[1]
+    # Who asks for a second derivative gets the operator's refusal. A sum has the shape and the dtype of x, and never reads it.
+    function = _backward_op if torch.is_grad_enabled() or launch.traced((d_out, out)) else backward
+    d_decay, d_x, d_initial = function(ctx.kind, decay, out if x is None else x, out, initial, cu_seqlens, d_out, d_final, of_decay)
+    return None, d_decay if of_decay else None, d_x, None if initial is None else d_initial, None
+
+
+def _refuse_second(ctx, *gradients: Tensor):
+    raise NotImplementedError('the kernels of the scans have no gradients of gradients: ask for backend="torch"')
+
+
+class Scan(torch.autograd.Function):
+    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradient)
+
+
+# Registered by hand: torch.library.custom_op would add 10 us of Python to every call.
+_library = torch.library.Library("linattn", "FRAGMENT")
+
+
+def _operator(name: str, schema: str, run, fake, backward, setup=None):
+    _library.define(f"{name}({schema})", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"linattn::{name}", fake, lib=_library)
+    torch.library.register_autograd(f"linattn::{name}", backward, setup_context=setup, lib=_library)
+    return getattr(torch.ops.linattn, name).default
+
+
+def _given(like: Tensor, tensors) -> launch.Tensors:
+    """Operators return tensors, empty ones for what there is not."""
+    return tuple([like.new_empty((0,)) if t is None else t for t in tensors])
+
+
+def _gradients(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> launch.Tensors:
+    return _given(x, [None if t is None else t.new_empty(t.shape) for t in (decay if of_decay else None, x, initial)])
+
+
+_forward_op = _operator(
+    "elementwise_forward",
+    "str kind, Tensor decay, Tensor x, Tensor? initial, Tensor? cu_seqlens) -> (Tensor, Tensor",
+    forward, _outputs, _gradient, _save,
+)  # fmt: skip
+_backward_op = _operator(
+    "elementwise_backward",
+    "str kind, Tensor decay, Tensor x, Tensor out, Tensor? initial, Tensor? cu_seqlens, Tensor d_out, Tensor? d_final, bool of_decay) "
+    "-> (Tensor, Tensor, Tensor",
+    lambda *arguments: _given(arguments[2], backward(*arguments)), _gradients, _refuse_second,
+)  # fmt: skip

@@ -1,0 +1,342 @@
+"""Gradients of a chunk from the state before it and the cotangent of the state after it: every chunk at once.
+
+What a token reads besides its output is one more query, with a cotangent of its own (the delta rule reads v - kᵀS with the key,
+the erase rule rᵀS), and what it writes one more key. So every rule is plain attention between one or two kinds of queries and
+one or two kinds of keys:
+
+    plain    q (cotangent do)                             k (value v)
+    delta    q (do), k (cotangent -de = -dv, strictly)    k (value e)
+    erase    q (do), r (cotangent x, strictly, before)    k (value v), w (value u)
+
+A query and a key are each other's mirror image: ``side`` serves both.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.prepare import away_from_zero
+from linattn.ops.triton.tiles import (
+    CHANNEL,
+    DELTA,
+    ERASE,
+    HEAD,
+    LOG2E,
+    PLAIN,
+    TAME,
+    from_middle,
+    locate,
+    orders,
+    pairs,
+    pairs_of_keys,
+    scale_of,
+    settles,
+    sums,
+    weight,
+    whole,
+)
+
+
+@triton.jit
+def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.constexpr):
+    """A block of values or cotangents [C, BV]."""
+    columns = block + tl.arange(0, BV)
+    return tl.load(tensor + time[:, None] * token + columns[None, :], mask=valid[:, None] & (columns < size)[None, :], other=0.0).to(kind)
+
+
+@triton.jit
+def meeting(
+    x, steps, meet, settled, g_one, g_two, vector, vector_one, vector_two,
+    READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
+    PRECISION: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """What the pairs that ``meet`` in the middle of blocks, ``x`` orders away, give: to the decay's gradient, and to ``side``'s own.
+
+    Both ends of a pair are rounded alike here and on its other side: in the decay's gradient what they share must cancel.
+    """
+    own = scale_of(x - steps if BEFORE else x, settled, READS)
+    one = scale_of(x - steps if BEFORE_ONE else x, settled, not READS)
+    part = tl.dot(tl.where(meet, g_one, 0.0).to(kind), (vector_one * one).to(kind), input_precision=PRECISION)
+    if TWO:
+        two = scale_of(x - steps if BEFORE_TWO else x, settled, not READS)
+        part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), (vector_two * two).to(kind), part, input_precision=PRECISION)
+    return (vector * own).to(kind) * part, part * own
+
+
+@triton.jit
+def side(
+    own, own_token, one, one_token, two, two_token, state, vector, vector_one, vector_two,
+    total, steps, x, rows, time, valid, channels, scale, scale_one, scale_two,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, SETTLED: tl.constexpr,
+    READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
+    BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one kind of query (``READS``) or key in a block of channels, and both its parts in the decay's gradient.
+
+    ``own`` [C, V] are its cotangents (a key's values), ``one`` and ``two`` the values (cotangents) of the kinds of keys
+    (queries) that it meets, ``vector_one`` and ``vector_two`` [C, BK] those themselves, ``state`` the one before the chunk
+    (the cotangent of the one after it). ``BEFORE`` says which queries read before their token's decay.
+    """
+    d = tl.zeros([C, BK], tl.float32)
+    g_one = tl.zeros([C, C], tl.float32)
+    g_two = tl.zeros([C, C], tl.float32)
+    for block in range(0, V, BV):
+        columns = block + tl.arange(0, BV)
+        inside = (channels < K)[None, :] & (columns < V)[:, None]
+        o = rows_of(own, time, own_token, V, block, valid, BV, kind)
+        s = tl.load(state + channels[None, :] * V + columns[:, None], mask=inside, other=0.0)  # [BV, BK]
+        d = tl.dot(o, s, d, input_precision=PRECISION)
+        g_one = tl.dot(o, tl.trans(rows_of(one, time, one_token, V, block, valid, BV, kind)), g_one, input_precision=PRECISION)
+        if TWO:
+            g_two = tl.dot(o, tl.trans(rows_of(two, time, two_token, V, block, valid, BV, kind)), g_two, input_precision=PRECISION)
+    d *= scale
+    g_one *= scale_one
+    g_two *= scale_two
+    i = rows[:, None]
+    t = rows[None, :]
+    if DECAY == CHANNEL:
+        if READS:
+            d *= tl.exp2(sums(i > t if BEFORE else i >= t, steps, kind))
+        else:
+            d *= tl.exp2(sums(i < t, steps, kind))
+    if DECAY == HEAD:
+        if READS:
+            d *= weight(total - steps if BEFORE else total, BITS)[:, None]
+        else:
+            d *= weight(tl.sum(steps, 0) - total, BITS)[:, None]
+    outside = vector * d
+
+    # Neighbours of which one reads before its decay have no decay between them: they go apart, so that the decay's gradient holds
+    # nothing of them, not even what is left where they cancel.
+    neighbours = (i == t + 1) if READS else (i == t - 1)
+    if BEFORE if READS else BEFORE_ONE:
+        d = tl.dot(tl.where(neighbours, g_one, 0.0).to(kind), vector_one, d, input_precision=PRECISION)
+        g_one = tl.where(neighbours, 0.0, g_one)
+    if TWO and (BEFORE if READS else BEFORE_TWO):
+        d = tl.dot(tl.where(neighbours, g_two, 0.0).to(kind), vector_two, d, input_precision=PRECISION)
+        g_two = tl.where(neighbours, 0.0, g_two)
+
+    if DECAY == CHANNEL:
+        low_one = g_one.to(kind)
+        low_two = g_two.to(kind)
+        if SETTLED:
+            meet = i > t if READS else i < t
+            inside_chunk, part = meeting(
+                x, steps, meet, rows >= 0, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
+                PRECISION, kind,
+            )  # fmt: skip
+            d += part
+        else:
+            inside_chunk = tl.zeros([C, BK], tl.float32)
+            done = tl.zeros([C], tl.int32)
+            m = C // 2
+            while m >= 1:
+                x = from_middle(steps, rows, m, kind)
+                settled = settles(x, rows, m, done)
+                meet = pairs(rows, m, settled, done) if READS else pairs_of_keys(rows, m, settled, done)
+                crossing, part = meeting(
+                    x, steps, meet, settled, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
+                    PRECISION, kind,
+                )  # fmt: skip
+                inside_chunk += crossing
+                d += part
+                done += settled.to(tl.int32)
+                m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
+    else:
+        if DECAY == HEAD:
+            if READS:
+                reader = total - steps if BEFORE else total
+                g_one *= weight(reader[:, None] - total[None, :], BITS)
+                g_two *= weight(reader[:, None] - total[None, :], BITS)
+            else:
+                g_one *= weight((total - steps if BEFORE_ONE else total)[None, :] - total[:, None], BITS)
+                g_two *= weight((total - steps if BEFORE_TWO else total)[None, :] - total[:, None], BITS)
+        meet = i > t if READS else i < t
+        part = tl.dot(tl.where(meet, g_one, 0.0).to(kind), vector_one, input_precision=PRECISION)
+        if TWO:
+            part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), vector_two, part, input_precision=PRECISION)
+        inside_chunk = vector * part
+        d += part
+    return d, outside, inside_chunk
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])
+def gradients(
+    q, k, v, read, write, decay, beta, bonus, do, cu,
+    values, de, states, dstates,
+    dq, dk, dread, dwrite, ddecay, dbeta, dbonus,
+    q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
+    beta_token, beta_head, do_token, do_head,
+    sequences, tokens, heads, group, scale, chunks_before,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
+    BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
+    DDECAY: tl.constexpr, SETTLED: tl.constexpr,
+):  # fmt: skip
+    """With a decay per channel a program has one block of channels: those that settle in one piece belong to one kernel, which has
+    no more to do for them than without a decay, and the others to another.
+    """
+    slot = tl.program_id(0) + chunks_before
+    head = tl.program_id(1)
+    _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+    if first >= last:
+        return
+    rows = tl.arange(0, C)
+    valid = rows < last - first
+    i = rows[:, None]
+    t = rows[None, :]
+    time = first.to(tl.int64) + rows
+    place = slot.to(tl.int64) * heads + head
+    shared = head // group
+    if DECAY == CHANNEL:
+        first_k = tl.program_id(2) * BK
+        last_k = first_k + BK
+        channels = first_k + tl.arange(0, BK)
+        inside = valid[:, None] & (channels < K)[None, :]
+        d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
+        steps = orders(d)
+        x = from_middle(steps, rows, C // 2, kind)
+        if (tl.max(tl.max(tl.abs(x), 1), 0) <= TAME) != SETTLED:
+            return
+        faded = tl.exp2(tl.sum(steps, 0))
+    else:
+        first_k = 0
+        last_k = K
+        steps = whole(tl.zeros([C], tl.float32), BITS)
+        x = steps
+    total = steps
+    q += shared * q_head
+    k += shared * k_head
+    v += head * v_head
+    do += head * do_head
+    states += place * K * V
+    dstates += place * K * V
+    if RULE != PLAIN:
+        values += head * V
+        de += head * V
+    row = heads * V  # of values and de [B, T, H, V]
+
+    # A token's own value, weighed by what it is read with; and the gradient of its strength.
+    own = tl.zeros([C], tl.float32)
+    own_w = tl.zeros([C], tl.float32)
+    strength = tl.zeros([C], tl.float32)
+    for block in range(0, V, BV):
+        cotangent = rows_of(do, time, do_token, V, block, valid, BV, tl.float32)
+        if RULE == DELTA:
+            value = rows_of(values, time, row, V, block, valid, BV, tl.float32)
+            strength += tl.sum(value * rows_of(de, time, row, V, block, valid, BV, tl.float32), 1)
+        else:
+            value = rows_of(v, time, v_token, V, block, valid, BV, tl.float32)
+        own += tl.sum(cotangent * value, 1)
+        if RULE == ERASE:
+            own_w += tl.sum(cotangent * rows_of(values, time, row, V, block, valid, BV, tl.float32), 1)
+    own *= scale
+    own_w *= scale
+    if RULE == DELTA:
+        b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
+        tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
+
+    if DECAY == HEAD:
+        d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
+        steps = whole(d, BITS)
+        total = tl.cumsum(steps, 0)
+        faded = tl.exp2(tl.sum(d, 0) * LOG2E)
+        # For its gradient: what queries read across it (at the query, minus at the key), apart for those that read before it,
+        # and what keys send past the end of the chunk.
+        crossing = tl.zeros([C], tl.float32)
+        crossing_before = tl.zeros([C], tl.float32)
+        sending = tl.zeros([C], tl.float32)
+        passing = tl.zeros([BK], tl.float32)
+
+    for block_k in range(first_k, last_k, BK):
+        channels = block_k + tl.arange(0, BK)
+        inside = valid[:, None] & (channels < K)[None, :]
+        at = time[:, None] * heads * K + head * K + channels[None, :]  # in contiguous tensors [B, T, H, K]
+        qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=inside, other=0.0).to(kind)
+        kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=inside, other=0.0).to(kind)
+        rb = kb
+        wb = kb
+        if RULE == ERASE:
+            rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0).to(kind)
+            wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0).to(kind)
+        key_values = values if RULE == DELTA else v
+        key_row = row if RULE == DELTA else v_token
+
+        dqb, outside, cross = side(
+            do, do_token, key_values, key_row, values, row, states, qb, kb, wb, total, steps, x, rows, time, valid, channels,
+            scale, scale, scale, K, V, C, BK, BV, DECAY, SETTLED, True, RULE == ERASE, BEFORE, False, False, BITS, PRECISION, kind,
+        )  # fmt: skip
+        if BEFORE:
+            cross_before = outside + cross
+            cross = tl.zeros([C, BK], tl.float32)
+        else:
+            cross += outside
+            cross_before = tl.zeros([C, BK], tl.float32)
+        if BEFORE:
+            u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
+            tl.store(dbonus + place * K + channels, tl.sum(own[:, None] * qb * kb, 0), mask=channels < K)
+            dqb += own[:, None] * u * kb
+        else:
+            dqb += own[:, None] * kb
+        if RULE == ERASE:
+            dqb += own_w[:, None] * wb
+        tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
+
+        if RULE != PLAIN:
+            sign = -1.0 if RULE == DELTA else 1.0
+            drb, outside, inner = side(
+                de, row, key_values, key_row, values, row, states, rb, kb, wb, total, steps, x, rows, time, valid, channels,
+                sign, sign, sign, K, V, C, BK, BV, DECAY, SETTLED, True, RULE == ERASE, RULE == ERASE, False, False, BITS, PRECISION, kind,
+            )  # fmt: skip
+            if RULE == ERASE:
+                cross_before += outside + inner
+                tl.store(dread + at, drb.to(dread.dtype.element_ty), mask=inside)
+            else:
+                cross += outside + inner
+
+        sign = -1.0 if RULE == DELTA else 1.0
+        dkb, send, inner = side(
+            key_values, key_row, do, do_token, de, row, dstates, kb, qb, rb, total, steps, x, rows, time, valid, channels,
+            1.0, scale, sign, K, V, C, BK, BV, DECAY, SETTLED, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, BITS, PRECISION, kind,
+        )  # fmt: skip
+        cross -= inner
+        if BEFORE:
+            dkb += own[:, None] * u * qb
+        else:
+            dkb += own[:, None] * qb
+        if RULE == DELTA:
+            dkb += drb
+        tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
+
+        if RULE == ERASE:
+            dwb, outside, inner = side(
+                values, row, do, do_token, de, row, dstates, wb, qb, rb, total, steps, x, rows, time, valid, channels,
+                1.0, scale, 1.0, K, V, C, BK, BV, DECAY, SETTLED, False, True, False, False, True, BITS, PRECISION, kind,
+            )  # fmt: skip
+            cross -= inner
+            send += outside
+            dwb += own_w[:, None] * qb
+            tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
+
+        if DDECAY:
+            past = tl.zeros([BK], tl.float32)  # what passes through the whole chunk
+            for block in range(0, V, BV):
+                columns = block + tl.arange(0, BV)
+                where = channels[:, None] * V + columns[None, :]
+                both = (channels < K)[:, None] & (columns < V)[None, :]
+                s = tl.load(states + where, mask=both, other=0.0).to(tl.float32)
+                past += tl.sum(s * tl.load(dstates + where, mask=both, other=0.0).to(tl.float32), 1)
+            if DECAY == CHANNEL:
+                dd = sums(i <= t, cross, kind) + sums(i > t, send, kind) + (faded * past)[None, :]
+                if BEFORE or RULE == ERASE:
+                    dd += sums(i < t, cross_before, kind)
+                tl.store(ddecay + at, dd.to(ddecay.dtype.element_ty), mask=inside)
+            else:
+                crossing += tl.sum(cross, 1)
+                crossing_before += tl.sum(cross_before, 1)
+                sending += tl.sum(send, 1)
+                passing += past
+    if DDECAY and DECAY == HEAD:
+        dd = tl.sum(tl.where(i <= t, crossing[None, :], 0.0), 1) + tl.sum(tl.where(i > t, sending[None, :], 0.0), 1)
+        dd += tl.sum(tl.where(i < t, crossing_before[None, :], 0.0), 1) + faded * tl.sum(passing, 0)
+        tl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=valid)

@@ -1,0 +1,392 @@
+"""``scan.backward`` for Hopper, in Gluon: TMA loads and stores, the state's cotangent in the registers of wgmma.
+
+The cotangent is held transposed, dSᵀ [V, K] in float32 accumulators, one warpgroup for every 64 of V: rounded to bfloat16 it is the
+left operand of every product that reads it, straight from registers, and the warpgroups never wait for each other. From the last
+chunk to the first, with dSᵀ the cotangent of the state after a chunk and dS'ᵀ of the one before it,
+
+    plain    dVᵀ = dSᵀKᵀ + dOᵀP                                             dS'ᵀ = λ dSᵀ + dOᵀQ
+    delta    dEᵀ = dSᵀKᵀ + dOᵀP       dVᵀ = dEᵀB                            dS'ᵀ = λ dSᵀ + dOᵀQ - dVᵀK
+    erase    dUᵀ = dSᵀK_wᵀ + dOᵀP_w   dVᵀ = dSᵀKᵀ + dOᵀP + dUᵀB   Xᵀ = dUᵀT   dS'ᵀ = λ dSᵀ + dOᵀQ + dUᵀW
+
+with keys and queries decayed where they meet the state. With a decay per channel that cannot be done to the product, only to K: the
+delta rule then takes + dEᵀW. One warp loads chunks ahead, another what is needed last in each, one turns decays into weights.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.plan import Family
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, NONE, PLAIN
+
+__all__ = ["backward", "options"]
+
+
+@gluon.jit
+def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
+    """Bring tiles of chunk after chunk, from the last, ``STAGES`` ahead; ``steps`` are the rows from one chunk to the next.
+
+    A source wider than its tiles comes in several, side by side. ``done`` is a ring of ``RING`` barriers, not fewer than stages.
+    """
+    for i in range(count):
+        stage = i % STAGES
+        before = gl.maximum(i - STAGES, 0)
+        mbarrier.wait(done.index(before % RING), before // RING & 1, pred=i >= STAGES)
+        mbarrier.expect(full.index(stage), BYTES)
+        for n in gl.static_range(SOURCES):
+            if sources[n] is not None:
+                row = (count - 1 - i) * steps[n]
+                for tile in gl.static_range(buffers[n].shape[0] // STAGES):
+                    place = buffers[n].index(stage * (buffers[n].shape[0] // STAGES) + tile)
+                    tma.async_copy_global_to_shared(sources[n], [row, tile * M], full.index(stage), place)
+
+
+@gluon.jit
+def fetch(source, step, chunk, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr):
+    """What ``weigh`` needs of a chunk: its decays [C], or, per channel, what they come to [K]; nothing where no chunk is."""
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    if DECAY == CHANNEL:
+        here = source + chunk.to(gl.int64) * step + gl.arange(0, K, layout)
+        x = gl.load(here, mask=gl.arange(0, K, layout) < gl.where(chunk >= 0, K, 0), other=0.0)
+    else:
+        token = chunk * C + gl.arange(0, C, layout)
+        x = gl.load(source + token.to(gl.int64) * step, mask=(token >= 0) & (token < rows), other=0.0).to(gl.float32)
+    return x
+
+
+@gluon.jit
+def weigh(
+    full, done, weights, source, step, rows, count, scale,
+    C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr, BEFORE: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Turn decays into weights, chunk after chunk from the last.
+
+    Per head: the steps up to each token, what the state fades by up to it and up to its query (times the scale), each token's write
+    up to the end, and the state in all. Per channel the last alone is left to do, and prepared.
+    """
+    passed, to_here, to_read, to_end, fade = weights
+    if DECAY > 0:
+        ahead = fetch(source, step, count - 1, rows, C, K, DECAY)
+        for i in range(count):
+            stage = i % STAGES
+            x = ahead
+            ahead = fetch(source, step, count - 2 - i, rows, C, K, DECAY)
+            if DECAY == HEAD:
+                steps = whole(x, BITS)
+                sums = gl.associative_scan(steps, 0, add)
+                all_steps = gl.sum(steps, 0)
+            mbarrier.wait(done.index(stage), (i // STAGES & 1) ^ 1)
+            if DECAY == HEAD:
+                to_read.index(stage).store(weight(sums - steps if BEFORE else sums, BITS) * scale)
+                if passed is not None:
+                    passed.index(stage).store(sums)
+                if to_here is not None:
+                    to_here.index(stage).store(weight(sums, BITS))
+                if to_end is not None:
+                    to_end.index(stage).store(weight(all_steps - sums, BITS))
+                fade.index(stage).store(gl.full([1], gl.exp2(gl.sum(x, 0) * LOG2E), gl.float32, x.type.layout))
+            else:
+                fade.index(stage).store(x)
+            mbarrier.arrive(full.index(stage), count=1)
+
+
+@gluon.jit
+def met(q, k, passed, scale, layout: gl.constexpr, DECAY: gl.constexpr, BITS: gl.constexpr):
+    """P [C, C]: masked and decayed products of queries and keys."""
+    queries: gl.constexpr = gl.SliceLayout(1, layout)
+    keys: gl.constexpr = gl.SliceLayout(0, layout)
+    C: gl.constexpr = q.shape[0]
+    p = warpgroup_mma(q, k.permute((1, 0)), gl.zeros([C, C], gl.float32, layout), use_acc=False, is_async=True)
+    factor = scale
+    if DECAY == HEAD:
+        factor = weight(passed.load(queries)[:, None] - passed.load(keys)[None, :], BITS) * scale
+    p = warpgroup_mma_wait(0, deps=[p])
+    return gl.where(gl.arange(0, C, queries)[:, None] >= gl.arange(0, C, keys)[None, :], p * factor, 0.0).to(gl.bfloat16)
+
+
+@gluon.jit
+def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
+    """Store ``tile`` transposed. Of the stores before, the last ``OUTPUTS`` - 1 read other memory than ``staged``."""
+    tma.store_wait(OUTPUTS - 1)
+    staged.permute((1, 0)).store(tile.to(gl.bfloat16))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(target, [row, column], staged)
+
+
+@gluon.jit
+def scan(
+    part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step,
+    C: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, LOCAL: gl.constexpr,
+    BITS: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr,
+):  # fmt: skip
+    """64 columns of the cotangent through ``count`` chunks, from the last."""
+    along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
+    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
+    left_of_c: gl.constexpr = gl.DotOperandLayout(0, along_c, 2)
+    left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
+    of_tokens: gl.constexpr = gl.SliceLayout(0, along_c)
+    of_channels: gl.constexpr = gl.SliceLayout(0, along_k)
+    OUTPUTS: gl.constexpr = 3 if RULE == ERASE else 2
+    full, late, done = bars
+    dob, ub, pb, bb = firsts
+    qb, wb, kb, own_pb, tb = seconds
+    dstates_to, dv_to, x_to = targets
+    dstates_at, dv_at, x_at, p_at = staging
+    passed, to_here, to_read, to_end, fade = weights
+    start, end, finishes, width, first_column = ends
+    if part < PARTS:
+        nothing = gl.zeros([M, C], gl.float32, along_c)
+        channels = gl.arange(0, K, of_channels)
+        columns = first_column + part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
+        if start is not None:
+            s = gl.load(start + channels[None, :] * width + columns[:, None])
+        else:
+            s = gl.zeros([M, K], gl.float32, along_k)
+
+        for i in range(count):
+            stage = i % STAGES
+            then = i % LATE
+            chunk = count - 1 - i
+            mbarrier.wait(full.index(stage), i // STAGES & 1)
+            if p_at is not None:
+                mbarrier.wait(late.index(then), i // LATE & 1)
+                sums = passed
+                if DECAY == HEAD:
+                    sums = passed.index(stage)
+                p_at.index(part).store(met(qb.index(then), ub.index(stage), sums, scale, along_c, DECAY, BITS))
+                fence_async_shared()
+            do = dob.index(stage * PARTS + part).permute((1, 0)).load(along_c)
+            do_left = gl.convert_layout(do, left_of_c)
+            if ub is not None:
+                rounded = s.to(gl.bfloat16)
+                low = gl.convert_layout(rounded, left_of_c)
+                de = warpgroup_mma(low, ub.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+                if not LOCAL:
+                    put(dstates_to, chunk * tile_step // C * K, part * M, dstates_at.index(part), rounded, OUTPUTS)
+                if DECAY == HEAD:
+                    de = warpgroup_mma_wait(0, deps=[de]) * to_end.index(stage).load(of_tokens)[None, :]
+                if p_at is not None:
+                    de = warpgroup_mma(do_left, p_at.index(part), de, is_async=True)
+                else:
+                    de = warpgroup_mma(do_left, pb.index(stage), de, is_async=True)
+                dv = warpgroup_mma_wait(0, deps=[de])
+                e = gl.convert_layout(dv.to(gl.bfloat16), left_of_c)
+            if RULE == DELTA and bb is not None:
+                dv = warpgroup_mma(e, bb.index(stage), nothing, use_acc=False, is_async=True)
+
+            reads = do
+            if DECAY == HEAD:
+                reads = (do.to(gl.float32) * to_read.index(stage).load(of_tokens)[None, :]).to(gl.bfloat16)
+            elif DECAY != CHANNEL:
+                reads = (do.to(gl.float32) * scale).to(gl.bfloat16)
+            if DECAY > 0:
+                s = s * fade.index(stage).load(of_channels)[None, :]
+            if p_at is None:
+                mbarrier.wait(late.index(then), i // LATE & 1)
+            s = warpgroup_mma(gl.convert_layout(reads, left_of_k), qb.index(then), s, is_async=True)
+            if wb is not None:
+                s = warpgroup_mma(gl.convert_layout(e, left_of_k), wb.index(then), s, is_async=True)
+            if kb is not None and DECAY == NONE:
+                s = warpgroup_mma_wait(0, deps=[s])  # registers run short
+            if RULE == DELTA and bb is not None:
+                dv = warpgroup_mma_wait(1 if wb is None else 2, deps=[dv])
+                if wb is None:
+                    back = -dv
+                    if DECAY == HEAD:
+                        back = back * to_here.index(stage).load(of_tokens)[None, :]
+                    s = warpgroup_mma(gl.convert_layout(back.to(gl.bfloat16), left_of_k), ub.index(stage), s, is_async=True)
+            if kb is not None:
+                dv = warpgroup_mma(low, kb.index(then).permute((1, 0)), nothing, use_acc=False, is_async=True)
+                if DECAY == HEAD:
+                    dv = warpgroup_mma_wait(0, deps=[dv]) * to_end.index(stage).load(of_tokens)[None, :]
+                dv = warpgroup_mma(do_left, own_pb.index(then), dv, is_async=True)
+                dv = warpgroup_mma(e, bb.index(stage), dv, is_async=True)
+                dv = warpgroup_mma_wait(0, deps=[dv])
+                x = warpgroup_mma(e, tb.index(then), nothing, use_acc=False, is_async=True)
+            if not LOCAL:
+                put(dv_to, chunk * C, part * M, dv_at.index(part), dv, OUTPUTS)
+            if kb is not None:
+                x = warpgroup_mma_wait(0, deps=[x])
+                put(x_to, chunk * C, part * M, x_at.index(part), x, OUTPUTS)
+            s = warpgroup_mma_wait(0, deps=[s])
+            mbarrier.arrive(done.index(stage), count=1)
+
+        tma.store_wait(0)
+        if finishes:
+            width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
+            gl.store(end + channels[None, :] * width + columns[:, None], s)
+
+
+@gluon.jit(do_not_specialize=[
+    "q_token", "q_head", "k_token", "k_head", "do_token", "do_head", "write_token", "write_head", "decay_token", "decay_head",
+    "sequences", "tokens", "heads", "group", "slots_before", "length",
+])  # fmt: skip
+def backward(
+    q, k, write, do, decay, cu, p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
+    ends, dv, x_read, dstates, dinitial,
+    q_token, q_head, k_token, k_head, do_token, do_head, write_token, write_head, decay_token, decay_head,
+    sequences, tokens, heads, group, scale, slots_before, length,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
+    BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr,
+    kind: gl.constexpr, LOCAL: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    slot = gl.program_id(1) + slots_before
+    head = gl.program_id(2)
+    n, first, last, index, begin, _ = locate(slot, cu, sequences, tokens, length, PACKED)
+    if LOCAL:
+        alive = (first < last) & (index > 0)  # nothing precedes the first that would end at its start
+    else:
+        alive = (first < last) | (index == 0)
+    if alive:
+        PARTS: gl.constexpr = BV // M
+        READS: gl.constexpr = RULE != PLAIN or not LOCAL  # whether anything asks for the cotangent on its way
+        MEETS: gl.constexpr = READS and RULE == PLAIN and DECAY != CHANNEL and not BEFORE
+        READS_W: gl.constexpr = RULE == ERASE or (RULE == DELTA and DECAY == CHANNEL)
+        READS_B: gl.constexpr = RULE != PLAIN and not (LOCAL and READS_W)
+        OWN: gl.constexpr = RULE == ERASE and not LOCAL  # values have keys of their own
+        first_column = gl.program_id(0) * BV
+        shared = head // group
+        rows = last - first
+        count = (rows + C - 1) // C
+        place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
+        wide = place * C * K
+        square = place * C * C
+        tile_step = heads * C
+        tile_rows = count * tile_step
+        time = first.to(gl.int64)
+        here = (time * heads + head) * V + first_column
+
+        qd, kd, ud, pd, bd, wd, own_pd, td = None, None, None, None, None, None, None, None
+        qb, kb, ub, pb, bb, wb, own_pb, tb = buffer(LATE, C, K), None, None, None, None, None, None, None
+        if DECAY == CHANNEL:
+            raw_step = tile_step
+            qd = described(q_faded + wide, tile_rows, K, K, C, K)
+            if READS:
+                kd = described(k_faded + wide, tile_rows, K, K, C, K)
+            if RULE == ERASE:
+                ud = described(write_faded + wide, tile_rows, K, K, C, K)
+        else:
+            raw_step = C
+            qd = described(q + time * q_token + shared * q_head, rows, q_token, K, C, K)
+            if READS:
+                kd = described(k + time * k_token + shared * k_head, rows, k_token, K, C, K)
+            if RULE == ERASE:
+                ud = described(write + time * write_token + head * write_head, rows, write_token, K, C, K)
+        if READS and RULE != ERASE:
+            ud = kd
+        dod = described(do + time * do_token + head * do_head + first_column, rows, do_token, BV, C, M)
+        dob = buffer(STAGES * PARTS, C, M)
+        if READS:
+            ub = buffer(STAGES, C, K)
+            if not MEETS:
+                pd = described((p_write if RULE == ERASE else p) + square, tile_rows, C, C, C, C)
+                pb = buffer(STAGES, C, C)
+        if READS_B:
+            bd = described(b + square, tile_rows, C, C, C, C)
+            bb = buffer(STAGES, C, C)
+        if READS_W:
+            wd = described(w + wide, tile_rows, K, K, C, K)
+            wb = buffer(LATE, C, K)
+        if OWN:
+            own_pd = described(p + square, tile_rows, C, C, C, C)
+            td = described(t_inverse + square, tile_rows, C, C, C, C)
+            kb = buffer(LATE, C, K)
+            own_pb = buffer(LATE, C, C)
+            tb = buffer(LATE, C, C)
+        BYTES: gl.constexpr = 2 * C * (BV + READS * K + (READS and not MEETS) * C + READS_B * C)
+        LATE_BYTES: gl.constexpr = 2 * C * (K + READS_W * K + OWN * (K + 2 * C))
+
+        dstates_to, dv_to, x_to = None, None, None
+        dstates_at, dv_at, x_at, p_at = None, None, None, None
+        if not LOCAL:
+            dstates_to = described(dstates + place * K * V + first_column, count * heads * K, V, BV, K, M)
+            dstates_at = buffer(PARTS, K, M)
+            dv_to = described(dv + here, rows, heads * V, BV, C, M)
+            dv_at = buffer(PARTS, C, M)
+        if OWN:
+            x_to = described(x_read + here, rows, heads * V, BV, C, M)
+            x_at = buffer(PARTS, C, M)
+        if MEETS:
+            p_at = buffer(PARTS, C, C)
+
+        passed, to_here, to_read, to_end, faded = None, None, None, None, None
+        weighed, step = None, 0
+        if DECAY == HEAD:
+            to_read = numbers(STAGES, C, gl.float32)
+            faded = numbers(STAGES, 1, gl.float32)
+            if READS:
+                to_end = numbers(STAGES, C, gl.float32)
+            if RULE == DELTA:
+                to_here = numbers(STAGES, C, gl.float32)
+            if MEETS:
+                passed = numbers(STAGES, C, gl.int32)
+            weighed = decay + time * decay_token + head * decay_head
+            step = decay_token
+        elif DECAY == CHANNEL:
+            faded = numbers(STAGES, K, gl.float32)
+            weighed = fade + place * K
+            step = heads * K
+
+        start, end, finishes = None, None, True
+        at = (slot.to(gl.int64) * heads + head) * K * V
+        if LOCAL:
+            end = ends + at
+        else:
+            if START:
+                start = ends + at
+            end = dinitial + (n.to(gl.int64) * heads + head) * K * V
+            finishes = index == 0
+
+        full = barriers(STAGES, 1 + (DECAY > 0))
+        late = barriers(LATE, 1)
+        done = barriers(STAGES, PARTS)
+        fence_async_shared()
+        bars = (full, late, done)
+        firsts, seconds = (dob, ub, pb, bb), (qb, wb, kb, own_pb, tb)
+        sources, steps = (dod, ud, pd, bd), (C, raw_step, tile_step, tile_step)
+        late_sources, late_steps = (qd, wd, kd if OWN else None, own_pd, td), (raw_step, tile_step, raw_step, tile_step, tile_step)
+        targets, staging = (dstates_to, dv_to, x_to), (dstates_at, dv_at, x_at, p_at)
+        weights = (passed, to_here, to_read, to_end, faded)
+        edges = (start, end, finishes, V, first_column)
+        gl.warp_specialize([
+            (scan, (0, bars, firsts, seconds, targets, staging, weights, edges, scale, count, tile_step,
+                    C, K, PARTS, DECAY, RULE, LOCAL, BITS, STAGES, LATE)),
+            (scan, (1, bars, firsts, seconds, targets, staging, weights, edges, scale, count, tile_step,
+                    C, K, PARTS, DECAY, RULE, LOCAL, BITS, STAGES, LATE)),
+            (load, (full, done, sources, firsts, steps, count, 4, BYTES, STAGES, STAGES)),
+            (load, (late, done, late_sources, seconds, late_steps, count, 5, LATE_BYTES, LATE, STAGES)),
+            (weigh, (full, done, weights, weighed, step, rows, count, scale, C, K, DECAY, BEFORE, BITS, STAGES)),
+        ], [4 if PARTS == 2 else 1, 1, 1, 1], [REGISTERS if PARTS == 2 else 24, 24, 24, 24])  # fmt: skip
+
+
+def options(family: Family, size_k: int, size_v: int, local: bool) -> dict[str, int]:
+    """Columns of a program, and what its pipeline and registers are."""
+    plain, erase = family.rule == PLAIN.value, family.rule == ERASE.value
+    reads = not (plain and local)
+    reads_w = erase or (not plain and family.decay == CHANNEL.value)
+    own = erase and not local
+    parts = size_v // M.value
+    meets = reads and not family.prepared
+    b = not plain and not (local and reads_w)
+    first = 128 * (size_v + reads * size_k + 64 * (reads and not meets) + 64 * b)  # bytes of a stage
+    second = 128 * (size_k + reads_w * size_k + own * (size_k + 128))
+    staged = 128 * ((not local) * (parts * size_k + size_v) + own * size_v + parts * 64 * meets)
+    if family.decay == HEAD.value:
+        first += 256 * (1 + reads + meets + (not plain and not erase)) + 16
+    elif family.decay == CHANNEL.value:
+        first += 4 * size_k
+
+    def depths(room: int) -> tuple[int, int]:
+        """Stages of what is needed first and of the rest, in ``room`` bytes."""
+        room -= staged + 512  # barriers
+        late = max(1, min(6, room // (first + second)))
+        return min(6, (room - late * second) // first), late
+
+    stages, late = depths(SHARED // 2 - 1024)  # one warpgroup alone leaves room for a second program
+    if parts == 2 or min(stages, late) < 2:
+        stages, late = depths(SHARED)
+    registers, most = (224, 160) if parts == 2 else (24, 128)
+    return dict(BV=size_v, STAGES=stages, LATE=late, num_warps=4, REGISTERS=registers, maxnreg=most)

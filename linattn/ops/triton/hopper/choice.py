@@ -1,0 +1,55 @@
+"""Which Gluon kernel takes the place of a Triton one, and with what options. Each is imported when it is first wanted."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, Family
+
+Chosen = tuple[Any, dict[str, int]]  # a kernel and the options of its launch
+
+
+def prepare(family: Family, decay: Tensor | None) -> Chosen | None:
+    """The kernel that prepares chunks, if there is one."""
+    if family.rule == DELTA and family.decay != CHANNEL:
+        from linattn.ops.triton.hopper import prepare as module
+
+        return module.prepare, module.options()
+    if decay is not None:
+        from linattn.ops.triton.hopper import prepare_channel
+
+        if prepare_channel.fits(family, decay):
+            return prepare_channel.prepare, prepare_channel.options()
+    return None
+
+
+def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, transition: bool) -> Chosen:
+    """The scan of the states."""
+    from linattn.ops.triton.hopper import forward as module
+
+    return module.forward, module.options(family, size_k, size_v, output, keep, transition)
+
+
+def backward(family: Family, size_k: int, size_v: int, local: bool) -> Chosen:
+    """The scan of the states' cotangents."""
+    from linattn.ops.triton.hopper import backward as module
+
+    return module.backward, module.options(family, size_k, size_v, local)
+
+
+def gradients(family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Chosen | None:
+    """The gradients of chunks, if there is a kernel for them."""
+    if family.rule == ERASE or family.decay == CHANNEL:
+        return None
+    from linattn.ops.triton.hopper import gradients as module
+
+    return (module.gradients, module.options(family, k.shape[3], v.shape[3])) if module.fits(family, chunk, q, k, v, do) else None
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

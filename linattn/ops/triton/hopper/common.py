@@ -1,0 +1,50 @@
+"""What the Hopper kernels share: tiles of shared memory, descriptors that end with a segment, the exact sums of decays."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from linattn.ops.triton import tiles
+
+locate = gluon.jit(tiles.locate.fn)
+first_slot = gluon.jit(tiles.first_slot.fn)
+whole = gluon.jit(tiles.whole.fn)
+weight = gluon.jit(tiles.weight.fn)
+
+M = gl.constexpr(64)  # rows of a wgmma: what a warpgroup holds of a transposed state
+SHARED = 227 * 1024  # bytes of a multiprocessor that one program can have
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit
+def described(base, rows, stride, WIDTH: gl.constexpr, HEIGHT: gl.constexpr, BLOCK: gl.constexpr):
+    """[rows, WIDTH] of bfloat16 at ``base``, in blocks of [HEIGHT, BLOCK]: what lies past the end reads as 0 and is not written."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, BLOCK], gl.bfloat16)
+    return tma.make_tensor_descriptor(base, [rows, WIDTH], [stride, 1], [HEIGHT, BLOCK], layout)
+
+
+@gluon.jit
+def buffer(n: gl.constexpr, HEIGHT: gl.constexpr, BLOCK: gl.constexpr):
+    """Room for ``n`` tiles [HEIGHT, BLOCK] of bfloat16."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, BLOCK], gl.bfloat16)
+    return gl.allocate_shared_memory(gl.bfloat16, [n, HEIGHT, BLOCK], layout)
+
+
+@gluon.jit
+def numbers(n: gl.constexpr, SIZE: gl.constexpr, dtype: gl.constexpr):
+    """Room for ``n`` vectors."""
+    return gl.allocate_shared_memory(dtype, [n, SIZE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def barriers(n: gl.constexpr, count: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(n):
+        mbarrier.init(bars.index(i), count=count)
+    return bars

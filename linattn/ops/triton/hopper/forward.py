@@ -1,0 +1,400 @@
+"""``scan.forward`` for Hopper, in Gluon: TMA loads, the state in the registers of wgmma.
+
+The state is held transposed, Sᵀ [V, K] in float32 accumulators, one warpgroup for every 64 of V: Sᵀ rounded to bfloat16 is then the
+left operand of every product that reads it, straight from registers, and the warpgroups never wait for each other. In this form
+
+    plain    Oᵀ = SᵀQᵀ + VᵀPᵀ             S'ᵀ = λ Sᵀ + VᵀK
+    delta    Eᵀ = (Vᵀ - SᵀKᵀ) Bᵀ          Oᵀ = SᵀQᵀ + EᵀPᵀ             S'ᵀ = λ Sᵀ + EᵀK
+    erase    Uᵀ = VᵀBᵀ + SᵀWᵀ             Oᵀ = SᵀQᵀ + VᵀPᵀ + UᵀP_wᵀ    S'ᵀ = λ Sᵀ + VᵀK + UᵀK_w
+
+with keys and queries decayed where they meet the state. With a decay per channel that cannot be done to the product, only to K: the
+delta rule then reads Eᵀ = VᵀBᵀ + SᵀWᵀ. Around the state's warpgroups one warp loads chunks ahead, one stores, one turns decays into
+weights, and where P is not prepared a further warpgroup forms it.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.plan import Family
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
+
+
+@gluon.jit
+def prepared(base, place, rows, C: gl.constexpr, WIDTH: gl.constexpr):
+    """The tiles [C, WIDTH] that prepare made, from the one at ``place`` (chunk and head) on."""
+    return described(base + place * C * WIDTH, rows, WIDTH, WIDTH, C, WIDTH)
+
+
+@gluon.jit
+def decayed(faded, place, tile_rows, raw, time, token, at_head, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr):
+    """Keys, queries or writes of a head: per channel prepared, else as they are, from token ``time`` on."""
+    if DECAY == CHANNEL:
+        return prepared(faded, place, tile_rows, C, K)
+    else:
+        return described(raw + time * token + at_head, rows, token, K, C, K)
+
+
+@gluon.jit
+def load(full, empty, sources, buffers, values, raw_step, tile_step, count, BYTES: gl.constexpr, C: gl.constexpr, PARTS: gl.constexpr,
+         STAGES: gl.constexpr):  # fmt: skip
+    """Bring the operands of chunk after chunk: k, q, write ``raw_step`` rows apart, what is prepared ``tile_step``."""
+    vd, vb, v_row = values
+    for i in range(count):
+        stage = i % STAGES
+        here = full.index(stage)
+        mbarrier.wait(empty.index(stage), (i // STAGES & 1) ^ 1)
+        mbarrier.expect(here, BYTES)
+        for n in gl.static_range(7):
+            if sources[n] is not None:
+                row = i * (raw_step if n < 3 else tile_step)
+                tma.async_copy_global_to_shared(sources[n], [row, 0], here, buffers[n].index(stage))
+        for part in gl.static_range(PARTS):
+            tma.async_copy_global_to_shared(vd, [v_row + i * C, part * M], here, vb.index(stage * PARTS + part))
+
+
+@gluon.jit
+def store(ready, free, outs, step, count, C: gl.constexpr, PARTS: gl.constexpr):
+    """Write what the warpgroups leave, each its 64 columns: outputs or values, and the states before each chunk."""
+    od, ob, sd, sb = outs
+    for i in range(count):
+        if sd is not None:
+            for part in gl.static_range(PARTS):
+                mbarrier.wait(ready.index(PARTS + part), i & 1)
+                tma.async_copy_shared_to_global(sd, [i * step, part * M], sb.index(part))
+            tma.store_wait(0)
+            for part in gl.static_range(PARTS):
+                mbarrier.arrive(free.index(PARTS + part), count=1)
+        if od is not None:
+            for part in gl.static_range(PARTS):
+                mbarrier.wait(ready.index(part), i & 1)
+                tma.async_copy_shared_to_global(od, [i * C, part * M], ob.index(part))
+            tma.store_wait(0)
+            for part in gl.static_range(PARTS):
+                mbarrier.arrive(free.index(part), count=1)
+
+
+@gluon.jit
+def weigh(full, empty, weights, source, step, rows, count, scale, total, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr,
+          BEFORE: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Turn decays into weights, chunk after chunk; what the state fades by in all goes to ``total`` [K].
+
+    Per head: what the state fades by up to each token (for queries times the scale), each token's write up to the end, and the
+    state in the chunk. Per channel the last alone is left to do, and prepared.
+    """
+    to_here, to_read, to_end, passed, fade = weights
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    channels = gl.arange(0, K, layout)
+    if DECAY > 0:
+        whole_fade = gl.full([K], 1.0, gl.float32, layout)
+        for i in range(count):
+            stage = i % STAGES
+            if DECAY == CHANNEL:
+                faded = gl.load(source + i.to(gl.int64) * step + channels)
+                whole_fade *= faded
+            else:
+                token = i * C + gl.arange(0, C, layout)
+                d = gl.load(source + token.to(gl.int64) * step, mask=token < rows, other=0.0).to(gl.float32)
+                steps = whole(d, BITS)
+                sums = gl.associative_scan(steps, 0, add)
+                all_steps = gl.sum(steps, 0)
+                fades = gl.exp2(gl.sum(d, 0) * LOG2E)
+                faded = gl.full([1], fades, gl.float32, layout)
+                whole_fade *= fades
+            mbarrier.wait(empty.index(stage), (i // STAGES & 1) ^ 1)
+            if DECAY == HEAD:
+                to_here.index(stage).store(weight(sums, BITS))
+                to_read.index(stage).store(weight(sums - steps if BEFORE else sums, BITS) * scale)
+                to_end.index(stage).store(weight(all_steps - sums, BITS))
+                passed.index(stage).store(sums)
+            fade.index(stage).store(faded)
+            mbarrier.arrive(full.index(stage), count=1)
+        if total is not None:
+            gl.store(total + channels, whole_fade)
+
+
+@gluon.jit
+def meet(full, made, empty, qb, kb, pb, passed, scale, count, C: gl.constexpr, DECAY: gl.constexpr, BITS: gl.constexpr, MEETS: gl.constexpr,
+         STAGES: gl.constexpr):  # fmt: skip
+    """Form P, the masked and decayed products of queries and keys, where nobody prepared it."""
+    if MEETS:
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
+        queries: gl.constexpr = gl.SliceLayout(1, layout)
+        keys: gl.constexpr = gl.SliceLayout(0, layout)
+        visible = gl.arange(0, C, queries)[:, None] >= gl.arange(0, C, keys)[None, :]
+        for i in range(count):
+            stage = i % STAGES
+            mbarrier.wait(full.index(stage), i // STAGES & 1)
+            p = gl.zeros([C, C], gl.float32, layout)
+            p = warpgroup_mma(qb.index(stage), kb.index(stage).permute((1, 0)), p, use_acc=False, is_async=True)
+            if DECAY == HEAD:
+                between = passed.index(stage).load(queries)[:, None] - passed.index(stage).load(keys)[None, :]
+                factor = weight(between, BITS) * scale
+            else:
+                factor = scale
+            p = warpgroup_mma_wait(0, deps=[p])
+            pb.index(stage).store(gl.where(visible, p * factor, 0.0).to(gl.bfloat16))
+            fence_async_shared()
+            mbarrier.arrive(made.index(stage), count=1)
+            mbarrier.arrive(empty.index(stage), count=1)
+
+
+@gluon.jit
+def hand_over(x, out, ready, free, i):
+    """Leave ``x`` [64, ...] for the warp that stores, which has done with the last chunk's."""
+    mbarrier.wait(free, (i & 1) ^ 1)
+    out.permute((1, 0)).store(x)
+    fence_async_shared()
+    mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def scan(
+    part: gl.constexpr, bars, buffers, vb, ob, sb, weights, ends, scale, count,
+    C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, LOCAL: gl.constexpr, OUTPUT: gl.constexpr,
+    KEEP: gl.constexpr, MEETS: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """64 columns of the state through ``count`` chunks."""
+    along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
+    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
+    left_of_c: gl.constexpr = gl.DotOperandLayout(0, along_c, 2)
+    left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
+    of_tokens: gl.constexpr = gl.SliceLayout(0, along_c)
+    of_channels: gl.constexpr = gl.SliceLayout(0, along_k)
+    full, empty, made, ready, free = bars
+    kb, qb, ub, wb, bb, pb, xb = buffers
+    to_here, to_read, to_end, _, fade = weights
+    start, end, finishes, width, identity, first_column = ends
+    nothing = gl.zeros([M, C], gl.float32, along_c)
+    columns = first_column + part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
+    channels = gl.arange(0, K, of_channels)
+    if LOCAL:
+        s = gl.where(identity & (channels[None, :] == columns[:, None]), 1.0, 0.0)
+    elif start is not None:
+        s = gl.load(start + channels[None, :] * width + columns[:, None])
+    else:
+        s = gl.zeros([M, K], gl.float32, along_k)
+
+    for i in range(count):
+        stage = i % STAGES
+        mbarrier.wait(full.index(stage), i // STAGES & 1)
+        v = vb.index(stage * PARTS + part).permute((1, 0))
+        rounded = s.to(gl.bfloat16)
+        if KEEP:
+            hand_over(rounded, sb.index(part), ready.index(PARTS + part), free.index(PARTS + part), i)
+        low = gl.convert_layout(rounded, left_of_c)
+
+        if wb is not None:
+            e = warpgroup_mma(low, wb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            e = warpgroup_mma(v, bb.index(stage).permute((1, 0)), e, is_async=True)
+        elif RULE == DELTA:
+            seen = warpgroup_mma(low, kb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if OUTPUT:
+            out = warpgroup_mma(low, qb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if RULE == DELTA and wb is None:
+            seen = warpgroup_mma_wait(1 if OUTPUT else 0, deps=[seen])
+            if DECAY == HEAD:
+                seen = seen * to_here.index(stage).load(of_tokens)[None, :]
+            change = (v.load(along_c).to(gl.float32) - seen).to(gl.bfloat16)
+            e = warpgroup_mma(gl.convert_layout(change, left_of_c), bb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+        if OUTPUT:
+            if RULE == PLAIN:
+                out = warpgroup_mma_wait(0, deps=[out])
+            else:
+                out, e = warpgroup_mma_wait(0, deps=[out, e])
+            if DECAY == HEAD:
+                out = out * to_read.index(stage).load(of_tokens)[None, :]
+            elif DECAY != CHANNEL:
+                out = out * scale
+            p = pb.index(stage).permute((1, 0))
+            if MEETS:
+                mbarrier.wait(made.index(stage), i // STAGES & 1)
+            if RULE != DELTA:
+                out = warpgroup_mma(v, p, out, is_async=True)
+            if RULE != PLAIN:
+                read_by = xb.index(stage).permute((1, 0)) if RULE == ERASE else p
+                out = warpgroup_mma(gl.convert_layout(e.to(gl.bfloat16), left_of_c), read_by, out, is_async=True)
+        elif RULE != PLAIN:
+            e = warpgroup_mma_wait(0, deps=[e])
+            if KEEP:
+                hand_over(e.to(gl.bfloat16), ob.index(part), ready.index(part), free.index(part), i)
+
+        if DECAY > 0:
+            s = s * fade.index(stage).load(of_channels)[None, :]
+        if RULE != DELTA:
+            if DECAY == HEAD:
+                written = v.load(along_c).to(gl.float32) * to_end.index(stage).load(of_tokens)[None, :]
+                s = warpgroup_mma(gl.convert_layout(written.to(gl.bfloat16), left_of_k), kb.index(stage), s, is_async=True)
+            else:
+                s = warpgroup_mma(v, kb.index(stage), s, is_async=True)
+        if RULE != PLAIN:
+            if DECAY == HEAD:
+                e = e * to_end.index(stage).load(of_tokens)[None, :]
+            key = (ub if RULE == ERASE else kb).index(stage)
+            s = warpgroup_mma(gl.convert_layout(e.to(gl.bfloat16), left_of_k), key, s, is_async=True)
+        if OUTPUT:
+            out = warpgroup_mma_wait(2 if RULE == ERASE else 1, deps=[out])
+            hand_over(out.to(gl.bfloat16), ob.index(part), ready.index(part), free.index(part), i)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(empty.index(stage), count=1)
+
+    if end is not None:
+        if finishes:
+            width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
+            gl.store(end + channels[None, :] * width + columns[:, None], s)
+
+
+@gluon.jit(do_not_specialize=[
+    "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "write_token", "write_head", "decay_token", "decay_head",
+    "sequences", "tokens", "heads", "group", "slots_before", "length",
+])  # fmt: skip
+def forward(
+    q, k, v, write, decay, cu, p, p_write, b, w, q_faded, k_faded, write_faded, fade,
+    starts, o, values, states, final, transition, total,
+    q_token, q_head, k_token, k_head, v_token, v_head, write_token, write_head, decay_token, decay_head,
+    sequences, tokens, heads, group, scale, slots_before, length,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
+    BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr,
+    kind: gl.constexpr, LOCAL: gl.constexpr, EVERY: gl.constexpr, OUTPUT: gl.constexpr, KEEP: gl.constexpr, START: gl.constexpr,
+    FINAL: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    slot = gl.program_id(1) + slots_before
+    head = gl.program_id(2)
+    n, first, last, index, begin, stop = locate(slot, cu, sequences, tokens, length, PACKED)
+    alive = first < last
+    finishes = last >= stop
+    if LOCAL:
+        if not EVERY:
+            alive = alive & (last < stop)  # nothing follows that would start from the end of the last segment
+    elif FINAL:
+        alive = alive | (index == 0)
+    if alive:
+        PARTS: gl.constexpr = BV // M
+        BLOCKS: gl.constexpr = V // BV
+        block = gl.program_id(0)
+        identity = block >= BLOCKS  # only LOCAL and only where the rule erases
+        first_column = (block - gl.where(identity, BLOCKS, 0)) * BV
+        v_column = gl.where(identity, 0, first_column)
+        rows = last - first
+        count = (rows + C - 1) // C
+        place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
+        tile_step = heads * C
+        tile_rows = count * tile_step
+        time = first.to(gl.int64)
+        MEETS: gl.constexpr = OUTPUT and RULE == PLAIN and DECAY != CHANNEL and not BEFORE
+        READS_W: gl.constexpr = RULE == ERASE or (RULE == DELTA and DECAY == CHANNEL)
+
+        # Tiles of a chunk: k, q, write; w, b, p, p_write.
+        raw_step = tile_step if DECAY == CHANNEL else C
+        qd, ud, wd, bd, pd, xd = None, None, None, None, None, None
+        qb, ub, wb, bb, pb, xb = None, None, None, None, None, None
+        kd = decayed(k_faded, place, tile_rows, k, time, k_token, head // group * k_head, rows, C, K, DECAY)
+        kb = buffer(STAGES, C, K)
+        if OUTPUT:
+            qd = decayed(q_faded, place, tile_rows, q, time, q_token, head // group * q_head, rows, C, K, DECAY)
+            qb, pb = buffer(STAGES, C, K), buffer(STAGES, C, C)
+            if not MEETS:
+                pd = prepared(p, place, tile_rows, C, C)
+        if READS_W:
+            wd, wb = prepared(w, place, tile_rows, C, K), buffer(STAGES, C, K)
+        if RULE != PLAIN:
+            bd, bb = prepared(b, place, tile_rows, C, C), buffer(STAGES, C, C)
+        if RULE == ERASE:
+            ud = decayed(write_faded, place, tile_rows, write, time, write_token, head * write_head, rows, C, K, DECAY)
+            ub = buffer(STAGES, C, K)
+            if OUTPUT:
+                xd, xb = prepared(p_write, place, tile_rows, C, C), buffer(STAGES, C, C)
+        sources, buffers = (kd, qd, ud, wd, bd, pd, xd), (kb, qb, ub, wb, bb, pb, xb)
+        vd = described(v + time * v_token + head * v_head + v_column, rows, v_token, BV, C, M)
+        vb = buffer(STAGES * PARTS, C, M)
+        WIDE: gl.constexpr = 1 + OUTPUT + (RULE == ERASE) + READS_W
+        SQUARE: gl.constexpr = (RULE != PLAIN) + (OUTPUT and not MEETS) + (OUTPUT and RULE == ERASE)
+        BYTES: gl.constexpr = 2 * C * (WIDE * K + SQUARE * C + BV)
+
+        od, ob, sd, sb = None, None, None, None
+        if OUTPUT or (KEEP and RULE != PLAIN):
+            od = described((o if OUTPUT else values) + (time * heads + head) * V + first_column, rows, heads * V, BV, C, M)
+            ob = buffer(PARTS, C, M)
+        if KEEP:
+            sd = described(states + place * K * V + first_column, count * heads * K, V, BV, K, M)
+            sb = buffer(PARTS, K, M)
+
+        to_here, to_read, to_end, passed = None, None, None, None
+        faded, weighed, step = None, None, 0
+        if DECAY == HEAD:
+            to_here, to_read, to_end = numbers(STAGES, C, gl.float32), numbers(STAGES, C, gl.float32), numbers(STAGES, C, gl.float32)
+            passed, faded = numbers(STAGES, C, gl.int32), numbers(STAGES, 1, gl.float32)
+            weighed = decay + time * decay_token + head * decay_head
+            step = decay_token
+        elif DECAY == CHANNEL:
+            faded = numbers(STAGES, K, gl.float32)
+            weighed = fade + place * K
+            step = heads * K
+        weights = (to_here, to_read, to_end, passed, faded)
+
+        full, empty, made = barriers(STAGES, 1 + (DECAY > 0)), barriers(STAGES, PARTS + MEETS), barriers(STAGES, 1)
+        ready, free = barriers(2 * PARTS, 1), barriers(2 * PARTS, 1)
+        fence_async_shared()
+
+        start, end, width, fade_to = None, None, V, None
+        at = slot.to(gl.int64) * heads + head
+        if LOCAL:
+            finishes = True
+            end = starts + at * K * V
+            if RULE == PLAIN:
+                fade_to = total + at * K
+            else:
+                width = gl.where(identity, K, V)
+                end = gl.where(identity, transition + at * K * K, end)
+        else:
+            if START:
+                start = starts + at * K * V
+            if FINAL:
+                end = final + (n.to(gl.int64) * heads + head) * K * V
+        v_row = gl.where(identity, tile_rows, 0)  # past the end: zeros
+        ends = (start, end, finishes, width, identity, first_column)
+        if PARTS == 2:
+            gl.warp_specialize([
+                (scan, (0, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
+                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, MEETS, PARTS, STAGES)),
+                (scan, (1, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
+                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, MEETS, PARTS, STAGES)),
+                (meet, (full, made, empty, qb, kb, pb, passed, scale, count, C, DECAY, BITS, MEETS, STAGES)),
+                (load, (full, empty, sources, buffers, (vd, vb, v_row), raw_step, tile_step, count, BYTES, C, PARTS, STAGES)),
+                (store, (ready, free, (od, ob, sd, sb), heads * K, count, C, PARTS)),
+                (weigh, (full, empty, weights, weighed, step, rows, count, scale, fade_to, C, K, DECAY, BEFORE, BITS, STAGES)),
+            ], [4, 4 if MEETS else 1, 1, 1, 1], [REGISTERS, 104 if MEETS else 24, 24, 24, 24])  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (scan, (0, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
+                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, MEETS, PARTS, STAGES)),
+                (meet, (full, made, empty, qb, kb, pb, passed, scale, count, C, DECAY, BITS, MEETS, STAGES)),
+                (load, (full, empty, sources, buffers, (vd, vb, v_row), raw_step, tile_step, count, BYTES, C, PARTS, STAGES)),
+                (store, (ready, free, (od, ob, sd, sb), heads * K, count, C, PARTS)),
+                (weigh, (full, empty, weights, weighed, step, rows, count, scale, fade_to, C, K, DECAY, BEFORE, BITS, STAGES)),
+            ], [4 if MEETS else 1, 1, 1, 1], [REGISTERS if MEETS else 24, 24, 24, 24])  # fmt: skip
+
+
+def options(family: Family, size_k: int, size_v: int, output: bool, keep: bool, transition: bool) -> dict[str, int]:
+    """Columns of a program, and what its pipeline and registers are."""
+    erase, delta, by_channel = family.rule == ERASE.value, family.rule == DELTA.value, family.decay == CHANNEL.value
+    meets = output and not family.prepared
+    columns = min(size_k, size_v) if transition else size_v
+    parts = columns // M.value
+    wide = 1 + output + 2 * erase + (delta and by_channel)
+    square = (erase or delta) + output * (1 + erase)
+    stage = 128 * (wide * size_k + columns + square * 64) + 1040  # the last is for weights
+    left = parts * 8192 * (output or (keep and family.rule != PLAIN.value)) + parts * 128 * size_k * keep + 512
+    programs = 2 if parts == 1 and 2 * (left + 2 * stage) <= SHARED and not (meets and size_k > 64) else 1
+    stages = min(2 if output and delta else 6, (SHARED // programs - left) // stage)  # the delta rule's outputs wait for products alone
+    if parts == 2:
+        registers, most = (184, 128) if meets else (224, 160)
+    elif meets:
+        registers, most = (80, 80) if programs == 2 else (104, 160)
+    else:
+        registers, most = 24, 128
+    return dict(BV=columns, STAGES=stages, num_warps=4, REGISTERS=registers, maxnreg=most)

@@ -1,0 +1,146 @@
+"""Launching kernels: the first call of its kind is recorded, later ones are replayed, which spares the host most of its work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.runtime._allocation import NullAllocator, _allocator
+from triton.runtime.driver import driver
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MOST = 1024  # recorded calls; the oldest makes room
+ALIGNED = 256  # bytes
+Tensors = tuple[Any, ...]  # each a tensor or None
+_programs: dict[tuple, Program] = {}
+
+
+def run(body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: object) -> Tensors:
+    """``body(recorder, *tensors, *options)``: tensors that the recorder has made on the device of ``like``, or None.
+
+    What ``body`` does follows from the shapes, strides and dtypes of ``tensors``, from which of them are absent and from
+    ``options``; it touches no tensor but by a launch.
+    """
+    with on_device(like.device):
+        if not INTERPRETED and isinstance(_allocator.get(), NullAllocator):  # of this thread; who has set one keeps it
+            triton.set_allocator(_room)
+        if INTERPRETED or _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
+            return body(Recorder(like, tensors), *tensors, *options)
+        addresses = [0 if t is None else t.data_ptr() for t in tensors]
+        # Triton compiles for whether an address is a multiple of 16.
+        kinds = [t if t is None else (t.shape, t.stride(), t.dtype, a & 15) for t, a in zip(tensors, addresses, strict=True)]
+        key = (body, driver.active.get_current_device(), options, *kinds)
+        program = _programs.get(key)
+        if program is not None:
+            return program(like, addresses)
+        tensors = tuple(t if t is None else t.detach() for t in tensors)  # what is one tensor now may be two the next time
+        recorder = Recorder(like, tensors)
+        made = body(recorder, *tensors, *options)
+        if len(_programs) >= MOST:
+            _programs.pop(next(iter(_programs)))
+        _programs[key] = Program(recorder, made)
+        return made
+
+
+def _room(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Memory for the descriptors that some kernels make."""
+    return torch.empty(size, device="cuda", dtype=torch.int8)
+
+
+class Recorder:
+    """Makes tensors and launches kernels, and remembers what it did."""
+
+    def __init__(self, like: Tensor, given: Tensors):
+        self.like, self.given = like, given
+        self.made: list[tuple[Tensor, Callable[..., Tensor]]] = []
+        self.launches: list[tuple] = []
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return self._make(Tensor.new_empty, shape, dtype)
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Only for what the body gives back."""
+        return self._make(Tensor.new_zeros, shape, dtype)
+
+    def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        t = how(self.like, shape, dtype=dtype)
+        self.made.append((t, how))
+        return t
+
+    def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
+        """``kernel`` takes tensors first, then numbers, then constants."""
+        self.launches.append((kernel, kernel[grid](*tensors, *numbers, **constants), grid, tensors, numbers))
+
+
+class Program:
+    """Launches that wait for addresses. What is not given back lies end to end in one piece of memory."""
+
+    def __init__(self, recorder: Recorder, results: Tensors):
+        back = {id(t) for t in results}
+        wanted = [(t, how) for t, how in recorder.made if id(t) in back]
+        spare = [t for t, _ in recorder.made if id(t) not in back]
+        self.results = [(how, t.shape, t.dtype) for t, how in wanted]
+        self.offsets: list[int] = []
+        self.bytes = 0
+        for t in spare:
+            self.offsets.append(self.bytes)
+            self.bytes += -(-t.nbytes // ALIGNED) * ALIGNED
+        made = [id(t) for t, _ in wanted]
+        self.order = [None if t is None else made.index(id(t)) for t in results]
+        places = {id(t): i for i, t in enumerate((*recorder.given, *(t for t, _ in wanted), *spare))}
+        places[id(None)] = len(recorder.given) + len(recorder.made)
+        self.launches = []
+        for kernel, compiled, grid, tensors, numbers in recorder.launches:
+            rest = (None,) * (len(kernel.params) - len(tensors) - len(numbers))  # constants: the launcher skips their places
+            take = itemgetter(*(places[id(t)] for t in tensors))
+            self.launches.append((compiled, grid, take, (*numbers, *rest)))
+
+    def __call__(self, like: Tensor, addresses: list[int]) -> Tensors:
+        results = [make(like, shape, dtype=dtype) for make, shape, dtype in self.results]
+        addresses += [t.data_ptr() for t in results]
+        if self.offsets:
+            spare = like.new_empty(self.bytes, dtype=torch.uint8)
+            start = spare.data_ptr()
+            addresses += [start + offset for offset in self.offsets]
+        addresses.append(0)
+        gpu = driver.active
+        stream = gpu.get_current_stream(gpu.get_current_device())
+        for kernel, grid, take, numbers in self.launches:
+            kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *take(addresses), *numbers)
+        return tuple([None if i is None else results[i] for i in self.order])
+
+
+def _watched(hook) -> bool:
+    """Whether a profiler wants to hear of launches; Triton's own way tells it."""
+    return bool(getattr(hook, "calls", hook))
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Kernels go to the current device, so it must be that of the tensors."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def traced(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether something looks on that has to see operators: a compiler, an exporter, a dispatch mode, a subclass of tensors."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return True
+    return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
+
+
+@torch.compiler.assume_constant_result
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability; for a compiler a constant."""
+    return _known_capability(device)
+
+
+_known_capability = cache(torch.cuda.get_device_capability)

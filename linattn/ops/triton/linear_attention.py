@@ -1,0 +1,251 @@
+"""The GPU backend of the recurrence: what it refuses, the kernels of a forward and a backward pass, and their operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.triton import decode, launch
+from linattn.ops.triton.launch import traced
+from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
+from linattn.ops.triton.run import Run, in_rows
+
+STEPS = 16  # tokens that steps are faster for than chunks
+WIDEST = 256  # keys of one call of the kernels; without a rule that erases more go in parts
+
+
+def refusal(inputs: Inputs, form: str) -> str | None:
+    """Why the kernels do not run ``inputs``, or None if they do."""
+    device = inputs.v.device
+    if device.type == "cuda" and launch.capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
+    if inputs.v.dtype == torch.float64:
+        return "it computes in float32 at most, and the inputs are float64"
+    if torch._C._are_functorch_transforms_active():
+        return "its operators have no rules for vmap and functional transforms"
+    if form == "parallel":
+        return "it has no quadratic form"
+    if not inputs.causal:
+        return "without causality one matrix product is the whole work"
+    if inputs.v.shape[1] == 0 or inputs.rows == 0 or inputs.v.shape[0] == 0:
+        return "there are no tokens"
+    if form_of(inputs, form) == "recurrent":
+        return decode.refusal(inputs)
+    erasing = inputs.beta is not None or inputs.erase is not None
+    widest = WIDEST if erasing else 2 * WIDEST
+    if max(inputs.k.shape[3], inputs.v.shape[3]) > widest:
+        what = "with beta or erase" if erasing else "without beta and erase"
+        return f"{what} it takes K and V up to {widest}, but they are {inputs.k.shape[3]} and {inputs.v.shape[3]}"
+    return None
+
+
+def form_of(inputs: Inputs, form: str) -> str:
+    """The form that ``auto`` takes: steps for a few tokens that nobody wants gradients of, else chunks."""
+    if form != "auto":
+        return form
+    return "recurrent" if inputs.v.shape[1] <= STEPS and decode.refusal(inputs) is None else "chunk"
+
+
+def chunked(inputs: Inputs) -> Outputs:
+    """Run ``inputs`` in chunks; differentiable once."""
+    o, state = _wide_keys(inputs, inputs.v, inputs.initial, inputs.denominator)
+    if not inputs.denominator:
+        return Outputs(o, None, state, None)
+    # z is a state with one column that every token writes a 1 into.
+    ones = inputs.v.new_ones(()).expand(*inputs.v.shape[:3], 1)
+    initial = None if inputs.initial_z is None else inputs.initial_z[..., None]
+    below, z = _wide_keys(inputs, ones, initial, True)
+    return Outputs(o, below[..., 0], state, z[..., 0])
+
+
+def _wide_keys(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
+    """The channels of keys are independent where nothing erases, so many of them go in parts that add up."""
+    size = x.k.shape[3]
+    if size <= WIDEST:
+        return _call(x, v, initial, wide)
+    parts = [slice(a, min(a + WIDEST, size)) for a in range(0, size, WIDEST)]
+    results = [_call(_channels(x, part), v, None if initial is None else initial[:, :, part], True) for part in parts]
+    o = torch.stack([o for o, _ in results]).sum(0)
+    return o if wide else o.to(v.dtype), torch.cat([state for _, state in results], 2)
+
+
+def _channels(x: Inputs, part: slice) -> Inputs:
+    decay = x.decay[..., part] if x.decay is not None and x.decay_per_channel else x.decay
+    return replace(x, q=x.q[..., part], k=x.k[..., part], decay=decay, bonus=None if x.bonus is None else x.bonus[:, part])
+
+
+def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
+    decay = x.decay
+    if decay is not None and x.decay_constant:
+        decay = decay.float().expand(*v.shape[:2], *decay.shape)
+    read, write = x.erase or (None, None)
+    keeps = torch.is_grad_enabled() and any(t.requires_grad for t in x.differentiable)
+    arguments = (x.q, x.k, v, decay, x.beta, read, write, x.bonus, initial, x.cu_seqlens, x.scale, wide, keeps)
+    if traced((v, *x.differentiable)):
+        o, state, *_ = chunk_forward(*arguments)
+    else:
+        o, state, *_ = Chunks.apply(*arguments) if keeps else forward(*arguments)
+    return o, state
+
+
+def forward(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, wide, keeps) -> launch.Tensors:
+    """Output [B, T, H, V] (float32 if ``wide``), final state, and, between segments, states and what joins them (or None)."""
+    return launch.run(_forward, v, _laid_out(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens), scale, wide, keeps)
+
+
+def _laid_out(*tensors: Tensor | None) -> launch.Tensors:
+    """The arguments of ``chunk_forward``, in the memory layout that the kernels want."""
+    *timed, bonus, initial, cu = tensors
+    return *map(in_rows, timed), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
+
+
+def _forward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, scale, wide, keeps) -> launch.Tensors:
+    run = Run(recorder, q, k, v, decay, beta, read, write, bonus, cu, scale)
+    o, final, starts, links = (None if shape is None else run.empty(*shape, dtype=dtype) for shape, dtype in _shapes(run, wide))
+    run.choose(o)
+    run.prepare()
+    if starts is not None:
+        run.forward(starts, **_joining(run, links), local=True, every=keeps)
+        run.chain(starts, **_joining(run, links), first=initial, reverse=False)
+    run.forward(initial if starts is None else starts, o=o, final=final)
+    return o, final, starts, links
+
+
+def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.dtype], ...]:
+    """Of what a forward pass returns."""
+    starts = links = None
+    if run.plan.split:
+        starts = (run.plan.segments, *run.state)
+        links = (run.plan.segments, run.heads, run.size_k, *(() if run.family.rule == PLAIN else (run.size_k,)))
+    o = torch.float32 if wide else run.v.dtype
+    return ((*run.own, run.size_v), o), ((run.sequences, *run.state), torch.float32), (starts, torch.float32), (links, torch.float32)
+
+
+def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
+    """What joins segments: transitions [segments, H, K, K] where the rule erases, else what decays leave [segments, H, K]."""
+    plain = run.family.rule == PLAIN
+    return {"transition": None if plain else links, "total": links if plain else None}
+
+
+def backward(
+    do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, starts, links
+) -> launch.Tensors:  # fmt: skip
+    """Gradients of q, k, v, decay, beta, read, write, bonus and the initial state."""
+    inputs = _laid_out(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens)
+    dfinal = None if dfinal is None else dfinal.contiguous()
+    dq, dk, dv, ddecay, dbeta, dread, dwrite, dbonus, dinitial = launch.run(
+        _backward, v, (*inputs, in_rows(do), dfinal, starts, links), scale, ddecay
+    )
+    if v.shape[2] > k.shape[2]:
+        dq, dk = (g.unflatten(2, (k.shape[2], -1)).sum(3) for g in (dq, dk))
+    if bonus is not None:
+        dbonus = dbonus.sum(0).to(bonus.dtype)
+    return dq, dk, dv.to(v.dtype), ddecay, dbeta, dread, dwrite, dbonus, dinitial
+
+
+def _backward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, do, dfinal, starts, links, scale, ddecay) -> launch.Tensors:
+    run = Run(recorder, q, k, v, decay, beta, read, write, bonus, cu, scale)
+    rule, slots = run.family.rule, run.plan.chunks
+    run.choose(do)
+    run.prepare()
+    ends = dfinal
+    if run.plan.split:
+        ends = run.empty(*starts.shape, dtype=torch.float32)
+        run.backward(do, ends, local=True)
+        run.chain(ends, **_joining(run, links), first=dfinal, reverse=True)
+    states, dstates = run.empty(slots, *run.state), run.empty(slots, *run.state)
+    values = run.empty(*run.own, run.size_v) if rule != PLAIN else None
+    x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
+    dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
+    dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
+    run.forward(starts if run.plan.split else initial, values=values, states=states)
+    run.backward(do, ends, dv, x_read, dstates, dinitial)
+    dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
+    wanted = (decay if ddecay else None, beta, read, write)
+    ddecay, dbeta, dread, dwrite = (None if t is None else run.empty(*t.shape, dtype=t.dtype) for t in wanted)
+    dbonus = None if bonus is None else recorder.zeros(slots, run.heads, run.size_k, dtype=torch.float32)
+    run.gradients(do, values, dv if rule == DELTA else x_read, states, dstates, dq, dk, ddecay, dbeta, dread, dwrite, dbonus)
+    return dq, dk, dv, ddecay, dbeta, dread, dwrite, dbonus, dinitial
+
+
+@torch.library.custom_op("linattn::chunk_forward", mutates_args=())
+def chunk_forward(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, read: Tensor | None, write: Tensor | None,
+    bonus: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, scale: float, wide: bool, keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``forward`` as an operator, with empty tensors for None; ``keeps``: gradients will be asked for."""
+    return _given(v, forward(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, wide, keeps))
+
+
+def _given(like: Tensor, tensors: Iterable[Tensor | None]) -> launch.Tensors:
+    """Operators return tensors, empty ones for what there is not."""
+    return tuple(like.new_empty((0,)) if t is None else t for t in tensors)
+
+
+@chunk_forward.register_fake
+def _(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, wide, keeps):
+    run = Run(launch.Recorder(v, ()), q, k, v, decay, beta, read, write, bonus, cu_seqlens, scale)
+    return _given(v, [None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)])
+
+
+@torch.library.custom_op("linattn::chunk_backward", mutates_args=())
+def chunk_backward(
+    do: Tensor, dfinal: Tensor | None, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, read: Tensor | None,
+    write: Tensor | None, bonus: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, scale: float, ddecay: bool,
+    starts: Tensor, links: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``backward`` as an operator, with empty tensors for None."""
+    return _given(v, backward(do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, starts, links))
+
+
+@chunk_backward.register_fake
+def _(do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, starts, links):
+    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    dinitial = v.new_empty((sequences, v.shape[2], k.shape[3], v.shape[3]), dtype=torch.float32)
+    of = (q, k, v, decay if ddecay else None, beta, read, write, bonus)
+    return _given(v, [*(None if t is None else v.new_empty(t.shape, dtype=t.dtype) for t in of), dinitial])
+
+
+def _keep(ctx, inputs, output):
+    *tensors, scale, _, keeps = inputs
+    if not keeps:
+        raise RuntimeError("linattn::chunk_forward was told that nobody needs gradients; call linattn.linear_attention instead")
+    ctx.save_for_backward(*tensors, *output[2:])
+    ctx.scale = scale
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, do, dfinal, *_):
+    *tensors, starts, links = ctx.saved_tensors
+    q, k, v, decay, beta, read, write, bonus, initial, cu = tensors
+    if do is None:
+        do = v.new_zeros(v.shape)
+    seen = torch.is_grad_enabled() or traced((do, v))  # who asks for a second derivative gets the operator's refusal
+    differentiate = chunk_backward if seen else backward
+    grads = differentiate(
+        do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu, ctx.scale, ctx.needs_input_grad[3], starts, links
+    )  # fmt: skip
+    wanted = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:9], strict=True)]
+    return (*wanted, None, None, None, None)
+
+
+chunk_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+class Chunks(torch.autograd.Function):
+    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_differentiate)
+
+
+FORMS = {"chunk": chunked, "recurrent": decode.recurrent}

@@ -1,0 +1,68 @@
+"""How a call is cut up: chunks, segments and blocks, from shapes alone, so that the same inputs give the same bits everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from linattn.ops.triton import table
+
+NONE, HEAD, CHANNEL = range(3)
+PLAIN, DELTA, ERASE = range(3)
+
+
+class Family(NamedTuple):
+    """What a call asks of the kernels; every field is a compile-time constant of them."""
+
+    decay: int
+    rule: int
+    before: bool  # queries read the state before the token's decay and write, and the bonus reads the token itself
+    half: bool  # products of bfloat16; else float32 holds the operands, tf32 (float16) or tf32x3 (float32) multiply them
+
+    @property
+    def prepared(self) -> bool:
+        return self.decay == CHANNEL or self.rule != PLAIN or self.before
+
+    @property
+    def name(self) -> str:
+        return f"{('plain', 'delta', 'erase')[self.rule]}-{('none', 'head', 'channel')[self.decay]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one call. A slot is a piece of a sequence: a chunk, or a segment of whole chunks."""
+
+    chunk: int
+    length: int  # tokens in a segment
+    chunks: int  # slots
+    segments: int  # slots
+    split: bool  # whether any sequence can have more than one segment
+
+
+def plan(family: Family, batch: int, tokens: int, heads: int, sizes: tuple[int, int], sequences: int, packed: bool) -> Plan:
+    """``tokens`` of one row; ``sizes`` of keys and values; ``sequences`` states in all."""
+    chunk = table.chunk(family.half)
+    blocks = -(-sizes[1] // table.forward(family, sizes[0], True).bv)
+    wanted = -(-table.PROGRAMS // (heads * blocks))  # segments that fill the device
+    if not packed:
+        wanted = -(-wanted // batch)
+    shortest = table.SHORTEST[family.rule]
+    length = max(shortest, -(-tokens // max(wanted, 1)))
+    length = -(-length // chunk) * chunk
+    if packed:
+        length = min(length, (tokens // chunk + 1) * chunk)
+        return Plan(chunk, length, tokens // chunk + sequences, tokens // length + sequences, length <= tokens)
+    pieces = -(-tokens // length)
+    return Plan(chunk, length, batch * -(-tokens // chunk), batch * pieces, pieces > 1)
+
+
+@cache
+def power_of_two(n: int, least: int = 16) -> int:
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def precision(dtype: torch.dtype) -> str:
+    return {torch.float32: "tf32x3", torch.float16: "tf32", torch.bfloat16: "tf32"}[dtype]

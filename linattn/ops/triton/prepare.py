@@ -1,0 +1,198 @@
+"""What is known of a chunk before any state is: masked products of queries and keys, the triangular inverse, decayed operands.
+
+One program a chunk and head, all chunks at once. With e_i the value that the rule writes for token i, the scans then need
+
+    plain    e = v                                  o = Q S + P v
+    delta    e = B v + W S    (B = T diag β)        o = Q S + P e
+    erase    u = B v + W S    (T = (I - A_rw)^-1)   o = Q S + P v + P_w u
+
+with S the state before the chunk, and S' = λ S + Kᵀ e (+ K_wᵀ u) the one after it. Q, K and K_w stand for decayed queries and
+keys: with a decay per head the scans scale rows themselves, with one per channel this kernel writes them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.tiles import (
+    CHANNEL,
+    DELTA,
+    ERASE,
+    HEAD,
+    PLAIN,
+    from_middle,
+    inverse,
+    locate,
+    orders,
+    pairs,
+    scale_of,
+    settles,
+    sums,
+    weight,
+    whole,
+)
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "scale"])
+def prepare(
+    q, k, v, read, write, decay, beta, bonus, cu,
+    p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
+    q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head, decay_token, decay_head, beta_token, beta_head,
+    sequences, tokens, heads, group, scale,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr, BEFORE: tl.constexpr,
+    PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
+    kind: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    _, first, last, _, _, _ = locate(slot.to(tl.int32), cu, sequences, tokens, C, PACKED)
+    if first >= last:
+        return
+    rows = tl.arange(0, C)
+    valid = rows < last - first
+    time = first.to(tl.int64) + rows
+    place = slot * heads + head
+    shared = head // group
+
+    if DECAY == HEAD:
+        d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
+        steps = whole(d, BITS)
+        total_steps = tl.cumsum(steps, 0)
+    diagonal = rows[:, None] == rows[None, :]
+    later = rows[:, None] > rows[None, :]
+
+    # Products of the reading side (q; k or r) with the writing side (k; w), summed over blocks of channels.
+    a_qk = tl.zeros([C, C], tl.float32)
+    a_rk = tl.zeros([C, C], tl.float32)
+    a_qw = tl.zeros([C, C], tl.float32)
+    a_rw = tl.zeros([C, C], tl.float32)
+    own = tl.zeros([C], tl.float32)  # what a token reads of itself
+    own_w = tl.zeros([C], tl.float32)
+    for block in range(0, K, BK):
+        channels = block + tl.arange(0, BK)
+        inside = valid[:, None] & (channels < K)[None, :]
+        qb = tl.load(q + time[:, None] * q_token + shared * q_head + channels[None, :], mask=inside, other=0.0)
+        kb = tl.load(k + time[:, None] * k_token + shared * k_head + channels[None, :], mask=inside, other=0.0)
+        if RULE == ERASE:
+            rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0)
+            wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0)
+        if DECAY == CHANNEL:
+            d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
+            a = orders(d)
+            done = tl.zeros([C], tl.int32)
+            m = C // 2
+            while m >= 1:
+                x = from_middle(a, rows, m, kind)
+                settled = settles(x, rows, m, done)
+                meet = pairs(rows, m, settled, done)
+                reads = scale_of(x, settled, True)
+                writes = scale_of(x, settled, False)
+                reads_before = reads
+                if BEFORE or RULE == ERASE:
+                    reads_before = scale_of(x - a, settled, True)
+                kt = tl.trans((kb * writes).to(kind))
+                qe = (qb * (reads_before if BEFORE else reads)).to(kind)
+                a_qk += tl.where(meet, tl.dot(qe, kt, input_precision=PRECISION), 0.0)
+                if RULE == DELTA:
+                    a_rk += tl.where(meet, tl.dot((kb * reads).to(kind), kt, input_precision=PRECISION), 0.0)
+                if RULE == ERASE:
+                    wt = tl.trans((wb * writes).to(kind))
+                    re = (rb * reads_before).to(kind)
+                    a_rk += tl.where(meet, tl.dot(re, kt, input_precision=PRECISION), 0.0)
+                    a_qw += tl.where(meet, tl.dot(qe, wt, input_precision=PRECISION), 0.0)
+                    a_rw += tl.where(meet, tl.dot(re, wt, input_precision=PRECISION), 0.0)
+                done += settled.to(tl.int32)
+                m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
+        else:
+            qe = qb.to(kind)
+            kt = tl.trans(kb.to(kind))
+            a_qk += tl.dot(qe, kt, input_precision=PRECISION)
+            if RULE == DELTA:
+                a_rk += tl.dot(kb.to(kind), kt, input_precision=PRECISION)
+            if RULE == ERASE:
+                re = rb.to(kind)
+                wt = tl.trans(wb.to(kind))
+                a_rk += tl.dot(re, kt, input_precision=PRECISION)
+                a_qw += tl.dot(qe, wt, input_precision=PRECISION)
+                a_rw += tl.dot(re, wt, input_precision=PRECISION)
+        if BEFORE:
+            u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)
+            own += tl.sum(qb.to(tl.float32) * kb.to(tl.float32) * u[None, :], 1)
+        elif DECAY == CHANNEL:
+            own += tl.sum(qb.to(tl.float32) * kb.to(tl.float32), 1)
+            if RULE == ERASE:
+                own_w += tl.sum(qb.to(tl.float32) * wb.to(tl.float32), 1)
+
+    if DECAY == CHANNEL:
+        a_qk += tl.where(diagonal, own[:, None], 0.0)
+        a_qw += tl.where(diagonal, own_w[:, None], 0.0)
+    else:
+        if DECAY == HEAD:
+            between = weight(total_steps[:, None] - total_steps[None, :], BITS)
+            between_before = weight((total_steps - steps)[:, None] - total_steps[None, :], BITS)
+            a_qk *= between_before if BEFORE else between
+            a_qw *= between
+            a_rk *= between_before if RULE == ERASE else between
+            a_rw *= between_before
+        if BEFORE:
+            a_qk = tl.where(later, a_qk, tl.where(diagonal, own[:, None], 0.0))
+        else:
+            a_qk = tl.where(later | diagonal, a_qk, 0.0)
+            a_qw = tl.where(later | diagonal, a_qw, 0.0)
+        a_rk = tl.where(later, a_rk, 0.0)
+        a_rw = tl.where(later, a_rw, 0.0)
+
+    square = place * (C * C) + rows[:, None] * C + rows[None, :]
+    tl.store(p + square, (a_qk * scale).to(kind))
+    if RULE == DELTA:
+        strength = tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=0.0).to(tl.float32)
+        strength = away_from_zero(strength)
+        t = inverse(-a_rk * strength[:, None], rows, PRECISION) * strength[None, :]
+        tl.store(b + square, t.to(kind))
+    if RULE == ERASE:
+        t = inverse(a_rw, rows, PRECISION)
+        tl.store(p_write + square, (a_qw * scale).to(kind))
+        tl.store(t_inverse + square, t.to(kind))
+        tl.store(b + square, tl.dot(t, a_rk, input_precision=PRECISION).to(kind))
+
+    if (RULE != PLAIN) or (DECAY == CHANNEL):
+        for block in range(0, K, BK):
+            channels = block + tl.arange(0, BK)
+            inside = valid[:, None] & (channels < K)[None, :]
+            kb = tl.load(k + time[:, None] * k_token + shared * k_head + channels[None, :], mask=inside, other=0.0)
+            wide = place * (C * K) + rows[:, None] * K + channels[None, :]
+            fits = (channels < K)[None, :] & (rows >= 0)[:, None]
+            if DECAY == CHANNEL:
+                d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
+                a = orders(d)
+                to_here = tl.exp2(sums(rows[:, None] >= rows[None, :], a, kind))
+                to_before = to_here
+                if BEFORE or RULE == ERASE:
+                    to_before = tl.exp2(sums(rows[:, None] > rows[None, :], a, kind))
+                to_end = tl.exp2(sums(rows[:, None] < rows[None, :], a, kind))
+                total = tl.exp2(tl.sum(a, 0))
+                tl.store(fade + place * K + channels, total, mask=channels < K)
+                qb = tl.load(q + time[:, None] * q_token + shared * q_head + channels[None, :], mask=inside, other=0.0)
+                tl.store(q_faded + wide, (qb * scale * (to_before if BEFORE else to_here)).to(kind), mask=fits)
+                tl.store(k_faded + wide, (kb * to_end).to(kind), mask=fits)
+                if RULE == ERASE:
+                    wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0)
+                    tl.store(write_faded + wide, (wb * to_end).to(kind), mask=fits)
+            elif DECAY == HEAD:
+                to_here = weight(total_steps, BITS)[:, None]
+                to_before = weight(total_steps - steps, BITS)[:, None]
+            if RULE == DELTA:
+                seen = (-kb * to_here).to(kind) if DECAY > 0 else (-kb).to(kind)
+                tl.store(w + wide, tl.dot(t.to(kind), seen, input_precision=PRECISION).to(kind), mask=fits)
+            if RULE == ERASE:
+                rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0)
+                seen = (rb * to_before).to(kind) if DECAY > 0 else rb.to(kind)
+                tl.store(w + wide, tl.dot(t.to(kind), seen, input_precision=PRECISION).to(kind), mask=fits)
+
+
+@triton.jit
+def away_from_zero(beta):
+    """β with what is nearly 0 moved to 1e-9: no output shows it, and what is written can be divided by it."""
+    small = tl.where(beta < 0, -1e-9, 1e-9)
+    return tl.where(tl.abs(beta) < 1e-9, small, beta)

@@ -1,0 +1,182 @@
+"""One call of the recurrence: its arguments in rows, its plan, and the launches of its kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from linattn.ops.triton import gradients as gradients_kernel
+from linattn.ops.triton import hopper, scan, table
+from linattn.ops.triton import prepare as prepare_kernel
+from linattn.ops.triton.hopper import choice
+from linattn.ops.triton.launch import Recorder
+from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
+
+
+class Run:
+    """The kernels of one call and their common arguments."""
+
+    def __init__(self, recorder: Recorder, q, k, v, decay, beta, read, write, bonus, cu, scale):
+        self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
+        self.recorder, self.bonus, self.cu = recorder, bonus, cu
+        self.fast = False  # by the kernels for Hopper
+        self.batch, self.tokens, self.heads, self.size_v = v.shape
+        self.size_k = k.shape[3]
+        self.group = self.heads // k.shape[2]
+        rank = NONE if decay is None else HEAD if decay.ndim == 3 else CHANNEL
+        rule = DELTA if beta is not None else ERASE if read is not None else PLAIN
+        self.family = Family(rank, rule, bonus is not None, v.dtype == torch.bfloat16)
+        self.sequences = self.batch if cu is None else cu.shape[0] - 1
+        self.plan = plan(self.family, self.batch, self.tokens, self.heads, (self.size_k, self.size_v), self.sequences, cu is not None)
+        self.dtype = torch.bfloat16 if self.family.half else torch.float32  # of what products are formed of
+        self.numbers = (self.sequences, self.tokens, self.heads, self.group, scale)
+        self.constants = dict(
+            K=self.size_k, C=self.plan.chunk, DECAY=rank, RULE=rule, BEFORE=self.family.before, PACKED=cu is not None,
+            BITS=17 if v.dtype != torch.float32 else 40, PRECISION=precision(v.dtype), kind=tl.bfloat16 if self.family.half else tl.float32,
+        )  # fmt: skip
+        self.p: Tensor | None = None  # these prepare.py writes, as far as the family wants them
+        self.p_write: Tensor | None = None
+        self.b: Tensor | None = None
+        self.t: Tensor | None = None
+        self.w: Tensor | None = None
+        self.q_faded: Tensor | None = None
+        self.k_faded: Tensor | None = None
+        self.write_faded: Tensor | None = None
+        self.fade: Tensor | None = None
+
+    @property
+    def own(self) -> tuple[int, int, int]:
+        return self.batch, self.tokens, self.heads
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        return self.heads, self.size_k, self.size_v
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.recorder.empty(*shape, dtype=dtype or self.dtype)
+
+    def choose(self, *others: Tensor) -> None:
+        """Whether the kernels for Hopper run, which want all that they read and write, ``others`` too, to suit them."""
+        write = self.write if self.family.decay != CHANNEL else None  # else prepared
+        self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
+
+    def prepare(self) -> None:
+        """What the chunks bring, whatever the state: see prepare.py."""
+        if not self.family.prepared:
+            return
+        p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
+        square, wide = (p.chunks, self.heads, p.chunk, p.chunk), (p.chunks, self.heads, p.chunk, self.size_k)
+        self.p = self.empty(*square)
+        if rule != PLAIN:
+            self.b = self.empty(*square)
+            if not self.fast or rule == ERASE or by_channel:  # the others find their way from the keys
+                self.w = self.empty(*wide)
+        if rule == ERASE:
+            self.p_write, self.t = self.empty(*square), self.empty(*square)
+        if by_channel:
+            self.q_faded, self.k_faded = self.empty(*wide), self.empty(*wide)
+            self.write_faded = self.empty(*wide) if rule == ERASE else None
+            self.fade = self.empty(p.chunks, self.heads, self.size_k, dtype=torch.float32)
+        kernel, options = prepare_kernel.prepare, None
+        if self.fast:
+            kernel, options = choice.prepare(self.family, self.decay) or (kernel, None)
+        if options is None:
+            c = table.prepare(self.family)
+            options = dict(num_warps=c.warps, num_stages=c.stages, BK=min(c.bk, power_of_two(self.size_k)))
+        self.recorder.launch(
+            kernel, (p.chunks, self.heads, 1),
+            (
+                self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, self.cu,
+                self.p, self.p_write, self.b, self.t, self.w, self.q_faded, self.k_faded, self.write_faded, self.fade,
+            ),
+            (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers),
+            **{"BK": power_of_two(self.size_k), **options, **self.constants},
+        )  # fmt: skip
+
+    def forward(
+        self, starts, o=None, values=None, states=None, final=None, transition=None, total=None, *, local=False, every=False
+    ) -> None:
+        if self.fast:
+            kernel, options = choice.forward(
+                self.family, self.size_k, self.size_v, o is not None, states is not None, transition is not None
+            )
+        else:
+            c = table.forward(self.family, self.size_k, o is not None)
+            kernel, options = scan.forward, dict(BV=min(c.bv, power_of_two(self.size_v)), num_warps=c.warps, num_stages=c.stages)
+        bv = options["BV"]
+        blocks = -(-self.size_v // bv) + (-(-self.size_k // bv) if transition is not None else 0)
+        self.recorder.launch(
+            kernel, (blocks, self.plan.segments, self.heads),
+            (
+                self.q, self.k, self.v, self.write, self.decay, self.cu, self.p, self.p_write, self.b, self.w,
+                self.q_faded, self.k_faded, self.write_faded, self.fade, starts, o, values, states, final, transition, total,
+            ),
+            (*strides(self.q, self.k, self.v, self.write, self.decay), *self.numbers, 0, self.plan.length),
+            V=self.size_v, BK=power_of_two(self.size_k), LOCAL=local, EVERY=every, OUTPUT=o is not None, KEEP=states is not None,
+            START=starts is not None and not local, FINAL=final is not None, **options, **self.constants,
+        )  # fmt: skip
+
+    def backward(self, do, ends, dv=None, x_read=None, dstates=None, dinitial=None, *, local=False) -> None:
+        if self.fast:
+            kernel, options = choice.backward(self.family, self.size_k, self.size_v, local)
+        else:
+            c = table.backward(self.family, self.size_k, not local)
+            kernel, options = scan.backward, dict(BV=min(c.bv, power_of_two(self.size_v)), num_warps=c.warps, num_stages=c.stages)
+        self.recorder.launch(
+            kernel, (-(-self.size_v // options["BV"]), self.plan.segments, self.heads),
+            (
+                self.q, self.k, self.write, do, self.decay, self.cu, self.p, self.p_write, self.b, self.t, self.w,
+                self.q_faded, self.k_faded, self.write_faded, self.fade, ends, dv, x_read, dstates, dinitial,
+            ),
+            (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers, 0, self.plan.length),
+            V=self.size_v, BK=power_of_two(self.size_k), LOCAL=local, START=ends is not None, **options, **self.constants,
+        )  # fmt: skip
+
+    def chain(self, pieces, transition, total, first, *, reverse: bool) -> None:
+        bk = power_of_two(self.size_k)
+        erases = self.family.rule != PLAIN
+        bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
+        self.recorder.launch(
+            scan.chain, (-(-self.size_v // bv), self.sequences, self.heads),
+            (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads, self.plan.length),
+            K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, bk), FADES=self.family.decay != NONE, ERASES=erases,
+            REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, num_warps=8 if bk > 64 else 4,
+        )  # fmt: skip
+
+    def gradients(self, do, values, de, states, dstates, dq, dk, ddecay, dbeta, dread, dwrite, dbonus) -> None:
+        tensors = (
+            self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
+            values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus,
+        )  # fmt: skip
+        numbers = (*strides(self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, do), *self.numbers, 0)
+        constants = dict(V=self.size_v, DDECAY=ddecay is not None, **self.constants)
+        fast = choice.gradients(self.family, self.plan.chunk, self.q, self.k, self.v, do) if self.fast else None
+        if fast is not None:
+            kernel, options = fast
+            grid = (min(choice.multiprocessors(do.device), self.plan.chunks * self.heads), 1, 1)
+            self.recorder.launch(kernel, grid, tensors, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
+            return
+        c = table.gradients(self.family)
+        bk, bv = min(c.bk, power_of_two(self.size_k)), min(c.bv, power_of_two(self.size_v))
+        by_channel = self.family.decay == CHANNEL
+        grid = (self.plan.chunks, self.heads, -(-self.size_k // bk) if by_channel else 1)
+        for settled in (True, False) if by_channel else (True,):
+            self.recorder.launch(
+                gradients_kernel.gradients, grid, tensors, numbers,
+                BK=bk, BV=bv, SETTLED=settled, num_warps=c.warps, num_stages=c.stages, **constants,
+            )  # fmt: skip
+
+
+def in_rows(t: Tensor | None) -> Tensor | None:
+    """``t`` [B, T, H, ...], its last dimension contiguous and its rows evenly spaced over batch and time."""
+    if t is None or t.is_contiguous():
+        return t
+    even = t.shape[0] == 1 or t.stride(0) == t.shape[1] * t.stride(1)
+    packed = t.ndim == 3 or t.shape[3] == 1 or t.stride(3) == 1
+    return t if even and packed else t.contiguous()
+
+
+def strides(*tensors: Tensor | None) -> list[int]:
+    """Of time and heads, for each."""
+    return [s for t in tensors for s in ((0, 0) if t is None else t.stride()[1:3])]

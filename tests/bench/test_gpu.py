@@ -1,0 +1,193 @@
+"""The GPU benchmarks without a GPU: what is planned, who runs it, what is kept, and that nothing ends the run."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import linattn.bench.gpu.ops as gpu_ops
+from linattn.bench.files import file_for
+from linattn.bench.gpu import libraries, train
+from linattn.bench.gpu.cases import DECODE, FAMILIES, FIRST, FIRST_SHAPE, PASSES, SHAPES, STEPS, TINY, Case, Shape, plan, tensors
+from linattn.bench.gpu.ops import KEY, Wish
+from linattn.bench.gpu.record import Record
+from linattn.bench.gpu.worker import Failure, Worker
+from linattn.cli.main import main
+from tests.bench import calls
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {"card": "NVIDIA H200", "torch": "2.11", "triton": "3.6"}
+
+
+def test_every_family_meets_every_shape_in_both_passes_and_no_case_comes_twice():
+    cases = [case for case, _ in plan(quick=False, device="cuda")]
+    assert len(set(cases)) == len(cases)
+    assert {Case.of(f, s, mode) for f in FAMILIES for s in SHAPES for mode in PASSES} <= set(cases)
+    assert max(case.shape.T for case in cases) == 1 << 20
+    assert all(case.shape == FIRST_SHAPE for case in cases[: 2 * len(FAMILIES)]), "what matters most comes first"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ours_runs_what_the_plan_gives_it(family):
+    case = Case.of(family, TINY[1], "forward")
+    if family == "softmax":
+        assert not libraries.takes("linattn", case) and libraries.takes("torch", case)
+        return
+    x = tensors(case, "cpu", 0)
+    assert libraries.ours(x).shape == (x["b"] if family == "scan" else x["v"]).shape
+    if case.decay is not None:
+        assert x["decay"].dtype == getattr(torch, case.decay_dtype)
+        assert x["decay"].float().mean().item() == pytest.approx(case.decay, rel=0.2) and x["decay"].max() <= 0
+
+
+@pytest.mark.parametrize("family", STEPS)
+def test_a_step_has_a_state(family):
+    x = tensors(Case.of(family, replace(TINY[0], T=1), DECODE[0]), "cpu", 0)
+    assert libraries.ours(x)[1].shape == x["state"].shape
+
+
+def test_fla_has_a_call_for_every_recurrence():
+    assert set(libraries.FLA_CALLS) == set(FAMILIES) - {"softmax"} and set(libraries.FLA_STEPS) == set(STEPS)
+
+
+def test_a_shape_can_be_typed():
+    assert Shape.parse("b1 t32768 h16 d128") == FIRST_SHAPE == Shape.parse(str(FIRST_SHAPE))
+
+
+def test_a_wish_narrows_the_plan_and_adds_shapes():
+    wish = Wish(families=("gla",))
+    with pytest.raises(ValueError, match=r"--families must be among none, .* but has gla"):
+        wish.check()
+    only = [case for case, _ in Wish(families=("kda",), shapes=("B2T100H4D64",), modes=("forward",)).cases("cuda")]
+    assert only == [Case.of("kda", Shape(2, 100, 4, 64), "forward")]
+    peers = {with_peers for case, with_peers in Wish(modes=(FIRST,)).cases("cuda")}
+    assert peers == {True}, "asked for by name, a first call is every library's"
+
+
+def test_a_worker_survives_what_it_runs():
+    with Worker(environment={"LINATTN_TEST_PLACE": "apart"}) as worker:
+        first, place = worker.call(calls.place, timeout=60)
+        assert place == "apart" and worker.call(calls.add, 1, 2, timeout=60) == 3
+        for call, kind, says, seconds in (
+            (calls.refuse, "refuses", "RuntimeError: not on this card", 60),
+            (calls.die, "crashed", "exit code 7", 60),
+            (calls.sleep, "timed out", "after 1 s", 1),
+        ):
+            with pytest.raises(Failure, match=says) as failure:
+                worker.call(call, timeout=seconds)
+            assert failure.value.kind == kind
+            after = worker.call(calls.place, timeout=60)[0]
+            assert (after == first) == (kind == "refuses"), "a process that still works is kept"
+            first = after
+
+
+def test_a_file_takes_the_rows_of_several_runs(tmp_path):
+    path = file_for(tmp_path, "ops", "NVIDIA H100 80GB HBM3")
+    assert path.name == "ops-h100-80gb-hbm3.json" and file_for(path, "ops", "cpu") == path
+    for ms, families in ((1.0, "ab"), (2.0, "bc"), (3.0, "c")):
+        with Record(path, ("family",), ABOUT) as record:
+            for family in families:
+                record.add({"family": family, "ms": ms})
+    body = json.loads(path.read_text())
+    assert {row["family"]: row["ms"] for row in body["rows"]} == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert len(body["runs"]) == 3
+    with Record(path, ("family",), ABOUT) as record:
+        for family in "abc":
+            record.add({"family": family, "ms": 4.0})
+    body = json.loads(path.read_text())
+    assert len(body["runs"]) == 1 and {row["run"] for row in body["rows"]} == {0}, "a run without rows is forgotten"
+    with pytest.raises(ValueError, match="something else than cpu"):
+        Record(path, ("family",), {"card": "cpu"})
+
+
+def test_a_run_keeps_what_fails_beside_what_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_ops, "measure", _measure)
+    gpu_ops.run(Wish(quick=True, families=("none", "delta"), modes=("forward", *DECODE)), device="cpu", out=tmp_path)
+    rows = {(r["family"], r["mode"]): r for r in json.loads((tmp_path / "ops-cpu.json").read_text())["rows"]}
+    assert rows["none", "forward"]["failure"] == "crashed" and rows["none", "forward"]["ms"] is None
+    assert rows["delta", "forward"]["ms"] == 1.5 and len(rows) == 4
+    assert "4/4" in capsys.readouterr().err
+
+
+def _measure(library, case, device, seconds, check):
+    if case.family == "none":
+        calls.die()
+    return {"ms": 1.5}
+
+
+def test_real_figures_come_from_a_cpu_too(tmp_path):
+    gpu_ops.run(Wish(quick=True, families=("head", "softmax")), device="cpu", out=tmp_path / "few.json")
+    body = json.loads((tmp_path / "few.json").read_text())
+    assert all(row["ms"] > 0 for row in body["rows"]) and {row["library"] for row in body["rows"]} == {"linattn", "torch"}
+
+
+def test_no_time_is_no_figure(tmp_path, capsys):
+    gpu_ops.run(Wish(quick=True, families=("head",), seconds=0.0), device="cpu", out=tmp_path / "none.json")
+    assert json.loads((tmp_path / "none.json").read_text())["rows"] == [] and "missing" in capsys.readouterr().err
+
+
+def test_a_model_trains(tmp_path):
+    train.run(quick=True, device="cpu", models=("gla", "llama"), out=tmp_path / "train.json")
+    rows = json.loads((tmp_path / "train.json").read_text())["rows"]
+    assert [(row["library"], row["model"]) for row in rows] == [("linattn", "gla"), ("transformers", "llama")]
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["ops", "--device", "cpu", "--families", "none"], "--families mean nothing to ops on cpu"),
+        (["ops", "--device", "cpu", "--models", "gla"], "--models mean nothing"),
+        (["train", "--device", "cpu", "--shapes", "B1T1H1D1"], "--shapes mean nothing to train"),
+        (["train", "--device", "cpu", "--models", "gal"], "--models must be among"),
+        (["train", "--device", "cpu", "--peers", "torch"], "--peers must be among transformers, fla"),
+        (["ops", "--device", "cuda", "--shapes", "1x2"], "--shapes must be like"),
+        pytest.param(
+            ["ops", "--device", "cuda"], "torch sees none", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it has a GPU")
+        ),
+        (["ops", "--device", "cuda", "--peers", "flash"], "--peers must be among torch, fla, mamba-ssm"),
+    ],
+)
+def test_the_command_line_refuses_in_one_line(args, says, capsys):
+    assert main(["bench", *args]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def tables():
+    spec = importlib.util.spec_from_file_location("benchmark_tables", ROOT / "benchmarks" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_a_table_is_made_of_a_cards_figures_and_of_nothing_else(tables, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    marks = "A\n<!-- from benchmarks/results/{}.json -->\nold\n<!-- end -->\nB\n"
+    (tmp_path / name).write_text(marks.format("ops-h200") + marks.format("train-h200"), encoding="utf-8")
+    assert "|" not in tables.filled(name) and "old" not in tables.filled(name)
+    empty = {"version": "1", "peak_mb": None, "warm_ms": None, "difference": None}
+    with Record(results / "ops-h200.json", KEY, ABOUT) as record:
+        for library, mode, more in (
+            ("linattn", "forward", {"ms": 0.261}),
+            ("fla", "forward", {"ms": 0.532}),
+            ("linattn", "forward+backward", {"ms": 0.8, "peak_mb": 600.0}),
+            ("fla", "forward+backward", {"ms": None, "failure": "refuses", "message": "Triton"}),
+        ):
+            case = Case.of("head", FIRST_SHAPE, mode)
+            record.add({"library": library, **vars(case), "shape": str(case.shape), **empty, **more})
+    with Record(results / "train-h200.json", train.KEY, ABOUT) as record:
+        figures = {"tokens_per_second": 210000.4, "first_step_s": 40.2, "peak_gb": 20.25, "parameters": 374e6}
+        record.add({"library": "linattn", "model": "gla", "compiled": True, **figures})
+    text = tables.filled(name)
+    assert "| head | forward | 0.26 · 0.53 |  |" in text
+    assert "| head | forward+backward | 0.80 · refuses |" in text and "600 · refuses" in text
+    assert "NVIDIA H200" in text and "| none |" not in text
+    assert "| linattn gla | – | 210,000 | 40 | 20.2 | 374 |" in text

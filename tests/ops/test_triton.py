@@ -1,0 +1,71 @@
+"""The GPU kernels without a GPU, in processes of their own: their tests under Triton's interpreter, and a compilation for Hopper."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path.name for path in (ROOT / "tests/ops/triton").glob("test_*.py"))
+SHARED_MEMORY = 227 * 1024  # that one program can have on a Hopper
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    # Nothing of a worker of xdist, or of coverage, goes along.
+    kept = {n: x for n, x in os.environ.items() if not n.startswith(("PYTEST", "TRITON"))}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**kept, **threads, **environment}, capture_output=True, text=True)
+
+
+def interpreted(file: str, which: str) -> tuple[int, str]:
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, f"tests/ops/triton/{file}", TRITON_INTERPRET="1")
+    return done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_interpreted(file):
+    code, said = interpreted(file, "not slow")
+    assert code == 0 and " passed" in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_interpreted_at_length(file):
+    code, said = interpreted(file, "slow")
+    assert code in (0, pytest.ExitCode.NO_TESTS_COLLECTED), said
+
+
+def test_the_fuzzer_runs(tmp_path):
+    done = python("-m", "benchmarks.fuzz", "--cases", "4", "--workers", "1", "--out", str(tmp_path / "log.json"), TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = json.loads((tmp_path / "log.json").read_text())
+    assert sum(family["cases"] for family in log["families"].values()) == 4 and not log["failures"]
+    assert all(family["worst"] for family in log["families"].values())
+
+
+FAMILIES = list(product(("plain", "beta", "erase", "bonus"), ("none", "BTH", "BTHK")))
+SOON = [("plain", "BTH"), ("beta", "BTHK"), ("erase", "BTH")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "rank"),
+    [
+        pytest.param(dtype, *family, marks=() if dtype == "bfloat16" and family in SOON else pytest.mark.slow)
+        for dtype, family in product(("bfloat16", "float16", "float32"), FAMILIES)
+    ],
+)
+def test_compiles_for_hopper(dtype, kind, rank, tmp_path):
+    """Every kernel of a forward and a backward pass over a split sequence, in the shared memory that there is."""
+    done = python("-m", "tests.ops.triton.compiling", kind, rank, dtype, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    kernels = json.loads(done.stdout)
+    wanted = {"forward", "chain", "backward", "gradients"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
+    assert {k["name"] for k in kernels} == wanted
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED_MEMORY, kernel
+        assert kernel["tensor_cores"] or kernel["name"] == "chain", kernel

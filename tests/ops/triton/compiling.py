@@ -1,0 +1,59 @@
+"""What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
+
+Prints a JSON list of the kernels with their shared memory in bytes and the number of tensor core instructions.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+
+class Driver:
+    """A device that takes part in compiling alone."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def kernels(kind: str, rank: str, dtype: torch.dtype) -> list[dict]:
+    """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128."""
+    from linattn.ops import checks
+    from linattn.ops.triton import linear_attention as gpu
+    from tests.ops import cases
+
+    triton.runtime.driver.set_active(Driver())
+    compiled: dict[str, dict] = {}
+    launch = JITFunction.run
+
+    def run(self, *arguments, warmup=False, **keywords):
+        kernel = launch(self, *arguments, warmup=True, **keywords)
+        ptx = kernel.asm["ptx"]
+        tensor_cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
+        compiled[kernel.hash] = dict(name=self.fn.__name__, shared=kernel.metadata.shared, tensor_cores=tensor_cores)
+        return kernel
+
+    JITFunction.run = run
+    call = cases.make(kind, rank, B=1, T=2048, H=1, K=128, V=128).to(dtype)
+    leaves = {n: t.requires_grad_() for n, t in call.tensors.items()}
+    out = gpu.chunked(checks.call(**cases.arguments(leaves, call.options))[0])
+    (out.o.float().sum() + out.state.sum()).backward()
+    return list(compiled.values())
+
+
+if __name__ == "__main__":
+    print(json.dumps(kernels(sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3]))))

@@ -1,0 +1,30 @@
+"""These tests run on a GPU, or with TRITON_INTERPRET=1 at tiny shapes on the CPU; test_triton_interpreter.py starts the latter."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = Path(__file__).parent
+
+if INTERPRETED:
+    from tests.ops.triton import interpreter  # noqa: F401  before any kernel runs
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What is not interpreted needs a GPU."""
+    for item in items:
+        if not INTERPRETED and HERE in item.path.parents:
+            item.add_marker("gpu")
+
+
+@pytest.fixture(autouse=INTERPRETED)
+def small_chunks(monkeypatch):
+    """Chunks of 16 and segments of 32 tokens: a few dozen tokens then meet every border."""
+    from linattn.ops.triton import table
+
+    monkeypatch.setattr(table, "chunk", lambda half: 16)
+    monkeypatch.setattr(table, "SHORTEST", (32, 32, 32))
+    monkeypatch.setattr(table, "PROGRAMS", 8)

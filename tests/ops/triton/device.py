@@ -1,0 +1,102 @@
+"""Where the kernels are tested, in what dtypes, and what their numbers are held against."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ops import cases, definition
+from tests.ops.cases import Call
+from tests.ops.errors import CANCELLED, EXACT, HALF_GRADIENT, Rounding, admitted, error
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs CUDA, or TRITON_INTERPRET=1", allow_module_level=True)
+if INTERPRETED:
+    from tests.ops.triton import interpreter  # noqa: F401  before any kernel runs
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  # the interpreter multiplies bfloat16 wrongly
+DTYPES = (torch.float32, *HALVES)
+SIZE = dict(K=6, V=5) if INTERPRETED else dict(K=64, V=64)  # where a test is about something else; few sizes compile soon
+LATER = pytest.mark.slow if INTERPRETED else ()  # a second is much under the interpreter
+EXACT_BACKEND = "reference" if INTERPRETED else "torch"  # in float64 the portable form is the reference to 3e-15, and sooner there
+
+
+def first(chosen: Container, rows: Iterable[tuple]) -> list:
+    """All ``rows`` of parameters, of which `make test` runs those whose first or whole is ``chosen``; a GPU runs them all."""
+    return [row if row in chosen or row[0] in chosen else pytest.param(*row, marks=LATER) for row in rows]
+
+
+def here(call: Call) -> Call:
+    """The same call on the device."""
+    options = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in call.options.items()}
+    return replace(call, tensors={n: t.to(DEVICE) for n, t in call.tensors.items()}, options=options)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Within it memory that nobody has written to is full of NaN."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def values(call: Call) -> dict[str, Tensor]:
+    with poisoned():
+        return call("chunk", backend="triton")
+
+
+def gradients(call: Call, outputs: tuple[str, ...] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    with poisoned():
+        return cases.gradients(call, outputs, backend="triton")
+
+
+def ratios(
+    unrounded: Call, dtype: torch.dtype, *, outputs: tuple[str, ...] | None = None, limit: float | None = None,
+    decay: torch.dtype | None = None, run: Callable = gradients,
+) -> dict[str, float]:  # fmt: skip
+    """For each result, and each gradient, of ``unrounded`` rounded to ``dtype``: its error over what is allowed."""
+    unrounded = here(unrounded)
+    call = unrounded.to(dtype, decay)
+    out, grads = run(call, outputs)
+    ref, wanted = cases.gradients(call.double(), outputs, backend=EXACT_BACKEND)
+    exact = ref if dtype in EXACT else unrounded(backend=EXACT_BACKEND)
+    assert out.keys() == ref.keys()
+    found = {}
+    for name, right in ref.items():
+        rounding = Rounding(error(right, exact[name]), error(right.to(out[name].dtype), right))
+        found[name] = error(out[name], right) / (limit or EXACT.get(dtype) or rounding.tolerance(dtype))
+    floors = None
+    for name, grad in grads.items():
+        assert grad.dtype == call.tensors[name].dtype
+        allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
+        e = error(grad, wanted[name])
+        if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
+            floors = definition.summands(call.double()) if floors is None else floors
+            e = error(grad, wanted[name], CANCELLED * floors[name])
+        found[f"gradient of {name}"] = e / allowed
+    return found
+
+
+def check(unrounded: Call, dtype: torch.dtype, **how) -> None:
+    """Values and the gradients of all arguments, rounded to ``dtype``, are as exact as they have to be."""
+    wrong = {name: f"{ratio:.3g} x" for name, ratio in ratios(unrounded, dtype, **how).items() if not ratio <= 1}
+    assert not wrong, f"errors of so many times what is allowed: {wrong}"
+
+
+def check_tame(call: Call, dtype: torch.dtype, **how) -> None:
+    """The same for a recurrence that has to be tame before anything is claimed of it."""
+    assert admitted(call.to(dtype))
+    check(call, dtype, **how)

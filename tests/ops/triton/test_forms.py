@@ -1,0 +1,81 @@
+"""Every rule and every rank of decay: values and gradients of all arguments, in every dtype, dense and packed."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from tests.ops.cases import KINDS, RANKS, make
+from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first
+
+# Beside the rank each has something of its own: rows, shared heads, odd sizes, no initial state, sequences of every length.
+TINY = {
+    "none": dict(B=2, T=20, H=1, K=8, V=5),
+    "H": dict(B=1, T=17, H=2, K=4, V=3, initial=False),
+    "HK": dict(lengths=(3, 0, 16), H=1, K=4, V=3),
+    "BTH": dict(B=1, T=36, H=2, Hk=1, K=7, V=17),
+    "BTHK": dict(lengths=(0, 1, 33, 0), H=2, Hk=1, K=17, V=6),
+}
+REAL = {
+    "none": dict(B=2, T=200, H=2, K=64, V=64),
+    "H": dict(lengths=(1, 63, 0, 64, 700, 65), H=2, K=64, V=64, initial=False),
+    "HK": dict(B=3, T=130, H=2, K=64, V=64),
+    "BTH": dict(B=1, T=1100, H=4, Hk=2, K=128, V=128),
+    "BTHK": dict(lengths=(0, 1, 700, 64, 0, 1500, 63), H=4, Hk=1, K=128, V=128),
+}
+SHAPES = TINY if INTERPRETED else REAL
+
+
+@pytest.mark.parametrize(("dtype", "rank"), first([torch.float32, (torch.float16, "H"), (torch.float16, "HK")], product(DTYPES, RANKS)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rule_and_decay(kind, rank, dtype):
+    check_tame(make(kind, rank, **SHAPES[rank]), dtype)
+
+
+# (K, V): with one block of channels and several, powers of two and not, more keys than values and fewer.
+HEADS = [(9, 3), (3, 18)] if INTERPRETED else [(16, 16), (64, 64), (100, 100), (16, 100), (192, 128), (128, 192), (256, 256)]
+
+
+@pytest.mark.parametrize("size", HEADS, ids=str)
+@pytest.mark.parametrize(("kind", "rank"), [("plain", "BTH"), ("normalize", "BTHK"), ("beta", "BTHK"), ("erase", "BTHK")])
+def test_every_size_of_heads(kind, rank, size):
+    K, V = size
+    check_tame(make(kind, rank, B=1, T=18 if INTERPRETED else 150, H=1, K=K, V=V), HALVES[-1])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="only the sizes themselves could show anything")
+@pytest.mark.parametrize("size", [(100, 100), (256, 256)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "beta", "erase"])
+def test_large_heads_in_float32(kind, size):
+    K, V = size
+    check_tame(make(kind, "BTHK", B=1, T=150, H=1, K=K, V=V), torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["plain", "bonus", "normalize"])
+def test_wide_keys_go_in_parts(kind, monkeypatch):
+    if INTERPRETED:
+        from linattn.ops.triton import linear_attention
+
+        monkeypatch.setattr(linear_attention, "WIDEST", 5)
+    K, V, T = (9, 3, 18) if INTERPRETED else (512, 512, 150)
+    check(make(kind, "BTHK", B=1, T=T, H=1, K=K, V=V), HALVES[-1])
+
+
+@pytest.mark.parametrize(("kind", "T"), list(product(KINDS, [1, 16, 17] if INTERPRETED else [1, 64, 65])))
+def test_lengths_around_a_chunk(kind, T):
+    check(make(kind, "BTH", B=1, T=T, H=1, **SIZE), torch.float32)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="takes real chunks")
+@pytest.mark.parametrize(
+    ("kind", "rank", "dtype"),
+    [
+        ("plain", "BTH", torch.bfloat16),
+        ("plain", "BTHK", torch.float32),
+        ("beta", "BTHK", torch.bfloat16),
+        ("erase", "BTHK", torch.bfloat16),
+    ],
+)
+def test_131072_tokens_in_one_sequence(kind, rank, dtype):
+    call = make(kind, rank, B=1, T=131072, H=1, K=64, V=64, strength=(1e-4, 0.5))
+    check(call, dtype, limit=1e-4 if dtype == torch.float32 else None)

@@ -1,0 +1,242 @@
+"""The kernels as operators of torch: schemas and fakes, compiled and captured graphs, no waiting for the device, clear refusals."""
+
+import sys
+
+import pytest
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import linattn
+from tests.ops import cases
+from tests.ops.cases import KINDS, Call, cotangent, make
+from tests.ops.errors import compare, same_bits
+from tests.ops.test_compile import Op
+from tests.ops.triton.device import DEVICE, INTERPRETED, SIZE, check, gradients, here, values
+
+needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs an NVIDIA GPU")
+LENGTHS = (3, 0, 17) if INTERPRETED else (5, 0, 640, 130)
+PACKED = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "packed"])
+
+
+def sample(kind: str, lengths=None, rank: str = "BTHK", seed: int = 0) -> Call:
+    return here(make(kind, rank, B=1, T=sum(LENGTHS), lengths=lengths, H=1, **SIZE, seed=seed)).to(torch.float32)
+
+
+def leaves_of(call: Call) -> list[torch.Tensor]:
+    return [t.detach().clone().requires_grad_() for t in call.tensors.values()]
+
+
+def check_compiled(call: Call, function) -> None:
+    """Values and gradients of the compiled function are those of the op."""
+    leaves = leaves_of(call)
+    out = function(leaves, call.options.get("cu_seqlens"))
+    grads = torch.autograd.grad(out, leaves, [cotangent(o) for o in out])
+    ref, wanted = gradients(call)
+    compare(dict(zip(ref, out, strict=True)), ref, 1e-6)
+    compare(dict(zip(wanted, grads, strict=True)), wanted, 1e-6)
+
+
+@pytest.fixture
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@PACKED
+@pytest.mark.parametrize("kind", ["beta", "normalize"] if INTERPRETED else KINDS)
+def test_full_graph(kind, lengths):
+    """Forward and backward, without a break."""
+    call = sample(kind, lengths)
+    check_compiled(call, torch.compile(Op(call, backend="triton"), fullgraph=True, backend="aot_eager"))
+
+
+@needs_gpu
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")  # inductor's own
+def test_inductor():
+    call = sample("erase")
+    check_compiled(call, torch.compile(Op(call), fullgraph=True))
+
+
+class Seen(TorchDispatchMode):
+    """Remembers with what the operators of this library are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "linattn":
+            self.calls[func._schema.name] = (func, args)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", ["beta", "bonus"] if INTERPRETED else KINDS)
+def test_opcheck(kind):
+    """Schema, fake and autograd registration, on the arguments that the public door passes on."""
+    with Seen() as seen:
+        cases.gradients(sample(kind, LENGTHS), backend="triton")
+    checks = {
+        "linattn::chunk_forward": ("test_schema", "test_autograd_registration", "test_faketensor"),
+        "linattn::chunk_backward": ("test_schema", "test_faketensor"),
+    }
+    assert seen.calls.keys() == checks.keys()
+    for name, (operator, arguments) in seen.calls.items():
+        wanted = name == "linattn::chunk_forward"
+        arguments = [t.detach().requires_grad_(wanted and t.is_floating_point()) if isinstance(t, torch.Tensor) else t for t in arguments]
+        torch.library.opcheck(operator, arguments, test_utils=checks[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_gradients_are_refused(kind):
+    call = sample(kind)
+    leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
+    (grad,) = torch.autograd.grad(call.with_(**leaves)(backend="triton")["o"].sum(), leaves["v"], create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"gradients of gradients|no autograd formula"):
+        grad.sum().backward()
+
+
+@needs_gpu
+def test_explain_says_that_the_kernels_run(capsys):
+    said = linattn.explain(**sample("beta").arguments())
+    assert "triton: runs, chunk form" in said and capsys.readouterr().out.strip() == said
+    assert said.count(": runs") == 1 and "torch: no, triton comes first" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.double(), "float64"),
+        (lambda c: c.tokens(0, 0), "no tokens"),
+        (lambda c: c.without("beta", "decay").set(causal=False), "without causality"),
+        (lambda c: here(make("beta", "none", T=40, H=1, K=257)).to(torch.float32), "up to 256"),
+        (lambda c: here(make("plain", "none", T=40, H=1, K=513)).to(torch.float32), "up to 512"),
+    ],
+)  # fmt: skip
+def test_what_the_kernels_leave_to_others(change, reason):
+    """With a reason, and the portable form gives the result."""
+    call = change(sample("beta", rank="BTH"))
+    if not INTERPRETED:
+        said = linattn.explain(**call.arguments())
+        (line,) = (x for x in said.splitlines() if x.strip().startswith("triton:"))
+        assert ": no, " in line and reason in line
+    same_bits(call(backend="auto"), call(backend="torch"))
+    with pytest.raises(ValueError, match=f"backend 'triton' cannot run this call: .*{reason}"):
+        call(backend="triton")
+
+
+def test_transforms_go_to_the_portable_form():
+    call = sample("plain", rank="BTH")
+    q = call.tensors["q"]
+    stacked = torch.stack([q, -q])
+    out = torch.vmap(lambda x: call.with_(q=x)(backend="auto")["o"])(stacked)
+    compare({"o": out[1]}, {"o": -values(call)["o"]}, 1e-5)
+
+
+def test_no_gradients_are_prepared_under_no_grad():
+    call = sample("beta")
+    with torch.no_grad():
+        out = call.with_(**dict(zip(call.tensors, leaves_of(call), strict=True)))(backend="triton")
+    assert not any(t.requires_grad for t in out.values())
+    same_bits(out, values(call))
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@PACKED
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_waits_for_the_device(kind, lengths):
+    call = sample(kind, lengths)
+    leaves = leaves_of(call)
+    weights = [cotangent(t) for t in gradients(call)[0].values()]  # compiles, too
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        out = call.with_(**dict(zip(call.tensors, leaves, strict=True)))(backend="auto")
+        torch.autograd.grad(list(out.values()), leaves, weights)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@PACKED
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_forward_and_backward(kind, lengths):
+    """A graph that is replayed on other numbers, and for other lengths of as many sequences."""
+    call, other = sample(kind, lengths), sample(kind, lengths and (0, 130, 5, 640), seed=1)
+    (out, grads) = gradients(call)  # compiles
+    leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
+    static = call.with_(**leaves)
+    weights = [cotangent(t) for t in out.values()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = static(backend="triton")
+        found = torch.autograd.grad(list(results.values()), list(leaves.values()), weights)
+    for given in (call, other):
+        with torch.no_grad():
+            for name, leaf in leaves.items():
+                leaf.copy_(given.tensors[name])
+            if lengths:
+                static.options["cu_seqlens"].copy_(given.options["cu_seqlens"])
+        graph.replay()
+        out, grads = gradients(given)
+        same_bits({n: t.detach() for n, t in results.items()}, out)
+        same_bits(dict(zip(leaves, found, strict=True)), grads)
+
+
+@needs_gpu
+def test_another_stream():
+    """Kernels go to the current stream."""
+    call = sample("beta")
+    wanted = values(call)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = call(backend="triton")
+    stream.synchronize()
+    same_bits(out, wanted)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["plain", "beta", "erase"])
+def test_no_recompilation_for_other_lengths_and_batches(kind):
+    def compiled() -> int:
+        modules = [module for name, module in sys.modules.items() if name.startswith("linattn.ops.triton.")]
+        kernels = {id(x): x for module in modules for x in vars(module).values() if isinstance(x, triton.JITFunction)}
+        return sum(len(cache[0]) for kernel in kernels.values() for cache in kernel.device_caches.values())
+
+    def run(B: int, T: int) -> None:
+        gradients(here(make(kind, "BTHK", B=B, T=T, H=2, **SIZE)).to(torch.float32))
+
+    run(2, 128)
+    run(1, 1100)
+    before = compiled()
+    assert before > 0
+    for B, T in ((1, 1), (1, 17), (2, 129), (3, 640), (1, 2077), (16, 64)):
+        run(B, T)
+    assert compiled() == before
+
+
+@needs_gpu
+def test_autocast_lowers_nothing():
+    call = sample("beta")
+    with torch.autocast("cuda", torch.bfloat16):
+        same_bits(call(backend="triton"), values(call))
+
+
+def test_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    call = sample("beta")
+    leaves = leaves_of(call)
+    out = checkpoint(Op(call, backend="triton"), leaves, use_reentrant=False)
+    grads = torch.autograd.grad(out, leaves, [cotangent(o) for o in out])
+    same_bits(dict(zip(call.tensors, grads, strict=True)), gradients(call)[1])
+
+
+def test_a_float64_call_on_the_device_takes_the_portable_form():
+    check(make("beta", "BTH", B=1, T=20, H=1, **SIZE), torch.float64, run=lambda call, _: cases.gradients(call, backend="auto"))
+    assert DEVICE in str(sample("plain").tensors["v"].device)

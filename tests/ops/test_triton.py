@@ -52,6 +52,19 @@ FAMILIES = list(product(("plain", "beta", "erase", "bonus"), ("none", "BTH", "BT
 SOON = [("plain", "BTH"), ("beta", "BTHK"), ("erase", "BTH")]
 
 
+def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
+    """The kernels of a forward and a backward pass over a split sequence, each in the shared memory that there is."""
+    done = python("-m", "tests.ops.triton.compiling", kind, rank, *words, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    kernels = json.loads(done.stdout)
+    wanted = {"forward", "chain", "backward", "gradients"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
+    assert {k["name"] for k in kernels} == wanted
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED_MEMORY, kernel
+        assert kernel["tensor_cores"] or kernel["name"] == "chain", kernel
+    return kernels
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind", "rank"),
     [
@@ -60,12 +73,18 @@ SOON = [("plain", "BTH"), ("beta", "BTHK"), ("erase", "BTH")]
     ],
 )
 def test_compiles_for_hopper(dtype, kind, rank, tmp_path):
-    """Every kernel of a forward and a backward pass over a split sequence, in the shared memory that there is."""
-    done = python("-m", "tests.ops.triton.compiling", kind, rank, dtype, TRITON_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr[-4000:]
-    kernels = json.loads(done.stdout)
-    wanted = {"forward", "chain", "backward", "gradients"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
-    assert {k["name"] for k in kernels} == wanted
-    for kernel in kernels:
-        assert kernel["shared"] <= SHARED_MEMORY, kernel
-        assert kernel["tensor_cores"] or kernel["name"] == "chain", kernel
+    assert not any(k["module"].startswith("hopper.") for k in compiled(tmp_path, kind, rank, dtype))
+
+
+@pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f in SOON else pytest.mark.slow) for f in FAMILIES])
+def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
+    """The scans are always there; what prepares chunks and gives their gradients where choice.py says so."""
+    modules = {k["module"] for k in compiled(tmp_path, kind, rank, "bfloat16", "gluon")}
+    own = {"hopper.forward", "hopper.backward"}
+    if kind in ("plain", "beta") and rank != "BTHK":
+        own.add("hopper.gradients")
+    if kind == "beta" and rank != "BTHK":
+        own.add("hopper.prepare")
+    if kind in ("plain", "bonus") and rank == "BTHK":
+        own.add("hopper.prepare_channel")
+    assert {m for m in modules if m.startswith("hopper.")} == own

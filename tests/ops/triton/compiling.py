@@ -1,5 +1,7 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
+With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any.
+
 Prints a JSON list of the kernels with their shared memory in bytes and the number of tensor core instructions.
 """
 
@@ -30,12 +32,16 @@ class Driver:
         return torch.device("cpu")
 
 
-def kernels(kind: str, rank: str, dtype: torch.dtype) -> list[dict]:
-    """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128."""
+def kernels(kind: str, rank: str, dtype: torch.dtype, own: bool) -> list[dict]:
+    """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``own``: by Hopper's own kernels."""
     from linattn.ops import checks
+    from linattn.ops.triton import hopper
     from linattn.ops.triton import linear_attention as gpu
+    from linattn.ops.triton.hopper import choice
     from tests.ops import cases
 
+    hopper._hopper = lambda device: own
+    choice.multiprocessors = lambda device: 132
     triton.runtime.driver.set_active(Driver())
     compiled: dict[str, dict] = {}
     launch = JITFunction.run
@@ -44,7 +50,8 @@ def kernels(kind: str, rank: str, dtype: torch.dtype) -> list[dict]:
         kernel = launch(self, *arguments, warmup=True, **keywords)
         ptx = kernel.asm["ptx"]
         tensor_cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
-        compiled[kernel.hash] = dict(name=self.fn.__name__, shared=kernel.metadata.shared, tensor_cores=tensor_cores)
+        module = self.fn.__module__.removeprefix("linattn.ops.triton.")
+        compiled[kernel.hash] = dict(name=self.fn.__name__, module=module, shared=kernel.metadata.shared, tensor_cores=tensor_cores)
         return kernel
 
     JITFunction.run = run
@@ -56,4 +63,4 @@ def kernels(kind: str, rank: str, dtype: torch.dtype) -> list[dict]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(kernels(sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3]))))
+    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), sys.argv[4:] == ["gluon"])))

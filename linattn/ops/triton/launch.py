@@ -13,10 +13,10 @@ import torch
 import triton
 from torch import Tensor
 from triton import knobs
-from triton.runtime._allocation import NullAllocator, _allocator
 from triton.runtime.driver import driver
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KNOWN = triton.__version__.startswith("3.6.")  # what a compiled kernel's launcher takes differs between versions
 MOST = 1024  # recorded calls; the oldest makes room
 ALIGNED = 256  # bytes
 Tensors = tuple[Any, ...]  # each a tensor or None
@@ -30,9 +30,10 @@ def run(body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: 
     ``options``; it touches no tensor but by a launch.
     """
     with on_device(like.device):
-        if not INTERPRETED and isinstance(_allocator.get(), NullAllocator):  # of this thread; who has set one keeps it
-            triton.set_allocator(_room)
-        if INTERPRETED or _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
+        if INTERPRETED or not KNOWN:
+            return body(Recorder(like, tensors), *tensors, *options)
+        _make_room()
+        if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
             return body(Recorder(like, tensors), *tensors, *options)
         addresses = [0 if t is None else t.data_ptr() for t in tensors]
         # Triton compiles for whether an address is a multiple of 16.
@@ -50,9 +51,12 @@ def run(body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: 
         return made
 
 
-def _room(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Memory for the descriptors that some kernels make."""
-    return torch.empty(size, device="cuda", dtype=torch.int8)
+def _make_room() -> None:
+    """Let kernels that make descriptors have memory for them. Who has set an allocator in this thread keeps it."""
+    from triton.runtime._allocation import NullAllocator, _allocator
+
+    if isinstance(_allocator.get(), NullAllocator):
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 
 
 class Recorder:

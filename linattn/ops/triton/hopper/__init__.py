@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
+
+from linattn.ops.triton.launch import KNOWN
 
 CHUNK = 64
 SIZES = (64, 128)  # of keys and values
@@ -25,4 +26,4 @@ def _moves(t: Tensor) -> bool:
 
 @cache
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0) and triton.__version__.startswith("3.6.")
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0) and KNOWN

@@ -20,6 +20,7 @@ class Run:
     def __init__(self, recorder: Recorder, q, k, v, decay, beta, read, write, bonus, cu, scale):
         self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
         self.recorder, self.bonus, self.cu = recorder, bonus, cu
+        self.least = 64 if v.dtype == torch.bfloat16 else 16  # channels of a block; table.py says which are not to be trusted
         self.fast = False  # by the kernels for Hopper
         self.batch, self.tokens, self.heads, self.size_v = v.shape
         self.size_k = k.shape[3]
@@ -83,7 +84,7 @@ class Run:
             kernel, options = choice.prepare(self.family, self.decay) or (kernel, None)
         if options is None:
             c = table.prepare(self.family)
-            options = dict(num_warps=c.warps, num_stages=c.stages, BK=min(c.bk, power_of_two(self.size_k)))
+            options = dict(num_warps=c.warps, num_stages=c.stages, BK=min(c.bk, power_of_two(self.size_k, self.least)))
         self.recorder.launch(
             kernel, (p.chunks, self.heads, 1),
             (
@@ -91,7 +92,7 @@ class Run:
                 self.p, self.p_write, self.b, self.t, self.w, self.q_faded, self.k_faded, self.write_faded, self.fade,
             ),
             (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers),
-            **{"BK": power_of_two(self.size_k), **options, **self.constants},
+            **{"BK": power_of_two(self.size_k, self.least), **options, **self.constants},
         )  # fmt: skip
 
     def forward(
@@ -113,8 +114,9 @@ class Run:
                 self.q_faded, self.k_faded, self.write_faded, self.fade, starts, o, values, states, final, transition, total,
             ),
             (*strides(self.q, self.k, self.v, self.write, self.decay), *self.numbers, 0, self.plan.length),
-            V=self.size_v, BK=power_of_two(self.size_k), LOCAL=local, EVERY=every, OUTPUT=o is not None, KEEP=states is not None,
-            START=starts is not None and not local, FINAL=final is not None, **options, **self.constants,
+            V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, EVERY=every,
+            OUTPUT=o is not None, KEEP=states is not None, START=starts is not None and not local, FINAL=final is not None,
+            **options, **self.constants,
         )  # fmt: skip
 
     def backward(self, do, ends, dv=None, x_read=None, dstates=None, dinitial=None, *, local=False) -> None:
@@ -130,11 +132,11 @@ class Run:
                 self.q_faded, self.k_faded, self.write_faded, self.fade, ends, dv, x_read, dstates, dinitial,
             ),
             (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers, 0, self.plan.length),
-            V=self.size_v, BK=power_of_two(self.size_k), LOCAL=local, START=ends is not None, **options, **self.constants,
+            V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, **options, **self.constants,
         )  # fmt: skip
 
     def chain(self, pieces, transition, total, first, *, reverse: bool) -> None:
-        bk = power_of_two(self.size_k)
+        bk = power_of_two(self.size_k, self.least)
         erases = self.family.rule != PLAIN
         bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
         self.recorder.launch(
@@ -158,7 +160,7 @@ class Run:
             self.recorder.launch(kernel, grid, tensors, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
             return
         c = table.gradients(self.family)
-        bk, bv = min(c.bk, power_of_two(self.size_k)), min(c.bv, power_of_two(self.size_v))
+        bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
         by_channel = self.family.decay == CHANNEL
         grid = (self.plan.chunks, self.heads, -(-self.size_k // bk) if by_channel else 1)
         for settled in (True, False) if by_channel else (True,):

@@ -14,7 +14,8 @@ NONE, HEAD, CHANNEL = range(3)
 class Config(NamedTuple):
     """Channels of a block on the side of keys and of values, warps, and depth of the pipeline of loads.
 
-    Blocks of 32 channels and four warps are never to be used: Triton 3.6 then reads past the end of shared memory.
+    Keys in blocks of 32 channels, bfloat16 and four warps: Triton 3.6 then reads past the end of shared memory. So blocks of
+    bfloat16 have at least 64 channels, however few the keys have (run.py).
     """
 
     bk: int

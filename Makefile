@@ -39,7 +39,7 @@ test-all: lint ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
-	$(GPU_PYTHON) -m pytest -m gpu $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)
+	$(GPU_PYTHON) -m pytest -m gpu -p no:benchmark $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks import RESULTS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+lost: list[int] = []  # the case after which this process could use its device no more
 KINDS = ("plain", "plain", "beta", "beta", "erase", "bonus", "normalize")
 RANKS = ("none", "H", "HK", "BTH", "BTH", "BTHK", "BTHK")
 DTYPES = ("bfloat16", "bfloat16", "float16", "float32") if not INTERPRETED else ("float16", "float32")
@@ -111,6 +112,8 @@ def run(seed: int) -> tuple[Draw, dict[str, float], str | None, int]:
     from tests.ops.triton import device
 
     torch.set_num_threads(1)
+    if lost:
+        return draw(seed), {}, f"not run, as its process lost the device in case {lost[0]}", 0
     for skipped in range(20):
         d = replace(draw(seed + skipped * 1_000_003), seed=seed + skipped * 1_000_003)
         dtype = getattr(torch, d.dtype)
@@ -122,8 +125,16 @@ def run(seed: int) -> tuple[Draw, dict[str, float], str | None, int]:
     try:
         decay = dtype if d.decay_half else None
         ratios = device.ratios(call, dtype, decay=decay, outputs=d.outputs, run=partial(twice, d.layout))
+        if not INTERPRETED:
+            torch.cuda.synchronize()  # a fault belongs to the case that made it
     except Exception as error:
-        return d, {}, f"{type(error).__name__}: {error}"[:500], skipped
+        what = f"{type(error).__name__}: {error}"[:500]
+        try:
+            if not INTERPRETED:
+                torch.cuda.synchronize()
+        except RuntimeError:
+            lost.append(d.seed)
+        return d, {}, what, skipped
     wrong = {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
     return d, ratios, f"errors over what is allowed: {wrong}" if wrong else None, skipped
 

@@ -32,9 +32,9 @@ class Rounding:
     e_in: float
     e_out: float
 
-    def tolerance(self, dtype: torch.dtype) -> float:
+    def tolerance(self, dtype: torch.dtype, capped: bool = True) -> float:
         both = 2 * math.hypot(self.e_in, self.e_out)
-        return min(both, 0.006) if dtype == torch.bfloat16 else max(both, 0.003)
+        return (min(both, 0.006) if capped else both) if dtype == torch.bfloat16 else max(both, 0.003)
 
 
 def check_values(unrounded: Call, dtype: torch.dtype, *, at_any_length: bool = False, decay: torch.dtype | None = None, **how: str) -> None:

@@ -20,7 +20,7 @@ class Family(NamedTuple):
     decay: int
     rule: int
     before: bool  # queries read the state before the token's decay and write, and the bonus reads the token itself
-    half: bool  # products of bfloat16; else float32 holds the operands, tf32 (float16) or tf32x3 (float32) multiply them
+    half: bool  # products of bfloat16; else float32 holds the operands: see precision
 
     @property
     def prepared(self) -> bool:
@@ -64,5 +64,6 @@ def power_of_two(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-def precision(dtype: torch.dtype) -> str:
-    return {torch.float32: "tf32x3", torch.float16: "tf32", torch.bfloat16: "tf32"}[dtype]
+def precision(dtype: torch.dtype, rule: int) -> str:
+    """How float32 operands are multiplied. What erases sums with alternating signs: tf32, which truncates, is too coarse for it."""
+    return "tf32" if dtype == torch.bfloat16 or (dtype == torch.float16 and rule == PLAIN) else "tf32x3"

@@ -20,7 +20,7 @@ class Run:
     def __init__(self, recorder: Recorder, q, k, v, decay, beta, read, write, bonus, cu, scale):
         self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
         self.recorder, self.bonus, self.cu = recorder, bonus, cu
-        self.least = 64 if v.dtype == torch.bfloat16 else 16  # channels of a block; table.py says which are not to be trusted
+        self.least = table.NARROWEST if v.dtype == torch.bfloat16 else 16  # channels of a block
         self.fast = False  # by the kernels for Hopper
         self.batch, self.tokens, self.heads, self.size_v = v.shape
         self.size_k = k.shape[3]
@@ -34,7 +34,8 @@ class Run:
         self.numbers = (self.sequences, self.tokens, self.heads, self.group, scale)
         self.constants = dict(
             K=self.size_k, C=self.plan.chunk, DECAY=rank, RULE=rule, BEFORE=self.family.before, PACKED=cu is not None,
-            BITS=17 if v.dtype != torch.float32 else 40, PRECISION=precision(v.dtype), kind=tl.bfloat16 if self.family.half else tl.float32,
+            BITS=17 if v.dtype != torch.float32 else 40, PRECISION=precision(v.dtype, rule),
+            kind=tl.bfloat16 if self.family.half else tl.float32,
         )  # fmt: skip
         self.p: Tensor | None = None  # these prepare.py writes, as far as the family wants them
         self.p_write: Tensor | None = None
@@ -56,6 +57,10 @@ class Run:
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.recorder.empty(*shape, dtype=dtype or self.dtype)
+
+    def _in_blocks(self, c: table.Config) -> dict[str, int]:
+        """The options of a scan's launch."""
+        return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
 
     def choose(self, *others: Tensor) -> None:
         """Whether the kernels for Hopper run, which want all that they read and write, ``others`` too, to suit them."""
@@ -104,7 +109,7 @@ class Run:
             )
         else:
             c = table.forward(self.family, self.size_k, o is not None)
-            kernel, options = scan.forward, dict(BV=min(c.bv, power_of_two(self.size_v)), num_warps=c.warps, num_stages=c.stages)
+            kernel, options = scan.forward, self._in_blocks(c)
         bv = options["BV"]
         blocks = -(-self.size_v // bv) + (-(-self.size_k // bv) if transition is not None else 0)
         self.recorder.launch(
@@ -124,7 +129,7 @@ class Run:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local)
         else:
             c = table.backward(self.family, self.size_k, not local)
-            kernel, options = scan.backward, dict(BV=min(c.bv, power_of_two(self.size_v)), num_warps=c.warps, num_stages=c.stages)
+            kernel, options = scan.backward, self._in_blocks(c)
         self.recorder.launch(
             kernel, (-(-self.size_v // options["BV"]), self.plan.segments, self.heads),
             (

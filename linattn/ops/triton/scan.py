@@ -302,7 +302,7 @@ def chain(
         begin = 0
         stop = tokens
     slot = first_slot(n, begin, tokens, length, PACKED)
-    count = tl.maximum((stop - begin + length - 1) // length, 1 if FROM else 0)
+    count = tl.maximum((stop - begin + length - 1) // length, 1)  # an empty sequence too ends with the state that it starts from
     channels = tl.arange(0, BK)
     columns = tl.program_id(0) * BV + tl.arange(0, BV)
     state = (channels < K)[:, None] & (columns < V)[None, :]

@@ -7,6 +7,8 @@ from typing import NamedTuple
 PROGRAMS = 256  # about two for each multiprocessor of the largest devices
 SHORTEST = (512, 1024, 1024)  # tokens of a segment by rule: plain, delta, erase
 
+NARROWEST = 64
+
 PLAIN, DELTA, ERASE = range(3)
 NONE, HEAD, CHANNEL = range(3)
 
@@ -14,8 +16,9 @@ NONE, HEAD, CHANNEL = range(3)
 class Config(NamedTuple):
     """Channels of a block on the side of keys and of values, warps, and depth of the pipeline of loads.
 
-    Keys in blocks of 32 channels, bfloat16 and four warps: Triton 3.6 then reads past the end of shared memory. So blocks of
-    bfloat16 have at least 64 channels, however few the keys have (run.py).
+    Triton 3.6 miscompiles narrow blocks of bfloat16 on Hopper: keys in blocks of 32 channels with four warps are read past the
+    end of shared memory, and so is the state of more than 128 keys in blocks of 16 or 32 values. So blocks of bfloat16 have at
+    least ``NARROWEST`` channels on both sides, however few there are.
     """
 
     bk: int
@@ -36,13 +39,13 @@ def forward(family, size_k: int, outputs: bool) -> Config:
     if not family.half:
         return Config(0, 32 if size_k <= 128 else 16, 4, 1)
     if size_k > 128:
-        return Config(0, 64, 4, 1) if family.rule == PLAIN else Config(0, 32, 4, 1)
+        return Config(0, 64, 4 if family.rule == PLAIN else 8, 1)
     return Config(0, 64, 4, 3 if family.rule == PLAIN and not outputs else 2)
 
 
 def backward(family, size_k: int, outputs: bool) -> Config:
     if family.rule == ERASE and family.half and size_k > 64:
-        return Config(0, 32, 4, 2 if size_k <= 128 else 1)
+        return Config(0, 64, 8, 1)
     return forward(family, size_k, outputs)
 
 

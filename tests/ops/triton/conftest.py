@@ -28,3 +28,12 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(table, "chunk", lambda half: 16)
     monkeypatch.setattr(table, "SHORTEST", (32, 32, 32))
     monkeypatch.setattr(table, "PROGRAMS", 8)
+
+
+@pytest.fixture(autouse=not INTERPRETED)
+def waited_for():
+    """A fault on the device fails the test that made it, not the one after."""
+    import torch
+
+    yield
+    torch.cuda.synchronize()

@@ -112,11 +112,14 @@ def after(call: Call, before: torch.Tensor) -> tuple[dict, dict]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", ["none", "BTHK"])
 def test_similar_keys_at_beta_two(rank, dtype):
-    """A truncated or doubled series in place of the inverse errs by 1e18 here."""
+    """A truncated or doubled series in place of the inverse errs by 1e18 here.
+
+    Rounding the inputs to bfloat16 alone moves these results by 0.7 %, and so does rounding what tensor cores multiply.
+    """
     call = similar_keys(T, beta=2.0 if dtype == torch.float32 else 1.9)
     if rank != "none":
         call = call.with_(decay=make("beta", rank, B=1, T=T, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
-    check_tame(call, dtype)
+    check_tame(call, dtype, capped=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALVES[-1]])

@@ -7,7 +7,7 @@ import torch
 
 from tests.ops import cases
 from tests.ops.cases import KINDS, Call, make
-from tests.ops.errors import same_bits
+from tests.ops.errors import error, same_bits
 from tests.ops.triton import device
 from tests.ops.triton.device import HALVES, INTERPRETED, LATER, SIZE, check, check_tame, first, gradients, here
 
@@ -106,14 +106,14 @@ def test_expanded_arguments():
 
 @pytest.mark.parametrize("wanted", ["q", "v", "decay", "beta", "S"])
 def test_the_gradient_of_one_argument(wanted):
-    """Nobody asks for the others."""
+    """Nobody asks for the others; what is compiled without them may round differently."""
     call = here(make("beta", "BTHK", B=1, T=20, H=1, **SIZE)).to(torch.float32)
     whole = gradients(call)[1][wanted]
     leaf = call.tensors[wanted].clone().requires_grad_()
     with device.poisoned():
         out = call.with_(**{wanted: leaf})(backend="triton")
         (mine,) = torch.autograd.grad(list(out.values()), leaf, [cases.cotangent(t) for t in out.values()])
-    assert torch.equal(mine, whole)
+    assert error(mine, whole) < 1e-6
 
 
 def test_rows_and_sequences_do_not_depend_on_their_company():

@@ -183,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the cases are those of seed * 10^6 and the integers after it")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long with the cases that are done by then")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for fuzz-CARD.json")
     options = parser.parse_args(arguments)
     started = time.monotonic()
@@ -191,7 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
     failures, skipped = [], 0
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
-        for done, future in enumerate(as_completed([pool.submit(run, seed) for seed in seeds]), 1):
+        futures = [pool.submit(run, seed) for seed in seeds]
+        for done, future in enumerate(as_completed(futures), 1):
             d, ratios, failure, vain = future.result()
             skipped += vain
             family = families.setdefault(d.family, {"cases": 0, "failures": 0, "worst": {}})
@@ -201,8 +203,13 @@ def main(arguments: list[str] | None = None) -> int:
             if failure:
                 family["failures"] += 1
                 failures.append({"what": failure, **asdict(d)})
-            if done % 25 == 0 or done == len(seeds):
+                print(f"\rfailed: {failures[-1]}", flush=True)
+            over = time.monotonic() - started > options.seconds
+            if done % 25 == 0 or done == len(seeds) or over:
                 print(f"\r{done}/{len(seeds)} cases, {len(failures)} failed, {time.monotonic() - started:.0f} s", end="", flush=True)
+            if over:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     print()
     write(options, families, failures, skipped, time.monotonic() - started)
     return 1 if failures else 0
@@ -219,16 +226,14 @@ def write(options: argparse.Namespace, families: dict, failures: list[dict], ski
         kinds[name.split("-")[0]] += family["cases"]
         worst = max(family["worst"].items(), key=lambda item: item[1], default=("", 0.0))
         print(f"  {name:28} {family['cases']:4} cases, {family['failures']:3} failed, nearest to its limit: {worst[0]} {worst[1]:.2f}")
-    for failure in failures[:5]:
-        print(f"  failed: {failure}")
     body = {
         "schema": "linattn.fuzz", **machine, "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
-        "cases": options.cases, "seed": options.seed, "untame_draws": skipped, "kinds": dict(sorted(kinds.items())),
+        "cases": kinds.total(), "seed": options.seed, "untame_draws": skipped, "kinds": dict(sorted(kinds.items())),
         "families": dict(sorted(families.items())), "failures": failures,
     }  # fmt: skip
     path = file_for(options.out, "fuzz", machine["card"])
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    print(f"{options.cases} cases, {len(failures)} failed: {path}")
+    print(f"{kinds.total()} cases, {len(failures)} failed: {path}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def _written(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_MIXERS = "Names from `linattn list`. The first has the usual feed-forward; the others' are as wide as equal parameters need."
+_MIXERS = "Names from `linattn list`, or all. The first has the usual feed-forward; the others' are as wide as equal parameters need."
 _OUT = "Folder of the report: a new or an empty one, or one with an earlier report, which is replaced."
 
 
@@ -69,7 +69,14 @@ def compare(
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """The names in ``text``; "all" is every mixer that a language model can have, softmax first."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if names != ("all",):
+        return names
+    from linattn import mixers
+
+    known = [mixers.info(name) for name in mixers.available()]
+    return tuple(sorted((m.name for m in known if m.causal and m.kind == "sequence"), key=lambda name: (name != "softmax", name)))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def test_patterns_repeat_until_the_layers_are_filled():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mixer": "glu"}, "no mixer is called 'glu'; did you mean 'gla'"),
+        ({"mixer": "glaa"}, "no mixer is called 'glaa'; did you mean 'gla'"),
         ({"mixer": "gla*0"}, "counts from 1"),
         ({"mixer": ["gla"]}, "must be a pattern"),
         ({"ffn": "swigle"}, "no feed-forward is called 'swigle'"),

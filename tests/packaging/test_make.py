@@ -102,7 +102,7 @@ def test_help_is_what_make_alone_says():
 
 
 def test_the_gpu_suite_runs_in_the_interpreter_it_is_given():
-    assert make("-n", "test-gpu", "PYTHON=python3").strip() == "python3 -m pytest -m gpu"
+    assert make("-n", "test-gpu", "PYTHON=python3").strip() == "python3 -m pytest -m gpu -p no:benchmark"
 
 
 def test_the_continuous_check_can_be_run():

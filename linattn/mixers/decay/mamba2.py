@@ -14,6 +14,8 @@ from linattn.mixers.carry import Carry
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, wide
 from linattn.mixers.registry import register
 
+_OWN = {"mva": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
+
 
 @register(
     "mamba2",
@@ -30,35 +32,48 @@ class Mamba2(Mixer):
     """In the words of attention C is the query, B the key and Δx the value; ``groups`` heads of B and C serve all heads of x.
 
     Short convolution and SiLU on x, B and C; the gate comes before the norm, as in the paper's code.
+
+    ``pattern`` says what each head has of its own, and what one head has for all (section 7.2 of the paper); decays are always
+    each head's own: ``"mva"`` x (multi-value, multi-input: the paper's choice), ``"mqa"`` C (multi-query, multi-contract),
+    ``"mka"`` B (multi-key, multi-expand), ``"mha"`` all three, which is ``groups`` = heads.
     """
 
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(
-        self, dim: int, *, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1, conv_width: int = 4
-    ) -> None:
+        self, dim: int, *, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1, conv_width: int = 4,
+        pattern: str = "mva",
+    ) -> None:  # fmt: skip
         super().__init__(dim)
-        self.inner, self.state_size, self.groups = expand * dim, state_size, groups
+        self.inner, self.state_size = expand * dim, state_size
         if self.inner % head_dim:
             raise ValueError(f"expand * dim must be a multiple of head_dim = {head_dim}, but is {self.inner}")
         self.heads = self.inner // head_dim
         head_size("the number of heads, expand * dim / head_dim,", self.heads, groups)
-        self.convolved = self.inner + 2 * groups * state_size
+        if pattern not in _OWN:
+            raise ValueError(f"pattern must be one of {', '.join(map(repr, _OWN))}, but came as {pattern!r}")
+        if groups != 1 and pattern != "mva":
+            raise ValueError(f"groups are for pattern 'mva', but came as {groups} with pattern {pattern!r}")
+        self.groups = self.heads if pattern == "mha" else groups
+        own = [self.heads if name in _OWN[pattern] else self.groups for name in "xBC"]
+        self.widths = own[0] * head_dim, own[1] * state_size, own[2] * state_size  # of x, B, C
+        self.convolved = sum(self.widths)
         self.in_proj = nn.Linear(dim, self.convolved + self.heads, bias=False)  # x, B, C, Δ
         self.g_proj = nn.Linear(dim, self.inner, bias=False)
         self.conv = ShortConvolution(self.convolved, conv_width, bias=True)
         self.A_log = nn.Parameter(torch.empty(self.heads, dtype=torch.float32).uniform_(1, 16).log())
         self.dt_bias = nn.Parameter(_time_steps(self.heads))
         self.D = nn.Parameter(torch.ones(self.heads))
-        self.norm = HeadNorm((groups, self.inner // groups))
+        self.norm = HeadNorm((self.groups, self.inner // self.groups))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         xbc, dt = self.in_proj(x).split((self.convolved, self.heads), -1)
-        shared = self.groups * self.state_size
-        x, b, c = self.conv(xbc, state).split((self.inner, shared, shared), -1)
-        x = x.unflatten(-1, (self.heads, -1))  # [B, T, H, P]
-        b, c = (t.unflatten(-1, (self.groups, -1)) for t in (b, c))
+        x, b, c = self.conv(xbc, state).split(self.widths, -1)
+        x = x.unflatten(-1, (-1, self.inner // self.heads)).expand(-1, -1, self.heads, -1)  # [B, T, H, P]
+        b, c = (t.unflatten(-1, (-1, self.state_size)) for t in (b, c))
+        shared = max(b.shape[2], c.shape[2])
+        b, c = (t.expand(-1, -1, shared, -1) for t in (b, c))
         dt = F.softplus(wide(dt) + self.dt_bias)  # [B, T, H]
         return Recurrence(c, b, x * dt[..., None], decay=-self.A_log.exp() * dt, scale=1.0, skip=x * self.D[:, None])
 
@@ -67,7 +82,10 @@ class Mamba2(Mixer):
         return self.o_proj(self.norm(gated.unflatten(-1, (self.groups, -1))).flatten(-2).to(o.dtype))
 
     def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a Mamba2Mixer of transformers with the same sizes; its ``in_proj`` begins with the gate."""
+        """Take over the ``state_dict`` of a Mamba2Mixer of transformers with the same sizes; its ``in_proj`` begins with the gate.
+
+        For the patterns "mva" and "mha", where ``n_groups`` is the number of heads.
+        """
         gate, rest = weights["in_proj.weight"].split((self.inner, self.convolved + self.heads))
         own = {"g_proj.weight": gate, "in_proj.weight": rest, "o_proj.weight": weights["out_proj.weight"]}
         own |= {"conv.weight": weights["conv1d.weight"], "conv.bias": weights["conv1d.bias"]}

@@ -161,26 +161,32 @@ def side(
     return d, outside, inside_chunk
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])
-def gradients(
-    q, k, v, read, write, decay, beta, bonus, do, cu,
-    values, de, states, dstates,
-    dq, dk, dread, dwrite, ddecay, dbeta, dbonus,
-    q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
-    beta_token, beta_head, do_token, do_head,
-    sequences, tokens, heads, group, scale, chunks_before,
+@triton.jit
+def orders_of(
+    decay, decay_token, decay_head, first, last, head, column,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """A block of decays per channel [C, BK] in binary orders, and the orders between each token and the middle of the chunk."""
+    rows = tl.arange(0, C)
+    channels = column * BK + tl.arange(0, BK)
+    inside = (rows < last - first)[:, None] & (channels < K)[None, :]
+    time = first.to(tl.int64) + rows
+    d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
+    steps = orders(d)
+    return steps, from_middle(steps, rows, C // 2, kind)
+
+
+@triton.jit
+def of_block(
+    slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
-    BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
+    BEFORE: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
     DDECAY: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
-    """With a decay per channel a program has one block of channels: those that settle in one piece belong to one kernel, which has
-    no more to do for them than without a decay, and the others to another.
-    """
-    slot = tl.program_id(0) + chunks_before
-    head = tl.program_id(1)
-    _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
-    if first >= last:
-        return
+    """The gradients of a chunk, with a decay per channel of a block of its channels."""
+    q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
+    q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head = strides[:10]
+    decay_token, decay_head, beta_token, beta_head, do_token, do_head = strides[10:]
     rows = tl.arange(0, C)
     valid = rows < last - first
     i = rows[:, None]
@@ -189,21 +195,12 @@ def gradients(
     place = slot.to(tl.int64) * heads + head
     shared = head // group
     if DECAY == CHANNEL:
-        first_k = tl.program_id(2) * BK
+        first_k = column * BK
         last_k = first_k + BK
-        channels = first_k + tl.arange(0, BK)
-        inside = valid[:, None] & (channels < K)[None, :]
-        d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
-        steps = orders(d)
-        x = from_middle(steps, rows, C // 2, kind)
-        if (tl.max(tl.max(tl.abs(x), 1), 0) <= TAME) != SETTLED:
-            return
         faded = tl.exp2(tl.sum(steps, 0))
     else:
         first_k = 0
         last_k = K
-        steps = whole(tl.zeros([C], tl.float32), BITS)
-        x = steps
     total = steps
     q += shared * q_head
     k += shared * k_head
@@ -340,3 +337,71 @@ def gradients(
         dd = tl.sum(tl.where(i <= t, crossing[None, :], 0.0), 1) + tl.sum(tl.where(i > t, sending[None, :], 0.0), 1)
         dd += tl.sum(tl.where(i < t, crossing_before[None, :], 0.0), 1) + faded * tl.sum(passing, 0)
         tl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=valid)
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])
+def gradients(
+    q, k, v, read, write, decay, beta, bonus, do, cu,
+    values, de, states, dstates,
+    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, settled,
+    q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
+    beta_token, beta_head, do_token, do_head,
+    sequences, tokens, heads, group, scale, chunks_before,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
+    BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
+    DDECAY: tl.constexpr, SETTLED: tl.constexpr,
+):  # fmt: skip
+    """With a decay per channel a program has one block of channels: those that settle in one piece belong to one kernel, which has
+    no more to do for them than without a decay, and the others to another.
+
+    Where somebody else has been, ``settled`` says which blocks are done; as few programs as there are share the others.
+    """
+    tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
+    strides = (
+        q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
+        decay_token, decay_head, beta_token, beta_head, do_token, do_head,
+    )  # fmt: skip
+    if settled is None:
+        slot = tl.program_id(0) + chunks_before
+        head = tl.program_id(1)
+        column = tl.program_id(2)
+        _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+        if first >= last:
+            return
+        if DECAY == CHANNEL:
+            steps, x = orders_of(decay, decay_token, decay_head, first, last, head, column, K, C, BK, kind)
+            if (tl.max(tl.max(tl.abs(x), 1), 0) <= TAME) != SETTLED:
+                return
+        else:
+            steps = whole(tl.zeros([C], tl.float32), BITS)
+            x = steps
+        of_block(
+            slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
+            K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
+        )  # fmt: skip
+    else:
+        BLOCKS: tl.constexpr = (K + BK - 1) // BK
+        LOOK: tl.constexpr = 128  # blocks at once
+        if PACKED:
+            slots = tokens // C + sequences
+        else:
+            slots = (tokens + C - 1) // C * sequences
+        blocks = slots * heads * BLOCKS
+        programs = tl.num_programs(0)
+        ahead = tl.arange(0, LOOK) * programs
+        for start in range(tl.program_id(0), blocks, LOOK * programs):
+            left = tl.load(settled + start + ahead, mask=start + ahead < blocks, other=1) == 0
+            n = tl.min(tl.where(left, ahead, LOOK * programs), 0)
+            while n < LOOK * programs:
+                column = (start + n) % BLOCKS
+                head = (start + n) // BLOCKS % heads
+                slot = (start + n) // BLOCKS // heads
+                _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+                if first < last:
+                    steps, x = orders_of(decay, decay_token, decay_head, first, last, head, column, K, C, BK, kind)
+                    of_block(
+                        slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
+                        K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
+                    )  # fmt: skip
+                left = left & (ahead > n)
+                n = tl.min(tl.where(left, ahead, LOOK * programs), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from operator import itemgetter
@@ -21,13 +22,17 @@ MOST = 1024  # recorded calls; the oldest makes room
 ALIGNED = 256  # bytes
 Tensors = tuple[Any, ...]  # each a tensor or None
 _programs: dict[tuple, Program] = {}
+_compiled: set[tuple] = set()
 
 
-def run(body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: object) -> Tensors:
+def run(
+    body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: object, then: Callable[..., object] | None = None
+) -> Tensors:
     """``body(recorder, *tensors, *options)``: tensors that the recorder has made on the device of ``like``, or None.
 
     What ``body`` does follows from the shapes, strides and dtypes of ``tensors``, from which of them are absent and from
-    ``options``; it touches no tensor but by a launch.
+    ``options``; it touches no tensor but by a launch. ``then(recorder, results, *tensors, *options)`` is what is likely to be
+    run next: its kernels are compiled at the same time.
     """
     with on_device(like.device):
         if INTERPRETED or not KNOWN:
@@ -42,6 +47,10 @@ def run(body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: 
         program = _programs.get(key)
         if program is not None:
             return program(like, addresses)
+        sizes = [t if t is None else (t.shape[2:], t.dtype, a & 15) for t, a in zip(tensors, addresses, strict=True)]
+        if (sort := (body, options, then is None, *sizes)) not in _compiled:
+            _compile(body, then, like, tensors, options)
+            _compiled.add(sort)
         tensors = tuple(t if t is None else t.detach() for t in tensors)  # what is one tensor now may be two the next time
         recorder = Recorder(like, tensors)
         made = body(recorder, *tensors, *options)
@@ -82,6 +91,27 @@ class Recorder:
     def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
         """``kernel`` takes tensors first, then numbers, then constants."""
         self.launches.append((kernel, kernel[grid](*tensors, *numbers, **constants), grid, tensors, numbers))
+
+
+class Compiler(Recorder):
+    """Compiles what would be launched, and makes tensors without memory."""
+
+    def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return how(self.like, shape, dtype=dtype, device="meta")
+
+    def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
+        kernel.warmup(*tensors, *numbers, grid=grid, **constants)
+
+
+def _compile(body: Callable[..., Tensors], then: Callable[..., object] | None, like: Tensor, tensors: Tensors, options: tuple) -> None:
+    """All kernels of ``body`` and ``then`` at once. What fails to compile fails again, and is reported, when it is launched."""
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    compiler = Compiler(like, tensors)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        results = body(compiler, *tensors, *options)
+        if then is not None:
+            then(compiler, results, *tensors, *options)
 
 
 class Program:

@@ -94,7 +94,15 @@ def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Ten
 
 def forward(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, wide, keeps) -> launch.Tensors:
     """Output [B, T, H, V] (float32 if ``wide``), final state, and, between segments, states and what joins them (or None)."""
-    return launch.run(_forward, v, _laid_out(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens), scale, wide, keeps)
+    inputs = _laid_out(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens)
+    return launch.run(_forward, v, inputs, scale, wide, keeps, then=_likely_backward if keeps else None)
+
+
+def _likely_backward(recorder, results, q, k, v, decay, beta, read, write, bonus, initial, cu, scale, wide, keeps) -> None:
+    """The backward pass that follows unless the final state has a cotangent too."""
+    o, _, starts, links = results
+    ddecay = decay is not None and decay.requires_grad
+    _backward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, o, None, starts, links, scale, ddecay)
 
 
 def _laid_out(*tensors: Tensor | None) -> launch.Tensors:

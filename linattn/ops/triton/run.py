@@ -86,7 +86,7 @@ class Run:
             self.fade = self.empty(p.chunks, self.heads, self.size_k, dtype=torch.float32)
         kernel, options = prepare_kernel.prepare, None
         if self.fast:
-            kernel, options = choice.prepare(self.family, self.decay) or (kernel, None)
+            kernel, options = choice.prepare(self.family, self.decay, self.read, self.write) or (kernel, None)
         if options is None:
             c = table.prepare(self.family)
             options = dict(num_warps=c.warps, num_stages=c.stages, BK=min(c.bk, power_of_two(self.size_k, self.least)))
@@ -147,7 +147,7 @@ class Run:
         self.recorder.launch(
             scan.chain, (-(-self.size_v // bv), self.sequences, self.heads),
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads, self.plan.length),
-            K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, bk), FADES=self.family.decay != NONE, ERASES=erases,
+            K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, num_warps=8 if bk > 64 else 4,
         )  # fmt: skip
 
@@ -158,20 +158,24 @@ class Run:
         )  # fmt: skip
         numbers = (*strides(self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, do), *self.numbers, 0)
         constants = dict(V=self.size_v, DDECAY=ddecay is not None, **self.constants)
-        fast = choice.gradients(self.family, self.plan.chunk, self.q, self.k, self.v, do) if self.fast else None
-        if fast is not None:
-            kernel, options = fast
-            grid = (min(choice.multiprocessors(do.device), self.plan.chunks * self.heads), 1, 1)
-            self.recorder.launch(kernel, grid, tensors, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
-            return
         c = table.gradients(self.family)
         bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
         by_channel = self.family.decay == CHANNEL
         grid = (self.plan.chunks, self.heads, -(-self.size_k // bk) if by_channel else 1)
-        for settled in (True, False) if by_channel else (True,):
+        fast = choice.gradients(self.family, self.plan.chunk, self.q, self.k, self.v, do, self.decay) if self.fast else None
+        settled = None  # which blocks of channels are done already
+        if fast is not None:
+            kernel, options = fast
+            settled = self.empty(*grid, dtype=torch.int32) if by_channel else None
+            grid = (min(choice.multiprocessors(self.v.device), self.plan.chunks * self.heads), 1, 1)
+            given = (*tensors, settled) if by_channel else tensors
+            self.recorder.launch(kernel, grid, given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
+            if not by_channel:
+                return
+        for of_settled in (False,) if settled is not None else (True, False) if by_channel else (True,):
             self.recorder.launch(
-                gradients_kernel.gradients, grid, tensors, numbers,
-                BK=bk, BV=bv, SETTLED=settled, num_warps=c.warps, num_stages=c.stages, **constants,
+                gradients_kernel.gradients, grid, (*tensors, settled), numbers,
+                BK=bk, BV=bv, SETTLED=of_settled, num_warps=c.warps, num_stages=c.stages, **constants,
             )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
-With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any.
+With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any. With ``ampere``, for a small
+Ampere (sm_86) and the largest heads.
 
 Prints a JSON list of the kernels with their shared memory in bytes and the number of tensor core instructions.
 """
@@ -13,14 +14,18 @@ import sys
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime._async_compile import FutureKernel
 from triton.runtime.jit import JITFunction
 
 
 class Driver:
     """A device that takes part in compiling alone."""
 
+    def __init__(self, capability: int = 90):
+        self.capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -32,22 +37,23 @@ class Driver:
         return torch.device("cpu")
 
 
-def kernels(kind: str, rank: str, dtype: torch.dtype, own: bool) -> list[dict]:
-    """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``own``: by Hopper's own kernels."""
+def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
+    """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
     from linattn.ops import checks
     from linattn.ops.triton import hopper
     from linattn.ops.triton import linear_attention as gpu
     from linattn.ops.triton.hopper import choice
     from tests.ops import cases
 
-    hopper._hopper = lambda device: own
+    hopper._hopper = lambda device: how == "gluon"
     choice.multiprocessors = lambda device: 132
-    triton.runtime.driver.set_active(Driver())
+    triton.runtime.driver.set_active(Driver(86 if how == "ampere" else 90))
     compiled: dict[str, dict] = {}
     launch = JITFunction.run
 
     def run(self, *arguments, warmup=False, **keywords):
         kernel = launch(self, *arguments, warmup=True, **keywords)
+        kernel = kernel.result() if isinstance(kernel, FutureKernel) else kernel
         ptx = kernel.asm["ptx"]
         tensor_cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
         module = self.fn.__module__.removeprefix("linattn.ops.triton.")
@@ -55,7 +61,8 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, own: bool) -> list[dict]:
         return kernel
 
     JITFunction.run = run
-    call = cases.make(kind, rank, B=1, T=2048, H=1, K=128, V=128).to(dtype)
+    size = 256 if how == "ampere" else 128
+    call = cases.make(kind, rank, B=1, T=2048, H=1, K=size, V=size).to(dtype)
     leaves = {n: t.requires_grad_() for n, t in call.tensors.items()}
     out = gpu.chunked(checks.call(**cases.arguments(leaves, call.options))[0])
     (out.o.float().sum() + out.state.sum()).backward()
@@ -63,4 +70,4 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, own: bool) -> list[dict]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), sys.argv[4:] == ["gluon"])))
+    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), *sys.argv[4:])))

@@ -240,3 +240,19 @@ def test_checkpointing():
 def test_a_float64_call_on_the_device_takes_the_portable_form():
     check(make("beta", "BTH", B=1, T=20, H=1, **SIZE), torch.float64, run=lambda call, _: cases.gradients(call, backend="auto"))
     assert DEVICE in str(sample("plain").tensors["v"].device)
+
+
+@needs_gpu
+@pytest.mark.parametrize("rank", ["BTH", "BTHK"])
+def test_the_forward_pass_compiles_for_the_backward_pass(rank, monkeypatch):
+    """All kernels at once, on all cores."""
+    from triton import knobs
+
+    call = here(make("plain", rank, B=1, T=70, H=1, K=48, V=80)).to(torch.float32)  # sizes that no other test compiles for
+    leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
+    compiled = []
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **what: compiled.append(what["repr"]))
+    out = call.with_(**leaves)(backend="triton")
+    forward = len(compiled)
+    torch.autograd.grad(out["o"].sum(), list(leaves.values()))
+    assert compiled[forward:] == [] and forward > 2

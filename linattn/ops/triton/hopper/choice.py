@@ -13,17 +13,20 @@ from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, Family
 Chosen = tuple[Any, dict[str, int]]  # a kernel and the options of its launch
 
 
-def prepare(family: Family, decay: Tensor | None) -> Chosen | None:
+def prepare(family: Family, decay: Tensor | None, read: Tensor | None, write: Tensor | None) -> Chosen | None:
     """The kernel that prepares chunks, if there is one."""
     if family.rule == DELTA and family.decay != CHANNEL:
         from linattn.ops.triton.hopper import prepare as module
 
         return module.prepare, module.options()
-    if decay is not None:
-        from linattn.ops.triton.hopper import prepare_channel
+    if decay is not None and family.decay == CHANNEL:
+        from linattn.ops.triton.hopper import prepare_channel, prepare_channel_delta, prepare_channel_erase
 
-        if prepare_channel.fits(family, decay):
-            return prepare_channel.prepare, prepare_channel.options()
+        for by_channel in (prepare_channel, prepare_channel_delta):
+            if by_channel.fits(family, decay):
+                return by_channel.prepare, by_channel.options()
+        if prepare_channel_erase.fits(family, decay, read, write):
+            return prepare_channel_erase.prepare, prepare_channel_erase.options()
     return None
 
 
@@ -41,9 +44,15 @@ def backward(family: Family, size_k: int, size_v: int, local: bool) -> Chosen:
     return module.backward, module.options(family, size_k, size_v, local)
 
 
-def gradients(family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Chosen | None:
-    """The gradients of chunks, if there is a kernel for them."""
-    if family.rule == ERASE or family.decay == CHANNEL:
+def gradients(family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decay: Tensor | None) -> Chosen | None:
+    """The gradients of chunks, if there is a kernel for them; with a decay per channel, of those that settle."""
+    if decay is not None and family.decay == CHANNEL:
+        from linattn.ops.triton.hopper import gradients_channel
+
+        if gradients_channel.fits(family, chunk, q, k, v, do, decay):
+            return gradients_channel.gradients, gradients_channel.options(v.shape[3])
+        return None
+    if family.rule == ERASE:
         return None
     from linattn.ops.triton.hopper import gradients as module
 

@@ -1,0 +1,90 @@
+"""Forgetting attention (arXiv 2503.02130): softmax attention whose scores fade by a gate of every token in between."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "fox",
+    title="Forgetting Transformer",
+    paper="Forgetting Transformer: Softmax Attention with a Forget Gate",
+    arxiv="2503.02130",
+    year=2025,
+    equation=r"o_t = \sum_{i \le t} \mathrm{softmax}_i\Big(q_t k_i^\top / \sqrt{d} + \sum_{l=i+1}^{t} \log f_l\Big) v_i,"
+    r"\quad f_t = \sigma(x_t w + b)",
+    recurrent=False,
+    oracle="fla-core 0.6.0, naive_forgetting_attn",
+)
+class FoX(Mixer):
+    """Without positions: the gates take their place. State: the cache, and how much each slot has faded so far (logarithm).
+
+    ``pro`` is the paper's larger block: keys and values mixed with the last token's by a gate per head, RMS norm on queries and
+    keys, and RMS norm and a sigmoid gate on the output; without it the block is the plain one. Checked against the authors'
+    repository: keys are shifted first and normed afterwards, the gate of the shift weighs the *last* token.
+    """
+
+    piece = PIECE
+
+    def __init__(self, dim: int, heads: int = 4, *, pro: bool = True) -> None:
+        super().__init__(dim)
+        self.heads, self.pro, self.size = heads, pro, head_size("dim", dim, heads)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.f_proj = nn.Linear(dim, heads)
+        if pro:
+            self.k_shift, self.v_shift = nn.Linear(dim, heads, bias=False), nn.Linear(dim, heads, bias=False)
+            self.q_norm, self.k_norm = HeadNorm((heads, self.size)), HeadNorm((heads, self.size))
+            self.norm = HeadNorm((heads, self.size), eps=1e-6)
+            self.g_proj = nn.Linear(dim, dim, bias=False)
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.pro:
+            k, v = self._shifted("k_last", k, self.k_shift(x), state), self._shifted("v_last", v, self.v_shift(x), state)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
+        if self.pro:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.f_proj(x))))
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        assert r.decay is not None
+        (q, _), (f, _) = carry.to_rows(r.q), carry.to_rows(r.decay)
+        slots, real, before = cached(carry, k=r.k, v=r.v)
+        faded, out = carry.get("faded"), []
+        faded = f[:, :0] if faded is None else faded  # [rows, slots, H]: the sum of the gates behind each slot
+        for start, stop in pieces(carry.tokens, self.piece):
+            gates, last = f[:, start:stop], before + stop
+            # summed one gate after the other from each key on, not as a difference of two long sums, which would not be exact
+            behind = torch.ones(stop - start, stop - start, dtype=torch.bool, device=f.device).tril(-1)
+            own = torch.where(behind[..., None], gates[:, :, None], 0.0)  # [rows, queries, slots of the piece, H]
+            fading = torch.cat([faded[:, None] + gates.cumsum(1)[:, :, None], own.cumsum(1)], 2)
+            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(slots["k"][:, :last])) * self.size**-0.5
+            out.append(softmax(scores + fading.permute(0, 3, 1, 2), upto(real, before + start, last), slots["v"][:, :last]))
+            faded = torch.cat([faded + gates.sum(1, keepdim=True), own.sum(1)], 1)
+        carry.keep("faded", faded)
+        return carry.from_rows(torch.cat(out, 1))
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        if self.pro:
+            o = (wide(self.norm(o)) * wide(self.g_proj(x)).sigmoid().unflatten(-1, (self.heads, -1))).to(o.dtype)
+        return self.o_proj(o.flatten(-2))
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        batch, tokens, heads, size = r.q.shape
+        return 2 * batch * heads * (tokens * past + tokens * (tokens + 1) // 2) * (size + r.v.shape[3])
+
+    def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: Carry) -> Tensor:
+        """``x`` [B, T, D] mixed with the token before it by a gate per head."""
+        longer, places = carry.context(name, x, 1)
+        last = longer[:, :-1] if places is None else longer.index_select(1, places - 1)
+        weight = wide(gate).sigmoid().repeat_interleave(self.size, -1)
+        return (weight * wide(last) + (1 - weight) * wide(x)).to(x.dtype)

@@ -1,0 +1,88 @@
+"""PaTH attention (arXiv 2505.16381): between a key and a later query stand reflections, one for every token in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.registry import register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reflected(Recurrence):
+    """``w`` [B, T, H, K], of unit length: the normal of each token's reflection; ``beta`` says how far it goes (2: all the way)."""
+
+    w: Tensor
+
+
+@register(
+    "path",
+    title="PaTH attention",
+    paper="PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+    arxiv="2505.16381",
+    year=2025,
+    equation=r"o_t = \sum_{i \le t} \mathrm{softmax}_i\Big(q_t \prod_{s=t}^{i+1} (I - \beta_s w_s^\top w_s)\, k_i^\top / \sqrt{d}\Big) v_i",
+    recurrent=False,
+    oracle="fla-core 0.6.0, naive_path_attn",
+)
+class PaTH(Mixer):
+    """w is a low-rank map of the token through a short convolution and SiLU, of unit length; β = 2 σ(x b + c).
+
+    Every token reflects all keys before it, so the state is the cache of keys as the last token left them, in float32, and
+    the values. Within ``piece`` tokens the reflections are not carried out: a triangular system gives what all of them together change.
+    """
+
+    piece = PIECE
+
+    def __init__(self, dim: int, heads: int = 4, *, rank: int = 32, conv_width: int = 3, qk_norm: bool = False) -> None:
+        super().__init__(dim)
+        self.heads, self.size = heads, head_size("dim", dim, heads)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.w_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
+        self.conv = ShortConvolution(dim, conv_width)
+        self.b_proj = nn.Linear(dim, heads)
+        self.q_norm, self.k_norm = (HeadNorm(self.size) if qk_norm else nn.Identity() for _ in range(2))
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        w = self.conv(self.w_proj(x), state)
+        q, k, v, w = (t.unflatten(-1, (self.heads, -1)) for t in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w))
+        return Reflected(self.q_norm(q), self.k_norm(k), v, beta=2 * wide(self.b_proj(x)).sigmoid(), w=unit(w))
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        assert isinstance(r, Reflected)
+        assert r.beta is not None
+        (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (wide(r.q), r.w, r.beta))
+        slots, real, before = cached(carry, k=wide(r.k), v=r.v)
+        q, w, k = (t.transpose(1, 2) for t in (q, w, slots["k"]))  # [rows, H, T or slots, K]
+        beta, out = beta.mT[..., None], []
+        for start, stop in pieces(carry.tokens, self.piece):
+            seen, rest = k[:, :, : before + stop], k[:, :, before + stop :]
+            seen, o = self._piece(q[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], seen, before + start, real, slots["v"])
+            k = torch.cat([seen, rest], 2)
+            out.append(o)
+        carry.keep("k", k.transpose(1, 2))
+        return carry.from_rows(torch.cat(out, 1))
+
+    def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int, real: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Of queries in the slots from ``first`` on: the keys ``k`` [rows, H, slots, K] as they leave them, and the output."""
+        tokens, slots = q.shape[2], k.shape[2]
+        behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # keys before a reflection
+        met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: what each reflection would take of each key, alone
+        each = torch.eye(tokens, dtype=w.dtype, device=w.device) + (beta * (w @ w.mT)).tril(-1)
+        taken = torch.linalg.solve_triangular(each, met, upper=False, unitriangular=True)  # what it takes after those before it
+        scores = (q @ k.mT - (q @ w.mT).tril() @ taken) * self.size**-0.5
+        return k - taken.mT @ w, softmax(scores, upto(real, first, slots), v[:, :slots])
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(o.flatten(-2))
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        batch, tokens, heads, size = r.q.shape
+        pairs = tokens * past + tokens * (tokens + 1) // 2
+        return 2 * batch * heads * pairs * (3 * size + r.v.shape[3])  # a key meets a reflection, gives way to it, and meets a query

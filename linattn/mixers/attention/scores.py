@@ -1,0 +1,50 @@
+"""What attentions with scores of their own share: the cache, and softmax over what a token may see, some queries at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+
+PIECE = 256  # queries whose scores are held at once
+
+
+def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
+    """Borders of the pieces of at most ``size`` tokens; of no tokens one empty piece."""
+    for start in range(0, max(tokens, 1), size):
+        yield start, min(start + size, tokens)
+
+
+def cached(carry: Carry, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
+    """Each of ``new`` [B, T, ...] as one row a sequence, behind what earlier calls kept under its name; keeps them all.
+
+    Beside them, which slots are worth a look, [rows, slots], and how many are from earlier calls. Filler behind a row's own
+    tokens counts as worth a look: no real token comes after it. Packed sequences get T slots each.
+    """
+    slots, real = {}, None
+    for name, x in new.items():
+        own, real = carry.to_rows(x)
+        old = carry.get(name)
+        slots[name] = own if old is None else torch.cat([old.to(own.dtype), own], 1)
+        carry.keep(name, slots[name])
+    every = torch.ones(carry.rows, carry.tokens, dtype=torch.bool, device=own.device)
+    old = carry.get("valid")
+    old = every[:, :0] if old is None else old
+    carry.keep("valid", torch.cat([old, every if real is None else real], 1))
+    return slots, torch.cat([old, every], 1), old.shape[1]
+
+
+def upto(real: Tensor, first: int, last: int) -> Tensor:
+    """What queries in the slots from ``first`` to before ``last`` may see of the slots before ``last``: [rows, queries, last]."""
+    causal = torch.ones(last - first, last, dtype=torch.bool, device=real.device).tril(first)
+    return real[:, None, :last] & causal
+
+
+def softmax(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
+    """Weights exp(scores) [rows, H, T, slots] where ``seen`` [rows, T, slots], of v [rows, slots, H, V]: [rows, T, H, V]."""
+    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype)

@@ -1,0 +1,49 @@
+"""Gated retention (YOCO, arXiv 2405.05254): RetNet whose decay each token sets for each head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, head_size, rotate, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "gated_retnet",
+    title="Gated retention (YOCO)",
+    paper="You Only Cache Once: Decoder-Decoder Architectures for Language Models",
+    arxiv="2405.05254",
+    year=2024,
+    seeds=("004",),
+    equation=r"S_t = \gamma_t S_{t-1} + k_t^\top v_t,\quad \gamma_t = \sigma(x_t w)^{1/16},\quad o_t = q_t S_t",
+    oracle="fla-core 0.6.0, naive_recurrent_simple_gla; the whole block against its parallel form with explicit matrices",
+)
+class GatedRetNet(Mixer):
+    """Rotary queries and keys, RMS norm per head without weights, swish gate; keys and values of dim.
+
+    Checked against the paper's code (microsoft/unilm, YOCO/yoco/models/decoder/gate_retention.py): γ has one row of weights a
+    head and no bias, the frequencies are 10000^-linspace(0, 1, K / 2), neighbouring channels turn together.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, tau: float = 16.0) -> None:
+        super().__init__(dim)
+        self.heads, self.size, self.tau = heads, head_size("dim", dim, heads), tau
+        if self.size % 2:
+            raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")
+        self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(5))
+        self.decay_proj = nn.Linear(dim, heads, bias=False)
+        self.norm = HeadNorm(self.size, eps=1e-5, affine=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        angles = state.positions[..., None] * frequencies  # [B, T, K / 2]
+        q, k = (rotate(t, angles, interleaved=True) for t in (q, k))
+        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.decay_proj(x))) / self.tau)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))

@@ -1,0 +1,55 @@
+"""Lightning attention (arXiv 2401.04658), as in MiniMax-01 and TransNormerLLM: each head forgets at a constant rate of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "lightning",
+    title="Lightning attention",
+    paper="Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language Models",
+    arxiv="2401.04658",
+    year=2024,
+    equation=r"S_t = e^{-s_h} S_{t-1} + k_t^\top v_t,\quad s_h = 2^{-8h/H} \left(1 - \tfrac{l}{L-1} + 10^{-5}\right),\quad o_t = q_t S_t",
+    oracle="transformers, MiniMaxLightningAttention",
+)
+class Lightning(Mixer):
+    """SiLU on queries, keys and values, no scale; RMS norm over all heads together and a sigmoid gate on the output.
+
+    ``layer`` of ``layers`` is the place l of L in a stack: heads of later layers forget less, those of the last hardly at all.
+    The rates, and ``head_dim`` beside heads (128 and 64 for a width of 6144), are those of MiniMax-01 in transformers.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, head_dim: int | None = None, layer: int = 0, layers: int = 1) -> None:
+        super().__init__(dim)
+        if not 0 <= layer < layers:
+            raise ValueError(f"layer must be at least 0 and less than layers = {layers}, but came as {layer}")
+        self.heads, width = heads, heads * (head_size("dim", dim, heads) if head_dim is None else head_dim)
+        self.strength = 1 - layer / (layers - 1 + 1e-5) + 1e-5
+        self.qkv_proj = nn.Linear(dim, 3 * width, bias=False)
+        self.g_proj = nn.Linear(dim, width, bias=False)
+        self.norm = HeadNorm(width, eps=1e-6)
+        self.o_proj = nn.Linear(width, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = F.silu(self.qkv_proj(x)).unflatten(-1, (self.heads, 3, -1)).unbind(-2)
+        head = torch.arange(1, self.heads + 1, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        return Recurrence(q, k, v, decay=-self.strength * torch.exp2(-8 * head / self.heads), scale=1.0)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(self.norm(o.flatten(-2)) * self.g_proj(x).sigmoid())
+
+    def load_minimax(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the ``state_dict`` of a MiniMaxLightningAttention of transformers with the same sizes, layer and layers."""
+        names = {"qkv_proj": "qkv_proj", "g_proj": "output_gate", "norm": "norm", "o_proj": "out_proj"}
+        self.load_state_dict({f"{ours}.weight": weights[f"{theirs}.weight"] for ours, theirs in names.items()})

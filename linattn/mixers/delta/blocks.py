@@ -1,0 +1,42 @@
+"""Blocks of time for memories that learn by mini-batches: TTT and Titans. A block begins where the position is a multiple of its size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.carry import Carry
+
+
+class Blocks:
+    """The tokens of one call in ``count`` blocks of ``size``, a row for every sequence; a block may have begun in an earlier call.
+
+    ``present`` [rows, count, size] says where tokens of this call stand, ``finished`` [rows, count] which blocks end in it.
+    """
+
+    def __init__(self, carry: Carry, size: int, device: torch.device) -> None:
+        self.carry, self.size = carry, size
+        longest = carry.tokens + (0 if carry.fresh else size - 1)
+        self.count = max(1, -(-longest // size))
+        self.shift = (carry.start % size)[:, None]  # [rows, 1]
+        self.token = torch.arange(self.count * size, device=device) - self.shift  # [rows, count * size]
+        end = carry.counts[:, None]
+        self.present = ((self.token >= 0) & (self.token < end)).unflatten(1, (self.count, size))
+        self.finished = self.shift + end >= (torch.arange(self.count, device=device) + 1) * size
+
+    def place(self, x: Tensor) -> Tensor:
+        """[B, T, H, ...] to [rows, count, H, size, ...], zeros where no token stands."""
+        rows, _ = self.carry.to_rows(x)
+        if self.carry.tokens == 0:
+            rows = torch.cat([rows, rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])], 1)  # there must be something to gather
+        index = self.token.clamp(0, rows.shape[1] - 1)
+        placed = rows.gather(1, index.view(*index.shape, *[1] * (rows.ndim - 2)).expand(-1, -1, *rows.shape[2:]))
+        placed = placed.unflatten(1, (self.count, self.size))
+        real = self.present.view(*self.present.shape, *[1] * (rows.ndim - 2))
+        return torch.where(real, placed, 0.0).transpose(2, 3)
+
+    def back(self, blocks: list[Tensor]) -> Tensor:
+        """The ``count`` outputs [rows, H, size, V] to [B, T, H, V]."""
+        y = torch.cat(blocks, 2).transpose(1, 2)  # [rows, count * size, H, V]
+        index = self.shift + torch.arange(self.carry.tokens, device=y.device)
+        return self.carry.from_rows(y.gather(1, index[..., None, None].expand(-1, -1, *y.shape[2:])))

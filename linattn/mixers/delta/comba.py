@@ -1,0 +1,63 @@
+"""Comba (arXiv 2506.02475): the delta rule whose feedback is weaker than its writing, and whose output is corrected by the key."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.delta.kda import time_steps
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.registry import register
+
+
+@register(
+    "comba",
+    title="Comba",
+    paper="Comba: Improving Bilinear RNNs with Closed-loop Control",
+    arxiv="2506.02475",
+    year=2025,
+    equation=r"S_t = \alpha_t S_{t-1} + \beta_t k_t^\top (v_t - p_t S_{t-1}),\quad p_t = \sigma(b)\, k_t,"
+    r"\quad o_t = (q_t - d\, k_t) S_t,\quad \alpha_t = \exp(-e^{A}\,\mathrm{softplus}(x_t w + c))",
+    oracle="fla-core 0.6.0, naive_chunk_comba",
+)
+class Comba(Mixer):
+    """Keys of dim, values of ``value_ratio`` dim; b and d are a number per head, ``correction`` is what d starts from.
+
+    Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a sigmoid gate. The
+    authors start d at 1, and at 0.02 in small models. The feedback p reads the state *before* it fades (the transition is
+    α - σ(b) β kᵀk, one scalar plus one rank): so do the paper, the authors' two kernels in fla and its naive_chunk_comba; its
+    naive_recurrent_comba, which lets p read the faded state, is the odd one out. Their layer takes the length out of q - d p
+    and of p once more, so that σ(b) no longer weakens the feedback; here it does, as in the paper's equations.
+    """
+
+    keep_float32 = ("A_log", "dt_bias")
+
+    def __init__(self, dim: int, heads: int = 4, *, value_ratio: float = 2.0, correction: float = 1.0, conv_width: int = 4) -> None:
+        super().__init__(dim)
+        self.heads, self.keys, self.values = heads, dim, int(dim * value_ratio)
+        head_size("dim", dim, heads)
+        self.qkv_proj = nn.Linear(dim, 2 * self.keys + self.values, bias=False)
+        self.conv = ShortConvolution(2 * self.keys + self.values, conv_width)
+        self.a_proj, self.b_proj = nn.Linear(dim, heads, bias=False), nn.Linear(dim, heads, bias=False)
+        self.feedback = nn.Parameter(torch.ones(heads))  # b, before its sigmoid
+        self.correction = nn.Parameter(torch.full((heads,), correction))  # d
+        self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.float32).uniform_(0.01, 16).log())
+        self.dt_bias = nn.Parameter(time_steps(heads))
+        self.g_proj = nn.Linear(dim, self.values, bias=False)
+        self.norm = HeadNorm(head_size("dim * value_ratio", self.values, heads))
+        self.o_proj = nn.Linear(self.values, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
+        k = wide(unit(k).to(v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
+        beta = wide(self.b_proj(x)).sigmoid()[..., None]
+        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        q = unit(q) - wide(self.correction)[:, None] * k
+        return Recurrence(q, k, beta * wide(v), decay=decay, erase=(wide(self.feedback).sigmoid()[:, None] * k, -beta * k))
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj((wide(self.norm(o)).flatten(-2) * wide(self.g_proj(x)).sigmoid()).to(o.dtype))

@@ -1,0 +1,144 @@
+"""Titans' neural memory (arXiv 2501.00663): a network that learns at test time, by gradient descent with momentum and forgetting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry
+from linattn.mixers.delta.blocks import Blocks
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.registry import register
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What becomes of things in a block, token by token: of the memory it began with (``kept``, c), of the momentum it began with
+    (``pushed``, f), both [rows, H, n, 1], and of each token's gradient (``learned`` G for the memory, ``moving`` E for the
+    momentum), both [rows, H, n, n] and scaled by the rates. ``decayed`` [rows, H, n, 1] is what is left of the momentum.
+    """
+
+    kept: Tensor
+    pushed: Tensor
+    learned: Tensor
+    decayed: Tensor
+    moving: Tensor
+
+
+@register(
+    "titans",
+    title="Titans (neural long-term memory)",
+    paper="Titans: Learning to Memorize at Test Time",
+    arxiv="2501.00663",
+    year=2024,
+    equation=r"M_t = (1 - \alpha_t) M_{t-1} + S_t,\quad"
+    r" S_t = \eta_t S_{t-1} - \theta_t \nabla_M \lVert M(k_t) - v_t \rVert^2 \big|_{M_{t'}},"
+    r"\quad o_t = M_t(q_t)",
+    linear_in_values=False,
+    oracle="torch.autograd of the loss in the paper, token by token in float64",
+)
+class Titans(Mixer):
+    """The memory module alone, as the paper's LMM. For each head it is a network of ``depth`` square maps with SiLU between them.
+
+    Within a block of ``block`` tokens, counted from the start of the sequence, all gradients are taken at the memory that it
+    began with (t'), while momentum, forgetting and reading go token by token; that makes a block a few matrix products. Only
+    blocks are gone through one after the other. Short convolution and SiLU on q, k and v, queries and keys of unit length, norm
+    and a SiLU gate on the output. α, η and θ / ``rate`` are sigmoids of the token; α starts near 0. State: the memory at the
+    start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The paper leaves rate and
+    initialisation open; there is no official code. The reference in fla-core 0.6.0 is TTT's inner model with a slip: in the
+    derivative of its layer norm the first of three terms is not divided by the deviation.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, depth: int = 2, block: int = 16, rate: float = 0.1, conv_width: int = 4) -> None:
+        super().__init__(dim)
+        for name, value in (("depth", depth), ("block", block)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but came as {value}")
+        self.heads, self.size, self.depth, self.block, self.rate = heads, head_size("dim", dim, heads), depth, block, rate
+        self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.conv = ShortConvolution(3 * dim, conv_width)
+        self.gates_proj = nn.Linear(dim, 3 * heads)  # α, η, θ
+        with torch.no_grad():
+            self.gates_proj.bias.copy_(torch.tensor([-4.0, 0.0, 0.0]).repeat_interleave(heads))
+        self.memory = nn.Parameter(torch.randn(depth, heads, self.size, self.size) * self.size**-0.5)
+        self.norm = HeadNorm(self.size)
+        self.g_proj = nn.Linear(dim, dim, bias=False)
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        q, k, v = self.conv(self.qkv_proj(x), carry).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        gates = wide(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(2)
+        blocks = Blocks(carry, self.block, x.device)
+        q, k, v, *gates = (blocks.place(t) for t in (unit(q), unit(k), wide(v), *gates))
+        o = self.norm(blocks.back(self._learn(blocks, carry, q, k, v, gates))).flatten(-2)
+        return self.o_proj((o * F.silu(wide(self.g_proj(x)))).to(x.dtype))
+
+    def _learn(self, blocks: Blocks, carry: Carry, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor]) -> list[Tensor]:
+        """q, k, v [rows, blocks, H, n, K] and the gates [rows, blocks, H, n] before their sigmoids; the outputs block by block."""
+        start, now, momentum = self._first(q, carry)  # each [rows, depth, H, K, K]
+        out = []
+        for i in range(blocks.count):
+            inputs, errors = self._gradients(k[:, i], v[:, i], start)
+            fates = self._fates([g[:, i] for g in gates], blocks.present[:, i, None])
+            out.append(self._read(q[:, i], now, momentum, inputs, errors, fates))
+            last = {name: getattr(fates, name)[:, None, :, -1:] for name in ("kept", "pushed", "decayed", "learned", "moving")}
+            a, d = torch.stack(inputs, 1), torch.stack(errors, 1)  # [rows, depth, H, n, K]
+            now = last["kept"] * now + last["pushed"] * momentum - (last["learned"].mT * a).mT @ d
+            momentum = last["decayed"] * momentum - (last["moving"].mT * a).mT @ d
+            start = torch.where(blocks.finished[:, i, None, None, None, None], now, start)
+        for name, t in {"start": start, "memory": now, "momentum": momentum}.items():
+            carry.keep(name, t)
+        return out
+
+    def _first(self, like: Tensor, carry: Carry) -> list[Tensor]:
+        if not carry.fresh:
+            return [wide(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")]
+        memory = self.memory.to(like.dtype).expand(carry.rows, -1, -1, -1, -1)
+        return [memory.clone(), memory.clone(), torch.zeros_like(memory)]
+
+    def _gradients(self, k: Tensor, v: Tensor, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Of the squared distance of M(k) and v, for each map of M: its inputs and the errors at its outputs, [rows, H, n, K] each."""
+        inputs, outputs = [k], []
+        for w in memory.unbind(1):
+            outputs.append(inputs[-1] @ w)
+            inputs.append(F.silu(outputs[-1]))
+        errors = [2 * (outputs[-1] - v)]
+        for w, z in zip(reversed(memory.unbind(1)[1:]), reversed(outputs[:-1]), strict=True):
+            gate = z.sigmoid()
+            errors.insert(0, (errors[0] @ w.mT) * gate * (1 + z * (1 - gate)))
+        return inputs[:-1], errors
+
+    def _fates(self, gates: list[Tensor], present: Tensor) -> Fates:
+        """The gates [rows, H, n] of a block; tokens that are not ``present`` [rows, 1, n] leave everything as it is."""
+        alpha, eta, theta = gates
+        keep, slow = (torch.where(present, F.logsigmoid(g), 0.0) for g in (-alpha, eta))
+        size = self.block
+        behind = torch.ones(size, size, dtype=torch.bool, device=alpha.device).tril()
+
+        def products(log: Tensor) -> Tensor:
+            """Of the gates after token j up to token t, [rows, H, t, j]; 0 for later j."""
+            steps = torch.where(behind.tril(-1), log[..., None], 0.0).cumsum(-2)  # sums, never differences of sums
+            return torch.where(behind, steps, -torch.inf).exp()
+
+        rates = torch.where(present, self.rate * theta.sigmoid(), 0.0)[..., None, :]
+        counted = products(keep) * present[..., None, :]  # only at tokens does momentum move the memory
+        decayed, moving = slow.cumsum(-1).exp()[..., None], products(slow)
+        return Fates(keep.cumsum(-1).exp()[..., None], counted @ decayed, counted @ moving * rates, decayed, moving * rates)
+
+    def _read(self, q: Tensor, now: Tensor, momentum: Tensor, inputs: list[Tensor], errors: list[Tensor], fates: Fates) -> Tensor:
+        """M_t(q_t), without ever forming M_t: each map is what became of the old one and of the gradients, applied to q."""
+        for level, (a, d) in enumerate(zip(inputs, errors, strict=True)):
+            q = F.silu(q) if level else q
+            q = fates.kept * (q @ now[:, level]) + fates.pushed * (q @ momentum[:, level]) - (fates.learned * (q @ a.mT)) @ d
+        return q
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        batch, tokens, dim = x.shape
+        maps = 5 * dim * dim + 3 * dim * self.heads + 3 * dim * self.conv.width
+        inner = dim * self.depth * (6 * self.size + self.block + 1)  # forward, back, two reads and two sums; meetings in a block
+        return 2 * batch * tokens * (maps + inner)

@@ -1,0 +1,149 @@
+"""What the kernels of the similarity share: φ(q_t) S_t / (φ(q_t) z_t), causal or over all tokens, and exponentials that never overflow."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import head_size, wide
+from linattn.ops import diagonal_scan, linear_attention, running_max
+
+NOTHING = -1e30  # logarithm of what no token has: below every gate, and finite, so that differences of two are no NaN
+
+
+class KernelAttention(Mixer):
+    """Linear attention by a feature map: a subclass gives :meth:`features` and, with ``normalize = "return"``, :meth:`guard`.
+
+    ``causal=False`` lets every token read all tokens of its sequence, as an encoder does; then there is no state, and one is refused.
+
+    Args:
+        dim: width D of the model.
+        heads: H; dim must be a multiple.
+        causal: whether a token sees the earlier ones and itself, or all.
+        feature_dim: channels of each head's queries and keys before the feature map; those of the values if None.
+        bias: whether the projections of queries, keys and values have one.
+        out_bias: whether the last projection has one; as ``bias`` if None.
+    """
+
+    normalize: float | str = 1e-6
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        causal: bool,
+        *,
+        feature_dim: int | None = None,
+        bias: bool = False,
+        out_bias: bool | None = None,
+    ) -> None:
+        super().__init__(dim)
+        size = head_size("dim", dim, heads)
+        self.heads, self.causal = heads, causal
+        self.feature_dim = size if feature_dim is None else feature_dim
+        if self.feature_dim < 1:
+            raise ValueError(f"feature_dim must be at least 1, but came as {feature_dim}")
+        self.q_proj, self.k_proj = (nn.Linear(dim, heads * self.feature_dim, bias=bias) for _ in range(2))
+        self.v_proj = nn.Linear(dim, dim, bias=bias)
+        self.o_proj = nn.Linear(dim, dim, bias=bias if out_bias is None else out_bias)
+
+    def heads_of(self, x: Tensor) -> list[Tensor]:
+        """q, k [B, T, H, K] in float32 (float64 for float64) and v [B, T, H, V]."""
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return [wide(q), wide(k), v]
+
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        """φ of queries and of keys."""
+        raise NotImplementedError(f"{type(self).__name__} must implement features(q, k, state) or project(x, state)")
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = self.heads_of(x)
+        q, k = self.features(q, k, state)
+        return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
+
+    def recurrence(self, x: Tensor, carry: Carry) -> Recurrence:
+        if not self.causal and (carry.returning or not carry.fresh):
+            raise ValueError("causal=False has no state: every token reads all tokens, so none can come in a later call")
+        return super().recurrence(x, carry)
+
+    def guard(self, denominator: Tensor) -> Tensor:
+        """What is divided by in place of φ(q_t) z_t, [B, T, H]."""
+        return denominator
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        o: Tensor | tuple[Tensor, Tensor]
+        if self.causal:
+            o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, carry))  # a pair where r.normalize is "return"
+        else:
+            o = linear_attention(
+                r.q, r.k, r.v, normalize=r.normalize, scale=r.scale, causal=False, cu_seqlens=carry.cu_seqlens, form=self.form
+            )
+        if isinstance(o, Tensor):
+            return o
+        o, denominator = o
+        return (wide(o) / self.guard(denominator)[..., None]).to(o.dtype)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(o.flatten(-2))
+
+
+def maximum_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest x [B, T, D] of each sequence before each token, with it, and in all: [B, T, D] twice and [rows, D].
+
+    The last is kept under ``name``.
+    """
+    x = only_real(wide(x), carry)
+    first = _first(x, carry, name)
+    m, last = running_max(x.new_zeros(x.shape[-1]), x, initial_state=first, return_state=True, cu_seqlens=carry.cu_seqlens)
+    carry.keep(name, last)
+    return _before(m, first, carry), m, last
+
+
+def logsumexp_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of L_t = log Σ_{i ≤ t} exp(x_i), differentiable. Where no token came before it is :data:`NOTHING`."""
+    x = only_real(wide(x), carry)
+    first, cu = _first(x, carry, name), carry.cu_seqlens
+    start = first.detach()
+    m, m_last = running_max(x.new_zeros(x.shape[-1]), x.detach(), initial_state=start, return_state=True, cu_seqlens=cu)
+    total = torch.where(start > NOTHING / 2, (first - start).exp(), 0.0)
+    fade = log_fading(_before(m, start, carry), m)
+    total, total_last = diagonal_scan(fade, (x - m).exp(), initial_state=total, return_state=True, cu_seqlens=cu)
+    log, last = m + total.log(), m_last + total_last.clamp_min(torch.finfo(x.dtype).tiny).log()  # 0 where there is no token
+    carry.keep(name, last)
+    return _before(log, first, carry), log, last
+
+
+def log_fading(before: Tensor, now: Tensor) -> Tensor:
+    """The decay that takes sums in units of exp(before) to units of exp(now); 0 at the start, where there is nothing to fade."""
+    return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may leave a trace above 0
+
+
+def to_tokens(rows: Tensor, carry: Carry) -> Tensor:
+    """What every sequence has one of, [rows, D], beside its tokens: [B, 1, D], packed [1, T, D]."""
+    return rows[:, None] if carry.cu_seqlens is None else rows[carry.sequence][None]
+
+
+def only_real(x: Tensor, carry: Carry) -> Tensor:
+    """Logarithms x [B, T, D] with :data:`NOTHING` in place of padding."""
+    valid = carry.valid
+    return x if valid is None else torch.where(valid[..., None], x, NOTHING)
+
+
+def _first(x: Tensor, carry: Carry, name: str) -> Tensor:
+    old = carry.get(name)
+    return x.new_full((carry.rows, x.shape[-1]), NOTHING) if old is None else old.to(x.dtype)
+
+
+def _before(x: Tensor, first: Tensor, carry: Carry) -> Tensor:
+    """x [B, T, D] one token later, each sequence's ``first`` [rows, D] in front."""
+    if carry.cu_seqlens is None:
+        return torch.cat([first[:, None], x], 1)[:, :-1]
+    if carry.tokens == 0 or carry.rows == 0:
+        return x
+    n = carry.sequence
+    starts = torch.arange(carry.tokens, device=x.device) == carry.cu_seqlens[n]
+    return torch.where(starts[:, None], first[n], torch.cat([x[:, :1], x[:, :-1]], 1)[0])[None]

@@ -1,0 +1,45 @@
+"""Hedgehog (arXiv 2402.04347): a small learned map of each head, and the softmaxes of its output and of the opposite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.carry import Carry
+from linattn.mixers.kernel.attention import KernelAttention
+from linattn.mixers.parts import wide
+from linattn.mixers.registry import register
+from linattn.ops.features import both_softmaxes
+
+_FLOOR = 1e-12  # of a feature, as in the authors' code
+
+
+@register(
+    "hedgehog",
+    title="Hedgehog",
+    paper="The Hedgehog & the Porcupine: Expressive Linear Attentions with Softmax Mimicry",
+    arxiv="2402.04347",
+    year=2024,
+    seeds=("001",),
+    equation=r"o_t = \frac{\phi_q(q_t) S_t}{\phi_q(q_t) z_t^\top + \varepsilon},"
+    r"\quad \phi(x) = [\mathrm{softmax}(x W), \mathrm{softmax}(-x W)]",
+    oracle="fla-core 0.6.0, naive_recurrent_linear_attn on features written in the test; the quadratic formula in float64",
+)
+class Hedgehog(KernelAttention):
+    """``q_map`` and ``k_map`` [H, d, d] start as the identity. In the paper they are first trained to copy a model's softmax attention.
+
+    Checked in the authors' code: maps without bias, apart for each head and for queries and keys; a softmax of each sign, clamped at
+    1e-12. (Another implementation takes one softmax over both signs together.)
+    """
+
+    normalize = 1e-12
+
+    def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
+        super().__init__(dim, heads, causal)
+        identity = torch.eye(self.feature_dim).expand(heads, -1, -1)
+        self.q_map, self.k_map = (nn.Parameter(identity.clone()) for _ in range(2))
+
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        mapped = (torch.einsum("bthd,hdf->bthf", x, wide(w)) for x, w in ((q, self.q_map), (k, self.k_map)))
+        q, k = (both_softmaxes(x).clamp_min(_FLOOR) for x in mapped)
+        return q, k

@@ -1,0 +1,108 @@
+"""Performer (arXiv 2009.14794): positive random features whose products are, on average, the exponential of q·k."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.kernel.attention import KernelAttention, log_fading, maximum_so_far, only_real, to_tokens
+from linattn.mixers.registry import register
+from linattn.ops.features import orthogonal_gaussian
+
+
+class RandomFeatures(KernelAttention):
+    """Features exp(W x - g(x)) + ε of x = q or k, W orthogonal Gaussian [m, d] and the same for all heads.
+
+    The exponent is kept at most 0. For a query that takes its own largest W x. For keys it takes the largest so far, M_t: what stands in
+    S before is faded by exp(M_{t-1} - M_t), so no token depends on a later one. (The authors' code takes the largest of all keys, which
+    together with ε lets the future be seen.) State: S, z and M, ``log_max`` [rows, H].
+
+    ``redraw`` draws W anew; the paper does so every 1000 steps of training.
+    """
+
+    normalize = 1e-30  # against 0 / 0 where there is no token: features are positive
+    keep_float32 = ("projection",)
+    projection: Tensor
+
+    def __init__(self, dim: int, heads: int, causal: bool, *, random_features: int | None, eps: float, out_bias: bool = False) -> None:
+        super().__init__(dim, heads, causal, out_bias=out_bias)
+        size = self.feature_dim
+        count = max(1, int(size * math.log(size))) if random_features is None else random_features
+        if count < 1:
+            raise ValueError(f"random_features must be at least 1, but came as {random_features}")
+        self.random_features, self.eps = count, eps
+        self.register_buffer("projection", orthogonal_gaussian(count, size))
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, from ``generator`` (of the CPU) if given. States made with the old ones do not fit the new."""
+        self.projection.copy_(orthogonal_gaussian(*self.projection.shape, generator=generator))
+
+    def exponents(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """W q, W k [B, T, H, m], and what is subtracted from each, g(q) and g(k) [B, T, H, 1]."""
+        raise NotImplementedError(f"{type(self).__name__} must implement exponents(q, k)")
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, k, v = self.heads_of(x)
+        q, k, less_q, less_k = self.exponents(q, k)
+        k = only_real(k.flatten(-2), state).view_as(k)
+        before, top, last = maximum_so_far(k.amax(-1), state, "log_max")  # [B, T, H]
+        decay = log_fading(before, top) if self.causal else None
+        if not self.causal:
+            top = to_tokens(last, state)
+        q = (q - less_q - q.amax(-1, keepdim=True)).exp() + self.eps
+        k = (k - less_k - top[..., None]).exp() + self.eps
+        ratio = self.random_features**-0.5
+        return Recurrence(ratio * q, ratio * k, v, decay=decay, normalize=self.normalize, scale=1.0)
+
+
+@register(
+    "performer",
+    title="Performer",
+    paper="Rethinking Attention with Performers",
+    arxiv="2009.14794",
+    year=2020,
+    seeds=("001",),
+    equation=r"o_t = \frac{\phi(q_t) S_t}{\phi(q_t) z_t^\top},"
+    r"\quad \phi(x) = \frac{1}{\sqrt m} \left(\exp(W x - \lVert x \rVert^2 / 2) + \varepsilon\right),\quad x \leftarrow x / d^{1/4}",
+    oracle="performer-pytorch 1.1.4, FastAttention and SelfAttention with the same weights and features",
+)
+class Performer(RandomFeatures):
+    """``kernel="softmax"``: FAVOR+, ε = 1e-4; ``"relu"``: max(W x, 0) + 1e-3, no exponentials, no stabiliser.
+
+    Checked in performer-pytorch, which transcribes the authors' JAX code: m = d ln d, both ε, the scale d^-1/4, lengths of rows of W
+    drawn as those of Gaussian vectors.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 4,
+        *,
+        random_features: int | None = None,
+        kernel: str = "softmax",
+        eps: float | None = None,
+        causal: bool = True,
+    ) -> None:
+        if kernel not in ("softmax", "relu"):
+            raise ValueError(f"kernel must be 'softmax' or 'relu', but came as {kernel!r}")
+        eps = (1e-4 if kernel == "softmax" else 1e-3) if eps is None else eps
+        super().__init__(dim, heads, causal, random_features=random_features, eps=eps, out_bias=True)
+        self.kernel = kernel
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        if self.kernel == "softmax":
+            return super().project(x, state)
+        q, k, v = self.heads_of(x)
+        q, k = ((t * self.feature_dim**-0.25 @ self.projection.to(t.dtype).T).relu() + self.eps for t in (q, k))
+        return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
+
+    def exponents(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k = q * self.feature_dim**-0.25, k * self.feature_dim**-0.25
+        less_q, less_k = (t.square().sum(-1, keepdim=True) / 2 for t in (q, k))
+        w = self.projection.to(q.dtype).T
+        return q @ w, k @ w, less_q, less_k

@@ -1,0 +1,41 @@
+"""ReBased (arXiv 2402.10644): the square of the dot product of normed queries and keys, whose norms learn to shift and scale."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.carry import Carry
+from linattn.mixers.kernel.attention import KernelAttention
+from linattn.mixers.parts import wide
+from linattn.mixers.registry import register
+from linattn.ops.features import squares
+
+
+@register(
+    "rebased",
+    title="ReBased",
+    paper="Linear Transformers with Learnable Kernel Functions are Better In-Context Models",
+    arxiv="2402.10644",
+    year=2024,
+    seeds=("001",),
+    equation=r"o_t = \frac{\sum_{i \le t} (q_t k_i^\top)^2 v_i}{\sum_{i \le t} (q_t k_i^\top)^2 + \varepsilon},"
+    r"\quad q_t = \gamma_q \odot \mathrm{norm}(x_t W_q) + \beta_q,\quad k_t = \gamma_k \odot \mathrm{norm}(x_t W_k) + \beta_k",
+    oracle="fla-core 0.6.0, naive_parallel_rebased",
+)
+class ReBased(KernelAttention):
+    """As in the authors' code: one layer norm over the channels of all heads for queries, one for keys, 16 channels a head, ε = 1e-12."""
+
+    normalize = 1e-12
+
+    def __init__(self, dim: int, heads: int = 4, *, feature_dim: int = 16, causal: bool = True) -> None:
+        super().__init__(dim, heads, causal, feature_dim=feature_dim)
+        self.q_norm, self.k_norm = (nn.LayerNorm(heads * feature_dim) for _ in range(2))
+
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        q, k = (_normed(norm, t.flatten(-2)).view_as(t) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
+        return squares(q * self.feature_dim**-0.5), squares(k)
+
+
+def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, wide(norm.weight), wide(norm.bias), norm.eps)

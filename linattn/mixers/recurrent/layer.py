@@ -1,0 +1,61 @@
+"""The classical recurrent layers: torch's own fused layer does the work, here it gets padding, packing and a state."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry
+
+
+class RecurrentLayer(Mixer):
+    """One layer of ``dim`` cells; the parameters and their names are those of :attr:`layer`. State: h [rows, D].
+
+    The gates see the last output, so nothing here is parallel in time.
+    """
+
+    layer: ClassVar[type[nn.RNN | nn.GRU | nn.LSTM]]
+    dim: int
+    weight_ih_l0: nn.Parameter  # [gates D, D], the gates below each other in torch's order
+    weight_hh_l0: nn.Parameter
+    bias_ih_l0: nn.Parameter
+    bias_hh_l0: nn.Parameter
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        for name, parameter in self.layer(dim, dim).named_parameters():
+            self.register_parameter(name, parameter)
+
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+        """Outputs [rows, T, D] of the tokens ``rows`` [rows, T, D] from ``h`` [rows, D]; keeps states besides h."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        rows, valid = carry.to_rows(x)
+        h = self.first("h", rows, carry)
+        y = self.run(rows, valid, h, carry)
+        outputs = torch.cat([h[:, None].to(y.dtype), y], 1)  # [rows, 1 + T, D]
+        carry.keep("h", outputs.gather(1, carry.counts[:, None, None].expand(-1, -1, self.dim))[:, 0])
+        return carry.from_rows(y)
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        return 2 * x.shape[0] * x.shape[1] * (self.weight_ih_l0.numel() + self.weight_hh_l0.numel())
+
+    def first(self, name: str, rows: Tensor, carry: Carry) -> Tensor:
+        """The state ``name`` [rows, D] that came in, zeros at the start."""
+        old = carry.get(name)
+        return rows.new_zeros(rows.shape[0], self.dim) if old is None else old.to(rows.dtype)
+
+    def weights(self, w_ih: Tensor | None = None) -> list[Tensor]:
+        """As torch's functions take them; ``w_ih`` in place of the layer's own."""
+        weights = [self.weight_ih_l0 if w_ih is None else w_ih, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        return _together(weights) if weights[0].is_cuda else weights
+
+
+def _together(weights: list[Tensor]) -> list[Tensor]:
+    """The same in one block of memory: cuDNN warns of anything else and then copies it itself."""
+    block = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
+    return [part.view_as(w) for part, w in zip(block, weights, strict=True)]

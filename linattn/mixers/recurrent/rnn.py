@@ -1,0 +1,31 @@
+"""The simple recurrent network: the new state is a squashed sum of the token and of the last state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.carry import Carry
+from linattn.mixers.recurrent.layer import RecurrentLayer
+from linattn.mixers.registry import register
+
+
+@register(
+    "rnn",
+    title="Simple recurrent network (Elman)",
+    paper="Finding Structure in Time (Cognitive Science 14(2))",
+    year=1990,
+    seeds=("000",),
+    equation=r"h_t = \tanh(W x_t + U h_{t-1} + b)",
+    linear_in_values=False,
+    oracle="torch.nn.RNN",
+)
+class RNN(RecurrentLayer):
+    """One layer of ``dim`` tanh cells; the parameters and their names are those of ``torch.nn.RNN``. State: h [rows, D]."""
+
+    layer = nn.RNN
+
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+        if not carry.tokens:  # torch refuses an empty sequence
+            return rows
+        return torch.rnn_tanh(rows, h[None], self.weights(), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]

@@ -1,0 +1,86 @@
+"""What the RWKV family shares: the shift to the token before, the norm of each head, and gates that see shifted tokens too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import head_size, wide
+
+
+def previous(x: Tensor, carry: Carry, name: str = "last") -> Tensor:
+    """The token before each of ``x`` [B, T, D], zeros at the start of a sequence; ``name`` keeps the last one [rows, 1, D]."""
+    longer, places = carry.context(name, x, 1)
+    return longer[:, :-1] if places is None else longer.index_select(1, places - 1)
+
+
+def ramp(dim: int, power: float) -> Tensor:
+    """(i / dim) ** power for every channel i: how a mix of a token with the one before begins."""
+    return (torch.arange(dim) / dim) ** power
+
+
+def zigzag(dim: int) -> Tensor:
+    """0, 1, -1, 0, 1, -1, ... over the channels."""
+    return ((torch.arange(dim) + 1) % 3 - 1).float()
+
+
+def heads_of(dim: int, size: int | None) -> int:
+    """How many heads of ``size`` channels there are; None is 64, or 32 where 64 does not divide ``dim``."""
+    size = (64 if dim % 64 == 0 else 32) if size is None else size
+    if size < 1 or dim % size:
+        raise ValueError(f"dim must be a positive multiple of head_size, but came as {dim} with head_size {size}")
+    return dim // size
+
+
+class GroupNorm(nn.Module):
+    """Layer norm of each head, [B, T, H, V] -> [B, T, H V], in float32; weights for every channel."""
+
+    def __init__(self, heads: int, channels: int, eps: float = 64e-5) -> None:
+        super().__init__()
+        self.size, self.eps = head_size("channels", channels, heads), eps
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, o: Tensor) -> Tensor:
+        normed = F.layer_norm(wide(o), (self.size,), eps=self.eps).flatten(-2)
+        return (normed * self.weight + self.bias).to(o.dtype)
+
+
+class TimeMixing(Mixer):
+    """A mixer whose read-out needs more of the shifted tokens than the output of the recurrence: gates, an own term.
+
+    :meth:`tokens` gives the recurrence and what is wanted beside it, :meth:`finish` puts the two together.
+    """
+
+    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        """The recurrence of ``x`` [B, T, D], and tensors for :meth:`finish`."""
+        raise NotImplementedError
+
+    def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
+        """From the output of the recurrence [B, T, H, V] to [B, T, D]."""
+        raise NotImplementedError
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        return self.tokens(x, state)[0]
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        """As at the start of a sequence, where nothing comes before ``x``."""
+        return self.finish(o, self.tokens(x, Carry(x, returning=False))[1])
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        r, beside = self.tokens(x, carry)
+        v = r.v  # in the dtype of the linear maps, which autocast chooses
+        r = replace(r, q=r.q.to(v.dtype), k=r.k.to(v.dtype))
+        return self.finish(self.attend(r.masked(carry.valid), carry), beside)
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            r, beside = self.tokens(x, Carry(x, returning=False))
+            self.finish(torch.empty_like(r.v), beside)
+        return counter.get_total_flops() + self.attend_flops(r, past)

@@ -1,0 +1,56 @@
+"""RWKV's channel mixing: the feed-forward of its blocks, which sees the token before and therefore has a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry
+from linattn.mixers.registry import register
+from linattn.mixers.rwkv.block import previous, ramp
+
+
+@register(
+    "rwkv_channel",
+    title="RWKV channel mixing",
+    paper="RWKV: Reinventing RNNs for the Transformer Era",
+    arxiv="2305.13048",
+    year=2023,
+    seeds=("000", "001"),
+    equation=r"y_t = \sigma(x^r_t W_r) \odot \max(x^k_t W_k, 0)^2 W_v,\quad x^k_t = \mu_k \odot x_t + (1 - \mu_k) \odot x_{t-1}",
+    linear_in_values=False,
+    oracle="transformers, RwkvFeedForward; rwkv 0.8.32, ffn_seq_v6 and RWKV_x070_CMix_seq",
+    exemptions={"past": "by its definition it sees the token before and none earlier"},
+)
+class RWKVChannel(Mixer):
+    """A model of RWKV blocks is the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: each block of RWKV is two of ours.
+
+    ``gated=False`` leaves out the receptance, as RWKV-7 does. The state is the last token [rows, 1, D].
+    """
+
+    def __init__(self, dim: int, *, hidden: int | None = None, gated: bool = True, depth: float = 0.0) -> None:
+        super().__init__(dim)
+        hidden = 4 * dim if hidden is None else hidden
+        self.gated = gated
+        self.time_mix_key = nn.Parameter(ramp(dim, 1 - depth))
+        self.k_proj, self.o_proj = nn.Linear(dim, hidden, bias=False), nn.Linear(hidden, dim, bias=False)
+        if gated:
+            self.time_mix_receptance = nn.Parameter(ramp(dim, 1 - depth))
+            self.r_proj = nn.Linear(dim, dim, bias=False)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        before = previous(x, carry)
+        y = self.o_proj(self.k_proj(torch.lerp(before, x, self.time_mix_key)).relu().square())
+        return self.r_proj(torch.lerp(before, x, self.time_mix_receptance)).sigmoid() * y if self.gated else y
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        return 2 * x.shape[0] * x.shape[1] * sum(p.numel() for p in self.parameters() if p.ndim == 2)
+
+    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the ``state_dict`` of a RwkvFeedForward of transformers."""
+        names = {"key": "k_proj", "value": "o_proj", "receptance": "r_proj"}
+        own = {f"{names[name]}.weight": weights[f"{name}.weight"] for name in names}
+        self.load_state_dict(own | {name: weights[name].flatten() for name in ("time_mix_key", "time_mix_receptance")})

@@ -1,0 +1,105 @@
+"""RWKV-4 (arXiv 2305.13048): a weighted mean of the values for each channel, whose weights fade by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+from linattn.mixers.registry import register
+from linattn.mixers.rwkv.block import TimeMixing, previous, ramp, zigzag
+from linattn.ops import diagonal_scan, running_max
+
+_NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are
+
+
+@register(
+    "rwkv4",
+    title="RWKV-4",
+    paper="RWKV: Reinventing RNNs for the Transformer Era",
+    arxiv="2305.13048",
+    year=2023,
+    seeds=("000", "001"),
+    equation=r"o_t = \sigma(r_t) \odot \frac{\sum_{i<t} e^{-(t-1-i) w + k_i} v_i + e^{u + k_t} v_t}"
+    r"{\sum_{i<t} e^{-(t-1-i) w + k_i} + e^{u + k_t}},\quad w = e^{d}",
+    oracle="transformers, RwkvSelfAttention and RwkvModel",
+)
+class RWKV4(TimeMixing):
+    """Time mixing. Every channel is a head with a key and a value of size 1; the state is num, den [rows, D] and their exponent max.
+
+    Both sums are kept relative to e^max, the largest weight so far, so no key overflows. Gradients take max as constant: the
+    output does not depend on it. ``depth`` in [0, 1] is how far up in the stack the layer stands: the initialisation depends on it.
+    """
+
+    keep_float32 = ("time_decay", "time_first")
+
+    def __init__(self, dim: int, *, depth: float = 0.0) -> None:
+        super().__init__(dim)
+        self.time_decay = nn.Parameter(-5 + 8 * (torch.arange(dim) / max(dim - 1, 1)) ** (0.7 + 1.3 * depth))
+        self.time_first = nn.Parameter(torch.full((dim,), 0.3).log() + 0.5 * zigzag(dim))
+        self.time_mix_key = nn.Parameter(ramp(dim, 1 - depth))
+        self.time_mix_value = nn.Parameter(ramp(dim, 1 - depth) + 0.3 * depth)
+        self.time_mix_receptance = nn.Parameter(ramp(dim, 0.5 * (1 - depth)))
+        self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        before = previous(x, carry)
+        xk, xv, xr = (torch.lerp(before, x, mix) for mix in (self.time_mix_key, self.time_mix_value, self.time_mix_receptance))
+        k, v = self.k_proj(xk)[..., None], self.v_proj(xv)[..., None]  # [B, T, D, 1]
+        decay, bonus = -self.time_decay.exp()[:, None], self.time_first[:, None]
+        return Recurrence(k, k, v, decay=decay, bonus=bonus, scale=1.0), (self.r_proj(xr),)
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        """The weighted mean of v [B, T, D, V]: V values share each channel's weights."""
+        assert r.decay is not None
+        assert r.bonus is not None
+        k, v, first = wide(r.k)[..., 0], wide(r.v), r.bonus[:, 0]
+        fade = (r.decay[..., 0] if r.decay.ndim == 4 else r.decay[:, 0].expand(k.shape)).to(k.dtype)  # [B, T, D]
+        if carry.valid is not None:
+            k = torch.where(carry.valid[..., None], k, _NOTHING)
+        top = self._old(carry, "max", k, _NOTHING)
+        largest, last = running_max(fade, k, initial_state=top, return_state=True, cu_seqlens=carry.cu_seqlens)
+        largest, earlier = largest.detach(), _delayed(largest, top, carry).detach()
+        log = earlier + fade - largest
+        log = log - log.detach().clamp(min=0)  # rounding alone is above 0
+        weight = (k - largest).exp()
+        columns = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last one sums the weights
+        sums = self._old(carry, "sums", columns.flatten(-2), 0.0)
+        h, after = diagonal_scan(
+            log[..., None].expand(columns.shape).flatten(-2), (weight[..., None] * columns).flatten(-2),
+            initial_state=sums, return_state=True, cu_seqlens=carry.cu_seqlens,
+        )  # fmt: skip
+        carry.keep("max", last)
+        carry.keep("sums", after)
+        own = first + k
+        base = torch.maximum(earlier, own).detach()
+        past = (earlier - base).exp()[..., None] * _delayed(h, sums, carry).view(columns.shape)
+        seen = past + (own - base).exp()[..., None] * columns
+        return (seen[..., :-1] / seen[..., -1:]).to(r.v.dtype)
+
+    def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
+        return self.o_proj(beside[0].sigmoid() * o[..., 0].to(beside[0].dtype))
+
+    def _old(self, carry: Carry, name: str, like: Tensor, fill: float) -> Tensor:
+        old = carry.get(name)
+        return like.new_full((carry.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)
+
+    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the ``state_dict`` of a RwkvSelfAttention of transformers."""
+        names = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+        own = {f"{names[name]}.weight": weights[f"{name}.weight"] for name in names}
+        own |= {name: t.flatten() for name, t in weights.items() if name.startswith("time_")}
+        self.load_state_dict(own)
+
+
+def _delayed(h: Tensor, initial: Tensor, carry: Carry) -> Tensor:
+    """What stood before each token: ``h`` [B, T, X] one token on, after ``initial`` [rows, X]."""
+    if carry.cu_seqlens is None:
+        return torch.cat([initial[:, None], h], 1)[:, :-1]
+    token, n = torch.arange(carry.tokens, device=h.device), carry.sequence
+    starts = (token == carry.cu_seqlens[n])[:, None]
+    return torch.where(starts, initial[n], h[0].index_select(0, (token - 1).clamp(min=0)))[None]

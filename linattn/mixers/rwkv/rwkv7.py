@@ -1,0 +1,109 @@
+"""RWKV-7 "Goose" (arXiv 2503.14456): a decay per channel, and an erasure whose direction and strength come from the token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+from linattn.mixers.registry import register
+from linattn.mixers.rwkv.block import GroupNorm, TimeMixing, heads_of, previous, ramp
+
+_MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}  # powers of the ramps that they start as
+
+
+@register(
+    "rwkv7",
+    title="RWKV-7 (Goose)",
+    paper='RWKV-7 "Goose" with Expressive Dynamic State Evolution',
+    arxiv="2503.14456",
+    year=2025,
+    seeds=("000", "001"),
+    equation=r"S_t = \mathrm{Diag}(w_t) S_{t-1} - (a_t \odot \kappa_t)^\top (\kappa_t S_{t-1}) + k_t^\top v_t,\quad"
+    r" w_t = \exp(-e^{-1/2} \sigma(x^w_t W_1 \ldots)),\quad o_t = r_t S_t",
+    oracle="rwkv 0.8.32, RWKV_x070_TMix_seq",
+)
+class RWKV7(TimeMixing):
+    """Time mixing of the first layer. Six mixes of a token with the one before feed r, the decay w, k, v, the rate a and the gate g.
+
+    κ is k ⊙ ``k_k`` of unit length in each head; what is written is k ⊙ (1 + (a − 1) ⊙ ``k_a``). After the norm of each head comes
+    an own term, (r · k ⊙ ``r_k``) v, then the gate. Checked against the project's numpy reference (rwkv_v7_numpy.py) and its training
+    code, whose initialisation this is. In layers after the first that code mixes v with the first layer's v; a mixer sees no
+    other layer, so that is not here.
+
+    ``depth`` in [0, 1] is how far up in the stack the layer stands: the initialisation depends on it.
+    """
+
+    keep_float32 = ("w0",)
+
+    def __init__(self, dim: int, *, head_size: int | None = None, depth: float = 0.0, rank: int | None = None) -> None:
+        super().__init__(dim)
+        self.heads = heads_of(dim, head_size)
+        size = dim // self.heads
+        for name, power in _MIXES.items():
+            self.register_parameter(name, nn.Parameter(1 - ramp(dim, power * (1 - depth))))
+        self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        for linear, scale in ((self.r_proj, 0.5), (self.k_proj, 0.05), (self.v_proj, 0.5)):
+            nn.init.uniform_(linear.weight, -scale * dim**-0.5, scale * dim**-0.5)
+        nn.init.zeros_(self.o_proj.weight)
+        line = torch.arange(dim) / max(dim - 1, 1)
+        bend = (torch.arange(dim) % size) / max(size - 1, 1) * 2 - 1
+        bend = bend * bend.abs()
+        self.w0 = nn.Parameter(-5.5 + 6 * line ** (1 + depth**0.3) + 2.5 * bend)
+        self.a0 = nn.Parameter(-0.19 + 0.3 * bend + 0.4 * (line - 0.5))
+        for name, factor in (("w", 2.5), ("a", 2.5), ("g", 5.0)):
+            width = max(32, round(factor * math.sqrt(dim) / 32) * 32) if rank is None else rank
+            self.register_parameter(f"{name}1", nn.Parameter(torch.zeros(dim, width)))
+            self.register_parameter(f"{name}2", nn.Parameter(nn.init.orthogonal_(torch.empty(width, dim), gain=_gain(width, dim))))
+        self.k_k = nn.Parameter(0.71 - 0.1 * (line - 0.5))
+        self.k_a = nn.Parameter(torch.full((dim,), 1.02))
+        self.r_k = nn.Parameter(torch.full((self.heads, size), -0.04))
+        self.norm = GroupNorm(self.heads, dim)
+
+    x_r: nn.Parameter  # [D], like the other mixes
+    x_w: nn.Parameter
+    x_k: nn.Parameter
+    x_v: nn.Parameter
+    x_a: nn.Parameter
+    x_g: nn.Parameter
+    w1: nn.Parameter  # [D, rank], and below [rank, D]
+    w2: nn.Parameter
+    a1: nn.Parameter
+    a2: nn.Parameter
+    g1: nn.Parameter
+    g2: nn.Parameter
+
+    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        back = previous(x, carry) - x
+        xr, xw, xk, xv, xa, xg = (x + back * mix for mix in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))
+        split = lambda t: t.unflatten(-1, (self.heads, -1))  # noqa: E731
+        r, k, v = split(self.r_proj(xr)), self.k_proj(xk), split(self.v_proj(xv))
+        decay = -math.exp(-0.5) * (self.w0 + wide(torch.tanh(xw @ self.w1) @ self.w2)).sigmoid()
+        rate = (wide(self.a0) + wide(xa @ self.a1 @ self.a2)).sigmoid()
+        kappa = F.normalize(split(wide(k) * self.k_k), dim=-1)
+        k = split((wide(k) * (1 + (rate - 1) * self.k_a)).to(v.dtype))
+        own = (wide(r) * wide(k) * self.r_k).sum(-1, keepdim=True) * wide(v)
+        gate = (xg @ self.g1).sigmoid() @ self.g2
+        erase = (-kappa, kappa * split(rate))
+        return Recurrence(r, k, v, decay=split(decay), erase=erase, scale=1.0), (own.flatten(-2), gate)
+
+    def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
+        own, gate = beside
+        return self.o_proj((wide(self.norm(o)) + own).to(gate.dtype) * gate)
+
+    def load_rwkv(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights of one layer's time mixing, named as in RWKV-LM (``x_r``, ``receptance.weight``, ``ln_x.weight``, ...)."""
+        names = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "ln_x": "norm"}
+        known = self.state_dict()
+        own = {f"{names.get(name.split('.')[0], name.split('.')[0])}{name[len(name.split('.')[0]) :]}": t for name, t in weights.items()}
+        self.load_state_dict({name: t.view(known[name].shape) for name, t in own.items() if name in known})
+
+
+def _gain(rows: int, columns: int) -> float:
+    return 0.1 * math.sqrt(max(rows / columns, 1.0))

@@ -1,0 +1,108 @@
+"""What time-invariant state-space mixers share: a system (A, B, C) for each channel, run by :func:`linattn.lti`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+from linattn.ops import diagonal_scan, lti
+from linattn.ops.checks import no_autocast
+
+INITS = ("lin", "inv")
+
+
+class StateSpace(Mixer):
+    """A mixer whose values go through fixed systems, one a head: their convolution for a sequence, their recurrence for a token.
+
+    State: ``S`` [rows, H, K, V], complex numbers as a last axis of two.
+    """
+
+    state_size: int  # real numbers of state to a channel, twice the conjugate pairs
+
+    def system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A, B and C as :func:`linattn.lti` takes them."""
+        raise NotImplementedError
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        old, (a, b, c) = carry.get("S"), self.system()
+        if old is not None and a.is_complex():
+            old = torch.view_as_complex(old)
+        o = lti(r.v, a, b, c, old, return_state=carry.returning, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens)
+        if isinstance(o, Tensor):
+            return o
+        carry.keep("S", torch.view_as_real(o[1]) if o[1].is_complex() else o[1])
+        return o[0]
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        return 4 * r.v.numel() * self.state_size  # half as many complex numbers, each written and read
+
+
+def values(u: Tensor, skip: Tensor) -> Recurrence:
+    """``u`` [B, T, D] as the values of D heads of one channel: nothing is looked up, so queries and keys are 1.
+
+    ``skip`` [B, T, D] is added to what comes out.
+    """
+    one = u.new_ones(()).expand(*u.shape, 1)
+    return Recurrence(one, one, u[..., None], scale=1.0, skip=skip[..., None])
+
+
+def spectrum(init: str, size: int, channels: int) -> tuple[Tensor, Tensor]:
+    """S4D's eigenvalues (arXiv 2206.11893) as log(−Re A) and Im A, each [D, K / 2].
+
+    ``"lin"``: A_n = −1/2 + i π n; ``"inv"``: A_n = −1/2 + i K / π (K / (2n + 1) − 1).
+    """
+    if init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(map(repr, INITS))}, but came as {init!r}")
+    n = torch.arange(pairs(size), dtype=torch.float32)
+    imaginary = math.pi * n if init == "lin" else size / math.pi * (size / (2 * n + 1) - 1)
+    return torch.full((channels, len(n)), math.log(0.5)), imaginary.repeat(channels, 1)
+
+
+def pairs(size: int) -> int:
+    """How many complex numbers a state of ``size`` real ones is."""
+    if size < 2 or size % 2:
+        raise ValueError(f"state_size must be even and at least 2, since states come in conjugate pairs, but came as {size}")
+    return size // 2
+
+
+def log_steps(channels: int, low: float, high: float) -> Tensor:
+    """Logarithms of time steps, spread evenly over [low, high]."""
+    return torch.empty(channels, dtype=torch.float32).uniform_(math.log(low), math.log(high))
+
+
+def complex_parameter(*shape: int, std: float = 1.0) -> nn.Parameter:
+    """Complex normal numbers of variance ``std``² as pairs of reals, float32."""
+    return nn.Parameter(torch.randn(*shape, 2, dtype=torch.float32) * (std * math.sqrt(0.5)))
+
+
+def as_complex(pair: Tensor) -> Tensor:
+    """[..., 2] -> [...], complex64, or complex128 for float64."""
+    return torch.view_as_complex(wide(pair).contiguous())
+
+
+def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: Carry) -> Tensor:
+    """``h_t = e^log h_{t-1} + B x_t``, ``y_t = Re(C h_t)``: one system with as many inputs and outputs as there are channels.
+
+    ``x`` [B, T, D]; ``log`` [P], ``b`` [P, D] and ``c`` [D, P] complex. Returns y [B, T, D], float32 or float64. State: ``h`` [rows, P, 2].
+    """
+    old, x = carry.get("h"), wide(x)
+    with no_autocast(x):
+        written = torch.view_as_complex((x @ torch.view_as_real(b).transpose(1, 2).flatten(0, 1).mT).unflatten(-1, (-1, 2)))  # [B, T, P]
+        decay = log.to(written.dtype)
+        if carry.valid is not None:
+            real = carry.valid[..., None]
+            written, decay = torch.where(real, written, 0.0), torch.where(real, decay, 0.0)
+        initial = None if old is None else torch.view_as_complex(old)
+        h, last = diagonal_scan(decay, written, initial_state=initial, return_state=True, cu_seqlens=carry.cu_seqlens)
+        carry.keep("h", torch.view_as_real(last))
+        return torch.view_as_real(h).flatten(-2) @ torch.view_as_real(c.conj().resolve_conj()).flatten(-2).mT
+
+
+def shared_flops(x: Tensor, states: int, weights: int) -> int:
+    """Multiplications and additions of :func:`shared_states`, and of linear maps with ``weights`` weights."""
+    return x.shape[0] * x.shape[1] * (8 * states + 8 * states * x.shape[2] + 2 * weights)

@@ -1,0 +1,69 @@
+"""Modules of a wheel whose imports are not installed: nothing of those is called."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from tests.oracles import wheels
+
+
+class Anything:
+    """What a missing import is bound to; may be subscripted, as in an annotation, and is the latest version of everything."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        pass
+
+    def __class_getitem__(cls, item):
+        return cls
+
+    def __ge__(self, other) -> bool:
+        return True
+
+
+def module(requirement: str, file: str, **missing: str) -> ModuleType:
+    """As :func:`wheels.module`, with ``missing`` modules (``__`` for a dot) standing in: names that are imported from them, by spaces."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, names in missing.items():
+            parts = name.replace("__", ".").split(".")
+            for i in range(1, len(parts) + 1):
+                stand_in = ModuleType(".".join(parts[:i]))
+                stand_in.__path__ = []
+                for bound in names.split():
+                    setattr(stand_in, bound, Anything)
+                patch.setitem(sys.modules, stand_in.__name__, stand_in)
+        return wheels.module(requirement, file)
+
+
+def performer() -> ModuleType:
+    return module(
+        "performer-pytorch==1.1.4",
+        "performer_pytorch/performer_pytorch.py",
+        local_attention="LocalAttention",
+        axial_positional_embedding="AxialPositionalEmbedding",
+        performer_pytorch__reversible="ReversibleSequence SequentialSequence",
+        distutils__version="LooseVersion",
+    )
+
+
+def linear_attention_transformer() -> ModuleType:
+    return module(
+        "linear-attention-transformer==0.19.1",
+        "linear_attention_transformer/linear_attention_transformer.py",
+        local_attention="LocalAttention",
+        linformer="LinformerSelfAttention",
+        product_key_memory="PKM",
+        axial_positional_embedding="AxialPositionalEmbedding",
+        linear_attention_transformer__reversible="ReversibleSequence SequentialSequence",
+    )
+
+
+def taylor_series() -> ModuleType:
+    return module(
+        "taylor-series-linear-attention==0.2.0",
+        "taylor_series_linear_attention/attention.py",
+        taylor_series_linear_attention__tensor_typing="Float Int Bool",
+        rotary_embedding_torch="RotaryEmbedding",
+    )

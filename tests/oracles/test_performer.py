@@ -1,0 +1,131 @@
+"""Performer against performer-pytorch with the same weights and random features, and in the limit of many features against softmax."""
+
+import pytest
+import torch
+
+from linattn.mixers import create
+from linattn.ops.features import orthogonal_gaussian
+from tests.oracles import standins
+from tests.oracles.compare import distance
+from tests.oracles.similarity import assert_bidirectional, assert_forms, merged, projected
+
+
+def layer(**options):
+    """Theirs and ours with one set of weights."""
+    performer = standins.performer()
+    theirs = performer.FastAttention(16, **options).double()
+    ours = create("performer", dim=64, causal=False, kernel="relu" if options else "softmax").double()
+    assert ours.projection.shape == theirs.projection_matrix.shape
+    ours.projection.copy_(theirs.projection_matrix)
+    return performer, theirs, ours
+
+
+@pytest.mark.parametrize("options", [{}, {"generalized_attention": True}])
+def test_bidirectional(options):
+    _, theirs, ours = layer(**options)
+    x = 3 * torch.randn(2, 41, 64, dtype=torch.float64)
+    assert distance(ours(x), merged(ours, theirs(*projected(ours, x)))) < 1e-9
+    assert_bidirectional(ours, x)
+
+
+def test_layer_with_their_weights():
+    theirs = standins.performer().SelfAttention(64, heads=4, dim_head=16).eval()
+    ours, x = create("performer", dim=64, causal=False), torch.randn(2, 41, 64)
+    names = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "o_proj"}
+    weights = theirs.state_dict()
+    ours.load_state_dict(
+        {"projection": weights.pop("fast_attention.projection_matrix")}
+        | {names[n.split(".")[0]] + "." + n.split(".")[1]: w for n, w in weights.items()}
+    )
+    assert distance(ours(x), theirs(x)) < 1e-5
+
+
+def test_causal_relu():
+    performer, theirs, ours = layer(generalized_attention=True)
+    x, ours.causal = 3 * torch.randn(2, 75, 64, dtype=torch.float64), True
+    q, k, v = projected(ours, x)
+    q, k = (performer.generalized_kernel(t, projection_matrix=theirs.projection_matrix) for t in (q, k))
+    wanted = performer.causal_linear_attention_noncuda(q, k, v, eps=0.0)
+    assert distance(ours(x), merged(ours, wanted)) < 1e-9
+    assert_forms(ours, x)
+
+
+def test_causal_softmax():
+    """Without ε every stabiliser cancels: theirs, the largest of all keys, and ours, the largest so far."""
+    performer, theirs, ours = layer()
+    x, ours.causal, ours.eps = 3 * torch.randn(2, 75, 64, dtype=torch.float64), True, 0.0
+    q, k, v = projected(ours, x)
+    q, k = (performer.softmax_kernel(t, projection_matrix=theirs.projection_matrix, is_query=t is q, eps=0.0) for t in (q, k))
+    wanted = performer.causal_linear_attention_noncuda(q, k, v, eps=0.0)
+    assert distance(ours(x), merged(ours, wanted)) < 1e-9
+    assert_forms(ours, x)
+
+
+def test_the_stabiliser_token_by_token():
+    """With ε: what is in the state fades by as much as the largest exponent so far has grown."""
+    ours, x = create("performer", dim=64).double(), 5 * torch.randn(2, 50, 64, dtype=torch.float64)
+    q, k, v = projected(ours, x)
+    w, m = ours.projection, ours.projection.shape[0]
+    q, k = q / 2, k / 2  # 2 = 16^1/4
+    wq, wk = q @ w.T, k @ w.T
+    fq = ((wq - q.square().sum(-1, keepdim=True) / 2 - wq.amax(-1, keepdim=True)).exp() + 1e-4) / m**0.5
+    s, z, top, outputs = 0.0, 0.0, torch.full((2, 4), -torch.inf, dtype=torch.float64), []
+    for t in range(50):
+        new = torch.maximum(top, wk[:, :, t].amax(-1))
+        fade = (top - new).exp()
+        fk = ((wk[:, :, t] - k[:, :, t].square().sum(-1, keepdim=True) / 2 - new[..., None]).exp() + 1e-4) / m**0.5
+        s, z = fade[..., None, None] * s + fk[..., None] * v[:, :, t, None], fade[..., None] * z + fk
+        outputs.append(torch.einsum("bhm,bhmv->bhv", fq[:, :, t], s) / (fq[:, :, t] * z).sum(-1, keepdim=True))
+        top = new
+    assert distance(ours(x), merged(ours, torch.stack(outputs, 2))) < 1e-9
+    assert_forms(ours, x)
+
+
+def test_keys_that_would_overflow():
+    mixer, x = create("performer", dim=32), torch.randn(1, 40, 32)
+    with torch.no_grad():
+        mixer.k_proj.weight.mul_(300)
+    y, state = mixer(x, return_state=True)
+    assert y.isfinite().all() and state["log_max"].max() > 89  # whose exponential is infinite in float32
+
+
+def test_random_features():
+    """Blocks of rows at right angles with lengths of Gaussian vectors, and products that are the exponential on average."""
+    w = orthogonal_gaussian(40, 16, generator=torch.Generator().manual_seed(0))
+    for block in w.split(16):
+        gram = block @ block.T
+        assert (gram - gram.diagonal().diag()).abs().max() < 1e-4
+    theirs = standins.performer().gaussian_orthogonal_random_matrix(16_000, 16)
+    ours = orthogonal_gaussian(160_000, 16, generator=torch.Generator().manual_seed(1))
+    for moment in (1, 2, 4):
+        assert (ours.norm(dim=1).pow(moment).mean() / theirs.norm(dim=1).pow(moment).mean() - 1).abs() < 0.03
+    assert ours.mean(0).abs().max() < 0.05 and (ours.T @ ours / 160_000 - torch.eye(16)).abs().max() < 0.05
+    q, k = 0.3 * torch.randn(2, 16, generator=torch.Generator().manual_seed(2))
+    estimate = ((ours @ q - q.square().sum() / 2) + (ours @ k - k.square().sum() / 2)).exp().mean()
+    assert (estimate / (q @ k).exp() - 1).abs() < 0.03
+
+
+def test_many_features_are_softmax_attention():
+    mixer = create("performer", dim=32, heads=2, random_features=40_000, eps=0.0).double()
+    mixer.redraw(torch.Generator().manual_seed(0))
+    x = torch.randn(1, 12, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    q, k, v = projected(mixer, x)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert distance(mixer(x) - mixer.o_proj.bias, merged(mixer, wanted) - mixer.o_proj.bias) < 0.02
+
+
+def test_redrawing():
+    mixer = create("performer", dim=32)
+    old = mixer.projection.clone()
+    mixer.redraw(torch.Generator().manual_seed(3))
+    drawn = mixer.projection.clone()
+    mixer.redraw(torch.Generator().manual_seed(3))
+    assert torch.equal(mixer.projection, drawn) and not torch.equal(drawn, old)
+    assert mixer.bfloat16().projection.dtype == torch.float32
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match="kernel must be 'softmax' or 'relu', but came as 'exp'"):
+        create("performer", dim=32, kernel="exp")
+    with pytest.raises(ValueError, match="random_features must be at least 1"):
+        create("performer", dim=32, random_features=0)

@@ -69,14 +69,17 @@ def compare(
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The names in ``text``; "all" is every mixer that a language model can have, softmax first."""
+    """The names in ``text``; "all" is every mixer that a language model can have, the largest first: it sets the sizes of the rest."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if names != ("all",):
         return names
     from linattn import mixers
 
+    def size(name: str) -> int:
+        return sum(p.numel() for p in mixers.create(name, dim=64).parameters())
+
     known = [mixers.info(name) for name in mixers.available()]
-    return tuple(sorted((m.name for m in known if m.causal and m.kind == "sequence"), key=lambda name: (name != "softmax", name)))
+    return tuple(sorted((m.name for m in known if m.causal and m.kind == "sequence"), key=lambda name: (-size(name), name)))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

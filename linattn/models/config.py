@@ -91,3 +91,5 @@ class LMConfig:
                 if option not in known or option == "dim":
                     there = ", ".join(k for k in known if k != "dim")
                     raise ValueError(f"mixer_options[{name!r}]: {name} has no option {option!r}. There are: {there}")
+            if not options.get("causal", True):
+                raise ValueError(f"mixer_options[{name!r}]: a language model needs causal mixers, but causal is {options['causal']!r}")

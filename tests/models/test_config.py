@@ -48,6 +48,7 @@ def test_patterns_repeat_until_the_layers_are_filled():
         ({"mixer_options": {"softmax": {}}}, "mixer_options speaks of 'softmax', but the mixers are gla"),
         ({"mixer_options": {"gla": {"head": 2}}}, "gla has no option 'head'. There are: heads"),
         ({"mixer_options": {"gla": {"dim": 2}}}, "gla has no option 'dim'"),
+        ({"mixer": "taylor", "mixer_options": {"taylor": {"causal": False}}}, "needs causal mixers, but causal is False"),
         ({"mixer_options": {"gla": 4}}, "must be a dict of options"),
         ({"mixer_options": 4}, "mixer_options must be a dict"),
     ],

@@ -8,7 +8,7 @@ one or two kinds of keys:
     delta    q (do), k (cotangent -de = -dv, strictly)    k (value e)
     erase    q (do), r (cotangent x, strictly, before)    k (value v), w (value u)
 
-A query and a key are each other's mirror image: ``side`` serves both.
+A query and a key are each other's mirror image: ``side`` (sides.py) serves both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.prepare import away_from_zero
+from linattn.ops.triton.sides import rows_of, side
 from linattn.ops.triton.tiles import (
     CHANNEL,
     DELTA,
@@ -28,137 +29,9 @@ from linattn.ops.triton.tiles import (
     from_middle,
     locate,
     orders,
-    pairs,
-    pairs_of_keys,
-    scale_of,
-    settles,
     sums,
-    weight,
     whole,
 )
-
-
-@triton.jit
-def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.constexpr):
-    """A block of values or cotangents [C, BV]."""
-    columns = block + tl.arange(0, BV)
-    return tl.load(tensor + time[:, None] * token + columns[None, :], mask=valid[:, None] & (columns < size)[None, :], other=0.0).to(kind)
-
-
-@triton.jit
-def meeting(
-    x, steps, meet, settled, g_one, g_two, vector, vector_one, vector_two,
-    READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
-    PRECISION: tl.constexpr, kind: tl.constexpr,
-):  # fmt: skip
-    """What the pairs that ``meet`` in the middle of blocks, ``x`` orders away, give: to the decay's gradient, and to ``side``'s own.
-
-    Both ends of a pair are rounded alike here and on its other side: in the decay's gradient what they share must cancel.
-    """
-    own = scale_of(x - steps if BEFORE else x, settled, READS)
-    one = scale_of(x - steps if BEFORE_ONE else x, settled, not READS)
-    part = tl.dot(tl.where(meet, g_one, 0.0).to(kind), (vector_one * one).to(kind), input_precision=PRECISION)
-    if TWO:
-        two = scale_of(x - steps if BEFORE_TWO else x, settled, not READS)
-        part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), (vector_two * two).to(kind), part, input_precision=PRECISION)
-    return (vector * own).to(kind) * part, part * own
-
-
-@triton.jit
-def side(
-    own, own_token, one, one_token, two, two_token, state, vector, vector_one, vector_two,
-    total, steps, x, rows, time, valid, channels, scale, scale_one, scale_two,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, SETTLED: tl.constexpr,
-    READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
-    BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
-):  # fmt: skip
-    """The gradient of one kind of query (``READS``) or key in a block of channels, and both its parts in the decay's gradient.
-
-    ``own`` [C, V] are its cotangents (a key's values), ``one`` and ``two`` the values (cotangents) of the kinds of keys
-    (queries) that it meets, ``vector_one`` and ``vector_two`` [C, BK] those themselves, ``state`` the one before the chunk
-    (the cotangent of the one after it). ``BEFORE`` says which queries read before their token's decay.
-    """
-    d = tl.zeros([C, BK], tl.float32)
-    g_one = tl.zeros([C, C], tl.float32)
-    g_two = tl.zeros([C, C], tl.float32)
-    for block in range(0, V, BV):
-        columns = block + tl.arange(0, BV)
-        inside = (channels < K)[None, :] & (columns < V)[:, None]
-        o = rows_of(own, time, own_token, V, block, valid, BV, kind)
-        s = tl.load(state + channels[None, :] * V + columns[:, None], mask=inside, other=0.0)  # [BV, BK]
-        d = tl.dot(o, s, d, input_precision=PRECISION)
-        g_one = tl.dot(o, tl.trans(rows_of(one, time, one_token, V, block, valid, BV, kind)), g_one, input_precision=PRECISION)
-        if TWO:
-            g_two = tl.dot(o, tl.trans(rows_of(two, time, two_token, V, block, valid, BV, kind)), g_two, input_precision=PRECISION)
-    d *= scale
-    g_one *= scale_one
-    g_two *= scale_two
-    i = rows[:, None]
-    t = rows[None, :]
-    if DECAY == CHANNEL:
-        if READS:
-            d *= tl.exp2(sums(i > t if BEFORE else i >= t, steps, kind))
-        else:
-            d *= tl.exp2(sums(i < t, steps, kind))
-    if DECAY == HEAD:
-        if READS:
-            d *= weight(total - steps if BEFORE else total, BITS)[:, None]
-        else:
-            d *= weight(tl.sum(steps, 0) - total, BITS)[:, None]
-    outside = vector * d
-
-    # Neighbours of which one reads before its decay have no decay between them: they go apart, so that the decay's gradient holds
-    # nothing of them, not even what is left where they cancel.
-    neighbours = (i == t + 1) if READS else (i == t - 1)
-    if BEFORE if READS else BEFORE_ONE:
-        d = tl.dot(tl.where(neighbours, g_one, 0.0).to(kind), vector_one, d, input_precision=PRECISION)
-        g_one = tl.where(neighbours, 0.0, g_one)
-    if TWO and (BEFORE if READS else BEFORE_TWO):
-        d = tl.dot(tl.where(neighbours, g_two, 0.0).to(kind), vector_two, d, input_precision=PRECISION)
-        g_two = tl.where(neighbours, 0.0, g_two)
-
-    if DECAY == CHANNEL:
-        low_one = g_one.to(kind)
-        low_two = g_two.to(kind)
-        if SETTLED:
-            meet = i > t if READS else i < t
-            inside_chunk, part = meeting(
-                x, steps, meet, rows >= 0, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
-                PRECISION, kind,
-            )  # fmt: skip
-            d += part
-        else:
-            inside_chunk = tl.zeros([C, BK], tl.float32)
-            done = tl.zeros([C], tl.int32)
-            m = C // 2
-            while m >= 1:
-                x = from_middle(steps, rows, m, kind)
-                settled = settles(x, rows, m, done)
-                meet = pairs(rows, m, settled, done) if READS else pairs_of_keys(rows, m, settled, done)
-                crossing, part = meeting(
-                    x, steps, meet, settled, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
-                    PRECISION, kind,
-                )  # fmt: skip
-                inside_chunk += crossing
-                d += part
-                done += settled.to(tl.int32)
-                m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
-    else:
-        if DECAY == HEAD:
-            if READS:
-                reader = total - steps if BEFORE else total
-                g_one *= weight(reader[:, None] - total[None, :], BITS)
-                g_two *= weight(reader[:, None] - total[None, :], BITS)
-            else:
-                g_one *= weight((total - steps if BEFORE_ONE else total)[None, :] - total[:, None], BITS)
-                g_two *= weight((total - steps if BEFORE_TWO else total)[None, :] - total[:, None], BITS)
-        meet = i > t if READS else i < t
-        part = tl.dot(tl.where(meet, g_one, 0.0).to(kind), vector_one, input_precision=PRECISION)
-        if TWO:
-            part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), vector_two, part, input_precision=PRECISION)
-        inside_chunk = vector * part
-        d += part
-    return d, outside, inside_chunk
 
 
 @triton.jit

@@ -90,17 +90,8 @@ def ratios(
         if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
             floors = definition.summands(call.double()) if floors is None else floors
             e = error(grad, wanted[name], CANCELLED * floors[name])
-        if e > allowed and name == "decay" and grad.ndim < 3 and dtype not in EXACT:
-            e = error(grad, wanted[name], per_token(call.double(), outputs).norm())  # each token's summand was rounded on its own
         found[f"gradient of {name}"] = e / allowed
     return found
-
-
-def per_token(call: Call, outputs: tuple[str, ...] | None) -> Tensor:
-    """Of a decay that is constant over time, what each token adds to its gradient [B, T, H] or [B, T, H, K]."""
-    decay = call.tensors["decay"]
-    each = call.with_(decay=decay.expand(*call.tensors["v"].shape[:2], *decay.shape).clone())
-    return cases.gradients(each, outputs, backend=EXACT_BACKEND)[1]["decay"]
 
 
 def check(unrounded: Call, dtype: torch.dtype, **how) -> None:

@@ -109,17 +109,27 @@ def after(call: Call, before: torch.Tensor) -> tuple[dict, dict]:
     return out, dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+def similar(rank: str, beta: float) -> Call:
+    call = similar_keys(T, beta=beta)
+    if rank == "none":
+        return call
+    return call.with_(decay=make("beta", rank, B=1, T=T, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
+
+
+HALF_PRODUCTS = pytest.mark.xfail(strict=True, reason="1.2 % where 0.6 % is wanted: rounding the inputs alone costs 0.7 % here")
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=HALF_PRODUCTS if d == torch.bfloat16 else ()) for d in DTYPES])
 @pytest.mark.parametrize("rank", ["none", "BTHK"])
 def test_similar_keys_at_beta_two(rank, dtype):
-    """A truncated or doubled series in place of the inverse errs by 1e18 here.
+    """A truncated or doubled series in place of the inverse errs by 1e18 here."""
+    check_tame(similar(rank, 2.0 if dtype == torch.float32 else 1.9), dtype)
 
-    Rounding the inputs to bfloat16 alone moves these results by 0.7 %, and so does rounding what tensor cores multiply.
-    """
-    call = similar_keys(T, beta=2.0 if dtype == torch.float32 else 1.9)
-    if rank != "none":
-        call = call.with_(decay=make("beta", rank, B=1, T=T, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
-    check_tame(call, dtype, capped=False)
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies bfloat16 wrongly")
+@pytest.mark.parametrize("rank", ["none", "BTHK"])
+def test_similar_keys_cost_bfloat16_no_more_than_its_inputs_do_twice(rank):
+    check_tame(similar(rank, 1.9), torch.bfloat16, capped=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALVES[-1]])

@@ -79,3 +79,10 @@ def test_lengths_around_a_chunk(kind, T):
 def test_131072_tokens_in_one_sequence(kind, rank, dtype):
     call = make(kind, rank, B=1, T=131072, H=1, K=64, V=64, strength=(1e-4, 0.5))
     check(call, dtype, limit=1e-4 if dtype == torch.float32 else None)
+
+
+@pytest.mark.parametrize("kind", ["plain", "beta", "erase"])
+def test_an_empty_sequence_ends_empty_where_others_have_segments(kind):
+    """No kernel but the one that joins segments writes the state that it starts from."""
+    lengths = (1, 0, 70, 5) if INTERPRETED else (1, 0, 2100, 5)
+    check(make(kind, "BTH", lengths=lengths, H=1, **SIZE, initial=False), torch.float32)

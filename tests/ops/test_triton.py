@@ -57,7 +57,9 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
     done = python("-m", "tests.ops.triton.compiling", kind, rank, *words, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = json.loads(done.stdout)
-    wanted = {"forward", "chain", "backward", "gradients"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
+    wanted = {"forward", "chain", "backward"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
+    if (kind, rank) != ("plain", "none"):  # whose gradients are the scans themselves
+        wanted.add("gradients")
     assert {k["name"] for k in kernels} == wanted
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
@@ -86,12 +88,12 @@ def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
     """The scans are always there; what prepares chunks and gives their gradients where choice.py says so."""
     modules = {k["module"] for k in compiled(tmp_path, kind, rank, "bfloat16", "gluon")}
     own = {"hopper.forward", "hopper.backward"}
-    if kind in ("plain", "beta") and rank != "BTHK":
+    if kind in ("plain", "beta") and rank != "BTHK" and (kind, rank) != ("plain", "none"):
         own.add("hopper.gradients")
     if kind == "beta" and rank != "BTHK":
         own.add("hopper.prepare")
     if rank == "BTHK":
-        own |= {"beta": {"hopper.prepare_channel_delta"}, "erase": {"hopper.prepare_channel_erase"}}.get(
-            kind, {"hopper.prepare_channel", "hopper.gradients_channel"}
-        )
+        plain = {"hopper.prepare_channel", "hopper.gradients_channel", "hopper.gradients_channel_levels"}
+        delta = {"hopper.prepare_channel_delta", "hopper.gradients_channel_delta"}
+        own |= {"beta": delta, "erase": {"hopper.prepare_channel_erase"}}.get(kind, plain)
     assert {m for m in modules if m.startswith("hopper.")} == own

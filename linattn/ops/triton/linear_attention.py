@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs, Outputs
-from linattn.ops.triton import decode, launch
+from linattn.ops.triton import decode, hopper, launch
 from linattn.ops.triton.launch import traced
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
 from linattn.ops.triton.run import Run, in_rows
@@ -79,6 +79,27 @@ def _channels(x: Inputs, part: slice) -> Inputs:
 
 
 def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
+    """Columns of the state are independent: many values of a head may be more heads with the same keys."""
+    n = hopper.parts(x.k, v)
+    if n == 1:
+        return _heads(x, v, initial, wide)
+    (batch, tokens, heads, size_v), size_k = v.shape, x.k.shape[3]
+    v = v.reshape(batch, tokens, heads * n, size_v // n)
+    if initial is not None:
+        initial = initial.unflatten(3, (n, -1)).movedim(3, 2).flatten(1, 2)
+    of_heads = {"decay": x.decay, "beta": x.beta, "bonus": x.bonus}
+    more = {name: None if t is None else _repeated(t, n, 2 if t.ndim > 2 else 0) for name, t in of_heads.items()}
+    erase = None if x.erase is None else (_repeated(x.erase[0], n, 2), _repeated(x.erase[1], n, 2))
+    o, state = _heads(replace(x, **more, erase=erase), v, initial, wide)
+    return o.view(batch, tokens, heads, size_v), state.view(-1, heads, n, size_k, size_v // n).movedim(2, 3).flatten(3)
+
+
+def _repeated(t: Tensor, n: int, heads: int) -> Tensor:
+    """Each head, along dimension ``heads``, ``n`` times."""
+    return t.unsqueeze(heads + 1).expand(*t.shape[: heads + 1], n, *t.shape[heads + 1 :]).flatten(heads, heads + 1)
+
+
+def _heads(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
     decay = x.decay
     if decay is not None and x.decay_constant:
         decay = decay.float().expand(*v.shape[:2], *decay.shape)
@@ -165,14 +186,21 @@ def _backward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, d
         ends = run.empty(*starts.shape, dtype=torch.float32)
         run.backward(do, ends, local=True)
         run.chain(ends, **_joining(run, links), first=dfinal, reverse=True)
+    dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
+    dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
+    if run.exchanges and not ddecay:
+        dv = run.empty(*run.own, run.size_v, dtype=v.dtype)
+        run.backward(do, ends, dv, dinitial=dinitial)
+        turned = run.exchanged(do)
+        turned.backward(q, ends, dk)
+        turned.forward(starts if run.plan.split else initial, o=dq)
+        return dq, dk, dv, None, None, None, None, None, dinitial
     states, dstates = run.empty(slots, *run.state), run.empty(slots, *run.state)
     values = run.empty(*run.own, run.size_v) if rule != PLAIN else None
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
-    dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
     run.forward(starts if run.plan.split else initial, values=values, states=states)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
-    dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
     wanted = (decay if ddecay else None, beta, read, write)
     ddecay, dbeta, dread, dwrite = (None if t is None else run.empty(*t.shape, dtype=t.dtype) for t in wanted)
     dbonus = None if bonus is None else recorder.zeros(slots, run.heads, run.size_k, dtype=torch.float32)

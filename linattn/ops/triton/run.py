@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -22,6 +24,7 @@ class Run:
         self.recorder, self.bonus, self.cu = recorder, bonus, cu
         self.least = table.NARROWEST if v.dtype == torch.bfloat16 else 16  # channels of a block
         self.fast = False  # by the kernels for Hopper
+        self.turned = False
         self.batch, self.tokens, self.heads, self.size_v = v.shape
         self.size_k = k.shape[3]
         self.group = self.heads // k.shape[2]
@@ -48,6 +51,12 @@ class Run:
         self.fade: Tensor | None = None
 
     @property
+    def exchanges(self) -> bool:
+        """Whether gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
+        plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
+        return plain and self.group == 1 and self.size_v <= 256
+
+    @property
     def own(self) -> tuple[int, int, int]:
         return self.batch, self.tokens, self.heads
 
@@ -66,6 +75,18 @@ class Run:
         """Whether the kernels for Hopper run, which want all that they read and write, ``others`` too, to suit them."""
         write = self.write if self.family.decay != CHANNEL else None  # else prepared
         self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
+
+    def exchanged(self, do: Tensor) -> Run:
+        """The recurrence with keys and values exchanged, read by ``do``: its states are this one's, transposed.
+
+        Where nothing erases, it is the one whose output is the gradient of q, and, backwards, that of k.
+        """
+        other = copy(self)
+        other.q, other.k, other.v = do, self.v, self.k
+        other.size_k, other.size_v = self.size_v, self.size_k
+        other.constants = {**self.constants, "K": self.size_v}
+        other.turned = True
+        return other
 
     def prepare(self) -> None:
         """What the chunks bring, whatever the state: see prepare.py."""
@@ -120,13 +141,13 @@ class Run:
             ),
             (*strides(self.q, self.k, self.v, self.write, self.decay), *self.numbers, 0, self.plan.length),
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, EVERY=every,
-            OUTPUT=o is not None, KEEP=states is not None, START=starts is not None and not local, FINAL=final is not None,
-            **options, **self.constants,
+            OUTPUT=o is not None, KEEP=states is not None, START=starts is not None and not local, TURNED=self.turned,
+            FINAL=final is not None, **options, **self.constants,
         )  # fmt: skip
 
     def backward(self, do, ends, dv=None, x_read=None, dstates=None, dinitial=None, *, local=False) -> None:
         if self.fast:
-            kernel, options = choice.backward(self.family, self.size_k, self.size_v, local)
+            kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
         else:
             c = table.backward(self.family, self.size_k, not local)
             kernel, options = scan.backward, self._in_blocks(c)
@@ -137,7 +158,8 @@ class Run:
                 self.q_faded, self.k_faded, self.write_faded, self.fade, ends, dv, x_read, dstates, dinitial,
             ),
             (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers, 0, self.plan.length),
-            V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, **options, **self.constants,
+            V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, TURNED=self.turned,
+            **options, **self.constants,
         )  # fmt: skip
 
     def chain(self, pieces, transition, total, first, *, reverse: bool) -> None:
@@ -167,11 +189,19 @@ class Run:
         if fast is not None:
             kernel, options = fast
             settled = self.empty(*grid, dtype=torch.int32) if by_channel else None
-            grid = (min(choice.multiprocessors(self.v.device), self.plan.chunks * self.heads), 1, 1)
+            chunks = self.plan.chunks * self.heads
+            programs = min(choice.multiprocessors(self.v.device), chunks)
             given = (*tensors, settled) if by_channel else tensors
-            self.recorder.launch(kernel, grid, given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
+            self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
             if not by_channel:
                 return
+            others = choice.unsettled(self.family, self.v.device)
+            if others is not None:
+                kernel, options, programs = others
+                grid = (min(programs, chunks * grid[2]), 1, 1)
+                self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=self.size_v, **options, **constants)
+                return
+            grid = (choice.multiprocessors(self.v.device), 1, 1)
         for of_settled in (False,) if settled is not None else (True, False) if by_channel else (True,):
             self.recorder.launch(
                 gradients_kernel.gradients, grid, (*tensors, settled), numbers,

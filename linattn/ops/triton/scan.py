@@ -2,7 +2,7 @@
 
 A program holds a [K, BV] block of the state in registers. With ``LOCAL`` it starts from nothing and gives what its segment adds
 (and, for rules that erase, in further blocks of columns the transition: the same scan started from the identity with no values);
-``chain`` then joins the segments exactly.
+``chain`` then joins the segments exactly. ``TURNED`` starts from a state that lies transposed, as that of keys and values exchanged does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def forward(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
     kind: tl.constexpr, LOCAL: tl.constexpr, EVERY: tl.constexpr, OUTPUT: tl.constexpr, KEEP: tl.constexpr, START: tl.constexpr,
-    FINAL: tl.constexpr,
+    TURNED: tl.constexpr, FINAL: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(1) + slots_before
     head = tl.program_id(2)
@@ -50,7 +50,8 @@ def forward(
     if LOCAL:
         s = tl.where(identity & (channels[:, None] == columns[None, :]), 1.0, 0.0)
     elif START:
-        s = tl.load(starts + (slot.to(tl.int64) * heads + head) * K * V + channels[:, None] * V + columns[None, :], mask=state, other=0.0)
+        within = channels[:, None] + columns[None, :] * K if TURNED else channels[:, None] * V + columns[None, :]
+        s = tl.load(starts + (slot.to(tl.int64) * heads + head) * K * V + within, mask=state, other=0.0)
     else:
         s = tl.zeros([BK, BV], tl.float32)
     if LOCAL and RULE == PLAIN:
@@ -166,7 +167,7 @@ def backward(
     sequences, tokens, heads, group, scale, slots_before, length,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr, LOCAL: tl.constexpr, START: tl.constexpr,
+    kind: tl.constexpr, LOCAL: tl.constexpr, START: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(1) + slots_before
     head = tl.program_id(2)
@@ -191,7 +192,7 @@ def backward(
     at = (slot.to(tl.int64) * heads + head) * K * V
 
     if START and not LOCAL:
-        ds = tl.load(ends + at + block, mask=state, other=0.0)
+        ds = tl.load(ends + at + (channels[:, None] + columns[None, :] * K if TURNED else block), mask=state, other=0.0)
     else:
         ds = tl.zeros([BK, BV], tl.float32)
 
@@ -207,7 +208,7 @@ def backward(
         wide = place * (C * K) + rows[:, None] * K + channels[None, :]
         swapped = place * (C * C) + rows[None, :] * C + rows[:, None]
         fits = (channels < K)[None, :] & (rows >= 0)[:, None]
-        if not LOCAL:
+        if dstates is not None:
             tl.store(dstates + place * K * V + block, ds.to(dstates.dtype.element_ty), mask=state)
         dob = tl.load(do + time[:, None] * do_token + columns[None, :], mask=writes, other=0.0).to(kind)
         if DECAY == HEAD:
@@ -279,8 +280,9 @@ def backward(
 
     if LOCAL:
         tl.store(ends + at + block, ds, mask=state)
-    elif index == 0:
-        tl.store(dinitial + (n.to(tl.int64) * heads + head) * K * V + block, ds, mask=state)
+    elif dinitial is not None:
+        if index == 0:
+            tl.store(dinitial + (n.to(tl.int64) * heads + head) * K * V + block, ds, mask=state)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "length"])

@@ -61,6 +61,16 @@ def test_wide_keys_go_in_parts(kind, monkeypatch):
     check(make(kind, "BTHK", B=1, T=T, H=1, K=K, V=V), HALVES[-1])
 
 
+@pytest.mark.parametrize(("kind", "rank"), first([("bonus", "H"), ("beta", "BTH"), ("erase", "BTHK")], product(KINDS, RANKS[1:])))
+def test_wide_values_go_as_heads(kind, rank, monkeypatch):
+    if INTERPRETED:
+        from linattn.ops.triton import hopper
+
+        monkeypatch.setattr(hopper, "parts", lambda k, v: 3 if v.shape[3] == 9 else 1)
+    K, V, T = (5, 9, 18) if INTERPRETED else (128, 256, 700)
+    check_tame(make(kind, rank, B=2, T=T, H=4, Hk=2, K=K, V=V), HALVES[-1])
+
+
 @pytest.mark.parametrize(("kind", "T"), list(product(KINDS, [1, 16, 17] if INTERPRETED else [1, 64, 65])))
 def test_lengths_around_a_chunk(kind, T):
     check(make(kind, "BTH", B=1, T=T, H=1, **SIZE), torch.float32)

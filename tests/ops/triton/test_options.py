@@ -116,6 +116,24 @@ def test_the_gradient_of_one_argument(wanted):
     assert error(mine, whole) < 1e-6
 
 
+FIXED = [("H", torch.float32), ("BTH", torch.float32), *(("BTH", dtype) for dtype in HALVES), *(("none", dtype) for dtype in HALVES)]
+LONG = dict(B=1, T=100, H=1, K=5, V=18) if INTERPRETED else dict(lengths=(3000, 0, 1, 2500), H=2, K=64, V=128)
+
+
+@pytest.mark.parametrize(("rank", "dtype"), FIXED)
+def test_a_decay_that_is_no_parameter(rank, dtype):
+    """Without a gradient of the decay those of q, k and v are the recurrence, exchanged and reversed, also across segments."""
+
+    def run(call: Call, outputs):
+        leaves = {n: t.detach().clone().requires_grad_() for n, t in call.tensors.items() if n != "decay"}
+        with device.poisoned():
+            out = call.with_(**leaves)(backend="triton")
+        grads = torch.autograd.grad(list(out.values()), list(leaves.values()), [cases.cotangent(t) for t in out.values()])
+        return {n: t.detach() for n, t in out.items()}, dict(zip(leaves, grads, strict=True))
+
+    check(make("plain", rank, **LONG, strength=(1e-3, 0.5)), dtype, run=run)
+
+
 def test_rows_and_sequences_do_not_depend_on_their_company():
     call = here(make("beta", "BTHK", lengths=(20, 0, 33, 5), H=1, **SIZE)).to(torch.float32)
     parts = [device.values(call.sequence(n)) for n in (0, 2, 3)]

@@ -19,6 +19,12 @@ def fits(sizes: tuple[int, int], like: Tensor, *tensors: Tensor | None) -> bool:
     return all(size in SIZES for size in sizes) and all(t is None or _moves(t) for t in (like, *tensors)) and _hopper(like.device)
 
 
+def parts(k: Tensor, v: Tensor) -> int:
+    """Of how many heads the values of one should be taken, for the kernels to serve them."""
+    n, rest = divmod(v.shape[3], SIZES[-1])
+    return n if n > 1 and rest == 0 and fits((k.shape[3], SIZES[-1]), k, v) else 1
+
+
 def _moves(t: Tensor) -> bool:
     strides = (s * t.element_size() for s in t.stride()[1:3])
     return t.dtype == torch.bfloat16 and t.data_ptr() % ALIGNED == 0 and all(s > 0 and s % ALIGNED == 0 for s in strides)

@@ -120,7 +120,7 @@ def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
 def scan(
     part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step,
     C: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, LOCAL: gl.constexpr,
-    BITS: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr,
+    TURNED: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """64 columns of the cotangent through ``count`` chunks, from the last."""
     along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
@@ -129,12 +129,12 @@ def scan(
     left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
     of_tokens: gl.constexpr = gl.SliceLayout(0, along_c)
     of_channels: gl.constexpr = gl.SliceLayout(0, along_k)
-    OUTPUTS: gl.constexpr = 3 if RULE == ERASE else 2
     full, late, done = bars
     dob, ub, pb, bb = firsts
     qb, wb, kb, own_pb, tb = seconds
     dstates_to, dv_to, x_to = targets
     dstates_at, dv_at, x_at, p_at = staging
+    OUTPUTS: gl.constexpr = 1 + (dstates_at is not None) + (x_at is not None)
     passed, to_here, to_read, to_end, fade = weights
     start, end, finishes, width, first_column = ends
     if part < PARTS:
@@ -142,7 +142,7 @@ def scan(
         channels = gl.arange(0, K, of_channels)
         columns = first_column + part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
         if start is not None:
-            s = gl.load(start + channels[None, :] * width + columns[:, None])
+            s = gl.load(start + (channels[None, :] + columns[:, None] * K if TURNED else channels[None, :] * width + columns[:, None]))
         else:
             s = gl.zeros([M, K], gl.float32, along_k)
 
@@ -164,7 +164,7 @@ def scan(
                 rounded = s.to(gl.bfloat16)
                 low = gl.convert_layout(rounded, left_of_c)
                 de = warpgroup_mma(low, ub.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-                if not LOCAL:
+                if dstates_to is not None:
                     put(dstates_to, chunk * tile_step // C * K, part * M, dstates_at.index(part), rounded, OUTPUTS)
                 if DECAY == HEAD:
                     de = warpgroup_mma_wait(0, deps=[de]) * to_end.index(stage).load(of_tokens)[None, :]
@@ -215,7 +215,7 @@ def scan(
             mbarrier.arrive(done.index(stage), count=1)
 
         tma.store_wait(0)
-        if finishes:
+        if finishes and end is not None:
             width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
             gl.store(end + channels[None, :] * width + columns[:, None], s)
 
@@ -231,7 +231,8 @@ def backward(
     sequences, tokens, heads, group, scale, slots_before, length,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr,
-    kind: gl.constexpr, LOCAL: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr,
+    kind: gl.constexpr, LOCAL: gl.constexpr, START: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     slot = gl.program_id(1) + slots_before
     head = gl.program_id(2)
@@ -301,9 +302,10 @@ def backward(
 
         dstates_to, dv_to, x_to = None, None, None
         dstates_at, dv_at, x_at, p_at = None, None, None, None
-        if not LOCAL:
+        if dstates is not None:
             dstates_to = described(dstates + place * K * V + first_column, count * heads * K, V, BV, K, M)
             dstates_at = buffer(PARTS, K, M)
+        if not LOCAL:
             dv_to = described(dv + here, rows, heads * V, BV, C, M)
             dv_at = buffer(PARTS, C, M)
         if OWN:
@@ -337,7 +339,8 @@ def backward(
         else:
             if START:
                 start = ends + at
-            end = dinitial + (n.to(gl.int64) * heads + head) * K * V
+            if dinitial is not None:
+                end = dinitial + (n.to(gl.int64) * heads + head) * K * V
             finishes = index == 0
 
         full = barriers(STAGES, 1 + (DECAY > 0))
@@ -353,16 +356,16 @@ def backward(
         edges = (start, end, finishes, V, first_column)
         gl.warp_specialize([
             (scan, (0, bars, firsts, seconds, targets, staging, weights, edges, scale, count, tile_step,
-                    C, K, PARTS, DECAY, RULE, LOCAL, BITS, STAGES, LATE)),
+                    C, K, PARTS, DECAY, RULE, LOCAL, TURNED, BITS, STAGES, LATE)),
             (scan, (1, bars, firsts, seconds, targets, staging, weights, edges, scale, count, tile_step,
-                    C, K, PARTS, DECAY, RULE, LOCAL, BITS, STAGES, LATE)),
+                    C, K, PARTS, DECAY, RULE, LOCAL, TURNED, BITS, STAGES, LATE)),
             (load, (full, done, sources, firsts, steps, count, 4, BYTES, STAGES, STAGES)),
             (load, (late, done, late_sources, seconds, late_steps, count, 5, LATE_BYTES, LATE, STAGES)),
             (weigh, (full, done, weights, weighed, step, rows, count, scale, C, K, DECAY, BEFORE, BITS, STAGES)),
         ], [4 if PARTS == 2 else 1, 1, 1, 1], [REGISTERS if PARTS == 2 else 24, 24, 24, 24])  # fmt: skip
 
 
-def options(family: Family, size_k: int, size_v: int, local: bool) -> dict[str, int]:
+def options(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -> dict[str, int]:
     """Columns of a program, and what its pipeline and registers are."""
     plain, erase = family.rule == PLAIN.value, family.rule == ERASE.value
     reads = not (plain and local)
@@ -373,7 +376,7 @@ def options(family: Family, size_k: int, size_v: int, local: bool) -> dict[str, 
     b = not plain and not (local and reads_w)
     first = 128 * (size_v + reads * size_k + 64 * (reads and not meets) + 64 * b)  # bytes of a stage
     second = 128 * (size_k + reads_w * size_k + own * (size_k + 128))
-    staged = 128 * ((not local) * (parts * size_k + size_v) + own * size_v + parts * 64 * meets)
+    staged = 128 * (keep * parts * size_k + (not local) * size_v + own * size_v + parts * 64 * meets)
     if family.decay == HEAD.value:
         first += 256 * (1 + reads + meets + (not plain and not erase)) + 16
     elif family.decay == CHANNEL.value:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, Family
+from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
 
 Chosen = tuple[Any, dict[str, int]]  # a kernel and the options of its launch
 
@@ -37,26 +37,36 @@ def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, 
     return module.forward, module.options(family, size_k, size_v, output, keep, transition)
 
 
-def backward(family: Family, size_k: int, size_v: int, local: bool) -> Chosen:
+def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -> Chosen:
     """The scan of the states' cotangents."""
     from linattn.ops.triton.hopper import backward as module
 
-    return module.backward, module.options(family, size_k, size_v, local)
+    return module.backward, module.options(family, size_k, size_v, local, keep)
 
 
 def gradients(family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decay: Tensor | None) -> Chosen | None:
     """The gradients of chunks, if there is a kernel for them; with a decay per channel, of those that settle."""
     if decay is not None and family.decay == CHANNEL:
-        from linattn.ops.triton.hopper import gradients_channel
+        from linattn.ops.triton.hopper import gradients_channel, gradients_channel_delta
 
-        if gradients_channel.fits(family, chunk, q, k, v, do, decay):
-            return gradients_channel.gradients, gradients_channel.options(v.shape[3])
+        for by_channel in (gradients_channel, gradients_channel_delta):
+            if by_channel.fits(family, chunk, q, k, v, do, decay):
+                return by_channel.gradients, by_channel.options(v.shape[3])
         return None
     if family.rule == ERASE:
         return None
     from linattn.ops.triton.hopper import gradients as module
 
     return (module.gradients, module.options(family, k.shape[3], v.shape[3])) if module.fits(family, chunk, q, k, v, do) else None
+
+
+def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int], int] | None:
+    """The kernel for what ``gradients`` leaves, blocks of channels that do not settle; its options and how many programs share them."""
+    if family.rule != PLAIN:
+        return None
+    from linattn.ops.triton.hopper import gradients_channel_levels as module
+
+    return module.gradients, module.options(), module.programs(multiprocessors(device))
 
 
 @cache

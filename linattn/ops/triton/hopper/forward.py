@@ -155,7 +155,7 @@ def hand_over(x, out, ready, free, i):
 def scan(
     part: gl.constexpr, bars, buffers, vb, ob, sb, weights, ends, scale, count,
     C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, LOCAL: gl.constexpr, OUTPUT: gl.constexpr,
-    KEEP: gl.constexpr, MEETS: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+    KEEP: gl.constexpr, TURNED: gl.constexpr, MEETS: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """64 columns of the state through ``count`` chunks."""
     along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
@@ -174,7 +174,7 @@ def scan(
     if LOCAL:
         s = gl.where(identity & (channels[None, :] == columns[:, None]), 1.0, 0.0)
     elif start is not None:
-        s = gl.load(start + channels[None, :] * width + columns[:, None])
+        s = gl.load(start + (channels[None, :] + columns[:, None] * K if TURNED else channels[None, :] * width + columns[:, None]))
     else:
         s = gl.zeros([M, K], gl.float32, along_k)
 
@@ -260,7 +260,7 @@ def forward(
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr,
     kind: gl.constexpr, LOCAL: gl.constexpr, EVERY: gl.constexpr, OUTPUT: gl.constexpr, KEEP: gl.constexpr, START: gl.constexpr,
-    FINAL: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    TURNED: gl.constexpr, FINAL: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     slot = gl.program_id(1) + slots_before
     head = gl.program_id(2)
@@ -360,9 +360,9 @@ def forward(
         if PARTS == 2:
             gl.warp_specialize([
                 (scan, (0, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
-                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, MEETS, PARTS, STAGES)),
+                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES)),
                 (scan, (1, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
-                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, MEETS, PARTS, STAGES)),
+                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES)),
                 (meet, (full, made, empty, qb, kb, pb, passed, scale, count, C, DECAY, BITS, MEETS, STAGES)),
                 (load, (full, empty, sources, buffers, (vd, vb, v_row), raw_step, tile_step, count, BYTES, C, PARTS, STAGES)),
                 (store, (ready, free, (od, ob, sd, sb), heads * K, count, C, PARTS)),
@@ -371,7 +371,7 @@ def forward(
         else:
             gl.warp_specialize([
                 (scan, (0, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
-                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, MEETS, PARTS, STAGES)),
+                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES)),
                 (meet, (full, made, empty, qb, kb, pb, passed, scale, count, C, DECAY, BITS, MEETS, STAGES)),
                 (load, (full, empty, sources, buffers, (vd, vb, v_row), raw_step, tile_step, count, BYTES, C, PARTS, STAGES)),
                 (store, (ready, free, (od, ob, sd, sb), heads * K, count, C, PARTS)),

@@ -95,5 +95,5 @@ def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
     if rank == "BTHK":
         plain = {"hopper.prepare_channel", "hopper.gradients_channel", "hopper.gradients_channel_levels"}
         delta = {"hopper.prepare_channel_delta", "hopper.gradients_channel_delta"}
-        own |= {"beta": delta, "erase": {"hopper.prepare_channel_erase"}}.get(kind, plain)
+        own |= {"beta": delta, "erase": {"hopper.prepare_channel_erase", "hopper.gradients_channel_erase"}}.get(kind, plain)
     assert {m for m in modules if m.startswith("hopper.")} == own

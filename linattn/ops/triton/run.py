@@ -184,13 +184,14 @@ class Run:
         bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
         by_channel = self.family.decay == CHANNEL
         grid = (self.plan.chunks, self.heads, -(-self.size_k // bk) if by_channel else 1)
-        fast = choice.gradients(self.family, self.plan.chunk, self.q, self.k, self.v, do, self.decay) if self.fast else None
+        chosen = (self.q, self.k, self.v, self.read, self.write, do, self.decay)
+        fast = choice.gradients(self.family, self.plan.chunk, *chosen) if self.fast else None
         settled = None  # which blocks of channels are done already
         if fast is not None:
             kernel, options = fast
             settled = self.empty(*grid, dtype=torch.int32) if by_channel else None
             chunks = self.plan.chunks * self.heads
-            programs = min(choice.multiprocessors(self.v.device), chunks)
+            programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
             given = (*tensors, settled) if by_channel else tensors
             self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
             if not by_channel:

@@ -44,14 +44,18 @@ def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) 
     return module.backward, module.options(family, size_k, size_v, local, keep)
 
 
-def gradients(family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decay: Tensor | None) -> Chosen | None:
+def gradients(
+    family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, read: Tensor | None, write: Tensor | None, do: Tensor, decay: Tensor | None
+) -> Chosen | None:
     """The gradients of chunks, if there is a kernel for them; with a decay per channel, of those that settle."""
     if decay is not None and family.decay == CHANNEL:
-        from linattn.ops.triton.hopper import gradients_channel, gradients_channel_delta
+        from linattn.ops.triton.hopper import gradients_channel, gradients_channel_delta, gradients_channel_erase
 
         for by_channel in (gradients_channel, gradients_channel_delta):
             if by_channel.fits(family, chunk, q, k, v, do, decay):
                 return by_channel.gradients, by_channel.options(v.shape[3])
+        if gradients_channel_erase.fits(family, chunk, q, k, v, read, write, do, decay):
+            return gradients_channel_erase.gradients, gradients_channel_erase.options(k.shape[3], v.shape[3])
         return None
     if family.rule == ERASE:
         return None

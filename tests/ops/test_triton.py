@@ -93,7 +93,6 @@ def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
     if kind == "beta" and rank != "BTHK":
         own.add("hopper.prepare")
     if rank == "BTHK":
-        plain = {"hopper.prepare_channel", "hopper.gradients_channel", "hopper.gradients_channel_levels"}
-        delta = {"hopper.prepare_channel_delta", "hopper.gradients_channel_delta"}
-        own |= {"beta": delta, "erase": {"hopper.prepare_channel_erase", "hopper.gradients_channel_erase"}}.get(kind, plain)
+        other = {f"hopper.{name}" for name in ("prepare_channel", "gradients_channel", "gradients_channel_levels")}
+        own |= {"beta": {f"{name}_delta" for name in other}, "erase": {f"{name}_erase" for name in other}}.get(kind, other)
     assert {m for m in modules if m.startswith("hopper.")} == own

@@ -19,12 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.triton import table
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
-
-# From how many columns of all states on: columns a program (BV), numbers of its tile a thread. Eight columns are a sector of memory
-# and make enough programs of a single sequence; longer pieces of rows are better once there are programs enough.
-TILES = ((1 << 14, 32, 32), (0, 8, 32))
 
 
 @triton.jit
@@ -158,7 +155,7 @@ def _power_of_two(n: int) -> int:
 
 def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
-    columns, numbers = next((columns, numbers) for least, columns, numbers in TILES if states * V >= least)
+    columns, numbers = table.decode(states * V)
     if V % 4:  # rows that 16 bytes do not divide: a thread then has single columns, and every vector at as many rows as numbers
         numbers = 16
     BK, BV = _power_of_two(K), min(columns, _power_of_two(V))

@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from linattn.ops.triton import elementwise_kernels as kernels
-from linattn.ops.triton import launch
-
-
-class Config(NamedTuple):
-    """Tokens of a span (a warp holds one), spans and channels of a tile, stages of loads, and the programs of a multiprocessor."""
-
-    span: int
-    spans: int
-    channels: int
-    stages: int
-    programs: int
-
+from linattn.ops.triton import launch, table
+from linattn.ops.triton.table import Elementwise as Config
 
 SHORT = 8  # tokens that take a tile of their own: decoding
-DECODE = Config(span=8, spans=1, channels=64, stages=1, programs=16)
-PACKED = Config(span=8, spans=8, channels=64, stages=1, programs=2)  # spans of a power of two, at most 32: they are bits of a number
-USUAL = Config(span=16, spans=8, channels=64, stages=1, programs=2)
-# Where programs share chains, long spans make them meet less often. By the bytes of a decay and of a value:
-FORWARD = {
-    (4, 2): Config(span=32, spans=4, channels=64, stages=1, programs=3),
-    (2, 2): Config(span=24, spans=4, channels=64, stages=1, programs=3),
-}
-BACKWARD = {(4, 2): Config(span=32, spans=4, channels=64, stages=1, programs=2)}
+WIDTH = 64  # channels of a chain, by which it is told whether there are chains enough for a device
 PROGRAMS = 32  # of a chain, at most
 REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
 
 
 def config(decay: Tensor, values: Tensor, cu_seqlens: Tensor | None, backward: bool) -> Config:
     batch, tokens, size = values.shape
-    if tokens <= SHORT:
-        return DECODE
-    if cu_seqlens is not None:
-        return PACKED
-    if decay.ndim == 1 or batch * -(-size // USUAL.channels) >= processors(values.device):
-        return USUAL
-    return (BACKWARD if backward else FORWARD).get((decay.element_size(), values.element_size()), USUAL)
+    shared = decay.ndim > 1 and batch * -(-size // WIDTH) < processors(values.device)
+    return table.elementwise(tokens <= SHORT, cu_seqlens is not None, shared, backward, decay.element_size(), values.element_size())
 
 
 @cache

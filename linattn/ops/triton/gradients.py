@@ -216,7 +216,7 @@ def of_block(
 def gradients(
     q, k, v, read, write, decay, beta, bonus, do, cu,
     values, de, states, dstates,
-    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, settled,
+    dq, dk, dread, dwrite, ddecay, dbeta, dbonus,
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
     beta_token, beta_head, do_token, do_head,
     sequences, tokens, heads, group, scale, chunks_before,
@@ -226,55 +226,26 @@ def gradients(
 ):  # fmt: skip
     """With a decay per channel a program has one block of channels: those that settle in one piece belong to one kernel, which has
     no more to do for them than without a decay, and the others to another.
-
-    Where somebody else has been, ``settled`` says which blocks are done; as few programs as there are share the others.
     """
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
         decay_token, decay_head, beta_token, beta_head, do_token, do_head,
     )  # fmt: skip
-    if settled is None:
-        slot = tl.program_id(0) + chunks_before
-        head = tl.program_id(1)
-        column = tl.program_id(2)
-        _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
-        if first >= last:
+    slot = tl.program_id(0) + chunks_before
+    head = tl.program_id(1)
+    column = tl.program_id(2)
+    _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+    if first >= last:
+        return
+    if DECAY == CHANNEL:
+        steps, x = orders_of(decay, decay_token, decay_head, first, last, head, column, K, C, BK, kind)
+        if (tl.max(tl.max(tl.abs(x), 1), 0) <= TAME) != SETTLED:
             return
-        if DECAY == CHANNEL:
-            steps, x = orders_of(decay, decay_token, decay_head, first, last, head, column, K, C, BK, kind)
-            if (tl.max(tl.max(tl.abs(x), 1), 0) <= TAME) != SETTLED:
-                return
-        else:
-            steps = whole(tl.zeros([C], tl.float32), BITS)
-            x = steps
-        of_block(
-            slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
-            K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
-        )  # fmt: skip
     else:
-        BLOCKS: tl.constexpr = (K + BK - 1) // BK
-        LOOK: tl.constexpr = 128  # blocks at once
-        if PACKED:
-            slots = tokens // C + sequences
-        else:
-            slots = (tokens + C - 1) // C * sequences
-        blocks = slots * heads * BLOCKS
-        programs = tl.num_programs(0)
-        ahead = tl.arange(0, LOOK) * programs
-        for start in range(tl.program_id(0), blocks, LOOK * programs):
-            left = tl.load(settled + start + ahead, mask=start + ahead < blocks, other=1) == 0
-            n = tl.min(tl.where(left, ahead, LOOK * programs), 0)
-            while n < LOOK * programs:
-                column = (start + n) % BLOCKS
-                head = (start + n) // BLOCKS % heads
-                slot = (start + n) // BLOCKS // heads
-                _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
-                if first < last:
-                    steps, x = orders_of(decay, decay_token, decay_head, first, last, head, column, K, C, BK, kind)
-                    of_block(
-                        slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
-                        K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
-                    )  # fmt: skip
-                left = left & (ahead > n)
-                n = tl.min(tl.where(left, ahead, LOOK * programs), 0)
+        steps = whole(tl.zeros([C], tl.float32), BITS)
+        x = steps
+    of_block(
+        slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
+        K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
+    )  # fmt: skip

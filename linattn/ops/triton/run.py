@@ -186,28 +186,22 @@ class Run:
         grid = (self.plan.chunks, self.heads, -(-self.size_k // bk) if by_channel else 1)
         chosen = (self.q, self.k, self.v, self.read, self.write, do, self.decay)
         fast = choice.gradients(self.family, self.plan.chunk, *chosen) if self.fast else None
-        settled = None  # which blocks of channels are done already
-        if fast is not None:
-            kernel, options = fast
-            settled = self.empty(*grid, dtype=torch.int32) if by_channel else None
-            chunks = self.plan.chunks * self.heads
-            programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
-            given = (*tensors, settled) if by_channel else tensors
-            self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
-            if not by_channel:
-                return
-            others = choice.unsettled(self.family, self.v.device)
-            if others is not None:
-                kernel, options, programs = others
-                grid = (min(programs, chunks * grid[2]), 1, 1)
-                self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=self.size_v, **options, **constants)
-                return
-            grid = (choice.multiprocessors(self.v.device), 1, 1)
-        for of_settled in (False,) if settled is not None else (True, False) if by_channel else (True,):
-            self.recorder.launch(
-                gradients_kernel.gradients, grid, (*tensors, settled), numbers,
-                BK=bk, BV=bv, SETTLED=of_settled, num_warps=c.warps, num_stages=c.stages, **constants,
-            )  # fmt: skip
+        if fast is None:
+            for settled in (True, False) if by_channel else (True,):
+                self.recorder.launch(
+                    gradients_kernel.gradients, grid, tensors, numbers,
+                    BK=bk, BV=bv, SETTLED=settled, num_warps=c.warps, num_stages=c.stages, **constants,
+                )  # fmt: skip
+            return
+        kernel, options = fast
+        chunks = self.plan.chunks * self.heads
+        programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
+        given = (*tensors, self.empty(*grid, dtype=torch.int32)) if by_channel else tensors  # which blocks of channels are done
+        self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
+        if by_channel:
+            kernel, options, programs = choice.unsettled(self.family, self.v.device)
+            grid = (min(programs, chunks * grid[2]), 1, 1)
+            self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=self.size_v, **options, **constants)
 
 
 def in_rows(t: Tensor | None) -> Tensor | None:

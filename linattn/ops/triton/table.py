@@ -1,8 +1,16 @@
-"""Block sizes by family and size of keys: data, found by measuring (benchmarks/log.md says how)."""
+"""Configurations of the kernels by what a call is: looked up in table.json, which ``python -m benchmarks.configurations`` makes.
+
+For each kind of kernel the first row whose conditions a call meets is the one that is used. A condition names a property of the
+call and the value that it has; with ``_at_most`` or ``_at_least`` after the name, a bound. Nothing is measured when a model runs.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 PROGRAMS = 256  # about two for each multiprocessor of the largest devices
 SHORTEST = (512, 1024, 1024)  # tokens of a segment by rule: plain, delta, erase
@@ -11,47 +19,161 @@ NARROWEST = 64
 
 PLAIN, DELTA, ERASE = range(3)
 NONE, HEAD, CHANNEL = range(3)
+RULES = ("plain", "delta", "erase")
+DECAYS = ("none", "head", "channel")
+
+FILE = Path(__file__).with_name("table.json")
+Value = bool | int | str
 
 
 class Config(NamedTuple):
-    """Channels of a block on the side of keys and of values, warps, and depth of the pipeline of loads.
+    """Channels of a block on the side of keys and of values (0: all), warps, and depth of the pipeline of loads.
 
     Triton 3.6 miscompiles narrow blocks of bfloat16 on Hopper: keys in blocks of 32 channels with four warps are read past the
     end of shared memory, and so is the state of more than 128 keys in blocks of 16 or 32 values. So blocks of bfloat16 have at
     least ``NARROWEST`` channels on both sides, however few there are.
     """
 
-    bk: int
-    bv: int
-    warps: int
+    bk: int = 0
+    bv: int = 0
+    warps: int = 4
+    stages: int = 1
+
+
+class Elementwise(NamedTuple):
+    """Tokens of a span (a warp holds one), spans and channels of a tile, stages of loads, and the programs of a multiprocessor.
+
+    Spans of packed sequences are a power of two, at most 32: they are bits of a number.
+    """
+
+    span: int
+    spans: int
+    channels: int
     stages: int
+    programs: int
+
+
+class Decode(NamedTuple):
+    """Columns of a state that a program has, and numbers of its tile a thread.
+
+    Eight columns are a sector of memory and make enough programs of a single sequence; longer pieces of rows are better once there
+    are programs enough.
+    """
+
+    columns: int
+    numbers: int
+
+
+class Row(NamedTuple):
+    """What a call has to be, and the configuration that it then gets."""
+
+    when: dict[str, Value]
+    use: Config | Elementwise | Decode
+
+    def takes(self, call: dict[str, Value]) -> bool:
+        """Whether ``call`` meets every condition; a condition on what calls of this kind do not have is a KeyError."""
+        return all(_met(name, wanted, call) for name, wanted in self.when.items())
+
+
+def _met(name: str, wanted: Value, call: dict[str, Any]) -> bool:
+    if name.endswith("_at_most"):
+        return call[name.removesuffix("_at_most")] <= wanted
+    if name.endswith("_at_least"):
+        return call[name.removesuffix("_at_least")] >= wanted
+    return call[name] == wanted
+
+
+Rows = dict[str, tuple[Row, ...]]
+KINDS: dict[str, type] = {
+    "prepare": Config, "forward": Config, "backward": Config, "gradients": Config, "elementwise": Elementwise, "decode": Decode,
+}  # fmt: skip
+_installed: Rows | None = None
+
+
+def read(path: Path = FILE) -> Rows:
+    """The rows of a file, by kind of kernel."""
+    kinds = json.loads(path.read_text(encoding="utf-8"))
+    return {kind: tuple(Row(row["when"], KINDS[kind](**row["use"])) for row in rows) for kind, rows in kinds.items()}
+
+
+def write(rows: Rows, path: Path = FILE) -> None:
+    """The file of ``rows``, a row a line, without the fields that are 0."""
+    kinds = []
+    for kind, of_kind in rows.items():
+        lines = [json.dumps({"when": row.when, "use": {n: x for n, x in row.use._asdict().items() if x}}) for row in of_kind]
+        kinds.append(f' "{kind}": [\n  ' + ",\n  ".join(lines) + "\n ]")
+    path.write_text("{\n" + ",\n".join(kinds) + "\n}\n", encoding="utf-8", newline="\n")
+
+
+def rows() -> Rows:
+    """Those in use: the file's, read at the first lookup, unless others were installed."""
+    return _read() if _installed is None else _installed
+
+
+_read = cache(read)
+
+
+def install(other: Rows | None) -> None:
+    """Look ``other`` rows up from now on, for who measures them; None: the file's again."""
+    global _installed
+    _installed = other
+    for lookup in KEPT.values():
+        lookup.cache_clear()
+
+
+def find(kind: str, call: dict[str, Value]) -> int:
+    """The number of the row that a call gets; a LookupError if there is none."""
+    for number, row in enumerate(rows()[kind]):
+        if row.takes(call):
+            return number
+    raise LookupError(f"{FILE.name} has no row under {kind!r} for {call}")
 
 
 def chunk(half: bool) -> int:
     return 64 if half else 32
 
 
+@lru_cache(maxsize=4096)
+def of_chunks(kind: str, family, size_k: int | None = None, outputs: bool = False) -> Config:
+    """The configuration of a kernel of the chunked form; a scan of the states has a size of keys, and outputs or none."""
+    call: dict[str, Value] = {"rule": RULES[family.rule], "decay": DECAYS[family.decay], "before": family.before, "half": family.half}
+    if size_k is not None:
+        call |= {"keys": size_k, "outputs": outputs}
+    return rows()[kind][find(kind, call)].use  # type: ignore[return-value]
+
+
+def _kept(size_k: int) -> Callable[..., Config]:
+    """:func:`of_chunks`, but without keeping what it gave to a compiler's symbol, which has no hash."""
+    return of_chunks if isinstance(size_k, int) else getattr(of_chunks, "__wrapped__", of_chunks)
+
+
 def prepare(family) -> Config:
-    return Config(64, 0, 4, 1)
+    return of_chunks("prepare", family)
 
 
 def forward(family, size_k: int, outputs: bool) -> Config:
-    if not family.half:
-        return Config(0, 32 if size_k <= 128 else 16, 4, 1)
-    if size_k > 128:
-        return Config(0, 64, 4 if family.rule == PLAIN else 8, 1)
-    return Config(0, 64, 4, 3 if family.rule == PLAIN and not outputs else 2)
+    return _kept(size_k)("forward", family, size_k, outputs)
 
 
 def backward(family, size_k: int, outputs: bool) -> Config:
-    if family.rule == ERASE and family.half and size_k > 64:
-        return Config(0, 64, 8, 1)
-    return forward(family, size_k, outputs)
+    return _kept(size_k)("backward", family, size_k, outputs)
 
 
 def gradients(family) -> Config:
-    if not family.half:
-        return Config(64, 64, 4, 1)
-    if family.decay == NONE and family.rule == PLAIN:
-        return Config(64, 64, 4, 1)
-    return Config(128, 128, 8, 1) if family.decay == HEAD and family.rule == PLAIN else Config(64, 64, 8, 1)
+    return of_chunks("gradients", family)
+
+
+@lru_cache(maxsize=256)
+def elementwise(short: bool, packed: bool, shared: bool, backward: bool, decay_bytes: int, value_bytes: int) -> Elementwise:
+    """``shared``: programs share a chain of tokens, and long spans make them meet less often."""
+    call = dict(short=short, packed=packed, shared=shared, backward=backward, decay_bytes=decay_bytes, value_bytes=value_bytes)
+    return rows()["elementwise"][find("elementwise", call)].use  # type: ignore[return-value, arg-type]
+
+
+@lru_cache(maxsize=4096)
+def decode(columns: int) -> Decode:
+    """By the columns of all states."""
+    return rows()["decode"][find("decode", {"columns": columns})].use  # type: ignore[return-value]
+
+
+KEPT = {"of_chunks": of_chunks, "elementwise": elementwise, "decode": decode}  # what remembers what it was asked

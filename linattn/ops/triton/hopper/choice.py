@@ -64,12 +64,16 @@ def gradients(
     return (module.gradients, module.options(family, k.shape[3], v.shape[3])) if module.fits(family, chunk, q, k, v, do) else None
 
 
-def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int], int] | None:
+def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int], int]:
     """The kernel for what ``gradients`` leaves, blocks of channels that do not settle; its options and how many programs share them."""
-    if family.rule != PLAIN:
-        return None
-    from linattn.ops.triton.hopper import gradients_channel_levels as module
+    from linattn.ops.triton.hopper import gradients_channel_levels, gradients_channel_levels_delta, gradients_channel_levels_erase
 
+    modules: dict[int, Any] = {
+        PLAIN: gradients_channel_levels,
+        DELTA: gradients_channel_levels_delta,
+        ERASE: gradients_channel_levels_erase,
+    }
+    module = modules[family.rule]
     return module.gradients, module.options(), module.programs(multiprocessors(device))
 
 

@@ -59,6 +59,19 @@ class Mixers(SphinxDirective):
         return nodes.definition_list_item("", term, nodes.definition("", *body))
 
 
+class Oracles(SphinxDirective):
+    """``.. oracles::`` lists what each registered mixer is compared with, as its entry in the register says."""
+
+    def run(self) -> list[nodes.Node]:
+        """One list, sorted by name."""
+        entries = (linattn.mixers.info(name) for name in linattn.mixers.available())
+        return [nodes.bullet_list("", *(self.entry(entry) for entry in entries if entry.oracle))]
+
+    def entry(self, info: Any) -> nodes.Node:
+        """The mixer's name and its oracle."""
+        return nodes.list_item("", nodes.paragraph("", "", nodes.literal("", info.name), nodes.Text(f": {info.oracle}")))
+
+
 class Help(SphinxDirective):
     """``.. help:: train`` shows what ``linattn train --help`` says."""
 
@@ -74,4 +87,5 @@ class Help(SphinxDirective):
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.add_directive("mixers", Mixers)
+    app.add_directive("oracles", Oracles)
     app.add_directive("help", Help)

@@ -20,6 +20,7 @@ from linattn.mixers.decay import log_linear as _log_linear  # noqa: F401
 from linattn.mixers.decay import mamba2 as _mamba2  # noqa: F401
 from linattn.mixers.decay import mamba3 as _mamba3  # noqa: F401
 from linattn.mixers.decay import mlstm as _mlstm  # noqa: F401
+from linattn.mixers.decay import mlstm_block as _mlstm_block  # noqa: F401
 from linattn.mixers.decay import retnet as _retnet  # noqa: F401
 from linattn.mixers.delta import comba as _comba  # noqa: F401
 from linattn.mixers.delta import deltanet as _deltanet  # noqa: F401
@@ -28,9 +29,11 @@ from linattn.mixers.delta import gated_deltanet as _gated_deltanet  # noqa: F401
 from linattn.mixers.delta import kda as _kda  # noqa: F401
 from linattn.mixers.delta import mesanet as _mesanet  # noqa: F401
 from linattn.mixers.delta import titans as _titans  # noqa: F401
+from linattn.mixers.delta import titans_attention as _titans_attention  # noqa: F401
 from linattn.mixers.delta import ttt as _ttt  # noqa: F401
 from linattn.mixers.inspect import check_forms as check_forms
 from linattn.mixers.inspect import mixing_matrix as mixing_matrix
+from linattn.mixers.kernel import base_conv as _base_conv  # noqa: F401
 from linattn.mixers.kernel import based as _based  # noqa: F401
 from linattn.mixers.kernel import cosformer as _cosformer  # noqa: F401
 from linattn.mixers.kernel import efficient_attention as _efficient_attention  # noqa: F401

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from linattn.mixers.carry import Carry, State
-from linattn.ops import linear_attention
+from linattn.ops import flops, linear_attention
 from linattn.ops.checks import packed_lengths
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Mixer(nn.Module):
 
     info: ClassVar[Info]
     keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that no conversion takes below float32: time constants
+    shares: ClassVar[bool] = False  # whether layers of this kind pass a tensor on, up through a model: see ``forward``
     form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; the same numbers
 
     dim: int | None = None  # the model's width; ``create`` fills it in where a mixer does not
@@ -72,6 +73,11 @@ class Mixer(nn.Module):
         super().__init__()
         if dim is not None:
             self.dim = dim
+
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        """Options of the layer that is number ``index``, from 0, of ``count`` layers of this kind in a model; those of its config win."""
+        return {}
 
     def project(self, x: Tensor, state: Carry) -> Recurrence | tuple[Recurrence, State]:
         """What the tokens ``x`` [B, T, D] write, fade, erase and read; beside it, if there are any, states of one's own."""
@@ -116,9 +122,7 @@ class Mixer(nn.Module):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         """Multiplications and additions of mixing ``x`` [B, T, D] after ``past`` tokens; see :func:`linattn.cost`."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with FlopCounterMode(display=False) as counter:
+        with flops.counter() as counter:
             r = self.recurrence(x, Carry(x, returning=False))
             heads = max(r.q.shape[2], r.v.shape[2])
             self.read(r.v.new_empty(*x.shape[:2], heads, r.v.shape[3]), x)
@@ -138,7 +142,9 @@ class Mixer(nn.Module):
         return_state: bool = False,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, State]:
+        shared: Tensor | None = None,
+        return_shared: bool = False,
+    ) -> Tensor | tuple[Tensor, State] | tuple[Tensor, State | None, Tensor | None]:
         """Mix ``x`` [B, T, D] along time.
 
         Args:
@@ -147,6 +153,8 @@ class Mixer(nn.Module):
             return_state: also return the state after the last real token.
             mask: [B, T] bool, True = real token. Padding writes nothing, fades nothing, shifts nothing; its output is 0.
             cu_seqlens: [N + 1] int: B is 1 and N sequences lie end to end; the state has N rows.
+            shared: what the last layer of this kind passed on for the same tokens, mask and cu_seqlens; None for the first layer.
+            return_shared: return the triple (y, state or None, what is passed on): a mixer that ``shares`` has it.
 
         Raises:
             ValueError: for a shape that does not fit, for a state of another mixer, and for ``mask`` with ``cu_seqlens``.
@@ -154,32 +162,34 @@ class Mixer(nn.Module):
         if x.ndim != 3 or (self.dim is not None and x.shape[2] != self.dim):
             raise ValueError(f"x must have shape [B, T, D] with D = {self.dim}, but came with {list(x.shape)}")
         if mask is not None:
-            y, carry = self._mix_real(x, mask, state, return_state, cu_seqlens)
+            y, carry = self._mix_real(x, mask, state, return_state, cu_seqlens, shared)
         else:
             if cu_seqlens is not None:
                 packed_lengths(cu_seqlens, x)
-            carry = Carry(x, state, cu_seqlens=cu_seqlens, returning=return_state)
+            carry = Carry(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
             y = self.mix(x, carry)
-        if not return_state:
-            return y
-        carry.keep("position", carry.start + carry.counts)
-        return y, carry.new
+        carry.keep("position", carry.start + carry.counts if return_state else None)
+        if return_shared:
+            return y, carry.new if return_state else None, carry.shared
+        return (y, carry.new) if return_state else y
 
-    def _mix_real(self, x: Tensor, mask: Tensor, state: State | None, returning: bool, cu: Tensor | None) -> tuple[Tensor, Carry]:
+    def _mix_real(
+        self, x: Tensor, mask: Tensor, state: State | None, returning: bool, cu: Tensor | None, shared: Tensor | None
+    ) -> tuple[Tensor, Carry]:
         """Mix each row's real tokens, moved to its front with zeros behind them, and put the outputs back in their places."""
         if cu is not None:
             raise ValueError("mask and cu_seqlens exclude each other: packed sequences have no padding")
         if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
             raise ValueError(f"mask must be torch.bool of shape [B, T] = {list(x.shape[:2])}, but came as {mask.dtype} {list(mask.shape)}")
         order = torch.argsort(~mask, dim=1, stable=True)[..., None]  # [B, T, 1]
-        carry = Carry(x, state, lengths=mask.sum(1), returning=returning)
+        carry = Carry(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
         front = torch.where(cast(Tensor, carry.valid)[..., None], x.gather(1, order.expand_as(x)), 0.0)
         y = self.mix(front, carry)
         return torch.where(mask[..., None], torch.zeros_like(y).scatter(1, order.expand_as(y), y), 0.0), carry
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Mixer:
         """What ``.to``, ``.bfloat16()`` and their like call: parameters in ``keep_float32`` move, but stay wide."""
-        own = [getattr(self, name) for name in self.keep_float32]
+        own = [t for name in self.keep_float32 if (t := getattr(self, name)) is not None]
         kept = [*own, *(p.grad for p in own if p.grad is not None)]
 
         def wide(t: Tensor) -> Tensor:

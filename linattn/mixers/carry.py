@@ -28,11 +28,13 @@ class Carry:
         lengths: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         returning: bool = True,
+        shared: Tensor | None = None,
     ) -> None:
         self.batch, self.tokens = x.shape[:2]
         self.rows = self.batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.lengths, self.cu_seqlens = lengths, cu_seqlens
         self.returning = returning  # whether anybody wants the state after the call
+        self.shared = shared  # what the layer before of this kind passed on, real tokens first as ours are; may be replaced
         self.new: State = {}
         self._old, self._device = state, x.device
         if state is not None and tuple(self.start.shape) != (self.rows,):
@@ -120,17 +122,30 @@ class Carry:
         Returns the longer sequence and, where sequences are packed, the places of x's own tokens in it; elsewhere they
         are the last T. Keeps the last ``n`` real tokens [rows, n, D] under ``name``.
         """
-        old = self.get(name)
-        before = x.new_zeros(self.rows, n, x.shape[-1]) if old is None else old.to(x.dtype)
         if self.cu_seqlens is not None:
+            old = self.get(name)
+            before = x.new_zeros(self.rows, n, x.shape[-1]) if old is None else old.to(x.dtype)
             return self._packed_context(name, x, before, self.cu_seqlens.long())
-        longer = torch.cat([before, x], 1)
-        if self.lengths is None:
-            self.keep(name, longer[:, self.tokens :].clone())  # a view would keep all of the sequence in memory
-        else:
+        old = self.before(name, x, n)
+        return _after(old, x, n), None
+
+    def before(self, name: str, x: Tensor, n: int) -> Tensor | None:
+        """What :meth:`context` puts before each row of ``x``, [B, n, D], where sequences are not packed; None for zeros."""
+        assert self.cu_seqlens is None, "packed sequences lie one after the other: they have a context, but none before all"
+        old = self.get(name)
+        old = None if old is None else old.to(x.dtype)
+        if self.returning:
+            self.keep(name, self._last(old, x, n))
+        return old
+
+    def _last(self, old: Tensor | None, x: Tensor, n: int) -> Tensor:
+        """The last ``n`` real tokens of each row, in memory of their own: a view would keep all of the sequence."""
+        if self.lengths is not None:
             last = self.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
-            self.keep(name, longer.gather(1, last[..., None].expand(-1, -1, x.shape[-1])))
-        return longer, None
+            return _after(old, x, n).gather(1, last[..., None].expand(-1, -1, x.shape[-1]))
+        if not torch.compiler.is_compiling() and self.tokens >= n:  # no graph depends on how many tokens there are
+            return x[:, self.tokens - n :].clone()
+        return _after(old, x, n)[:, self.tokens :].clone()
 
     def _packed_context(self, name: str, x: Tensor, before: Tensor, cu: Tensor) -> tuple[Tensor, Tensor]:
         """The same for packed sequences: N times n kept tokens and then the sequence's own."""
@@ -142,3 +157,8 @@ class Carry:
         longer = longer.index_copy(0, (cu[:-1, None] + row * n + slot).flatten(), before.flatten(0, 1)).index_copy(0, places, x[0])
         self.keep(name, longer[cu[1:, None] + row * n + slot])  # [N, n, D]: a sequence ends n further than it would without them
         return longer[None], places
+
+
+def _after(before: Tensor | None, x: Tensor, n: int) -> Tensor:
+    """``x`` behind ``before`` [B, n, D], or behind zeros."""
+    return torch.cat([x.new_zeros(x.shape[0], n, x.shape[-1]) if before is None else before, x], 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.carry import Carry
+from linattn.ops.norms import rms_norm, unit_length
+from linattn.ops.short_convolution import short_convolution
 
 
 def wide(t: Tensor) -> Tensor:
@@ -14,10 +17,9 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
-def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """``x`` divided by its length over the last axis, √(Σ x² + eps); float32 (float64 for float64)."""
-    x = wide(x)
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+def unit(x: Tensor, eps: float = 1e-6, dtype: torch.dtype | None = None) -> Tensor:
+    """``x`` divided by its length over the last axis, √(Σ x² + eps); rounded to ``dtype``, None: float32 (float64 for float64)."""
+    return unit_length(x, eps=eps, dtype=torch.promote_types(x.dtype, torch.float32) if dtype is None else dtype)
 
 
 def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -49,16 +51,16 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
         """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false. The state holds inputs, not outputs."""
+        if carry.cu_seqlens is None:
+            before = carry.before(self.name, x, self.width - 1)
+            return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)
         longer, places = carry.context(self.name, x, self.width - 1)
-        if x.shape[1] == 0:
-            return x
-        y = F.conv1d(longer.mT, self.weight, self.bias, groups=x.shape[-1]).mT
-        y = y if places is None else y.index_select(1, places - (self.width - 1))
-        return F.silu(y) if self.activation else y
+        y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
+        return y.index_select(1, cast(Tensor, places))
 
 
 class HeadNorm(nn.Module):
-    """RMS norm over the last axis, each head's V channels: [B, T, H, V] -> [B, T, H, V].
+    """RMS norm over the last axis, each head's V channels: [B, T, H, V] -> [B, T, H, V], times the SiLU of ``gate`` if one comes.
 
     Sums in float32, result in the input's dtype. ``size`` is V, or (H, V) for a weight of its own in each head.
     """
@@ -68,7 +70,5 @@ class HeadNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(size)) if affine else None
 
-    def forward(self, o: Tensor) -> Tensor:
-        x = wide(o)
-        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return (normed if self.weight is None else normed * self.weight).to(o.dtype)
+    def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
+        return rms_norm(o, self.weight, gate, eps=self.eps)

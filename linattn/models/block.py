@@ -5,39 +5,55 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
+from linattn.mixers.norms import ZeroCenteredRMSNorm
 from linattn.models.config import LMConfig
 
 
 def norm(config: LMConfig) -> nn.Module:
     """A new norm over the channels."""
-    return nn.RMSNorm(config.dim, eps=1e-5) if config.norm == "rms" else nn.LayerNorm(config.dim)
+    kinds = {"rms": nn.RMSNorm, "zero_centered_rms": ZeroCenteredRMSNorm, "layer": nn.LayerNorm}
+    return kinds[config.norm](config.dim, eps=config.norm_eps)
 
 
 class Block(nn.Module):
-    """[B, T, D] -> [B, T, D]. Before-norm: x + f(norm(x)). After-norm: norm(x + f(x))."""
+    """[B, T, D] -> [B, T, D]. Before-norm: x + f(norm(x)). After-norm: norm(x + f(x)). Normed: y + f(y), y = norm(x)."""
 
     def __init__(self, config: LMConfig, layer: int) -> None:
         super().__init__()
-        name = config.mixer_names[layer]
-        self.pre = config.block == "pre"
+        name, ffn_name = config.mixer_names[layer], config.ffn_names[layer]
+        self.kind = config.block
+        self.scales, self.ffn_scales = (config.residual_scales.get(n) for n in (name, ffn_name))
         self.mixer_norm = norm(config)
-        self.mixer = mixers.create(name, dim=config.dim, **config.mixer_options.get(name, {}))
-        self.ffn = ffn.create(config.ffn_names[layer], config.dim, config.ffn_dim)
+        self.mixer = mixers.create(name, dim=config.dim, **config.options_of(layer))
+        self.ffn = ffn.create(ffn_name, config.dim, **config.ffn_options_of(layer))
         self.ffn_norm = None if self.ffn is None else norm(config)
 
     def forward(
         self,
         x: Tensor,
         state: dict[str, Tensor] | None = None,
+        shared: Tensor | None = None,
         *,
         return_state: bool = False,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor] | None]:
-        """Returns the output and the mixer's state (None unless asked for)."""
-        y = self.mixer(self.mixer_norm(x) if self.pre else x, state, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
-        y, state = y if return_state else (y, None)
-        x = x + y if self.pre else self.mixer_norm(x + y)
+    ) -> tuple[Tensor, dict[str, Tensor] | None, Tensor | None]:
+        """``shared`` is what the block below with the same mixer passed on, if it passes something on.
+
+        Returns the output, the mixer's state (None unless asked for) and what is passed on to the next one.
+        """
+        sharing = {"shared": shared, "return_shared": True} if self.mixer.shares else {}
+        inner = x if self.kind == "post" else self.mixer_norm(x)
+        y = self.mixer(inner, state, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens, **sharing)
+        y, state, shared = y if sharing else (*y, None) if return_state else (y, None, None)
+        x = self._sum(x, inner, y, self.mixer_norm, self.scales)
         if self.ffn is None or self.ffn_norm is None:
-            return x, state
-        return (x + self.ffn(self.ffn_norm(x)) if self.pre else self.ffn_norm(x + self.ffn(x))), state
+            return x, state, shared
+        inner = x if self.kind == "post" else self.ffn_norm(x)
+        return self._sum(x, inner, self.ffn(inner), self.ffn_norm, self.ffn_scales), state, shared
+
+    def _sum(self, x: Tensor, inner: Tensor, y: Tensor, norm: nn.Module, scales: list[float] | None) -> Tensor:
+        """What a branch ``y`` = f(inner) makes of ``x``."""
+        past = inner if self.kind == "normed" else x
+        x = past + y if scales is None else scales[0] * past + scales[1] * y
+        return norm(x) if self.kind == "post" else x

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from linattn import ffn, mixers
 from linattn.models import pattern
 
-NORMS, BLOCKS = ("rms", "layer"), ("pre", "post")
+NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed")
+
+# Stacks as their papers have them, where that is more than the name of a mixer.
+PRESETS: dict[str, dict[str, Any]] = {
+    # arXiv 2402.18668: a fifth of the layers each, the rest convolutions; the window is the paper's (its training configs have 129).
+    # Their models have as many heads as 64 divides dim, and ffn_dim = 2 dim.
+    "based": {
+        "mixer": "base_conv, based, softmax, base_conv*2",
+        "mixer_options": {"softmax": {"window": 64}},
+    },
+    "rwkv7": {  # arXiv 2503.14456: a block is two of our layers
+        "mixer": "rwkv7, rwkv_channel",
+        "mixer_options": {"rwkv_channel": {"gated": False}},
+        "ffn": "none",
+        "norm": "layer",
+        "embedding_norm": True,
+    },
+}
 
 
 @dataclass(kw_only=True)
@@ -24,9 +42,17 @@ class LMConfig:
         ffn: a pattern of feed-forward names, ``"none"`` among them, repeated likewise.
         mixer_options: for each mixer name the options of its constructor, e.g. ``{"gla": {"heads": 8}}``.
         ffn_dim: inner width of the feed-forwards; None leaves it to each (8/3 of dim for SwiGLU).
-        norm: ``"rms"`` or ``"layer"``.
-        block: ``"pre"``: x + f(norm(x)) and a norm after the last block; ``"post"``: norm(x + f(x)).
+        ffn_options: for each feed-forward name the options of its constructor, e.g. ``{"experts": {"count": 8}}``; they go
+            before ``ffn_dim``.
+        layer_options: for every layer a dict of options of its mixer, which go before those in ``mixer_options``; None: none.
+        norm: ``"rms"``, ``"zero_centered_rms"`` (RMS norm that stores its weight's distance from 1) or ``"layer"``.
+        norm_eps: what those norms add to the mean square or the variance.
+        block: ``"pre"``: x + f(norm(x)) and a norm after the last block; ``"post"``: norm(x + f(x)); ``"normed"``: y + f(y)
+            with y = norm(x) and a norm after the last block (MiniMax).
+        residual_scales: for names of mixers and feed-forwards the pair [a, b] where a x + b f(x) replaces x + f(x).
         embedding_norm: a norm after the embedding (RWKV).
+        embedding_scale: factor of what comes from the embedding (Gemma: the root of dim).
+        logit_soft_cap: c lets logits x be c tanh(x / c); None: x.
         tie_embeddings: one matrix for embedding and head.
 
     Raises:
@@ -40,13 +66,36 @@ class LMConfig:
     ffn: str = "swiglu"
     mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     ffn_dim: int | None = None
+    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    layer_options: list[dict[str, Any]] | None = None
     norm: str = "rms"
+    norm_eps: float = 1e-5
     block: str = "pre"
+    residual_scales: dict[str, list[float]] = field(default_factory=dict)
     embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    logit_soft_cap: float | None = None
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
         self.check()
+
+    @classmethod
+    def preset(cls, name: str, **fields: Any) -> Self:
+        """A paper's stack, one of ``PRESETS``: ``LMConfig.preset("based", dim=1024, layers=25)``.
+
+        ``fields`` come before those of the preset; ``mixer_options`` are put together, mixer by mixer.
+
+        Raises:
+            ValueError: with the names that there are.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
+        own = PRESETS[name]
+        options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own["mixer_options"].items()}
+        for mixer, given in fields.pop("mixer_options", {}).items():
+            options[mixer] = {**options.get(mixer, {}), **given}
+        return cls(**{**own, **fields, "mixer_options": options})
 
     @property
     def mixer_names(self) -> list[str]:
@@ -58,18 +107,32 @@ class LMConfig:
         """The feed-forward of each layer."""
         return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
 
+    def options_of(self, layer: int) -> dict[str, Any]:
+        """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
+        names = self.mixer_names
+        name = names[layer]
+        placed = mixers.info(name).cls.placed(names[:layer].count(name), names.count(name))
+        own = {} if self.layer_options is None else self.layer_options[layer]
+        return placed | self.mixer_options.get(name, {}) | own
+
+    def ffn_options_of(self, layer: int) -> dict[str, Any]:
+        """The options of the feed-forward of layer number ``layer``."""
+        return {"hidden": self.ffn_dim} | self.ffn_options.get(self.ffn_names[layer], {})
+
     def check(self) -> None:
         """Refuse what no model can be made of."""
         for name in ("vocab_size", "dim", "layers") + (() if self.ffn_dim is None else ("ffn_dim",)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, but came as {value!r}")
+        for name in ("norm_eps", "embedding_scale") + (() if self.logit_soft_cap is None else ("logit_soft_cap",)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a number above 0, but came as {value!r}")
         for name, options in (("norm", NORMS), ("block", BLOCKS)):
             if getattr(self, name) not in options:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but came as {getattr(self, name)!r}")
-        for name in pattern.parse(self.ffn, "ffn"):
-            if name not in ffn.available():
-                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
+        self._check_ffn()
         names = pattern.parse(self.mixer, "mixer")
         for name in names:
             if (kind := mixers.info(name).kind) != "sequence":
@@ -77,6 +140,20 @@ class LMConfig:
         if any(not mixers.info(name).causal for name in names):
             raise ValueError(f"mixer: a language model needs causal mixers, but {self.mixer!r} looks ahead")
         self._check_options(names)
+        self._check_layers()
+        self._check_scales(names)
+
+    def _check_ffn(self) -> None:
+        names = pattern.parse(self.ffn, "ffn")
+        for name in names:
+            if name not in ffn.available():
+                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
+        if not isinstance(self.ffn_options, dict):
+            raise TypeError(f'ffn_options must be a dict such as {{"experts": {{"count": 8}}}}, but came as {self.ffn_options!r}')
+        for name, options in self.ffn_options.items():
+            if name not in names or name == ffn.NONE:
+                raise ValueError(f"ffn_options speaks of {name!r}, but the feed-forwards are {', '.join(dict.fromkeys(names))}")
+            _check_known(f"ffn_options[{name!r}]", name, options, ffn.options(name))
 
     def _check_options(self, names: list[str]) -> None:
         if not isinstance(self.mixer_options, dict):
@@ -84,12 +161,34 @@ class LMConfig:
         for name, options in self.mixer_options.items():
             if name not in names:
                 raise ValueError(f"mixer_options speaks of {name!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
-            if not isinstance(options, dict):
-                raise TypeError(f"mixer_options[{name!r}] must be a dict of options, but came as {options!r}")
-            known = inspect.signature(mixers.info(name).cls).parameters
-            for option in options:
-                if option not in known or option == "dim":
-                    there = ", ".join(k for k in known if k != "dim")
-                    raise ValueError(f"mixer_options[{name!r}]: {name} has no option {option!r}. There are: {there}")
-            if not options.get("causal", True):
-                raise ValueError(f"mixer_options[{name!r}]: a language model needs causal mixers, but causal is {options['causal']!r}")
+            _check_mixer(f"mixer_options[{name!r}]", name, options)
+
+    def _check_layers(self) -> None:
+        if self.layer_options is None:
+            return
+        if not isinstance(self.layer_options, list) or len(self.layer_options) != self.layers:
+            raise ValueError(f"layer_options must be a list of {self.layers} dicts, one for each layer, but came as {self.layer_options!r}")
+        for i, (name, options) in enumerate(zip(self.mixer_names, self.layer_options, strict=True)):
+            _check_mixer(f"layer_options[{i}]", name, options)
+
+    def _check_scales(self, names: list[str]) -> None:
+        known = list(dict.fromkeys([*names, *pattern.parse(self.ffn, "ffn")]))
+        for name, pair in self.residual_scales.items():
+            if name not in known:
+                raise ValueError(f"residual_scales speaks of {name!r}, but the model is made of {', '.join(known)}")
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(n, int | float) for n in pair):
+                raise ValueError(f"residual_scales[{name!r}] must be two numbers [a, b], but came as {pair!r}")
+
+
+def _check_mixer(argument: str, name: str, options: Any) -> None:
+    _check_known(argument, name, options, [k for k in inspect.signature(mixers.info(name).cls).parameters if k != "dim"])
+    if not options.get("causal", True):
+        raise ValueError(f"{argument}: a language model needs causal mixers, but causal is {options['causal']!r}")
+
+
+def _check_known(argument: str, name: str, options: Any, known: list[str]) -> None:
+    if not isinstance(options, dict):
+        raise TypeError(f"{argument} must be a dict of options, but came as {options!r}")
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{argument}: {name} has no option {option!r}. There are: {', '.join(known)}")

@@ -22,7 +22,9 @@ class Backbone(nn.Module):
         self.embedding_norm = norm(config) if config.embedding_norm else None
         blocks = [Block(config, i) for i in range(config.layers)]
         self.layers = nn.ModuleList(blocks)
-        self.norm = norm(config) if config.block == "pre" else None  # after-norm blocks end in one
+        self._mixers = config.mixer_names
+        self.scale = config.embedding_scale
+        self.norm = None if config.block == "post" else norm(config)  # after-norm blocks end in one
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # transformers puts its own here
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -50,19 +52,23 @@ class Backbone(nn.Module):
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         x = self.embedding(ids) if embeddings is None else embeddings
+        x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         states = []
-        for i, layer in enumerate(self.layers):
+        shared: dict[str, Tensor | None] = {}  # for each mixer that does so what its last layer passed on
+        for i, (layer, mixer) in enumerate(zip(self.layers, self._mixers, strict=True)):
             old = None if state is None else state.layers[i]
-            x, new = self._run(layer, x, old, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
+            x, new, shared[mixer] = self._run(layer, x, old, shared.get(mixer), return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
             states.append(new or {})
         x = x if self.norm is None else self.norm(x)
         return x, State(states) if return_state else None
 
-    def _run(self, layer: nn.Module, x: Tensor, old: dict[str, Tensor] | None, **how) -> tuple[Tensor, dict[str, Tensor] | None]:
+    def _run(
+        self, layer: nn.Module, x: Tensor, old: dict[str, Tensor] | None, shared: Tensor | None, **how
+    ) -> tuple[Tensor, dict[str, Tensor] | None, Tensor | None]:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return self._gradient_checkpointing_func(layer, x, old, **how)
-        return layer(x, old, **how)
+            return self._gradient_checkpointing_func(layer, x, old, shared, **how)
+        return layer(x, old, shared, **how)
 
 
 class LanguageModel(nn.Module):
@@ -92,9 +98,21 @@ class LanguageModel(nn.Module):
         return (logits, state) if return_state else logits
 
 
+class Head(nn.Linear):
+    """[.., D] -> logits [.., vocab], softly capped if the config says so."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__(config.dim, config.vocab_size, bias=False)
+        self.soft_cap = config.logit_soft_cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+
+
 def head(model: Backbone, config: LMConfig) -> nn.Linear:
     """The output layer of ``model``, tied to its embedding if the config says so."""
-    linear = nn.Linear(config.dim, config.vocab_size, bias=False)
+    linear = Head(config)
     nn.init.normal_(linear.weight, std=0.02)
     if config.tie_embeddings:
         linear.weight = model.embedding.weight
@@ -106,5 +124,6 @@ def _soften(block: Block, layers: int) -> None:
     """Scale what enters the residual stream by 1/√(2·layers), so that its variance does not grow with depth at the start."""
     for branch, name in ((block.mixer, "o_proj"), (block.ffn, "down_proj")):
         out = getattr(branch, name, None)
-        if isinstance(out, nn.Linear):
-            out.weight.mul_((2 * layers) ** -0.5)
+        weight = out.weight if isinstance(out, nn.Linear) else out
+        if isinstance(weight, nn.Parameter):
+            weight.mul_((2 * layers) ** -0.5)

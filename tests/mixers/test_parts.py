@@ -70,10 +70,17 @@ def test_head_norm():
     assert not list(HeadNorm(8, affine=False).parameters())
 
 
+def test_head_norm_with_a_gate():
+    norm, o, gate = HeadNorm((3, 8)), torch.randn(2, 5, 3, 8), torch.randn(2, 5, 3, 8)
+    nn.init.normal_(norm.weight)
+    torch.testing.assert_close(norm(o, gate), nn.functional.rms_norm(o, (8,), eps=1e-5) * norm.weight * gate * gate.sigmoid())
+
+
 def test_unit_length():
     x = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(unit(x, eps=0.0).norm(dim=-1), torch.ones(3, dtype=torch.float64))
     assert not unit(torch.zeros(3, 8)).any() and unit(x.bfloat16()).dtype == torch.float32
+    assert torch.equal(unit(x.float(), dtype=torch.bfloat16), unit(x.float()).bfloat16())
 
 
 def test_elu1_keeps_its_digits():

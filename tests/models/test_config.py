@@ -1,8 +1,11 @@
 """Patterns fill layers, and what no model can be made of is refused before anything is built."""
 
 import pytest
+import torch
 
+from linattn.mixers.attention.softmax import Softmax
 from linattn.models import LanguageModel, LMConfig, pattern
+from linattn.models.config import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -39,8 +42,19 @@ def test_patterns_repeat_until_the_layers_are_filled():
         ({"mixer": "gla*0"}, "counts from 1"),
         ({"mixer": ["gla"]}, "must be a pattern"),
         ({"ffn": "swigle"}, "no feed-forward is called 'swigle'"),
-        ({"norm": "batch"}, "norm must be one of 'rms', 'layer', but came as 'batch'"),
-        ({"block": "both"}, "block must be one of 'pre', 'post'"),
+        ({"norm": "batch"}, "norm must be one of 'rms', 'zero_centered_rms', 'layer', but came as 'batch'"),
+        ({"block": "both"}, "block must be one of 'pre', 'post', 'normed'"),
+        ({"norm_eps": 0}, "norm_eps must be a number above 0, but came as 0"),
+        ({"logit_soft_cap": -1.0}, "logit_soft_cap must be a number above 0"),
+        ({"embedding_scale": True}, "embedding_scale must be a number above 0"),
+        ({"residual_scales": {"softmax": [1, 2]}}, "residual_scales speaks of 'softmax', but the model is made of gla, swiglu"),
+        ({"residual_scales": {"gla": 2}}, "must be two numbers [a, b], but came as 2"),
+        ({"ffn_options": {"experts": {}}}, "ffn_options speaks of 'experts', but the feed-forwards are swiglu"),
+        ({"ffn": "none", "ffn_options": {"none": {}}}, "ffn_options speaks of 'none'"),
+        ({"ffn_options": {"swiglu": {"width": 3}}}, "swiglu has no option 'width'. There are: hidden"),
+        ({"ffn_options": 3}, "ffn_options must be a dict"),
+        ({"layer_options": [{}]}, "layer_options must be a list of 4 dicts"),
+        ({"layer_options": [{}, {}, {}, {"head": 2}]}, "layer_options[3]: gla has no option 'head'"),
         ({"layers": 0}, "layers must be an integer of at least 1, but came as 0"),
         ({"dim": 3.5}, "dim must be an integer"),
         ({"vocab_size": True}, "vocab_size must be an integer"),
@@ -68,3 +82,35 @@ def test_mixer_options_reach_the_mixers():
     config = LMConfig(dim=32, layers=2, mixer="gla, softmax", mixer_options={"gla": {"heads": 2}, "softmax": {"heads": 8}})
     gla, softmax = (block.mixer for block in LanguageModel(config).model.layers)
     assert (gla.heads, softmax.heads) == (2, 8)
+
+
+def test_the_preset_of_based():
+    """Layers 1, 6, 11, ... of the authors' models are linear, 2, 7, 12, ... see a window, the others are convolutions."""
+    config = LMConfig.preset("based", dim=32, layers=25)
+    assert [i for i, name in enumerate(config.mixer_names) if name == "based"] == [1, 6, 11, 16, 21]
+    assert [i for i, name in enumerate(config.mixer_names) if name == "softmax"] == [2, 7, 12, 17, 22]
+    assert config.mixer_names.count("base_conv") == 15
+    assert {m.window for m in LanguageModel(config).modules() if isinstance(m, Softmax)} == {64}
+
+
+def test_presets_take_fields_and_options():
+    config = LMConfig.preset("based", dim=32, layers=5, norm="layer", mixer_options={"based": {"heads": 2}, "softmax": {"heads": 8}})
+    assert config.norm == "layer"
+    assert config.mixer_options == {"softmax": {"window": 64, "heads": 8}, "based": {"heads": 2}}
+    wide = LMConfig.preset("based", dim=32, layers=5, mixer_options={"softmax": {"window": 128}})
+    assert wide.mixer_options["softmax"]["window"] == 128 and LMConfig.preset("based").mixer_options["softmax"]["window"] == 64
+    with pytest.raises(ValueError, match="no preset is called 'base'; there are based, rwkv7"):
+        LMConfig.preset("base")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_decode_as_they_read(name):
+    lm, ids = LanguageModel(LMConfig.preset(name, vocab_size=50, dim=32, layers=6)).double(), torch.randint(50, (2, 80))
+    with torch.no_grad():
+        for p in lm.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        whole, steps, state = lm(ids), [], None
+        for piece in ids.split([70, *[1] * 10], 1):
+            logits, state = lm(piece, state, return_state=True)
+            steps.append(logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-9, atol=1e-9)

@@ -257,12 +257,45 @@ def test_no_loop_over_tokens(scan):
     assert two.largest <= 4 * 2048 * 8 * (16 if scan == "complex" else 8)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rank", ["BTD", "D"])
 @pytest.mark.parametrize("scan", SCANS)
-def test_compiled(scan):
+def test_compiled(scan, rank, packed):
+    """Values and gradients, which are an operator of their own there; resets among the decays."""
     torch._dynamo.reset()
+    a = arguments(scan, sum(LENGTHS), B=1 if packed else 2, N=len(LENGTHS) if packed else None, rank=rank)
+    if rank == "BTD":
+        a["decay"][:, 40:, 1] = -torch.inf
+    options = {"cu_seqlens": torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])} if packed else {}
+    function = torch.compile(lambda *t: run(scan, dict(zip(a, t, strict=True)), **options), fullgraph=True, backend="aot_eager")
+    close(function(*a.values()), run(scan, a, **options))
+    ours, theirs = gradients(lambda _, b: function(*b.values()), a, scan), gradients(lambda s, b: run(s, b, **options), a, scan)
+    close(ours, theirs, 1e-11)
+    torch._dynamo.reset()
+
+
+def test_equal_ones_share_the_gradient_when_compiled():
+    """As in the definition, where a gate that equals the maximum so far takes half."""
+    torch._dynamo.reset()
+    a = {"decay": torch.zeros(1, 5, 2), "x": torch.ones(1, 5, 2), "initial_state": torch.ones(1, 2)}
+    a = {name: t.double() for name, t in a.items()}
+    function = torch.compile(lambda *t: run("max", dict(zip(a, t, strict=True))), fullgraph=True, backend="aot_eager")
+    wanted = gradients(lambda s, b: run(s, b, "reference"), a, "max")
+    close(gradients(lambda _, b: function(*b.values()), a, "max"), wanted)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_other_lengths_are_no_new_graph(scan):
+    torch._dynamo.reset()
+    function = torch.compile(lambda *t: run(scan, dict(zip(names, t, strict=True))), fullgraph=True, dynamic=True, backend="aot_eager")
     a = arguments(scan, 70)
-    function = torch.compile(lambda *t: run(scan, dict(zip(a, t, strict=True))), fullgraph=True, backend="aot_eager")
-    close(function(*a.values()), run(scan, a))
+    names = list(a)
+    function(*a.values())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (71, 300, 640):
+            a = arguments(scan, tokens)
+            close(function(*a.values()), run(scan, a))
     torch._dynamo.reset()
 
 

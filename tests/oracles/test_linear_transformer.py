@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from linattn.mixers import create
+from tests.oracles import standins
 from tests.oracles.compare import distance, fla, naive_distance
+from tests.oracles.similarity import assert_bidirectional, merged, projected, quadratic
 
 
 def test_fla():
@@ -21,3 +23,14 @@ def test_quadratic_formula():
     similarity = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
     o = similarity @ v / (similarity.sum(-1, keepdim=True) + 1e-6)
     assert distance(mixer(x), o.transpose(1, 2).flatten(-2) @ mixer.o_proj.weight.T) < 1e-12
+
+
+def test_bidirectional():
+    """Against performer-pytorch's attention, which adds nothing to the denominator: so neither does ours here."""
+    mixer, x = create("linear_transformer", dim=64, causal=False).double(), torch.randn(2, 41, 64, dtype=torch.float64)
+    q, k, v = projected(mixer, x)
+    similarity = (F.elu(q) + 1) @ (F.elu(k) + 1).mT
+    assert distance(mixer(x), quadratic(mixer, similarity, v, lambda z: z + 1e-6)) < 1e-12
+    assert_bidirectional(mixer, x)
+    mixer.normalize = 0.0
+    assert distance(mixer(x), merged(mixer, standins.performer().linear_attention(F.elu(q) + 1, F.elu(k) + 1, v))) < 1e-12

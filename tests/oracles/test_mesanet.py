@@ -1,7 +1,10 @@
 """MesaNet against fla-core's exact solution, and in float64 against one of torch.linalg with its gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.autograd import gradcheck, gradgradcheck
 
 from linattn.mixers import Carry, create
 from tests.oracles.compare import distance, fla
@@ -56,8 +59,49 @@ def test_a_few_steps_are_those_of_conjugate_gradients():
     basis = torch.linalg.qr(torch.stack([q, a @ q, a @ a @ q], 1))[0]
     best = basis @ torch.linalg.solve(basis.T @ a @ basis, basis.T @ q)
     eye = torch.eye(15, dtype=torch.float64)[None, :, None]
-    from dataclasses import replace
-
     weights = mixer.attend(replace(r, v=eye), Carry(x, returning=False))[0, -1, 0]  # what the token takes from each value
     fades = torch.stack([r.decay[0, j + 1 :, 0].sum().exp() for j in range(15)])
     assert distance(weights, fades * (r.k[0, :, 0] @ best)) < 1e-9
+
+
+def test_derivatives_against_finite_differences():
+    """Second ones too: the backward pass solves equations whose solution has gradients of its own."""
+    torch.manual_seed(3)
+    mixer, x = create("mesanet", dim=8, heads=2).double(), torch.randn(1, 5, 8, dtype=torch.float64, requires_grad=True)
+    _, state = mixer(torch.randn(1, 3, 8, dtype=torch.float64), return_state=True)
+    past = state["H"].detach().requires_grad_()
+
+    def function(x, ridge, half):
+        h = state | {"H": half + half.mT}  # stays symmetric
+        return torch.func.functional_call(mixer, {"ridge_raw": ridge}, (x, h))
+
+    inputs = (x, mixer.ridge_raw.detach().clone().requires_grad_(), past)
+    assert gradcheck(function, inputs, fast_mode=True)
+    assert gradgradcheck(function, inputs, fast_mode=True)
+
+
+def test_steps_leave_nothing_for_the_backward_pass():
+    def kept(steps):
+        sizes, mixer, x = {}, create("mesanet", dim=32, steps=steps), torch.randn(1, 70, 32)
+
+        def pack(t):
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = mixer(x)
+        assert y.requires_grad
+        return sum(sizes.values())
+
+    assert kept(30) == kept(2)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_gradients_of_any_size(size):
+    """No square under- or overflows on the way back."""
+    torch.manual_seed(4)
+    mixer, x = create("mesanet", dim=32), torch.randn(1, 20, 32, requires_grad=True)
+    y = mixer(x)
+    (plain,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (scaled,) = torch.autograd.grad(size * y.sum(), x)
+    assert distance(scaled.double() / size, plain.double()) < 1e-5

@@ -1,10 +1,15 @@
 """Performer against performer-pytorch with the same weights and random features, and in the limit of many features against softmax."""
 
+import copy
+import itertools
+from functools import partial
+
 import pytest
 import torch
 
 from linattn.mixers import create
 from linattn.ops.features import orthogonal_gaussian
+from tests.conformance.checks import CHECKS
 from tests.oracles import standins
 from tests.oracles.compare import distance
 from tests.oracles.similarity import assert_bidirectional, assert_forms, merged, projected
@@ -129,3 +134,100 @@ def test_bad_options_are_refused():
         create("performer", dim=32, kernel="exp")
     with pytest.raises(ValueError, match="random_features must be at least 1"):
         create("performer", dim=32, random_features=0)
+    with pytest.raises(ValueError, match="redraw_every must be at least 1 step of training, but came as 0"):
+        create("performer", dim=32, redraw_every=0)
+
+
+def trained(mixer, steps, *, seed=0, passes=1):
+    """``mixer`` after some steps; the random features after each."""
+    optimizer, seen = torch.optim.SGD(mixer.parameters(), lr=0.1), []
+    batches = torch.randn(30, passes, 2, 7, 32, generator=torch.Generator().manual_seed(seed))
+    for step in range(*steps):
+        optimizer.zero_grad()
+        for x in batches[step]:
+            mixer(x).square().mean().backward()
+        optimizer.step()
+        seen.append(mixer.projection.clone())
+    return seen
+
+
+def redrawing(seed=0, every=3):
+    torch.manual_seed(seed)
+    return create("performer", dim=32, redraw_every=every)
+
+
+def test_redrawing_while_training():
+    mixer = redrawing()
+    start, seen = mixer.projection.clone(), trained(mixer, (8,), passes=2)
+    assert all(torch.equal(w, start) for w in seen[:2]), "steps are counted, not passes"
+    assert [torch.equal(a, b) for a, b in itertools.pairwise(seen)] == [True, False, True, True, False, True, True]
+    assert mixer.steps == 8
+    again = redrawing()
+    assert all(torch.equal(a, b) for a, b in zip(trained(again, (8,), passes=2), seen, strict=True)), "the same seed, the same features"
+    other = trained(redrawing(seed=1), (8,))
+    assert not torch.equal(other[3], seen[3])
+    drawn = orthogonal_gaussian(*start.shape, generator=torch.Generator().manual_seed(int(mixer.redraw_seed) + 6))
+    assert torch.equal(seen[-1], drawn)
+
+
+def test_redrawing_in_training_that_is_resumed():
+    """In a new mixer with another seed of its own, from a state_dict; and in a copy."""
+    whole, first, second = redrawing(), redrawing(), redrawing(seed=5)
+    trained(whole, (10,))
+    trained(first, (4,))
+    copied = copy.deepcopy(first)
+    trained(second, (1,))  # and it has counted already
+    second.load_state_dict(first.state_dict())
+    for mixer in (second, copied, first):
+        trained(mixer, (4, 10))
+        for name, t in whole.state_dict().items():
+            assert torch.equal(mixer.state_dict()[name], t), name
+
+
+def test_only_training_redraws():
+    mixer, other, start = redrawing(every=1), redrawing(seed=2, every=1), None
+    start = mixer.projection.clone()
+    trained(other, (2,))
+    mixer(torch.randn(1, 4, 32))
+    assert mixer.steps == 0, "another's optimizer"
+    trained(mixer.eval(), (2,))
+    assert mixer.steps == 0 and torch.equal(mixer.projection, start), "not in training"
+    mixer.train().q_proj.requires_grad_(False)
+    trained(mixer, (2,))
+    assert mixer.steps == 2 and not torch.equal(mixer.projection, start), "some of its parameters are frozen"
+    plain = create("performer", dim=32)
+    assert "steps" not in plain.state_dict() and "redraw_seed" not in plain.state_dict()
+    before = trained(plain, (2,))
+    assert torch.equal(*before)
+
+
+def test_checkpointing_and_saving_of_a_model_that_redraws(tmp_path):
+    """Recomputed passes see the features of the first; save_pretrained keeps what the next ones follow from."""
+    import linattn
+    from linattn.hf import LinattnForCausalLM
+
+    def model():
+        torch.manual_seed(0)
+        options = {"performer": {"redraw_every": 2}}
+        return LinattnForCausalLM(linattn.LMConfig(vocab_size=20, dim=32, layers=2, mixer="performer", mixer_options=options))
+
+    def steps(lm, count, checkpointing=False):
+        lm.train().model.gradient_checkpointing = checkpointing
+        optimizer, ids = torch.optim.SGD(lm.parameters(), lr=0.1), torch.arange(14).view(2, 7)
+        for _ in range(count):
+            optimizer.zero_grad()
+            lm(ids, labels=ids).loss.backward()
+            optimizer.step()
+        return lm
+
+    plain, recomputed = steps(model(), 5), steps(model(), 5, checkpointing=True)
+    steps(model(), 3).save_pretrained(tmp_path)
+    resumed = steps(LinattnForCausalLM.from_pretrained(tmp_path), 2)
+    for lm in (recomputed, resumed):
+        for name, t in plain.state_dict().items():
+            assert torch.equal(lm.state_dict()[name], t), name
+
+
+@pytest.mark.parametrize("check", ["seed", "compile", "checkpoint", "saved", "untouched"])
+def test_conformance_while_redrawing(check):
+    CHECKS[check](partial(create, "performer", redraw_every=3))

@@ -1,12 +1,20 @@
-"""Softmax attention against torch's attention under a dense mask, and against transformers' Llama layer with the same weights."""
+"""Softmax attention against torch's under a dense mask, and against transformers' Llama and Mistral layers with the same weights."""
+
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MistralConfig
+from transformers.masking_utils import create_sliding_window_causal_mask
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralAttention, MistralRotaryEmbedding
 
+import linattn
+from linattn import State
 from linattn.mixers import Carry, create
+from tests.conformance.checks import CHECKS
 from tests.oracles.compare import distance
 
 
@@ -33,3 +41,75 @@ def test_llama(kv_heads):
     hidden = torch.full((40, 40), float("-inf")).triu(1)[None, None]
     wanted, _ = theirs(x, position_embeddings=angles, attention_mask=hidden)
     assert distance(ours(x), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("window", [1, 5, 64, 100])
+def test_mistral(kv_heads, window):
+    """Its sliding_window counts the query's own token, as ours does."""
+    config = MistralConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=kv_heads, num_hidden_layers=1, vocab_size=8, sliding_window=window
+    )
+    config._attn_implementation = "eager"
+    theirs = MistralAttention(config, 0).eval()
+    ours = create("softmax", dim=32, heads=4, kv_heads=kv_heads, window=window)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 150, 32)
+    hidden = create_sliding_window_causal_mask(
+        config=config, inputs_embeds=x, attention_mask=None, past_key_values=None, position_ids=torch.arange(150)[None]
+    )
+    wanted, _ = theirs(x, position_embeddings=MistralRotaryEmbedding(config)(x, torch.arange(150)[None]), attention_mask=hidden)
+    assert distance(ours(x), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 130])
+def test_banded_mask(window):
+    """In float64 with gradients, in one pass and after a state; a window as long as the sequence is none."""
+    mixer, x = create("softmax", dim=32, heads=4, kv_heads=2, window=window).double(), torch.randn(2, 150, 32, dtype=torch.float64)
+    x.requires_grad_()
+    r = mixer.project(x, Carry(x))
+    k, v = (t.repeat_interleave(2, 2).transpose(1, 2) for t in (r.k, r.v))
+    age = torch.arange(150)[:, None] - torch.arange(150)
+    o = F.scaled_dot_product_attention(r.q.transpose(1, 2), k, v, attn_mask=(age >= 0) & (age < window))
+    wanted = mixer.o_proj(o.transpose(1, 2).flatten(-2))
+    first, state = mixer(x[:, :61], return_state=True)
+    pieces = torch.cat([first, mixer(x[:, 61:], state)], 1)
+    gradients = [torch.autograd.grad(y.square().sum(), (x, *mixer.parameters()), retain_graph=True) for y in (wanted, mixer(x), pieces)]
+    assert distance(mixer(x), wanted) < 1e-13 and distance(pieces, wanted) < 1e-13
+    for ours in gradients[1:]:
+        assert all(distance(a, b) < 1e-12 for a, b in zip(ours, gradients[0], strict=True))
+    full = create("softmax", dim=32, heads=4, kv_heads=2).double()
+    full.load_state_dict(mixer.state_dict())
+    assert (distance(full(x), wanted) < 1e-13) == (window >= 150)
+
+
+# All that look at numbers, but "state_bytes", which is below, and "past": a token further back than the window is not seen.
+WINDOWED = ("shape", "empty", "causality", "rows", "finite", "resume", "packed", "padding", "untouched", "saved", "checkpoint")
+
+
+@pytest.mark.parametrize(("check", "window"), [*product(WINDOWED, (1, 3, 7)), ("compile", 3), ("mixing_matrix", 3)])
+def test_conformance_with_a_window(check, window):
+    CHECKS[check](partial(create, "softmax", window=window))
+
+
+def test_the_cache_is_bounded_by_the_window():
+    mixer, sizes = create("softmax", dim=32, window=6), []
+    for tokens in (1, 4, 6, 300):
+        _, state = mixer(torch.randn(2, tokens, 32), return_state=True)
+        sizes.append(State([state]).nbytes)
+        assert sizes[-1] == linattn.cost("softmax", dim=32, tokens=tokens, batch=2, dtype=torch.float32, window=6).state_bytes
+        assert sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state.values()}.values()) == sizes[-1]
+    assert set(sizes) == {2 * (2 * 5 * 32 * 4 + 8)}
+
+
+def test_flops_count_the_pairs_that_are_seen():
+    mixer = create("softmax", dim=32, heads=2, window=5)
+    maps = 2 * 4 * 32 * 32
+    for tokens, past in ((3, 0), (12, 0), (4, 3), (1, 2), (1, 100)):
+        pairs = sum(min(past + t + 1, 5) for t in range(tokens))
+        assert mixer.flops(torch.empty(1, tokens, 32), past) == tokens * maps + 4 * 32 * pairs
+
+
+def test_a_bad_window():
+    with pytest.raises(ValueError, match="window must be at least 1 token, the query's own, but came as 0"):
+        create("softmax", dim=32, window=0)

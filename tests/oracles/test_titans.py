@@ -35,7 +35,8 @@ def test_autograd_of_the_loss(options):
                 start = [w.clone().requires_grad_() for w in memory]
             loss = (network(start, k[0, t, h].detach()) - v[0, t, h].detach()).square().sum()
             slopes = torch.autograd.grad(loss, start)
-            momentum = [eta[t, h] * s - mixer.rate * theta[t, h] * g for s, g in zip(momentum, slopes, strict=True)]
+            rate = mixer.rate / mixer.block * theta[t, h] * (1 - eta[t, h])
+            momentum = [eta[t, h] * s - rate * g for s, g in zip(momentum, slopes, strict=True)]
             memory = [(1 - alpha[t, h]) * w + s for w, s in zip(memory, momentum, strict=True)]
             out[t, h] = network(memory, q[0, t, h])
     o = F.rms_norm(out, (16,), mixer.norm.weight, 1e-5).flatten(-2)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto
+from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import HeadNorm, head_size, wide
@@ -62,14 +62,10 @@ class FoX(Mixer):
         faded, out = carry.get("faded"), []
         faded = f[:, :0] if faded is None else faded  # [rows, slots, H]: the sum of the gates behind each slot
         for start, stop in pieces(carry.tokens, self.piece):
-            gates, last = f[:, start:stop], before + stop
-            # summed one gate after the other from each key on, not as a difference of two long sums, which would not be exact
-            behind = torch.ones(stop - start, stop - start, dtype=torch.bool, device=f.device).tril(-1)
-            own = torch.where(behind[..., None], gates[:, :, None], 0.0)  # [rows, queries, slots of the piece, H]
-            fading = torch.cat([faded[:, None] + gates.cumsum(1)[:, :, None], own.cumsum(1)], 2)
+            last = before + stop
+            between, faded = fading(f[:, start:stop], faded)
             scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(slots["k"][:, :last])) * self.size**-0.5
-            out.append(softmax(scores + fading.permute(0, 3, 1, 2), upto(real, before + start, last), slots["v"][:, :last]))
-            faded = torch.cat([faded + gates.sum(1, keepdim=True), own.sum(1)], 1)
+            out.append(softmax(scores + between, upto(real, before + start, last), slots["v"][:, :last]))
         carry.keep("faded", faded)
         return carry.from_rows(torch.cat(out, 1))
 

@@ -1,13 +1,18 @@
-"""PaTH attention (arXiv 2505.16381): between a key and a later query stand reflections, one for every token in between."""
+"""PaTH attention (arXiv 2505.16381): between a key and a later query stand reflections, one for every token in between.
+
+PaTH-FoX is the same with a forget gate, which makes the scores fade as well.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto
+from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
@@ -36,23 +41,30 @@ class PaTH(Mixer):
 
     Every token reflects all keys before it, so the state is the cache of keys as the last token left them, in float32, and
     the values. Within ``piece`` tokens the reflections are not carried out: a triangular system gives what all of them together change.
+
+    ``forget`` makes it PaTH-FoX: Σ log f between key and query, f = σ(x a + c) of every token and head, joins the score before
+    that is divided by √d, as in the authors' code in fla. The state then also has how much each slot has faded so far.
     """
 
     piece = PIECE
 
-    def __init__(self, dim: int, heads: int = 4, *, rank: int = 32, conv_width: int = 3, qk_norm: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int = 4, *, rank: int = 32, conv_width: int = 3, qk_norm: bool = False, forget: bool = False
+    ) -> None:
         super().__init__(dim)
         self.heads, self.size = heads, head_size("dim", dim, heads)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.w_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
         self.conv = ShortConvolution(dim, conv_width)
         self.b_proj = nn.Linear(dim, heads)
+        self.f_proj = nn.Linear(dim, heads) if forget else None
         self.q_norm, self.k_norm = (HeadNorm(self.size) if qk_norm else nn.Identity() for _ in range(2))
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         w = self.conv(self.w_proj(x), state)
         q, k, v, w = (t.unflatten(-1, (self.heads, -1)) for t in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w))
-        return Reflected(self.q_norm(q), self.k_norm(k), v, beta=2 * wide(self.b_proj(x)).sigmoid(), w=unit(w))
+        decay = None if self.f_proj is None else F.logsigmoid(wide(self.f_proj(x)))
+        return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * wide(self.b_proj(x)).sigmoid(), w=unit(w))
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         assert isinstance(r, Reflected)
@@ -61,23 +73,29 @@ class PaTH(Mixer):
         slots, real, before = cached(carry, k=wide(r.k), v=r.v)
         q, w, k = (t.transpose(1, 2) for t in (q, w, slots["k"]))  # [rows, H, T or slots, K]
         beta, out = beta.mT[..., None], []
+        gates = None if r.decay is None else carry.to_rows(r.decay)[0]  # [rows, T, H]
+        faded = q.new_zeros(carry.rows, before, self.heads) if gates is None or carry.fresh else cast(Tensor, carry.get("faded"))
         for start, stop in pieces(carry.tokens, self.piece):
             seen, rest = k[:, :, : before + stop], k[:, :, before + stop :]
-            seen, o = self._piece(q[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], seen, before + start, real, slots["v"])
+            seen, scores = self._piece(q[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], seen, before + start)
+            if gates is not None:
+                between, faded = fading(gates[:, start:stop], faded)
+                scores = scores + between
+            out.append(softmax(scores * self.size**-0.5, upto(real, before + start, before + stop), slots["v"][:, : before + stop]))
             k = torch.cat([seen, rest], 2)
-            out.append(o)
         carry.keep("k", k.transpose(1, 2))
+        if gates is not None:
+            carry.keep("faded", faded)
         return carry.from_rows(torch.cat(out, 1))
 
-    def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int, real: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Of queries in the slots from ``first`` on: the keys ``k`` [rows, H, slots, K] as they leave them, and the output."""
+    def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Of queries in the slots from ``first`` on: the keys ``k`` [rows, H, slots, K] as they leave them, and the scores."""
         tokens, slots = q.shape[2], k.shape[2]
         behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # keys before a reflection
         met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: what each reflection would take of each key, alone
         each = torch.eye(tokens, dtype=w.dtype, device=w.device) + (beta * (w @ w.mT)).tril(-1)
         taken = torch.linalg.solve_triangular(each, met, upper=False, unitriangular=True)  # what it takes after those before it
-        scores = (q @ k.mT - (q @ w.mT).tril() @ taken) * self.size**-0.5
-        return k - taken.mT @ w, softmax(scores, upto(real, first, slots), v[:, :slots])
+        return k - taken.mT @ w, q @ k.mT - (q @ w.mT).tril() @ taken
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))

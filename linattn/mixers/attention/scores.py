@@ -44,6 +44,20 @@ def upto(real: Tensor, first: int, last: int) -> Tensor:
     return real[:, None, :last] & causal
 
 
+def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
+    """Forget gates of a piece, ``gates`` [rows, queries, H] as logarithms, behind slots that have ``faded`` [rows, slots, H] so far.
+
+    What to add to the scores [rows, H, queries, slots + queries], and how much each slot has faded after the piece
+    [rows, slots + queries, H]. Summed one gate after the other from each key on, not as a difference of two long sums, which
+    would not be exact.
+    """
+    queries = gates.shape[1]
+    behind = torch.ones(queries, queries, dtype=torch.bool, device=gates.device).tril(-1)
+    own = torch.where(behind[..., None], gates[:, :, None], 0.0)  # [rows, queries, slots of the piece, H]
+    between = torch.cat([faded[:, None] + gates.cumsum(1)[:, :, None], own.cumsum(1)], 2)
+    return between.permute(0, 3, 1, 2), torch.cat([faded + gates.sum(1, keepdim=True), own.sum(1)], 1)
+
+
 def softmax(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
     """Weights exp(scores) [rows, H, T, slots] where ``seen`` [rows, T, slots], of v [rows, slots, H, V]: [rows, T, H, V]."""
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)

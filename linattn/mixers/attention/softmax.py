@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
+from linattn.mixers.norms import ZeroCenteredRMSNorm
 from linattn.mixers.parts import head_size, rotate, wide
 from linattn.mixers.registry import register
+
+_BLOCK = 64  # queries that share their keys under a window, at least
 
 
 @register(
@@ -30,26 +34,58 @@ class Softmax(Mixer):
 
     Every call appends as many slots as it brings tokens. Where rows are of different lengths, some of them are filler, which
     no query sees. Keys are kept rotated, so the order of the slots has no meaning.
+
+    With a ``window`` (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825) a token sees itself and the window - 1 before it,
+    and the state is theirs alone: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.
+
+    The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of
+    a head are turned (0: none); ``norm_eps`` puts zero-centred RMS norms on queries and keys before that, and ``gated`` a sigmoid
+    gate on the output (both in Qwen3-Next); ``bias`` gives q, k and v biases, ``out_bias`` the map behind them.
     """
 
-    def __init__(self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0) -> None:
+    def __init__(
+        self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
+        head_dim: int | None = None, rotated: int | None = None, norm_eps: float | None = None, gated: bool = False,
+        bias: bool = False, out_bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(dim)
+        if window is not None and window < 1:
+            raise ValueError(f"window must be at least 1 token, the query's own, but came as {window}")
+        self.window = window
         self.heads, self.kv_heads, self.base = heads, heads if kv_heads is None else kv_heads, base
-        self.size = head_size("dim", dim, heads)
+        self.size = head_size("dim", dim, heads) if head_dim is None else head_dim
         head_size("heads", heads, self.kv_heads)
-        if self.size % 2:
+        if rotated is None and self.size % 2:
             raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")
-        self.q_proj = nn.Linear(dim, dim, bias=False)
-        self.k_proj, self.v_proj = (nn.Linear(dim, self.kv_heads * self.size, bias=False) for _ in range(2))
-        self.o_proj = nn.Linear(dim, dim, bias=False)
+        self.rotated = self.size if rotated is None else rotated
+        if self.rotated % 2 or not 0 <= self.rotated <= self.size:
+            raise ValueError(f"rotated must be an even number from 0 to a head's {self.size} channels, but came as {rotated}")
+        inner = heads * self.size
+        self.q_proj = nn.Linear(dim, inner, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(dim, self.kv_heads * self.size, bias=bias) for _ in range(2))
+        self.g_proj = nn.Linear(dim, inner, bias=bias) if gated else None
+        self.q_norm, self.k_norm = (None if norm_eps is None else ZeroCenteredRMSNorm(self.size, norm_eps) for _ in range(2))
+        self.o_proj = nn.Linear(inner, dim, bias=out_bias)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (-1, self.size)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        channel = torch.arange(0, self.size, 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
-        angles = state.positions[..., None] * self.base ** (-channel / self.size)  # [B, T, K / 2]
-        return Recurrence(rotate(q, angles), rotate(k, angles), v)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.rotated:
+            return Recurrence(q, k, v)
+        channel = torch.arange(0, self.rotated, 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        angles = state.positions[..., None] * self.base ** (-channel / self.rotated)  # [B, T, rotated / 2]
+        return Recurrence(self._turned(q, angles), self._turned(k, angles), v)
+
+    def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
+        """The first ``rotated`` channels of each head of x [B, T, H, K] turned, the others as they are."""
+        if self.rotated == self.size:
+            return rotate(x, angles)
+        return torch.cat([rotate(x[..., : self.rotated], angles), x[..., self.rotated :]], -1)
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        if self.window is not None:
+            return self._windowed(r, carry, self.window - 1)
         if carry.cu_seqlens is not None:
             return self._packed(r, carry)
         k, v, _ = self._cache(r, carry)
@@ -60,11 +96,14 @@ class Softmax(Mixer):
         return _softmax(r.q, k, v, torch.cat([before, own.expand(carry.batch, -1, -1)], -1)[:, None])
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(o.flatten(-2))
+        o = o.flatten(-2)
+        return self.o_proj(o if self.g_proj is None else o * self.g_proj(x).sigmoid())
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape
-        pairs = tokens * past + tokens * (tokens + 1) // 2
+        most = past + tokens if self.window is None else self.window  # tokens that one sees
+        growing = min(max(most - past, 0), tokens)  # tokens that see one more than the last
+        pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * most
         return 2 * batch * heads * pairs * (size + r.v.shape[3])
 
     def _cache(self, r: Recurrence, carry: Carry) -> list[Tensor]:
@@ -86,20 +125,54 @@ class Softmax(Mixer):
         sequence, token = carry.sequence, torch.arange(carry.tokens, device=r.k.device)  # [T]
         seen = (sequence[:, None] == sequence) & (token[:, None] >= token)
         if carry.fresh:
-            return _apart(r.q, r.k, r.v, seen)
+            return _apart(r.q, r.k, r.v, seen[None])
         old_k, old_v, valid = (cast(Tensor, carry.get(name)) for name in ("k", "v", "valid"))  # [N, slots, ...]
         row = torch.arange(carry.rows, device=token.device)
         before = (sequence[:, None] == row)[..., None] & valid  # [T, N, slots]
         k, v = (torch.cat([old.flatten(0, 1)[None].to(new.dtype), new], 1) for old, new in ((old_k, r.k), (old_v, r.v)))
-        return _apart(r.q, k, v, torch.cat([before.flatten(1), seen], 1))
+        return _apart(r.q, k, v, torch.cat([before.flatten(1), seen], 1)[None])
+
+    def _windowed(self, r: Recurrence, carry: Carry, n: int) -> Tensor:
+        """Every token sees itself and the ``n`` before it, of which earlier calls may have kept some."""
+        (k, places), (v, _) = (carry.context(name, t.flatten(2), n) for name, t in (("k", r.k), ("v", r.v)))
+        k, v = k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:])
+        if places is None:
+            return _banded(r.q, k, v, carry.positions, n, _plain)
+        q, past = (t.new_zeros(1, k.shape[1], *t.shape[2:]).index_copy(1, places, t) for t in (r.q, carry.positions))
+        k, v = (F.pad(t, (0, 0, 0, 0, n, 0)) for t in (k, v))
+        return _banded(q, k, v, past, n, _apart).index_select(1, places)
+
+
+def _banded(q: Tensor, k: Tensor, v: Tensor, past: Tensor, n: int, attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """Attention of query i of q [B, L, H, K] to the slots i to i + n of k, v [B, n + L, Hk, ...], the last of which is its own, and to no
+    more than ``past`` [B, L] slots before that one.
+
+    In blocks of queries, each beside the keys that it may need, so that time and memory grow with L (n + block).
+    """
+    length = q.shape[1]
+    size = max(min(length, max(n, _BLOCK)), 1)
+    count = max(-(-length // size), 1)
+    fill = count * size - length
+    q, k, v = (F.pad(t, (0, 0, 0, 0, 0, fill)) for t in (q, k, v))
+    q = q.unflatten(1, (count, size)).flatten(0, 1)  # [B count, size, H, K]
+    k, v = (t.unfold(1, n + size, size).movedim(-1, 2).flatten(0, 1) for t in (k, v))  # [B count, n + size, Hk, ...]
+    token, slot = torch.arange(size, device=q.device), torch.arange(n + size, device=q.device)
+    age = (token + n)[:, None] - slot  # [size, n + size]: by how much a slot is older than the query
+    seen = (age >= 0) & (age <= F.pad(past, (0, fill)).clamp(max=n).reshape(-1, size, 1))
+    return attention(q, k, v, seen).unflatten(0, (-1, count)).flatten(1, 2)[:, :length]
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Attention where ``seen`` [B, T, slots]."""
+    return _softmax(q, k, v, seen[:, None])
 
 
 def _apart(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attention where ``seen`` [T, slots], with NaN kept to those that see it: a weight of 0 times NaN would be NaN for all."""
-    q_bad, k_bad, v_bad = (~t.isfinite().flatten(2).all(-1) for t in (q, k, v))  # [1, T], [1, slots], [1, slots]
+    """The same with NaN kept to those that see it: a weight of 0 times NaN would be NaN for all."""
+    q_bad, k_bad, v_bad = (~t.isfinite().flatten(2).all(-1) for t in (q, k, v))  # [B, T], [B, slots], [B, slots]
     q, k, v = (torch.where(bad[..., None, None], 0.0, t) for t, bad in ((q, q_bad), (k, k_bad), (v, v_bad)))
-    hit = q_bad | (seen & (k_bad | v_bad)).any(-1)  # [1, T]
-    return torch.where(hit[..., None, None], torch.nan, _softmax(q, k, v, seen))
+    hit = q_bad | (seen & (k_bad | v_bad)[:, None]).any(-1)  # [B, T]
+    return torch.where(hit[..., None, None], torch.nan, _plain(q, k, v, seen))
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:

@@ -46,4 +46,4 @@ class GatedRetNet(Mixer):
         return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.decay_proj(x))) / self.tau)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))
+        return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))

@@ -53,7 +53,7 @@ class GateLoop(Mixer):
         return Recurrence(q, k, v, decay=_heads(decay, self.heads), scale=1.0), {"phase": last}
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(self.norm(o.flatten(-2)) * F.silu(self.g_proj(x)))
+        return self.o_proj(self.norm(o.flatten(-2), self.g_proj(x)))
 
     def _phase(self, angles: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
         """The sum of ``angles`` [B, T, D] up to each token, and that of all tokens [rows, D] less whole turns."""

@@ -1,4 +1,4 @@
-"""Log-linear attention (arXiv 2506.04761): Mamba-2 whose past lies in buckets of doubling length, each with a weight of its own."""
+"""Log-linear attention (arXiv 2506.04761): a past that lies in buckets of doubling length, each with a weight of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.base import Recurrence
+from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.decay.mamba2 import Mamba2
+from linattn.mixers.delta.gated_deltanet import GatedDeltaNet
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention
@@ -23,48 +24,38 @@ class Levels(Recurrence):
     weights: Tensor
 
 
-@register(
-    "log_linear",
-    title="Log-linear attention (Mamba-2)",
-    paper="Log-Linear Attention",
-    arxiv="2506.04761",
-    year=2025,
-    equation=r"o_t = \sum_{\ell} \lambda_t^{(\ell)} q_t S_t^{(\ell)} + D v_t,\quad"
-    r" S_t^{(\ell)} = \sum_{s:\ \mathrm{bits}(t \oplus s) = \ell} \Big(\prod_{s < r \le t} \alpha_r\Big) k_s^\top v_s",
-    oracle="fla-core 0.6.0, naive_log_linear_attn",
-)
-class LogLinearMamba2(Mamba2):
-    """Token s lies in bucket ℓ of token t where the highest bit in which their positions differ is the ℓ-th (a Fenwick tree).
+class LogLinear(Mixer):
+    """A recurrence of decays per head, with or without the delta rule, read bucket by bucket.
 
-    So at level ℓ time falls into blocks of 2^ℓ: tokens of the first half write, those of the second half read, and the next
-    block starts from nothing. That is one recurrence with resets for each level, all run as heads of one call. The state holds
-    ``levels`` - 1 matrices a head, enough for 2^(levels - 1) tokens (16384 by default, as the authors'); from there on tokens
-    of earlier blocks of that length are out of reach. λ is the softplus of a map of the token times a scale per head and level,
-    as in the authors' layer in fla.
+    Token s lies in bucket ℓ of token t where the highest bit in which their positions differ is the ℓ-th (a Fenwick tree).
+    So at level ℓ time falls into blocks of 2^ℓ: tokens of the first half write, those of the second half read, all fade and
+    erase, and the next block starts from nothing. That is one recurrence with resets for each level, all run as heads of one
+    call. The state holds ``levels`` - 1 matrices a head, enough for 2^(levels - 1) tokens (16384 by default, as the authors');
+    from there on tokens of earlier blocks of that length are out of reach. λ is the softplus of a map of the token times a
+    scale per head and level, as in the authors' layers.
     """
 
-    def __init__(
-        self, dim: int, *, levels: int = 15, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1,
-        conv_width: int = 4,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, expand=expand, head_dim=head_dim, state_size=state_size, groups=groups, conv_width=conv_width)
+    levels: int
+    level_proj: nn.Linear
+    level_scale: nn.Parameter
+
+    def add_levels(self, dim: int, heads: int, levels: int) -> None:
+        """Make the parameters of λ."""
         if levels < 2:
             raise ValueError(f"levels must be at least 2, but came as {levels}")
         self.levels = levels
-        self.level_proj = nn.Linear(dim, self.heads * levels, bias=False)
-        self.level_scale = nn.Parameter(torch.ones(self.heads, levels))
+        self.level_proj = nn.Linear(dim, heads * levels, bias=False)
+        self.level_scale = nn.Parameter(torch.ones(heads, levels))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
-        r = super().project(x, state)
-        weights = F.softplus(wide(self.level_scale) * wide(self.level_proj(x).unflatten(-1, (self.heads, -1))))
-        return Levels(r.q, r.k, r.v, decay=r.decay, scale=r.scale, skip=r.skip, weights=weights)
+    def weighed(self, r: Recurrence, x: Tensor) -> Levels:
+        """The recurrence ``r`` of the tokens ``x``, with λ."""
+        weights = F.softplus(wide(self.level_scale) * wide(self.level_proj(x).unflatten(-1, (len(self.level_scale), -1))))
+        return Levels(r.q, r.k, r.v, decay=r.decay, beta=r.beta, scale=r.scale, skip=r.skip, weights=weights)
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         assert isinstance(r, Levels)
         assert r.decay is not None
-        group = r.v.shape[2] // r.q.shape[2]
-        own = (wide(r.q) * wide(r.k)).sum(-1).repeat_interleave(group, 2) * r.weights[..., 0]  # [B, T, H]
-        o = own[..., None] * r.v
+        o = self._own(r)
         levels = self.levels - 1
         if carry.fresh and not carry.returning:
             levels = min(levels, max(carry.tokens - 1, 0).bit_length())  # the tokens reach no further
@@ -76,12 +67,13 @@ class LogLinearMamba2(Mamba2):
         first = place % (2 << level) == 0  # the block begins
         if carry.valid is not None:
             first = first & carry.valid[..., None]
-        k = torch.where(second[..., None, None], 0.0, r.k[:, :, None])  # [B, T, levels, G, N]
+        v = torch.where(second[..., None, None], 0.0, r.v[:, :, None])  # [B, T, levels, H, V]
         decay = torch.where(first[..., None], -torch.inf, r.decay[:, :, None])  # [B, T, levels, H]
-        q, v = (t[:, :, None].expand(-1, -1, levels, -1, -1).flatten(2, 3) for t in (r.q, r.v))
+        q, k = (t[:, :, None].expand(-1, -1, levels, -1, -1).flatten(2, 3) for t in (r.q, r.k))
+        beta = None if r.beta is None else r.beta[:, :, None].expand(-1, -1, levels, -1).flatten(2)
         out = linear_attention(
-            q, k.flatten(2, 3), v, decay=decay.flatten(2), scale=r.scale, initial_state=carry.get("S"), return_state=carry.returning,
-            cu_seqlens=carry.cu_seqlens, form=self.form,
+            q, k, v.flatten(2, 3), decay=decay.flatten(2), beta=beta, scale=r.scale, initial_state=carry.get("S"),
+            return_state=carry.returning, cu_seqlens=carry.cu_seqlens, form=self.form,
         )  # fmt: skip
         if carry.returning:
             out, state = out
@@ -89,5 +81,59 @@ class LogLinearMamba2(Mamba2):
         weights = torch.where(second[..., None, :], r.weights[..., 1 : levels + 1], 0.0)  # [B, T, H, levels]
         return (o + torch.einsum("bthl,btlhp->bthp", weights, wide(out).unflatten(2, (levels, -1)))).to(r.v.dtype)
 
+    def _own(self, r: Levels) -> Tensor:
+        """What each token reads of itself [B, T, H, V]: the bucket that is no block of a level."""
+        met = (wide(r.q) * wide(r.k)).sum(-1).repeat_interleave(r.v.shape[2] // r.q.shape[2], 2)  # [B, T, H]
+        met = met * (r.q.shape[-1] ** -0.5 if r.scale is None else r.scale)
+        return (met * r.weights[..., 0] * (1.0 if r.beta is None else r.beta))[..., None] * r.v
+
     def attend_flops(self, r: Recurrence, past: int) -> int:
         return super().attend_flops(r, past) * (self.levels - 1)
+
+
+@register(
+    "log_linear",
+    title="Log-linear attention (Mamba-2)",
+    paper="Log-Linear Attention",
+    arxiv="2506.04761",
+    year=2025,
+    equation=r"o_t = \sum_{\ell} \lambda_t^{(\ell)} q_t S_t^{(\ell)} + D v_t,\quad"
+    r" S_t^{(\ell)} = \sum_{s:\ \mathrm{bits}(t \oplus s) = \ell} \Big(\prod_{s < r \le t} \alpha_r\Big) k_s^\top v_s",
+    oracle="fla-core 0.6.0, naive_log_linear_attn",
+)
+class LogLinearMamba2(LogLinear, Mamba2):
+    """Mamba-2, log-linear: see :class:`LogLinear`."""
+
+    def __init__(
+        self, dim: int, *, levels: int = 15, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1,
+        conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, expand=expand, head_dim=head_dim, state_size=state_size, groups=groups, conv_width=conv_width)
+        self.add_levels(dim, self.heads, levels)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        return self.weighed(super().project(x, state), x)
+
+
+@register(
+    "log_linear_gdn",
+    title="Log-linear attention (Gated DeltaNet)",
+    paper="Log-Linear Attention",
+    arxiv="2506.04761",
+    year=2025,
+    equation=r"o_t = \sum_{\ell} \lambda_t^{(\ell)} q_t S_t^{(\ell)},\quad S_t^{(\ell)} = \sum_{s:\ \mathrm{bits}(t \oplus s) = \ell}"
+    r" \Big(\prod_{r=t}^{s+1} \alpha_r (I - \beta_r k_r^\top k_r)\Big) \beta_s k_s^\top v_s",
+    oracle="the products of the equation in float64, pair by pair, and fla-core 0.6.0, naive_recurrent_gated_delta_rule, with λ = 1",
+)
+class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):
+    """Gated DeltaNet, log-linear: see :class:`LogLinear`. Every bucket fades and is erased from; a token writes to its own."""
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, levels: int = 15, value_heads: int | None = None, key_size: int | None = None,
+        value_size: int | None = None, conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, value_heads=value_heads, key_size=key_size, value_size=value_size, conv_width=conv_width)
+        self.add_levels(dim, self.value_heads, levels)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        return self.weighed(super().project(x, state), x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -36,15 +36,20 @@ class Mamba2(Mixer):
     ``pattern`` says what each head has of its own, and what one head has for all (section 7.2 of the paper); decays are always
     each head's own: ``"mva"`` x (multi-value, multi-input: the paper's choice), ``"mqa"`` C (multi-query, multi-contract),
     ``"mka"`` B (multi-key, multi-expand), ``"mha"`` all three, which is ``groups`` = heads.
+
+    ``eps`` is the norm's; ``step_limits`` are the lowest and the highest value that a time step Δ may take.
     """
 
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(
         self, dim: int, *, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1, conv_width: int = 4,
-        pattern: str = "mva",
+        pattern: str = "mva", eps: float = 1e-5, step_limits: Sequence[float] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(dim)
+        if step_limits is not None and (len(step_limits) != 2 or not 0 <= step_limits[0] <= step_limits[1]):
+            raise ValueError(f"step_limits must be two numbers 0 <= low <= high, but came as {step_limits!r}")
+        self.step_limits = step_limits
         self.inner, self.state_size = expand * dim, state_size
         if self.inner % head_dim:
             raise ValueError(f"expand * dim must be a multiple of head_dim = {head_dim}, but is {self.inner}")
@@ -64,7 +69,7 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(self.heads, dtype=torch.float32).uniform_(1, 16).log())
         self.dt_bias = nn.Parameter(_time_steps(self.heads))
         self.D = nn.Parameter(torch.ones(self.heads))
-        self.norm = HeadNorm((self.groups, self.inner // self.groups))
+        self.norm = HeadNorm((self.groups, self.inner // self.groups), eps=eps)
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
@@ -75,6 +80,7 @@ class Mamba2(Mixer):
         shared = max(b.shape[2], c.shape[2])
         b, c = (t.expand(-1, -1, shared, -1) for t in (b, c))
         dt = F.softplus(wide(dt) + self.dt_bias)  # [B, T, H]
+        dt = dt if self.step_limits is None else dt.clamp(*self.step_limits)
         return Recurrence(c, b, x * dt[..., None], decay=-self.A_log.exp() * dt, scale=1.0, skip=x * self.D[:, None])
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

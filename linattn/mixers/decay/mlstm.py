@@ -23,6 +23,33 @@ class Stabilised(Recurrence):
     floor: Tensor | None = None
 
 
+class MatrixMemory(Mixer):
+    """The recurrence of mLSTM for whatever gives queries, keys, values and gates. ``eps`` is added to what is divided by.
+
+    The state is S and z divided by e^m, and m [rows, 1, H] itself, the running maximum of the input gates faded by the forget gates.
+    """
+
+    eps: float
+
+    def memory(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: Carry) -> Stabilised:
+        """q, k, v [B, T, H, ...]; the inputs of the gates, e^i and σ(f), are float32 [B, T, H]."""
+        decay = F.logsigmoid(f)
+        if state.valid is not None:
+            valid = state.valid[..., None]
+            decay, i = torch.where(valid, decay, 0.0), torch.where(valid, i, -torch.inf)
+        before, m = _maxima(decay, i, state)
+        faded = (decay + before - m).clamp(max=0).to(decay.dtype)
+        k = k * (i - m).exp().to(decay.dtype)[..., None]
+        floor = (-m).clamp(max=80).exp().to(decay.dtype)  # beyond it everything is 0 in float32
+        return Stabilised(q, k, v, decay=faded, normalize="return", floor=floor)
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        assert isinstance(r, Stabilised)
+        assert r.floor is not None
+        o, normaliser = super().attend(r, carry)
+        return (o / (torch.maximum(normaliser.abs(), r.floor) + self.eps)[..., None]).to(r.v.dtype)
+
+
 @register(
     "mlstm",
     title="mLSTM (xLSTM with matrix memory)",
@@ -34,12 +61,11 @@ class Stabilised(Recurrence):
     r" o_t = \frac{q_t S_t}{\max(|q_t z_t^\top|, 1)}",
     oracle="transformers, xLSTMLayer",
 )
-class MLSTM(Mixer):
+class MLSTM(MatrixMemory):
     """The layer of xLSTM-7B (arXiv 2503.13427): keys of dim / 2, values of dim, layer norm per head, sigmoid gate, no convolution.
 
-    ``soft_cap`` c lets a gate's input x be c tanh(x / c). The state is S and z divided by e^m, and m [rows, 1, H] itself, the
-    running maximum of the input gates faded by the forget gates. Checked against xLSTMLayer of transformers: m starts at 0, and
-    1e-6 is added to the divided normaliser.
+    ``soft_cap`` c lets a gate's input x be c tanh(x / c). Checked against xLSTMLayer of transformers: m starts at 0, and 1e-6 is
+    added to the divided normaliser. The block of the first xLSTM is :class:`~linattn.mixers.decay.mlstm_block.MLSTMBlock`.
     """
 
     def __init__(
@@ -64,21 +90,7 @@ class MLSTM(Mixer):
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         i, f = (self.soft_cap * torch.tanh(wide(p(x)) / self.soft_cap) for p in (self.i_proj, self.f_proj))  # [B, T, H]
-        decay = F.logsigmoid(f)
-        if state.valid is not None:
-            valid = state.valid[..., None]
-            decay, i = torch.where(valid, decay, 0.0), torch.where(valid, i, -torch.inf)
-        before, m = _maxima(decay, i, state)
-        faded = (decay + before - m).clamp(max=0).to(decay.dtype)
-        k = k * (i - m).exp().to(decay.dtype)[..., None]
-        floor = (-m).clamp(max=80).exp().to(decay.dtype)  # beyond it everything is 0 in float32
-        return Stabilised(q, k, v, decay=faded, normalize="return", floor=floor)
-
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
-        assert isinstance(r, Stabilised)
-        assert r.floor is not None
-        o, normaliser = super().attend(r, carry)
-        return (o / (torch.maximum(normaliser.abs(), r.floor) + self.eps)[..., None]).to(r.v.dtype)
+        return self.memory(q, k, v, i, f, state)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o) * self.g_proj(x).sigmoid())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
@@ -45,4 +44,4 @@ class RetNet(Mixer):
         return Recurrence(q, k, v, decay=torch.log1p(-torch.exp2(-5 - head)))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))
+        return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))

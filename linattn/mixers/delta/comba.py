@@ -53,7 +53,7 @@ class Comba(Mixer):
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        k = wide(unit(k).to(v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
+        k = wide(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
         beta = wide(self.b_proj(x)).sigmoid()[..., None]
         decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
         q = unit(q) - wide(self.correction)[:, None] * k

@@ -37,11 +37,11 @@ class DeltaNet(Mixer):
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        k = unit(k).to(v.dtype)
+        q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
         beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
         # rounding may leave k longer than 1; with β at 2 that would let the state grow with every repetition of a token
         beta = torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
-        return Recurrence(unit(q), k, v, beta=beta)
+        return Recurrence(q, k, v, beta=beta)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))

@@ -11,7 +11,7 @@ from linattn.mixers.carry import Carry
 from linattn.mixers.delta.kda import tame, time_steps
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
 from linattn.mixers.registry import register
-from linattn.ops import linear_attention
+from linattn.ops import flops, linear_attention
 
 PAPER = "DeltaProduct: Improving State-Tracking in Linear RNNs via Householder Products"
 
@@ -56,8 +56,7 @@ class DeltaProduct(Mixer):
         """k [B, T, n H, K], v [B, T, n H, V] and beta [B, T, n H] hold every substep, the first one's heads first."""
         n = self.substeps
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, n * self.keys, n * self.values), -1)
-        q, k = (unit(t.unflatten(-1, (-1, self.key_size))) for t in (q, k))
-        k = k.to(v.dtype)
+        q, k = (unit(t.unflatten(-1, (-1, self.key_size)), dtype=t.dtype) for t in (q, k))
         beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
         return Recurrence(q, k, v.unflatten(-1, (-1, self.value_size)), decay=self.fading(x), beta=tame(beta, k))
 
@@ -82,12 +81,10 @@ class DeltaProduct(Mixer):
         return o[:, n - 1 :: n]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))
+        return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))
 
     def flops(self, x: Tensor, past: int = 0) -> int:
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with FlopCounterMode(display=False) as counter:
+        with flops.counter() as counter:
             r = self.recurrence(x, Carry(x, returning=False))
             self.read(r.v[:, :, : self.heads], x)  # of n values a token one comes out
         return counter.get_total_flops() + self.attend_flops(r, past)

@@ -53,13 +53,13 @@ class GatedDeltaNet(Mixer):
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
-        q, k = (unit(t.unflatten(-1, (self.heads, -1))) for t in (q, k))
+        q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
         decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
         beta = wide(self.b_proj(x)).sigmoid()
         return Recurrence(q, k, v.unflatten(-1, (self.value_heads, -1)), decay=decay, beta=beta)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(self.norm(o).flatten(-2) * F.silu(self.g_proj(x)))
+        return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))
 
     def load_qwen3_next(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the ``state_dict`` of a Qwen3NextGatedDeltaNet of transformers with the same sizes.

@@ -55,9 +55,9 @@ class KDA(Mixer):
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
-        k = unit(k).to(v.dtype)
+        q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
         decay = -self.A_log.exp()[:, None] * F.softplus(wide(self.decay_proj(x).unflatten(-1, (self.heads, -1))) + self.dt_bias)
-        return Recurrence(unit(q), k, v, decay=decay, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))
+        return Recurrence(q, k, v, decay=decay, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         gate = wide(self.g_proj(x)).sigmoid()

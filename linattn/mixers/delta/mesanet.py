@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,86 @@ class LeastSquares(Recurrence):
     weight: Tensor
 
 
+class System(NamedTuple):
+    """The equations x_t (H_t + Λ) = q_t of all tokens: ``k`` and ``pair`` = β k [B, T, H, K], whose products H_t sums up, ``ridge`` Λ
+    [H, K], ``decay`` [B, T, H] and the H that they begin with; and how to solve them.
+    """
+
+    k: Tensor
+    pair: Tensor
+    ridge: Tensor
+    decay: Tensor | None
+    initial: Tensor | None
+    cu_seqlens: Tensor | None
+    steps: int
+    form: str
+
+    def times(self, p: Tensor) -> Tensor:
+        """``p`` [B, T, H, K] times H_t + Λ."""
+        h = linear_attention(
+            p, self.k, self.pair, decay=self.decay, scale=1.0, initial_state=self.initial, cu_seqlens=self.cu_seqlens, form=self.form
+        )
+        return h + self.ridge * p
+
+    def last(self) -> Tensor:
+        """H after the last token."""
+        return linear_attention(
+            self.k, self.k, self.pair, decay=self.decay, scale=1.0, initial_state=self.initial, return_state=True,
+            cu_seqlens=self.cu_seqlens, form=self.form,
+        )[1]  # fmt: skip
+
+
+@torch.library.custom_op("linattn::mesa_solve", mutates_args=())  # opaque to compilers, which would unroll all steps
+def solve(
+    q: Tensor, k: Tensor, pair: Tensor, ridge: Tensor, decay: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
+    steps: int, form: str,
+) -> Tensor:  # fmt: skip
+    """The solution of a :class:`System` for ``q`` of any length, by conjugate gradients."""
+    system = System(k, pair, ridge, decay, initial, cu_seqlens, steps, form)
+    scale = q.abs().amax(-1, keepdim=True)
+    q = q / torch.where(scale > 0, scale, 1.0)  # so that nothing underflows; the steps are the same
+    x, residual, p = torch.zeros_like(q), q, q
+    size = first = q.square().sum(-1, keepdim=True)
+    for _ in range(steps):
+        product = system.times(p)
+        going = size > torch.finfo(q.dtype).eps ** 2 * first
+        rate = torch.where(going, size / torch.where(going, (p * product).sum(-1, keepdim=True), 1.0), 0.0)
+        x, residual = x + rate * p, residual - rate * product
+        size, old = residual.square().sum(-1, keepdim=True), size
+        p = residual + torch.where(going, size / torch.where(going, old, 1.0), 0.0) * p
+    return scale * x
+
+
+@solve.register_fake
+def _(q: Tensor, *_) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _keep(ctx, inputs, output: Tensor) -> None:
+    _, *tensors, ctx.steps, ctx.form = inputs
+    ctx.save_for_backward(output, *tensors)
+
+
+def _backward(ctx, g: Tensor):
+    """The gradients of the solution, not of the steps that found it.
+
+    From x A = q follows dx = (dq - x dA) A⁻¹: q gets g A⁻¹ of the gradient g of x, which solves the same system, since A is
+    symmetric; and A gets what the product x A would get from -g A⁻¹.
+    """
+    x, *tensors = ctx.saved_tensors
+    needed, again = ctx.needs_input_grad[1:], torch.is_grad_enabled()
+    solved = solve(g, *tensors, ctx.steps, ctx.form)
+    with torch.enable_grad():
+        views = [t.view_as(t) if n else t for t, n in zip(tensors, needed, strict=False)]  # what came before them stays out of it
+        product = System._make((*views, ctx.steps, ctx.form)).times(x)
+        wanted = [t for t, n in zip(views, needed, strict=False) if n]
+        found = iter(torch.autograd.grad(product, wanted, -solved, create_graph=again) if wanted else ())
+    return solved, *(next(found) if n else None for n in needed)
+
+
+solve.register_autograd(_backward, setup_context=_keep)
+
+
 @register(
     "mesanet",
     title="MesaNet",
@@ -38,6 +119,7 @@ class MesaNet(Mixer):
     Short convolution and SiLU on q and k, both of unit length; γ and β are sigmoids of the token; the ridge Λ is a learned
     number per channel, at least ``ridge``, and starts at 1. The steps start from 0 and end early for a token whose residual is
     rounding noise; the authors' code in fla adds 1e-5 to the denominators instead, which stops it at an error of about 5e-4.
+    The backward pass solves such equations too, and needs nothing of the steps.
     """
 
     keep_float32 = ("ridge_raw",)
@@ -64,24 +146,14 @@ class MesaNet(Mixer):
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         assert isinstance(r, LeastSquares)
-        k, ridge = wide(r.k), F.softplus(wide(self.ridge_raw)) + self.ridge
-        pair = k * r.weight[..., None]
-
-        def times(p: Tensor, last: bool = False) -> tuple[Tensor, Tensor | None]:
-            """``p`` [B, T, H, K] times H_t, and H after the last token."""
-            out = linear_attention(
-                p, k, pair, decay=r.decay, scale=1.0, initial_state=carry.get("H"), return_state=last, cu_seqlens=carry.cu_seqlens,
-                form=self.form,
-            )  # fmt: skip
-            return out if last else (out, None)
-
-        q = wide(r.q)
-        length = q.detach().square().sum(-1, keepdim=True).sqrt()
-        length = torch.where(length > 0, length, 1.0)  # of unit length nothing underflows, and the steps are the same
-        q = q / length
-        product, state = times(q, carry.returning)
-        carry.keep("H", state)
-        x = length * self._solve(q, product + ridge * q, lambda p: times(p)[0] + ridge * p)
+        k = wide(r.k)
+        system = System(
+            k, k * r.weight[..., None], F.softplus(wide(self.ridge_raw)) + self.ridge, r.decay, carry.get("H"), carry.cu_seqlens,
+            self.steps, self.form,
+        )  # fmt: skip
+        x = solve(wide(r.q), *system)
+        if carry.returning:
+            carry.keep("H", system.last())
         o = linear_attention(
             x, k, wide(r.v), decay=r.decay, scale=1.0, initial_state=carry.get("G"), return_state=carry.returning,
             cu_seqlens=carry.cu_seqlens, form=self.form,
@@ -90,20 +162,6 @@ class MesaNet(Mixer):
             o, state = o
             carry.keep("G", state)
         return o.to(r.v.dtype)
-
-    def _solve(self, q: Tensor, product: Tensor, apply) -> Tensor:
-        """x with x A = q, by conjugate gradients; ``apply`` multiplies by A, ``product`` is q A; q has length 1 or 0."""
-        x, residual, p = torch.zeros_like(q), q, q
-        size = q.square().sum(-1, keepdim=True)
-        for step in range(self.steps):
-            if step:
-                product = apply(p)
-            going = size > torch.finfo(q.dtype).eps ** 2
-            rate = torch.where(going, size / torch.where(going, (p * product).sum(-1, keepdim=True), 1.0), 0.0)
-            x, residual = x + rate * p, residual - rate * product
-            size, old = residual.square().sum(-1, keepdim=True), size
-            p = residual + torch.where(going, size / torch.where(going, old, 1.0), 0.0) * p
-        return x
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))

@@ -30,6 +30,21 @@ class Fates:
     moving: Tensor
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The maps of a memory [rows, depth, H, K, K]: as they were where the block began, as they are ``now``, and their momentum."""
+
+    start: Tensor
+    now: Tensor
+    momentum: Tensor
+
+    def at_start(self, q: Tensor) -> Tensor:
+        """What the memory that the block began with answers to ``q`` [rows, H, n, K]."""
+        for level, w in enumerate(self.start.unbind(1)):
+            q = (F.silu(q) if level else q) @ w
+        return q
+
+
 @register(
     "titans",
     title="Titans (neural long-term memory)",
@@ -48,10 +63,11 @@ class Titans(Mixer):
     Within a block of ``block`` tokens, counted from the start of the sequence, all gradients are taken at the memory that it
     began with (t'), while momentum, forgetting and reading go token by token; that makes a block a few matrix products. Only
     blocks are gone through one after the other. Short convolution and SiLU on q, k and v, queries and keys of unit length, norm
-    and a SiLU gate on the output. α, η and θ / ``rate`` are sigmoids of the token; α starts near 0. State: the memory at the
-    start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The paper leaves rate and
-    initialisation open; there is no official code. The reference in fla-core 0.6.0 is TTT's inner model with a slip: in the
-    derivative of its layer norm the first of three terms is not divided by the deviation.
+    and a SiLU gate on the output. α and η are sigmoids of the token, α starting near 0; θ is a third one times (1 - η) ``rate`` /
+    ``block``, without which a run of equal tokens, whose gradients are all the same and momentum adds up, makes the memory
+    explode. State: the memory at the start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The
+    paper leaves rate and initialisation open; there is no official code. The reference in fla-core 0.6.0 is TTT's inner model
+    with a slip: in the derivative of its layer norm the first of three terms is not divided by the deviation.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, depth: int = 2, block: int = 16, rate: float = 0.1, conv_width: int = 4) -> None:
@@ -71,35 +87,52 @@ class Titans(Mixer):
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
     def mix(self, x: Tensor, carry: Carry) -> Tensor:
-        q, k, v = self.conv(self.qkv_proj(x), carry).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        gates = wide(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(2)
-        blocks = Blocks(carry, self.block, x.device)
-        q, k, v, *gates = (blocks.place(t) for t in (unit(q), unit(k), wide(v), *gates))
-        o = self.norm(blocks.back(self._learn(blocks, carry, q, k, v, gates))).flatten(-2)
+        return self.finish(self.norm(self.recall(x, carry)).flatten(-2), x)
+
+    def recall(self, x: Tensor, carry: Carry) -> Tensor:
+        """M_t(q_t), what the memory answers to each token after it has learned it: [B, T, H, K]."""
+        blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
+        placed = [blocks.place(t) for t in self.inputs(self.conv(self.qkv_proj(x), carry), x)]
+        for i in range(blocks.count):
+            o, memory = self.learn(memory, [t[:, i] for t in placed], blocks.present[:, i], blocks.finished[:, i])
+            out.append(o)
+        self.keep_memory(memory, carry)
+        return blocks.back(out)
+
+    def inputs(self, qkv: Tensor, x: Tensor) -> list[Tensor]:
+        """q, k, v [..., H, K], and the gates α, η, θ [..., H] of ``x`` [..., D] before their sigmoids."""
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return [unit(q), unit(k), wide(v), *wide(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(-2)]
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        """Gate the normed output ``o`` [B, T, D] by the tokens, and map it."""
         return self.o_proj((o * F.silu(wide(self.g_proj(x)))).to(x.dtype))
 
-    def _learn(self, blocks: Blocks, carry: Carry, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor]) -> list[Tensor]:
-        """q, k, v [rows, blocks, H, n, K] and the gates [rows, blocks, H, n] before their sigmoids; the outputs block by block."""
-        start, now, momentum = self._first(q, carry)  # each [rows, depth, H, K, K]
-        out = []
-        for i in range(blocks.count):
-            inputs, errors = self._gradients(k[:, i], v[:, i], start)
-            fates = self._fates([g[:, i] for g in gates], blocks.present[:, i, None])
-            out.append(self._read(q[:, i], now, momentum, inputs, errors, fates))
-            last = {name: getattr(fates, name)[:, None, :, -1:] for name in ("kept", "pushed", "decayed", "learned", "moving")}
-            a, d = torch.stack(inputs, 1), torch.stack(errors, 1)  # [rows, depth, H, n, K]
-            now = last["kept"] * now + last["pushed"] * momentum - (last["learned"].mT * a).mT @ d
-            momentum = last["decayed"] * momentum - (last["moving"].mT * a).mT @ d
-            start = torch.where(blocks.finished[:, i, None, None, None, None], now, start)
-        for name, t in {"start": start, "memory": now, "momentum": momentum}.items():
-            carry.keep(name, t)
-        return out
-
-    def _first(self, like: Tensor, carry: Carry) -> list[Tensor]:
+    def memory_before(self, carry: Carry) -> Memory:
+        """The memory that came in, or the learned one to begin with."""
         if not carry.fresh:
-            return [wide(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")]
-        memory = self.memory.to(like.dtype).expand(carry.rows, -1, -1, -1, -1)
-        return [memory.clone(), memory.clone(), torch.zeros_like(memory)]
+            return Memory(*(wide(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
+        memory = wide(self.memory).expand(carry.rows, -1, -1, -1, -1)
+        return Memory(memory.clone(), memory.clone(), torch.zeros_like(memory))
+
+    def keep_memory(self, memory: Memory, carry: Carry) -> None:
+        for name, t in {"start": memory.start, "memory": memory.now, "momentum": memory.momentum}.items():
+            carry.keep(name, t)
+
+    def learn(self, memory: Memory, placed: list[Tensor], present: Tensor, finished: Tensor) -> tuple[Tensor, Memory]:
+        """Go through one block: :meth:`inputs`, q, k, v [rows, H, n, K] and the gates [rows, H, n]; the answers, and the memory after it.
+
+        ``present`` [rows, n] says where tokens stand, ``finished`` [rows] where the block ends with them.
+        """
+        q, k, v, *gates = placed
+        inputs, errors = self._gradients(k, v, memory.start)
+        fates = self._fates(gates, present[:, None])
+        out = self._read(q, memory.now, memory.momentum, inputs, errors, fates)
+        last = {name: getattr(fates, name)[:, None, :, -1:] for name in ("kept", "pushed", "decayed", "learned", "moving")}
+        a, d = torch.stack(inputs, 1), torch.stack(errors, 1)  # [rows, depth, H, n, K]
+        now = last["kept"] * memory.now + last["pushed"] * memory.momentum - (last["learned"].mT * a).mT @ d
+        momentum = last["decayed"] * memory.momentum - (last["moving"].mT * a).mT @ d
+        return out, Memory(torch.where(finished[:, None, None, None, None], now, memory.start), now, momentum)
 
     def _gradients(self, k: Tensor, v: Tensor, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Of the squared distance of M(k) and v, for each map of M: its inputs and the errors at its outputs, [rows, H, n, K] each."""
@@ -125,7 +158,7 @@ class Titans(Mixer):
             steps = torch.where(behind.tril(-1), log[..., None], 0.0).cumsum(-2)  # sums, never differences of sums
             return torch.where(behind, steps, -torch.inf).exp()
 
-        rates = torch.where(present, self.rate * theta.sigmoid(), 0.0)[..., None, :]
+        rates = torch.where(present, self.rate / self.block * theta.sigmoid() * torch.sigmoid(-eta), 0.0)[..., None, :]
         counted = products(keep) * present[..., None, :]  # only at tokens does momentum move the memory
         decayed, moving = slow.cumsum(-1).exp()[..., None], products(slow)
         return Fates(keep.cumsum(-1).exp()[..., None], counted @ decayed, counted @ moving * rates, decayed, moving * rates)

@@ -1,9 +1,11 @@
-"""TTT-Linear (arXiv 2407.04620): the state is a linear model that is trained, mini-batch by mini-batch, to tell values from keys."""
+"""TTT-Linear and TTT-MLP (arXiv 2407.04620): the state is a model that is trained, mini-batch by mini-batch, to tell values from keys."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,29 +18,28 @@ from linattn.mixers.parts import head_size, rotate, wide
 from linattn.mixers.registry import register
 
 
-@register(
-    "ttt_linear",
-    title="TTT-Linear",
-    paper="Learning to (Learn at Test Time): RNNs with Expressive Hidden States",
-    arxiv="2407.04620",
-    year=2024,
-    equation=r"W_t = W_{t'} - c_{t-t'} \sum_{t' < s \le t} \eta_s"
-    r" \nabla_W \tfrac12 \big\lVert \mathrm{LN}(k_s W_{t'}) + k_s - v_s \big\rVert^2,"
-    r"\quad o_t = q_t + \mathrm{LN}(q_t W_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
-    linear_in_values=False,
-    oracle="torch.autograd of the loss in the paper, and the states of fla-core 0.6.0, chunk_ttt_linear_ref",
-)
-class TTTLinear(Mixer):
-    """A model W, b for each head; within a mini-batch of ``batch`` = n tokens all gradients are taken at the W it began with.
+@dataclass(frozen=True)
+class Layer:
+    """A map of the model, ``W`` [rows, H, in, out] and ``b`` [rows, H, 1, out], and the gradients summed since the mini-batch began."""
 
-    Sequential over mini-batches, which are counted from the start of a sequence; inside one everything is matrix products (the
-    dual form). Learned are the W and b to start from, the layer norm in the model, the rate η = σ(x w + a) / K of every token
-    and the factor c for every place in a mini-batch (starting from 1 / place). q and k are rotated by the place in the
-    mini-batch. State: W, b and the gradients summed since the mini-batch began. Checked against the authors' repository
-    (the block without short convolutions and gate), whose weights fit after renaming.
+    W: Tensor
+    b: Tensor
+    W_sum: Tensor
+    b_sum: Tensor
+
+
+class TTT(Mixer):
+    """The layer around a model of ``layers`` maps with GELU between them and a layer norm and a residual at its end.
+
+    Within a mini-batch of ``batch`` = n tokens all gradients are taken at the model it began with. Sequential over mini-batches,
+    which are counted from the start of a sequence; inside one everything is matrix products (the dual form). Learned are the
+    model to start from, its layer norm, the rate η = σ(x w + a) / K of every token and the factor c for every place in a
+    mini-batch (starting from 1 / place). q and k are rotated by the place in the mini-batch. State: the model and the gradients
+    summed since the mini-batch began. Checked against the authors' repository (the block without short convolutions and gate),
+    whose weights fit after renaming.
     """
 
-    keep_float32 = ("W", "b")
+    layers: ClassVar[tuple[tuple[str, str], ...]]  # names of W and b
 
     def __init__(self, dim: int, heads: int = 4, *, batch: int = 16, base: float = 10000.0) -> None:
         super().__init__(dim)
@@ -53,16 +54,23 @@ class TTTLinear(Mixer):
         nn.init.zeros_(self.rate_proj.bias)
         self.place = nn.Parameter(torch.zeros(batch))  # added to 1 / place
         self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(heads, self.size)), nn.Parameter(torch.zeros(heads, self.size))
-        self.W = nn.Parameter(0.02 * torch.randn(heads, self.size, self.size))
-        self.b = nn.Parameter(torch.zeros(heads, 1, self.size))
+        for (weight, bias), (inner, outer) in zip(self.layers, self.widths(), strict=True):
+            setattr(self, weight, nn.Parameter(0.02 * torch.randn(heads, inner, outer)))
+            setattr(self, bias, nn.Parameter(torch.zeros(heads, 1, outer)))
         self.post_norm = nn.LayerNorm(dim, eps=1e-6)
 
+    def widths(self) -> list[tuple[int, int]]:
+        """Of what goes into each map and comes out of it."""
+        raise NotImplementedError
+
     def load_ttt_lm(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a TTTLinear of the authors' ttt-lm-pytorch with the same sizes (no ``share_qk``, no gate)."""
+        """Take over the ``state_dict`` of the same layer of the authors' ttt-lm-pytorch with the same sizes (no ``share_qk``, no gate)."""
         own = {name: weights[name] for name in ("post_norm.weight", "post_norm.bias", *(f"{n}_proj.weight" for n in "qkvo"))}
         own |= {"rate_proj.weight": weights["learnable_ttt_lr_weight"][:, 0], "rate_proj.bias": weights["learnable_ttt_lr_bias"][:, 0]}
-        own |= {"place": weights["learnable_token_idx"], "W": weights["W1"], "b": weights["b1"]}
-        self.load_state_dict(own | {f"norm_{name}": weights[f"ttt_norm_{name}"] for name in ("weight", "bias")})
+        for number, names in enumerate(self.layers, 1):
+            own |= {name: weights[f"{name[0]}{number}"] for name in names}
+        own |= {f"norm_{name}": weights[f"ttt_norm_{name}"] for name in ("weight", "bias")}
+        self.load_state_dict(own | {"place": weights["learnable_token_idx"]})
 
     def mix(self, x: Tensor, carry: Carry) -> Tensor:
         q, k, v = (wide(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -82,28 +90,56 @@ class TTTLinear(Mixer):
 
     def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: Carry) -> list[Tensor]:
         """q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero where no token stands."""
-        w, b, w_sum, b_sum = self._first(q, carry)
+        model = self._first(q, carry)
         place = (wide(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[:, None]  # [n, 1]
         out = []
         for i in range(blocks.count):
             query, key, eta = q[:, i], k[:, i], rate[:, i, :, None]  # [rows, H, 1, n] is eta
-            error = self._error(key @ w + b, v[:, i] - key)
-            met = (eta * (query @ key.mT)).tril()
-            z = query @ w + b - place * (query @ w_sum + b_sum + met @ error + eta.expand_as(met).tril() @ error)
-            out.append(query + self._norm(z)[0])
-            w_sum, b_sum = w_sum + (eta.mT * key).mT @ error, b_sum + eta @ error
+            inputs, errors = self._gradients(key, v[:, i] - key, model)
+            out.append(query + self._norm(self._read(query, model, inputs, errors, eta, place))[0])
             done = blocks.finished[:, i, None, None, None]
-            w, b = torch.where(done, w - place[-1] * w_sum, w), torch.where(done, b - place[-1] * b_sum, b)
-            w_sum, b_sum = torch.where(done, 0.0, w_sum), torch.where(done, 0.0, b_sum)
-        for name, t in {"W": w, "b": b, "W_sum": w_sum, "b_sum": b_sum}.items():
-            carry.keep(name, t)
+            model = [self._after_block(*things, eta, place[-1], done) for things in zip(model, inputs, errors, strict=True)]
+        for names, layer in zip(self.layers, model, strict=True):
+            for name, part, total in zip(names, (layer.W, layer.b), (layer.W_sum, layer.b_sum), strict=True):
+                carry.keep(name, part)
+                carry.keep(f"{name}_sum", total)
         return out
 
-    def _first(self, like: Tensor, carry: Carry) -> list[Tensor]:
-        """W, b and the sums of their gradients, a row for every sequence."""
-        w, b = (t.to(like.dtype).expand(carry.rows, -1, -1, -1).clone() for t in (self.W, self.b))
-        new = {"W": w, "b": b, "W_sum": torch.zeros_like(w), "b_sum": torch.zeros_like(b)}
-        return [t if carry.fresh else wide(cast(Tensor, carry.get(name))) for name, t in new.items()]
+    def _first(self, like: Tensor, carry: Carry) -> list[Layer]:
+        """The model that came in, or the learned one to begin with, a row for every sequence."""
+        model = []
+        for names in self.layers:
+            parts = [getattr(self, name).to(like.dtype).expand(carry.rows, -1, -1, -1).clone() for name in names]
+            if carry.fresh:
+                model.append(Layer(*parts, *(torch.zeros_like(t) for t in parts)))
+            else:
+                model.append(Layer(*(wide(cast(Tensor, carry.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
+        return model
+
+    def _gradients(self, key: Tensor, target: Tensor, model: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:
+        """Of half the squared distance of LN(model(k)) and ``target``: for each map its inputs and the errors at its outputs."""
+        inputs, outputs = [key], []
+        for layer in model:
+            outputs.append(inputs[-1] @ layer.W + layer.b)
+            inputs.append(gelu(outputs[-1]))
+        errors = [self._error(outputs[-1], target)]
+        for layer, z in zip(reversed(model[1:]), reversed(outputs[:-1]), strict=True):
+            errors.insert(0, (errors[0] @ layer.W.mT) * gelu_slope(z))
+        return inputs[:-1], errors
+
+    def _read(self, q: Tensor, model: list[Layer], inputs: list[Tensor], errors: list[Tensor], eta: Tensor, place: Tensor) -> Tensor:
+        """model_t(q_t) before its norm, without ever forming model_t: each map less what the gradients so far take from it."""
+        for level, (layer, a, d) in enumerate(zip(model, inputs, errors, strict=True)):
+            q = gelu(q) if level else q
+            met = (eta * (q @ a.mT + 1)).tril()  # 1: what the gradients of b take
+            q = q @ layer.W + layer.b - place * (q @ layer.W_sum + layer.b_sum + met @ d)
+        return q
+
+    def _after_block(self, layer: Layer, a: Tensor, d: Tensor, eta: Tensor, last: Tensor, done: Tensor) -> Layer:
+        """The map with the gradients of a block in its sums, and, where the block is ``done``, with the sums in the map."""
+        w_sum, b_sum = layer.W_sum + (eta.mT * a).mT @ d, layer.b_sum + eta @ d
+        w, b = torch.where(done, layer.W - last * w_sum, layer.W), torch.where(done, layer.b - last * b_sum, layer.b)
+        return Layer(w, b, torch.where(done, 0.0, w_sum), torch.where(done, 0.0, b_sum))
 
     def _norm(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Layer norm of each head, and what its derivative needs."""
@@ -120,7 +156,64 @@ class TTTLinear(Mixer):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         batch, tokens, dim = x.shape
-        maps = 4 * dim * dim + dim * self.heads
-        among = 3 * (self.batch + 1) // 2  # tokens of a mini-batch meet
-        inner = dim * (4 * self.size + among)  # k W, q W, q with the sums of gradients, and those sums
-        return 2 * batch * tokens * (maps + inner)
+        total = 4 * dim * dim + dim * self.heads
+        for level, (inner, outer) in enumerate(self.widths()):
+            total += self.heads * inner * outer * (5 if level else 4)  # with k, with q twice, into the sums; the error goes back
+            total += self.heads * (inner + outer) * (self.batch + 1) // 2  # tokens of a mini-batch meet
+        return 2 * batch * tokens * total
+
+
+def gelu(z: Tensor) -> Tensor:
+    """With the approximation by tanh, as the authors have it."""
+    return F.gelu(z, approximate="tanh")
+
+
+def gelu_slope(z: Tensor) -> Tensor:
+    """The derivative of :func:`gelu`."""
+    scale = math.sqrt(2 / math.pi)
+    t = torch.tanh(scale * (z + 0.044715 * z**3))
+    return (1 + t) / 2 + z / 2 * (1 - t.square()) * scale * (1 + 3 * 0.044715 * z.square())
+
+
+@register(
+    "ttt_linear",
+    title="TTT-Linear",
+    paper="Learning to (Learn at Test Time): RNNs with Expressive Hidden States",
+    arxiv="2407.04620",
+    year=2024,
+    equation=r"W_t = W_{t'} - c_{t-t'} \sum_{t' < s \le t} \eta_s"
+    r" \nabla_W \tfrac12 \big\lVert \mathrm{LN}(k_s W_{t'}) + k_s - v_s \big\rVert^2,"
+    r"\quad o_t = q_t + \mathrm{LN}(q_t W_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
+    linear_in_values=False,
+    oracle="torch.autograd of the loss in the paper, and the states of fla-core 0.6.0, chunk_ttt_linear_ref",
+)
+class TTTLinear(TTT):
+    """The model is one map W, b for each head."""
+
+    keep_float32 = ("W", "b")
+    layers = (("W", "b"),)
+
+    def widths(self) -> list[tuple[int, int]]:
+        return [(self.size, self.size)]
+
+
+@register(
+    "ttt_mlp",
+    title="TTT-MLP",
+    paper="Learning to (Learn at Test Time): RNNs with Expressive Hidden States",
+    arxiv="2407.04620",
+    year=2024,
+    equation=r"f(x) = x + \mathrm{LN}\big(\mathrm{gelu}(x W^1 + b^1) W^2 + b^2\big),\quad"
+    r" W_t = W_{t'} - c_{t-t'} \sum_{t' < s \le t} \eta_s \nabla_W \tfrac12 \lVert f_{t'}(k_s) - v_s \rVert^2,"
+    r"\quad o_t = f_t(q_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
+    linear_in_values=False,
+    oracle="torch.autograd of the loss in the paper, token by token in float64",
+)
+class TTTMLP(TTT):
+    """The model is two maps for each head, from K channels to 4 K and back."""
+
+    keep_float32 = ("W1", "b1", "W2", "b2")
+    layers = (("W1", "b1"), ("W2", "b2"))
+
+    def widths(self) -> list[tuple[int, int]]:
+        return [(self.size, 4 * self.size), (4 * self.size, self.size)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from linattn.mixers.base import Mixer, Recurrence
+from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size
+from linattn.mixers.kernel.attention import KernelAttention
+from linattn.mixers.parts import HeadNorm
 from linattn.mixers.registry import register
 
 
@@ -20,14 +21,15 @@ from linattn.mixers.registry import register
     equation=r"S_t = S_{t-1} + k_t^\top v_t,\quad o_t = q_t S_t",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn without normalisation",
 )
-class Linear(Mixer):
-    """In place of the division by q·z, which may be zero or negative, a norm over each head of the output."""
+class Linear(KernelAttention):
+    """In place of the division by q·z, which may be zero or negative, a norm over each head of the output.
 
-    def __init__(self, dim: int, heads: int = 4) -> None:
-        super().__init__(dim)
-        self.heads = heads
-        self.norm = HeadNorm(head_size("dim", dim, heads))
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+    ``causal=False`` is the paper's bidirectional language model.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
+        super().__init__(dim, heads, causal)
+        self.norm = HeadNorm(dim // heads)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         return Recurrence(*(p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj)))

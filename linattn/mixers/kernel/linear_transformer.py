@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.registry import register
 from linattn.ops.features import elu1
 
@@ -22,18 +21,14 @@ from linattn.ops.features import elu1
     r" o_t = \frac{\phi(q_t) S_t}{\phi(q_t) z_t^\top + \varepsilon},\quad \phi(x) = \mathrm{elu}(x) + 1",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn with normalisation",
 )
-class LinearTransformer(Mixer):
-    """The state is the pair (S, z); a row of the mixing matrix is positive and sums to one, as in softmax (section 3.2)."""
+class LinearTransformer(KernelAttention):
+    """The state is the pair (S, z); a row of the mixing matrix is positive and sums to one, as in softmax (section 3.2).
 
-    def __init__(self, dim: int, heads: int = 4) -> None:
-        super().__init__(dim)
-        head_size("dim", dim, heads)
-        self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+    ``causal=False`` is the paper's encoder for speech recognition (section 4.3).
+    """
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return Recurrence(elu1(wide(q)), elu1(wide(k)), v, normalize=1e-6, scale=1.0)
+    def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
+        super().__init__(dim, heads, causal)
 
-    def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(o.flatten(-2))
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        return elu1(q), elu1(k)

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.kernel.attention import KernelAttention, log_fading, maximum_so_far, only_real, to_tokens
 from linattn.mixers.registry import register
 from linattn.ops.features import orthogonal_gaussian
+
+_watched: WeakSet[RandomFeatures] = WeakSet()  # the mixers that draw anew while they are trained
+
+
+def _watch(mixer: RandomFeatures) -> None:
+    _watched.add(mixer)
+    _hook()
+
+
+@cache
+def _hook() -> None:
+    """Have every optimizer call :func:`_after`: which one will train a mixer, nobody can know when it is made."""
+    register_optimizer_step_post_hook(_after)
+
+
+def _after(optimizer: Optimizer, *_: object) -> None:
+    """Count a step for the mixers that ``optimizer`` trains: that hold its parameters, the first of those that learn."""
+    mixers = [m for m in _watched if m.training]
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]} if mixers else set()
+    for mixer in mixers:
+        if id(next((p for p in mixer.parameters() if p.requires_grad), None)) in own:
+            mixer.stepped()
 
 
 class RandomFeatures(KernelAttention):
@@ -21,14 +46,28 @@ class RandomFeatures(KernelAttention):
     S before is faded by exp(M_{t-1} - M_t), so no token depends on a later one. (The authors' code takes the largest of all keys, which
     together with ε lets the future be seen.) State: S, z and M, ``log_max`` [rows, H].
 
-    ``redraw`` draws W anew; the paper does so every 1000 steps of training.
+    ``redraw`` draws W anew. With ``redraw_every`` = n that happens by itself after every n-th step of the optimizer that trains the mixer
+    (the paper's n is 1000): steps are counted, not passes, so accumulated and recomputed gradients see one W. What is drawn follows
+    from two more buffers, ``redraw_seed`` and ``steps``: the same on every device, and in training that is resumed from a state_dict.
     """
 
     normalize = 1e-30  # against 0 / 0 where there is no token: features are positive
     keep_float32 = ("projection",)
     projection: Tensor
+    redraw_seed: Tensor
+    steps: Tensor
 
-    def __init__(self, dim: int, heads: int, causal: bool, *, random_features: int | None, eps: float, out_bias: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        causal: bool,
+        *,
+        random_features: int | None,
+        eps: float,
+        out_bias: bool = False,
+        redraw_every: int | None = None,
+    ) -> None:
         super().__init__(dim, heads, causal, out_bias=out_bias)
         size = self.feature_dim
         count = max(1, int(size * math.log(size))) if random_features is None else random_features
@@ -36,11 +75,39 @@ class RandomFeatures(KernelAttention):
             raise ValueError(f"random_features must be at least 1, but came as {random_features}")
         self.random_features, self.eps = count, eps
         self.register_buffer("projection", orthogonal_gaussian(count, size))
+        if redraw_every is not None and redraw_every < 1:
+            raise ValueError(f"redraw_every must be at least 1 step of training, but came as {redraw_every}")
+        self.redraw_every = redraw_every
+        self._counted: tuple[Tensor, int] | None = None  # ``steps`` and its value, lest it be read from a device at every step
+        if redraw_every is not None:
+            self.register_buffer("redraw_seed", torch.randint(2**62, ()))
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+            _watch(self)
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features, from ``generator`` (of the CPU) if given. States made with the old ones do not fit the new."""
         self.projection.copy_(orthogonal_gaussian(*self.projection.shape, generator=generator))
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """Count a step of training, and draw new random features if it is their turn."""
+        assert self.redraw_every is not None
+        known = self._counted is not None and self._counted[0] is self.steps  # else it was moved or loaded
+        count = 1 + (self._counted[1] if known and self._counted is not None else int(self.steps))
+        self.steps.fill_(count)
+        self._counted = (self.steps, count)
+        if count % self.redraw_every == 0:
+            self.redraw(torch.Generator().manual_seed(int(self.redraw_seed) + count))
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._counted = None
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        if self.redraw_every is not None:  # copies and unpickled mixers draw anew too
+            _watch(self)
 
     def exponents(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """W q, W k [B, T, H, m], and what is subtracted from each, g(q) and g(k) [B, T, H, 1]."""
@@ -87,11 +154,12 @@ class Performer(RandomFeatures):
         kernel: str = "softmax",
         eps: float | None = None,
         causal: bool = True,
+        redraw_every: int | None = None,
     ) -> None:
         if kernel not in ("softmax", "relu"):
             raise ValueError(f"kernel must be 'softmax' or 'relu', but came as {kernel!r}")
         eps = (1e-4 if kernel == "softmax" else 1e-3) if eps is None else eps
-        super().__init__(dim, heads, causal, random_features=random_features, eps=eps, out_bias=True)
+        super().__init__(dim, heads, causal, random_features=random_features, eps=eps, out_bias=True, redraw_every=redraw_every)
         self.kernel = kernel
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

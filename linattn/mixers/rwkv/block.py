@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import head_size, wide
+from linattn.ops import flops
 
 
 def previous(x: Tensor, carry: Carry, name: str = "last") -> Tensor:
@@ -35,6 +37,11 @@ def heads_of(dim: int, size: int | None) -> int:
     if size < 1 or dim % size:
         raise ValueError(f"dim must be a positive multiple of head_size, but came as {dim} with head_size {size}")
     return dim // size
+
+
+def depth_of(index: int, count: int) -> dict[str, Any]:
+    """The option ``depth`` of layer ``index`` of ``count``."""
+    return {"depth": index / max(count - 1, 1)}
 
 
 class GroupNorm(nn.Module):
@@ -78,9 +85,15 @@ class TimeMixing(Mixer):
         return self.finish(self.attend(r.masked(carry.valid), carry), beside)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with FlopCounterMode(display=False) as counter:
+        with flops.counter() as counter:
             r, beside = self.tokens(x, Carry(x, returning=False))
             self.finish(torch.empty_like(r.v), beside)
         return counter.get_total_flops() + self.attend_flops(r, past)
+
+
+class RWKV(TimeMixing):
+    """Time mixing that starts differently from layer to layer."""
+
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        return depth_of(index, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import previous, ramp
+from linattn.mixers.rwkv.block import depth_of, previous, ramp
 
 
 @register(
@@ -40,6 +41,10 @@ class RWKVChannel(Mixer):
         if gated:
             self.time_mix_receptance = nn.Parameter(ramp(dim, 1 - depth))
             self.r_proj = nn.Linear(dim, dim, bias=False)
+
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        return depth_of(index, count)
 
     def mix(self, x: Tensor, carry: Carry) -> Tensor:
         before = previous(x, carry)

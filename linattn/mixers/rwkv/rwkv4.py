@@ -11,7 +11,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import TimeMixing, previous, ramp, zigzag
+from linattn.mixers.rwkv.block import RWKV, previous, ramp, zigzag
 from linattn.ops import diagonal_scan, running_max
 
 _NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are
@@ -28,7 +28,7 @@ _NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences ar
     r"{\sum_{i<t} e^{-(t-1-i) w + k_i} + e^{u + k_t}},\quad w = e^{d}",
     oracle="transformers, RwkvSelfAttention and RwkvModel",
 )
-class RWKV4(TimeMixing):
+class RWKV4(RWKV):
     """Time mixing. Every channel is a head with a key and a value of size 1; the state is num, den [rows, D] and their exponent max.
 
     Both sums are kept relative to e^max, the largest weight so far, so no key overflows. Gradients take max as constant: the

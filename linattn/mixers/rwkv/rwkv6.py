@@ -12,13 +12,13 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import GroupNorm, TimeMixing, heads_of, previous, ramp, zigzag
+from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, zigzag
 
 _PAPER = "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence"
 _NAMES = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "gate": "g_proj", "output": "o_proj", "ln_x": "norm"}
 
 
-class _Matrix(TimeMixing):
+class _Matrix(RWKV):
     """What the two share: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
 
     ``depth`` in [0, 1] is how far up in the stack the layer stands: the initialisation depends on it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import GroupNorm, TimeMixing, heads_of, previous, ramp
+from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp
 
 _MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}  # powers of the ramps that they start as
 
@@ -27,24 +28,29 @@ _MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2
     seeds=("000", "001"),
     equation=r"S_t = \mathrm{Diag}(w_t) S_{t-1} - (a_t \odot \kappa_t)^\top (\kappa_t S_{t-1}) + k_t^\top v_t,\quad"
     r" w_t = \exp(-e^{-1/2} \sigma(x^w_t W_1 \ldots)),\quad o_t = r_t S_t",
-    oracle="rwkv 0.8.32, RWKV_x070_TMix_seq",
+    oracle="rwkv 0.8.32, RWKV_x070_TMix_seq and, for a whole model, RWKV_x070",
 )
-class RWKV7(TimeMixing):
-    """Time mixing of the first layer. Six mixes of a token with the one before feed r, the decay w, k, v, the rate a and the gate g.
+class RWKV7(RWKV):
+    """Time mixing. Six mixes of a token with the one before feed r, the decay w, k, v, the rate a and the gate g.
 
     κ is k ⊙ ``k_k`` of unit length in each head; what is written is k ⊙ (1 + (a − 1) ⊙ ``k_a``). After the norm of each head comes
     an own term, (r · k ⊙ ``r_k``) v, then the gate. Checked against the project's numpy reference (rwkv_v7_numpy.py) and its training
-    code, whose initialisation this is. In layers after the first that code mixes v with the first layer's v; a mixer sees no
-    other layer, so that is not here.
+    code, whose initialisation this is.
 
-    ``depth`` in [0, 1] is how far up in the stack the layer stands: the initialisation depends on it.
+    ``value_residual``: v goes part of the way to the values of the stack's first layer, σ(``v0`` + x^v ``v1`` ``v2``) of it in each
+    channel. A model switches it on in all RWKV-7 layers but its first, and passes that one's values on [B, T, H, V]; they are
+    values of the same tokens, so no state holds them. ``depth`` in [0, 1] is how far up in the stack the layer stands: the
+    initialisation depends on it.
     """
 
     keep_float32 = ("w0",)
+    shares = True
 
-    def __init__(self, dim: int, *, head_size: int | None = None, depth: float = 0.0, rank: int | None = None) -> None:
+    def __init__(
+        self, dim: int, *, head_size: int | None = None, depth: float = 0.0, rank: int | None = None, value_residual: bool = False
+    ) -> None:
         super().__init__(dim)
-        self.heads = heads_of(dim, head_size)
+        self.heads, self.value_residual = heads_of(dim, head_size), value_residual
         size = dim // self.heads
         for name, power in _MIXES.items():
             self.register_parameter(name, nn.Parameter(1 - ramp(dim, power * (1 - depth))))
@@ -57,7 +63,9 @@ class RWKV7(TimeMixing):
         bend = bend * bend.abs()
         self.w0 = nn.Parameter(-5.5 + 6 * line ** (1 + depth**0.3) + 2.5 * bend)
         self.a0 = nn.Parameter(-0.19 + 0.3 * bend + 0.4 * (line - 0.5))
-        for name, factor in (("w", 2.5), ("a", 2.5), ("g", 5.0)):
+        if value_residual:
+            self.v0 = nn.Parameter(0.73 - 0.4 * (line - 0.5))
+        for name, factor in (("w", 2.5), ("a", 2.5), ("g", 5.0), *([("v", 1.7)] if value_residual else [])):
             width = max(32, round(factor * math.sqrt(dim) / 32) * 32) if rank is None else rank
             self.register_parameter(f"{name}1", nn.Parameter(torch.zeros(dim, width)))
             self.register_parameter(f"{name}2", nn.Parameter(nn.init.orthogonal_(torch.empty(width, dim), gain=_gain(width, dim))))
@@ -78,12 +86,18 @@ class RWKV7(TimeMixing):
     a2: nn.Parameter
     g1: nn.Parameter
     g2: nn.Parameter
+    v1: nn.Parameter
+    v2: nn.Parameter
+
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        return super().placed(index, count) | {"value_residual": index > 0}
 
     def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
         back = previous(x, carry) - x
         xr, xw, xk, xv, xa, xg = (x + back * mix for mix in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))
         split = lambda t: t.unflatten(-1, (self.heads, -1))  # noqa: E731
-        r, k, v = split(self.r_proj(xr)), self.k_proj(xk), split(self.v_proj(xv))
+        r, k, v = split(self.r_proj(xr)), self.k_proj(xk), self._values(xv, carry)
         decay = -math.exp(-0.5) * (self.w0 + wide(torch.tanh(xw @ self.w1) @ self.w2)).sigmoid()
         rate = (wide(self.a0) + wide(xa @ self.a1 @ self.a2)).sigmoid()
         kappa = F.normalize(split(wide(k) * self.k_k), dim=-1)
@@ -92,6 +106,18 @@ class RWKV7(TimeMixing):
         gate = (xg @ self.g1).sigmoid() @ self.g2
         erase = (-kappa, kappa * split(rate))
         return Recurrence(r, k, v, decay=split(decay), erase=erase, scale=1.0), (own.flatten(-2), gate)
+
+    def _values(self, xv: Tensor, carry: Carry) -> Tensor:
+        """The values [B, T, H, V]; passes on those of the first layer."""
+        v, first = self.v_proj(xv).unflatten(-1, (self.heads, -1)), carry.shared
+        if first is None:
+            carry.shared = v
+        if not self.value_residual:
+            return v
+        if first is None:
+            raise ValueError("shared must be the first layer's values [B, T, H, V] where value_residual is true, but came as None")
+        amount = (wide(self.v0) + wide(xv @ self.v1 @ self.v2)).sigmoid().view_as(v)
+        return torch.lerp(wide(v), wide(first), amount).to(v.dtype)
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         own, gate = beside

@@ -2,6 +2,9 @@
 
 Each is a pair of operations on what lies between two tokens, where logarithms of decays add up: ``fade`` carries a state
 over a sum of logarithms, ``join`` puts what came later on top of it.
+
+A compiler would unroll both, for minutes, and again for every other number of chunks: it gets each scan as one operator,
+whose gradient is a scan from the end.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ def decayed_max(m: Tensor, log: Tensor, later: Tensor) -> Tensor:
 
 def scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """``decay`` and ``x`` [B, T, D], ``initial`` [N, D]: every state [B, T, D] and the last of each sequence [N, D]."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():  # a program is exported in PyTorch's own operators
+        return compiled_scan(join is decayed_max, decay, x, initial, cu_seqlens)
+    return _scan(join, decay, x, initial, cu_seqlens)
+
+
+def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, tokens, _ = x.shape
     if tokens == 0 or initial.shape[0] == 0:
         return x, initial
@@ -63,3 +72,61 @@ def _carry(join: Join, total: Tensor, last: Tensor, passage) -> Tensor:
         before.append(passage.enter())
         passage.leave(join(before[-1], log, own))
     return torch.stack(before)
+
+
+@torch.library.custom_op("linattn::scan", mutates_args=())
+def compiled_scan(maximum: bool, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """:func:`scan` as an operator: of decayed sums, or of the ``maximum``."""
+    h, last = _scan(decayed_max if maximum else decayed_sum, decay, x, initial, cu_seqlens)
+    return h.clone(memory_format=torch.contiguous_format), last.clone(memory_format=torch.contiguous_format)
+
+
+@compiled_scan.register_fake
+def _(_maximum: bool, _decay: Tensor, x: Tensor, initial: Tensor, _cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), initial.new_empty(initial.shape)
+
+
+def _keep(ctx, inputs, output: tuple[Tensor, Tensor]) -> None:
+    ctx.maximum, decay, x, initial, cu_seqlens = inputs
+    ctx.save_for_backward(decay, x, initial, cu_seqlens, output[0])
+
+
+def _backward(ctx, g: Tensor, g_last: Tensor):
+    """With w_t = dh_t / dh_{t-1}, a state gets from all later ones e_t = g_t + w_{t+1} e_{t+1}: a scan from the end, begun by g_last."""
+    decay, x, initial, cu_seqlens, h = ctx.saved_tensors
+    before, ends = _before(h, initial, cu_seqlens)
+    if ctx.maximum:
+        carried = decay + before
+        log = torch.where(carried > x, 1.0, torch.where(carried == x, 0.5, 0.0)).to(x.dtype).log()  # equal ones share
+    else:
+        log = decay.conj()
+    later = torch.where(ends[..., None], 0.0, log.roll(-1, 1)).flip(1).resolve_conj()
+    backwards = None if cu_seqlens is None else cu_seqlens[-1] - cu_seqlens.flip(0)
+    e, first = compiled_scan(False, later, g.flip(1), g_last.flip(0) if cu_seqlens is not None else g_last, backwards)
+    e, w = e.flip(1), log.exp()
+    if cu_seqlens is not None:
+        first = first.flip(0)
+    return None, w * e * (1 if ctx.maximum else before.conj()), (1 - w) * e if ctx.maximum else e, _at_start(w, first, cu_seqlens), None
+
+
+compiled_scan.register_autograd(_backward, setup_context=_keep)
+
+
+def _before(h: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The state before each token [B, T, D], and which tokens are the last of a sequence [1, T]."""
+    token = torch.arange(h.shape[1], device=h.device)
+    if cu_seqlens is None:
+        return torch.cat([initial[:, None], h], 1)[:, :-1], (token == h.shape[1] - 1)[None]
+    row = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
+    begins = (token == cu_seqlens[row])[:, None]
+    return torch.where(begins, initial[row], h[0].roll(1, 0))[None], (token + 1 == cu_seqlens[row + 1])[None]
+
+
+def _at_start(w: Tensor, first: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """What the initial states [N, D] get: w_1 e_1 where there is a token, ``first`` where there is none."""
+    if w.shape[1] == 0:
+        return first
+    if cu_seqlens is None:
+        return w[:, 0] * first
+    place = cu_seqlens[:-1].clamp(max=w.shape[1] - 1)
+    return torch.where((cu_seqlens.diff() > 0)[:, None], w[0, place], 1.0) * first

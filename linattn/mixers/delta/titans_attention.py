@@ -1,0 +1,291 @@
+"""Titans' three arrangements of memory and attention (arXiv 2501.00663): memory as context, as a gate, as a layer.
+
+Section 4 of the paper; there is no official code. Open in the paper, and so chosen here: the blocks of the
+memory are counted from the first token that is not persistent, gates are sigmoids of the normed memory, and attention
+has no positions but those that short convolutions and causality give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.attention.scores import PIECE, pieces, softmax
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry
+from linattn.mixers.delta.blocks import Blocks
+from linattn.mixers.delta.titans import Titans
+from linattn.mixers.parts import HeadNorm, ShortConvolution, unit, wide
+from linattn.mixers.registry import register
+
+
+def arrangement(name: str, title: str, equation: str) -> Callable[[type[Mixer]], type[Mixer]]:
+    """Register one of the three."""
+    return register(
+        name, title=f"Titans ({title})", paper="Titans: Learning to Memorize at Test Time", arxiv="2501.00663", year=2024,
+        equation=equation, linear_in_values=False,
+        oracle="a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition",
+    )  # fmt: skip
+
+
+def at_least(least: int, **values: int) -> None:
+    """Refuse options that are smaller."""
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, but came as {value}")
+
+
+@arrangement(
+    "titans_mac",
+    "memory as context",
+    r"h_t = M_{s}(q_t),\quad y_t = \mathrm{Attend}\big(x_t;\ p_1,\dots,p_{N},\ h_{s+1},\dots,h_t,\ x_{s+1},\dots,x_t\big),"
+    r"\quad o_t = y_t \otimes M_t(y_t),\quad s = n \lfloor (t - 1) / n \rfloor",
+)
+class TitansMAC(Titans):
+    """Segments of ``segment`` tokens attend to themselves, to what the memory told them, and to ``persistent`` learned tokens.
+
+    The memory answers the tokens of a segment as it was at the segment's start, learns the outputs y of attention, a segment
+    being its block, and gates them by what it answers to them: RMS norm of both, and a sigmoid. All is causal: token t sees
+    no answer to a later token of its segment, and is gated by the memory as it is after t, not after the segment. Keys and
+    values of answers and persistent tokens come from the same maps as the tokens', without the convolution over time. Only
+    segments are gone through one after the other. State: beside the memory's the keys and values of the segment so far.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, segment: int = 64, persistent: int = 4, depth: int = 2, rate: float = 0.1, conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        at_least(1, segment=segment)
+        at_least(0, persistent=persistent)
+        super().__init__(dim, heads, depth=depth, block=segment, rate=rate, conv_width=conv_width)
+        self.persistent = nn.Parameter(torch.randn(persistent, dim))
+        self.retrieve_proj = nn.Linear(dim, dim, bias=False)
+        self.retrieve_conv = ShortConvolution(dim, conv_width, name="retrieve_conv")
+        self.attention_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.attention_conv = ShortConvolution(3 * dim, conv_width, name="attention_conv")
+        self.attention_norm = HeadNorm(self.size)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
+        tokens = self.attention_conv(self.attention_proj(x), carry).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        asked = unit(self.retrieve_conv(self.retrieve_proj(x), carry).unflatten(-1, (self.heads, -1)))
+        q, k, v, asked = (blocks.place(t) for t in (*tokens, asked))
+        segment, past = Segment(self, blocks, carry, like=k), PastOutputs(self, blocks, carry)
+        for i in range(blocks.count):
+            h = memory.at_start(asked[:, i]).transpose(1, 2).flatten(-2).to(x.dtype)  # [rows, n, D]
+            y = segment.attend(i, q[:, i], k[:, i], v[:, i], h)  # [rows, H, n, K]
+            outputs = y.transpose(1, 2).flatten(-2).to(x.dtype)
+            placed = [t.transpose(1, 2) for t in self.inputs(past.convolved(i, self.qkv_proj(outputs)), outputs)]
+            answer, memory = self.learn(memory, placed, blocks.present[:, i], blocks.finished[:, i])
+            out.append(self.attention_norm(y) * self.norm(answer).sigmoid())
+        self.keep_memory(memory, carry)
+        segment.keep(carry)
+        past.keep(carry)
+        return self.finish(blocks.back(out).flatten(-2), x)
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        batch, tokens, dim = x.shape
+        maps = 6 * dim * dim + 4 * dim * self.conv.width  # retrieval, attention, keys and values of answers
+        seen = sum(len(self.persistent) + 2 * (t % self.block + 1) for t in range(past, past + tokens))
+        answers = tokens * dim * self.depth * self.size
+        return super().flops(x, past) + 2 * batch * (tokens * maps + 2 * dim * seen + answers)
+
+
+class Segment:
+    """Keys and values of the segment that is being gone through: of its tokens and of the memory's answers to them."""
+
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: Carry, like: Tensor) -> None:
+        rows, _, heads, n, size = like.shape
+        self.mixer, self.blocks = mixer, blocks
+        old = carry.get("segment")
+        self.old = like.new_zeros(rows, 4, heads, n, size) if old is None else old.to(like.dtype)
+        self.kept = torch.zeros_like(self.old)
+        learned = self._keys_and_values(mixer.persistent.to(like.dtype)[None])
+        self.persistent = learned.expand(rows, -1, -1, -1, -1)  # [rows, 2, H, N, K]
+        place = torch.arange(n, device=like.device)
+        causal = place[:, None] >= place
+        self.seen = torch.cat([causal.new_ones(n, learned.shape[3]), causal, causal], 1)
+        end = (blocks.shift + carry.counts[:, None])[:, :, None, None, None]
+        self.open = [end // n == i for i in range(blocks.count)]  # where a segment has begun, but not ended
+
+    def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor, h: Tensor) -> Tensor:
+        """Of the ``i``-th segment, q, k and v [rows, H, n, K] and the answers h [rows, n, D]: the output of attention [rows, H, n, K]."""
+        here = torch.cat([torch.stack([k, v], 1), self._keys_and_values(h).to(k.dtype)], 1)  # [rows, 4, H, n, K]
+        if i == 0:
+            here = torch.where(self.blocks.present[:, 0, None, None, :, None], here, self.old)
+        self.kept = torch.where(self.open[i], here, self.kept)
+        keys, values = (wide(torch.cat([self.persistent[:, j], here[:, 2 + j], here[:, j]], 2)) for j in range(2))
+        scores = (wide(q) @ keys.mT) * q.shape[-1] ** -0.5
+        return scores.masked_fill(~self.seen, -torch.inf).softmax(-1) @ values
+
+    def keep(self, carry: Carry) -> None:
+        carry.keep("segment", self.kept)
+
+    def _keys_and_values(self, x: Tensor) -> Tensor:
+        """Of tokens [rows, n, D] that stand outside time: [rows, 2, H, n, K]."""
+        mixer = self.mixer
+        mapped = F.silu(F.linear(x, mixer.attention_proj.weight[x.shape[-1] :]))
+        return mapped.unflatten(-1, (2, mixer.heads, -1)).permute(0, 2, 3, 1, 4)
+
+
+class PastOutputs:
+    """The short convolution of what the memory learns, which comes segment by segment. State: as :class:`ShortConvolution` keeps it."""
+
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: Carry) -> None:
+        self.conv, self.blocks, self.carry = mixer.conv, blocks, carry
+        self.before = self.conv.width - 1
+        self.all: list[Tensor] = []  # each segment's inputs, before the first of them those of earlier calls
+
+    def convolved(self, i: int, x: Tensor) -> Tensor:
+        """Of the inputs ``x`` [rows, n, D] of the ``i``-th segment."""
+        n = x.shape[1]
+        longer = torch.cat([self.all[-1][:, n:], x], 1) if i else self._first(x)
+        self.all.append(longer)
+        return F.silu(F.conv1d(longer.mT, self.conv.weight, groups=x.shape[-1]).mT)
+
+    def _first(self, x: Tensor) -> Tensor:
+        """Behind the inputs that earlier calls kept, right before the first token of this one."""
+        old = self.carry.get(self.conv.name)
+        longer = x.new_zeros(x.shape[0], self.before + x.shape[1], x.shape[2])
+        if old is not None:
+            slot = self.blocks.shift + torch.arange(self.before, device=x.device)
+            longer = longer.scatter(1, slot[..., None].expand(-1, -1, x.shape[2]), old.to(x.dtype))
+        real = F.pad(self.blocks.present[:, 0], (self.before, 0))[..., None]
+        return torch.where(real, F.pad(x, (0, 0, self.before, 0)), longer)
+
+    def keep(self, carry: Carry) -> None:
+        every = torch.cat([self.all[0], *(longer[:, self.before :] for longer in self.all[1:])], 1)
+        last = self.blocks.shift + carry.counts[:, None] + torch.arange(self.before, device=every.device)
+        carry.keep(self.conv.name, every.gather(1, last[..., None].expand(-1, -1, every.shape[2])))
+
+
+class Window(nn.Module):
+    """Softmax attention of a token to itself and the ``size`` - 1 tokens before it, after a short convolution. No output map."""
+
+    def __init__(self, dim: int, heads: int, size: int, conv_width: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, size
+        self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.conv = ShortConvolution(3 * dim, conv_width, name="window_conv")
+
+    def forward(self, x: Tensor, carry: Carry, *, always: Tensor | None = None, before: int = 0) -> Tensor:
+        """``x`` [B, T, D] to [B, T, H, K]. ``always`` [N, D] are tokens that all see; the state begins with ``before`` tokens already."""
+        q, k, v = self.conv(self.qkv_proj(x), carry).chunk(3, -1)
+        own, old = torch.cat([k, v], -1), carry.get("window")
+        past = own.new_zeros(carry.rows, self.size - 1, own.shape[-1]) if old is None else old.to(own.dtype)
+        carry.context("window", own, self.size - 1)
+        slots = torch.cat([past, carry.to_rows(own)[0]], 1)
+        q, out = carry.to_rows(q)[0].unflatten(-1, (self.heads, -1)), []
+        fixed = self._fixed(always, slots)
+        for start, stop in pieces(carry.tokens, PIECE):
+            slot = torch.arange(start, stop + self.size - 1, device=x.device)
+            token = torch.arange(start, stop, device=x.device)[:, None]
+            near = (slot >= token) & (slot < token + self.size)  # a token's own slot is size - 1 further
+            real = carry.start[:, None] + slot - (self.size - 1) >= -before  # [rows, slots]
+            seen = F.pad(near & real[:, None], (fixed.shape[1], 0), value=True)
+            k, v = torch.cat([fixed, slots[:, start : stop + self.size - 1]], 1).unflatten(-1, (2, self.heads, -1)).unbind(2)
+            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * k.shape[-1] ** -0.5
+            out.append(softmax(scores, seen, v))
+        return carry.from_rows(torch.cat(out, 1))
+
+    def _fixed(self, always: Tensor | None, slots: Tensor) -> Tensor:
+        """Keys and values of the tokens that all see, a row for every sequence: [rows, N, 2 D]."""
+        if always is None:
+            return slots[:, :0]
+        first = self.conv(self.qkv_proj(always[None]), Carry(always[None], returning=False))
+        return first[..., always.shape[-1] :].to(slots.dtype).expand(slots.shape[0], -1, -1)
+
+    def flops(self, x: Tensor, past: int) -> int:
+        """Of the maps, the convolution and the pairs in sight."""
+        batch, tokens, dim = x.shape
+        pairs = sum(min(t + 1, self.size) for t in range(past, past + tokens))
+        return 2 * batch * (tokens * 3 * dim * (dim + self.conv.width) + 2 * dim * pairs)
+
+
+class Windowed(Titans):
+    """Titans with attention in a sliding window, and ``persistent`` learned tokens at the start of every sequence."""
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, window: int = 64, persistent: int = 4, depth: int = 2, block: int = 16, rate: float = 0.1,
+        conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        at_least(1, window=window)
+        at_least(0, persistent=persistent)
+        super().__init__(dim, heads, depth=depth, block=block, rate=rate, conv_width=conv_width)
+        self.persistent = nn.Parameter(torch.randn(persistent, dim))
+        self.window = Window(dim, heads, window, conv_width)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.arrange(x, self._opened(x, carry) if carry.fresh else carry)
+
+    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+        """Memory and attention, one beside or above the other: [B, T, D] -> [B, T, D]."""
+        raise NotImplementedError
+
+    def _opened(self, x: Tensor, carry: Carry) -> Carry:
+        """The call as one that comes after the persistent tokens, which are blocks of their own."""
+        persistent = self.persistent[None].to(x.dtype)
+        first = Carry(persistent)
+        self.arrange(persistent, first)
+        begun = first.new | {"start": first.new["memory"]}
+        state = {name: t.expand(carry.rows, *t.shape[1:]) for name, t in begun.items()} | {"position": carry.start}
+        opened = Carry(x, state, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=carry.returning)
+        opened.new = carry.new
+        return opened
+
+
+@arrangement(
+    "titans_mag",
+    "memory as a gate",
+    r"y_t = \mathrm{Attend}\big(x_t;\ p_1,\dots,p_N,\ x_{t-w+1},\dots,x_t\big),\quad o_t = y_t \otimes M_t(x_t)",
+)
+class TitansMAG(Windowed):
+    """Attention in a window of ``window`` tokens and to the persistent tokens, gated by what the memory answers to the token.
+
+    Both are normed, and the memory's goes through a sigmoid. The memory has learned the persistent tokens before the first token.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, window: int = 64, persistent: int = 4, depth: int = 2, block: int = 16, rate: float = 0.1,
+        conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
+        self.attention_norm = HeadNorm(self.size)
+
+    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+        gate = self.norm(self.recall(x, carry)).sigmoid()
+        y = self.attention_norm(wide(self.window(x, carry, always=self.persistent.to(x.dtype))))
+        return self.finish((y * gate).flatten(-2), x)
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        always = 4 * x.shape[0] * x.shape[1] * x.shape[2] * len(self.persistent)
+        return super().flops(x, past) + self.window.flops(x, past) + always
+
+
+@arrangement(
+    "titans_mal",
+    "memory as a layer",
+    r"y_t = M_t(x_t),\quad o_t = \mathrm{Attend}(y_t;\ y_{t-w+1},\dots,y_t),\quad x = p_1,\dots,p_N,x_1,x_2,\dots",
+)
+class TitansMAL(Windowed):
+    """The memory's layer, whole, and above it attention in a window of ``window`` tokens and an output map of its own.
+
+    The persistent tokens come before the first token and, like any other, leave the window.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, window: int = 64, persistent: int = 4, depth: int = 2, block: int = 16, rate: float = 0.1,
+        conv_width: int = 4,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+
+    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+        y = super(Windowed, self).mix(x, carry)
+        return self.out_proj(self.window(y, carry, before=len(self.persistent)).flatten(-2))
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        seen = len(self.persistent) + past  # persistent tokens are in the window until they leave it
+        return super().flops(x, past) + self.window.flops(x, seen) + 2 * x.shape[0] * x.shape[1] * x.shape[2] ** 2

@@ -1,0 +1,45 @@
+"""BaseConv (arXiv 2312.04927): a short convolution, gated by the token itself; what Based has between its attentions."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import ShortConvolution
+from linattn.mixers.registry import register
+
+
+@register(
+    "base_conv",
+    title="BaseConv (gated short convolution)",
+    paper="Zoology: Measuring and Improving Recall in Efficient Language Models",
+    arxiv="2312.04927",
+    year=2023,
+    equation=r"y_t = \left(\mathrm{silu}\Big(\sum_{j=0}^{2} h_j \odot (x_{t-j} W_1 + b_1)\Big) \odot (x_t W_2 + b_2)\right) W_3 + b_3",
+    linear_in_values=False,
+    oracle="the layer's equation token by token in float64, with weights under the names of HazyResearch/based",
+    exemptions={"past": "by its definition it sees the two tokens before and none earlier"},
+)
+class BaseConv(Mixer):
+    """The layer of Based (arXiv 2402.18668): 2 dim channels inside, a filter of 3 tokens a channel, SiLU, biases on the maps alone.
+
+    Checked in HazyResearch/based (models/mixers/base_conv.py and the configs of its 360m and 1b models): ``in_proj`` gives what is
+    convolved and then what it is multiplied by. The state is the last two tokens of the former, ``conv`` [rows, 2, 2 dim].
+    """
+
+    def __init__(self, dim: int, *, expand: int = 2, conv_width: int = 3) -> None:
+        super().__init__(dim)
+        for name, value in (("expand", expand), ("conv_width", conv_width)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but came as {value}")
+        self.in_proj = nn.Linear(dim, 2 * expand * dim)
+        self.conv = ShortConvolution(expand * dim, conv_width)
+        self.o_proj = nn.Linear(expand * dim, dim)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        u, gate = self.in_proj(x).chunk(2, -1)
+        return self.o_proj(self.conv(u, carry) * gate)
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        return 2 * x.shape[0] * x.shape[1] * sum(p.numel() for p in self.parameters() if p.ndim > 1)

@@ -1,0 +1,24 @@
+"""Norms of published models beside those in :mod:`linattn.mixers.parts`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.parts import wide
+from linattn.ops.norms import rms_norm
+
+
+class ZeroCenteredRMSNorm(nn.Module):
+    """RMS norm over the last axis that keeps its weight's distance w from one: x / √(mean x² + eps) ⊙ (1 + w).
+
+    So have it Gemma and Qwen3-Next, where weight decay then pulls towards one. Sums in float32, result in the dtype of x.
+    """
+
+    def __init__(self, size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, 1 + wide(self.weight), eps=self.eps)

@@ -1,0 +1,62 @@
+"""Which backend runs a scan, and why each other one does not, in the words of :mod:`linattn.ops.dispatch`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+BACKENDS = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
+Refusal = Callable[[str], str | None]  # of a backend: why it does not run a call, or None
+_TRITON = find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def choose(backend: str, refusal: Refusal) -> str:
+    """The backend that runs a call.
+
+    Raises:
+        ValueError: ``backend`` is none, or refuses the call.
+    """
+    if backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend must be one of {', '.join(map(repr, ('auto', *BACKENDS)))}, but came as {backend!r}")
+    for name in BACKENDS if backend == "auto" else (backend,):
+        reason = refusal(name)
+        if reason is None:
+            return name
+    raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
+
+
+def explained(title: str, backend: str, refusal: Refusal) -> str:
+    """Print which backend runs a call and why each other does not; the printed text."""
+    chosen, lines = choose(backend, refusal), [title]
+    for name in BACKENDS:
+        reason = refusal(name) or ("it was not asked for" if backend != "auto" else f"{chosen} comes first")
+        lines.append(f"{name:>10}: runs" if name == chosen else f"{name:>10}: no, {reason}")
+    text = "\n".join(lines)
+    print(text)
+    return text
+
+
+def gpu_refusal(x: Tensor, backend: str) -> str | None:
+    """Why no GPU kernel runs ``x``, whatever it computes, or None."""
+    # On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
+    if x.device.type != "cuda" and not (backend == "triton" and _INTERPRETED):
+        return "it needs an NVIDIA GPU"
+    if not _TRITON:
+        return "the package triton is not installed"
+    from linattn.ops.triton.launch import capability
+
+    if x.is_cuda and capability(x.device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
+    if torch._C._are_functorch_transforms_active():
+        return "its operators have no rules for vmap and functional transforms"
+    return None
+
+
+def definition_refusal(backend: str) -> str | None:
+    """Why the reference does not run a call."""
+    return None if backend == "reference" else "it is the definition that the others are tested against; it runs when asked for"

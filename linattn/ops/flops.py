@@ -1,0 +1,35 @@
+"""Counting floating point operations with torch's own counter, which is told what our operators do."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
+
+def counter() -> FlopCounterMode:
+    """A context within which operations are counted; its module loads triton, so it is imported when it is wanted."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    _tell()
+    return FlopCounterMode(display=False)
+
+
+@cache
+def _tell() -> None:
+    from torch.utils.flop_counter import register_flop_formula
+
+    import linattn.ops.short_convolution  # noqa: F401  whose operators these are
+
+    @register_flop_formula(torch.ops.linattn.short_convolution)
+    def forward(x_shape, _, weight_shape, *__, **___) -> int:
+        return 2 * prod(x_shape) * weight_shape[2]
+
+    @register_flop_formula(torch.ops.linattn.short_convolution_backward)
+    def backward(_, x_shape, __, weight_shape, *___, **____) -> int:
+        return 4 * prod(x_shape) * weight_shape[2]

@@ -1,0 +1,110 @@
+"""Door of the norms over a head's channels: RMS norm, with a swish gate behind it or without, and division by the length.
+
+On a GPU, outside of compiled graphs, each is one kernel forward and one backward that keep nothing but the inputs; elsewhere they
+are written as operations of torch, which a compiler fuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops import checks, choice
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
+    """``x / √(mean x² + eps) * weight * silu(gate)`` over the last axis; sums in float32 (float64 for float64).
+
+    Args:
+        x: [..., V], or [..., H, V].
+        weight: [V], or [H, V] for a weight of its own in each head; None: ones.
+        gate: in the shape of x; None: no gate.
+        eps: added to the mean.
+        backend: ``"torch"``, ``"triton"``, or ``"auto"``: the kernels on a GPU outside of compiled graphs, else torch.
+
+    Returns:
+        In the shape of x and its dtype, or the wider one of x and the gate.
+
+    Raises:
+        ValueError: naming the argument, what came and what was wanted.
+    """
+    if weight is not None:
+        checks.shape("weight", checks.tensor("weight", weight, x), "[V] or [H, V]", tuple(x.shape[-1:]), tuple(x.shape[-2:]))
+    if gate is not None:
+        checks.shape("gate", checks.tensor("gate", gate, x), "as x", tuple(x.shape))
+    dtype = x.dtype if gate is None else torch.promote_types(x.dtype, gate.dtype)
+    return _run(x, weight, gate, eps, True, dtype, backend)
+
+
+def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: str = "auto") -> Tensor:
+    """``x / √(Σ x² + eps)`` over the last axis, computed in float32 (float64 for float64) and rounded once, to ``dtype``."""
+    return _run(x, None, None, eps, False, dtype, backend)
+
+
+def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, backend: str) -> Tensor:
+    arguments = (x, weight, gate, eps, mean, dtype)
+    if choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype)) == "torch":
+        return portable(*arguments)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, gate)):
+        return Norm.apply(*arguments)
+    from linattn.ops.triton import norms as gpu
+
+    return gpu.forward(*arguments)
+
+
+def _refusal(name: str, asked: str, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
+    if name == "torch":
+        return None
+    if name != "triton":
+        return "it has no such norms"
+    if torch.compiler.is_compiling():
+        return "a compiler fuses what stands around a norm with it"
+    reason = choice.gpu_refusal(x, asked)
+    if reason is None:
+        from linattn.ops.triton import norms as gpu
+
+        reason = gpu.refusal(x, weight, gate, dtype)
+    return reason
+
+
+def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
+    """The definition, in operations of torch; ``mean`` or sum of the squares."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    squares = wide.square()
+    y = wide * torch.rsqrt((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps)
+    y = y if weight is None else y * weight
+    return y.to(dtype) if gate is None else y.to(x.dtype) * F.silu(gate)
+
+
+class Norm(torch.autograd.Function):
+    """The kernels; who asks for a second derivative gets it from the definition."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        from linattn.ops.triton import norms as gpu
+
+        *tensors, ctx.eps, ctx.mean, ctx.dtype = inputs
+        ctx.save_for_backward(*tensors)
+        return gpu.forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, d_y: Tensor):
+        from linattn.ops.triton import norms as gpu
+        from linattn.ops.triton.launch import traced
+
+        x, weight, gate = tensors = ctx.saved_tensors
+        if torch.is_grad_enabled() or traced((d_y,)):
+            return *_differentiable(d_y, tensors, (ctx.eps, ctx.mean, ctx.dtype)), None, None, None
+        return *gpu.backward(d_y, x, weight, gate, ctx.eps, ctx.mean, ctx.dtype), None, None, None
+
+
+def _differentiable(d_y: Tensor, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = tensors if create else [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in tensors]
+        wanted = [t for t in leaves if t is not None and t.requires_grad]
+        found = iter(torch.autograd.grad(portable(*leaves, *options), wanted, d_y, create_graph=create))
+    return tuple(None if t is None or not t.requires_grad else next(found) for t in leaves)

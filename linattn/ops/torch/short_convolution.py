@@ -1,0 +1,108 @@
+"""The short convolution by products with shifted inputs: in one expression, and in blocks with the gradient by hand.
+
+The expression is for compilers, transforms and second derivatives. The blocks are what runs as it is written: a block and its
+products stay in the cache of a processor, and nothing but the inputs is kept for backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 1 << 16  # numbers that stay in a cache together with what is made of them
+
+
+def shifted(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
+    """``x`` [B, T, D], ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]: y [B, T, D]."""
+    tokens, past = x.shape[1], weight.shape[2] - 1
+    longer = F.pad(x, (0, 0, past, 0)) if before is None else torch.cat([before, x], 1)
+    taps = _taps(x, weight)
+    y = longer[:, past:] * taps[past]
+    for i in range(past):
+        y = y + longer[:, i : i + tokens] * taps[i]
+    y = y if bias is None else y + bias
+    return (F.silu(y) if activation else y).to(x.dtype)
+
+
+def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
+    out, taps = torch.empty_like(x, memory_format=torch.contiguous_format), _taps(x, weight)
+    for rows, start, stop in _blocks(x):
+        z = _convolved(_window(x, before, rows, start, stop, taps), taps, bias)
+        out[rows, start:stop] = F.silu(z, inplace=True) if activation else z
+    return out
+
+
+def backward(
+    d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``x``, ``before``, ``weight`` and ``bias``, None where those are."""
+    taps, tokens, past = _taps(x, weight), x.shape[1], weight.shape[2] - 1
+    d_x, d_taps = torch.empty_like(x, memory_format=torch.contiguous_format), torch.zeros_like(taps)
+    d_before = None if before is None else torch.empty_like(before)
+    total = torch.zeros_like(taps[0])
+    for rows, start, stop in _blocks(x):
+        own, end = stop - start, min(stop + past, tokens)  # the tokens behind have met inputs of this block
+        seen = _window(x, before, rows, start, end, taps)
+        d_z = d_y[rows, start:end].to(taps.dtype)
+        if activation:
+            d_z = torch.ops.aten.silu_backward(d_z, _convolved(seen, taps, bias))
+        for i in range(past + 1):
+            d_taps[i] += (d_z[:, :own] * seen[:, i : i + own]).sum((0, 1))
+        if bias is not None:
+            total += d_z[:, :own].sum((0, 1))
+        d_x[rows, start:stop] = _gathered(d_z, taps, own)
+        if d_before is not None and start == 0:
+            d_before[rows] = _gathered(F.pad(d_z, (0, 0, past, 0)), taps, past)
+    d_weight = d_taps.t()[:, None].to(weight.dtype, memory_format=torch.contiguous_format)
+    return d_x, d_before, d_weight, None if bias is None else total.to(bias.dtype)
+
+
+def _taps(x: Tensor, weight: Tensor) -> Tensor:
+    """[W, D], wide."""
+    wide = torch.float64 if torch.float64 in (x.dtype, weight.dtype) else torch.float32
+    return weight[:, 0].t().to(wide, memory_format=torch.contiguous_format)
+
+
+def _blocks(x: Tensor) -> Iterator[tuple[slice, int, int]]:
+    """Rows, first token and end of each block; off a CPU all is one."""
+    batch, tokens, width = x.shape
+    block = BLOCK if x.device.type == "cpu" else x.numel()
+    span = min(tokens, max(1, block // width))
+    together = max(1, block // (span * width))
+    for row in range(0, batch, together):
+        for start in range(0, tokens, span):
+            yield slice(row, row + together), start, min(start + span, tokens)
+
+
+def _window(x: Tensor, before: Tensor | None, rows: slice, start: int, stop: int, taps: Tensor) -> Tensor:
+    """Tokens from W - 1 before ``start`` up to ``stop``, wide."""
+    past = taps.shape[0] - 1
+    seen = x[rows, max(start - past, 0) : stop].to(taps.dtype)
+    if start >= past:
+        return seen
+    if before is None:
+        return F.pad(seen, (0, 0, past - start, 0))
+    return torch.cat([before[rows, start:].to(taps.dtype), seen], 1)
+
+
+def _convolved(seen: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+    past = taps.shape[0] - 1
+    tokens = seen.shape[1] - past
+    z = seen[:, past:] * taps[past]
+    for i in range(past):
+        z.addcmul_(seen[:, i : i + tokens], taps[i])
+    return z if bias is None else z.add_(bias)
+
+
+def _gathered(d_z: Tensor, taps: Tensor, own: int) -> Tensor:
+    """What the first ``own`` tokens are given by themselves and by the W - 1 behind them, as far as there are any."""
+    past = taps.shape[0] - 1
+    d_x = d_z[:, :own] * taps[past]
+    for ahead in range(1, past + 1):
+        there = min(own, d_z.shape[1] - ahead)
+        if there > 0:
+            d_x[:, :there].addcmul_(d_z[:, ahead : ahead + there], taps[past - ahead])
+    return d_x

@@ -1,0 +1,175 @@
+"""Norms over the last axis on a GPU: kernels of whole rows, forward and backward from the inputs alone.
+
+Tensors are [M, H, V]. A row is read once, its sum is float32, and results are rounded once. Gradients of a weight are summed over
+the rows of a program and then over programs, in an order that depends on shapes alone.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from linattn.ops.triton import launch
+from linattn.ops.triton.recurrences import LOG2E, _exp2
+
+LARGEST = 8192  # V
+NUMBERS = 2048  # of a tile
+TILES = 8  # of a program, backward
+
+
+@triton.jit
+def _rows(tile, M, H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr):
+    """Of each row of a tile M's and H's index, all as columns, its channels, and what is there. With EACH a program has one head."""
+    row, v = (tile * RB + tl.arange(0, RB))[:, None], tl.arange(0, VB)[None, :]
+    m, h = row // H, row % H
+    if EACH:
+        m, h = row, tl.program_id(1) + row * 0
+    there = m < M
+    return m.to(tl.int64), h, v, there if V == VB else there & (v < V)
+
+
+@triton.jit
+def _numbers(t, m, h, v, there, t_m, t_h):
+    return tl.load(t + m * t_m + h * t_h + v, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _scaled(x, real, eps, V: tl.constexpr, MEAN: tl.constexpr):
+    """``x`` over its length, and one over the length; rows that are not ``real`` have length 1, for eps may be 0."""
+    total = tl.sum(x * x, 1)[:, None]
+    if MEAN:
+        total = total / V
+    inverse = 1.0 / tl.sqrt_rn(tl.where(real, total + eps, 1.0))
+    return x * inverse, inverse
+
+
+@triton.jit(do_not_specialize=["M"])
+def forward_kernel(
+    x, weight, gate, y, M, x_m, x_h, g_m, g_h, eps,
+    H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    m, h, v, there = _rows(tl.program_id(0), M, H, V, RB, VB, EACH)
+    normed, _ = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, V, MEAN)
+    if weight is not None:
+        normed *= tl.load(weight + (h * V + v if EACH else v), mask=v < V, other=0.0).to(tl.float32)
+    if gate is not None:
+        g = _numbers(gate, m, h, v, there, g_m, g_h)
+        normed *= g / (1.0 + _exp2(-g * LOG2E))
+    tl.store(y + (m * H + h) * V + v, normed.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["M"])
+def backward_kernel(
+    x, weight, gate, d_y, d_x, d_gate, parts, M, x_m, x_h, g_m, g_h, y_m, y_h, eps,
+    H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """``parts`` [programs, heads with EACH, else 1, V]: the weight's gradient."""
+    total = tl.zeros([VB], tl.float32)
+    for i in range(TILES):
+        m, h, v, there = _rows(tl.program_id(0) * TILES + i, M, H, V, RB, VB, EACH)
+        normed, inverse = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, V, MEAN)
+        dy = _numbers(d_y, m, h, v, there, y_m, y_h)
+        scale = tl.full([1, 1], 1.0, tl.float32)
+        if weight is not None:
+            scale = tl.load(weight + (h * V + v if EACH else v), mask=v < V, other=0.0).to(tl.float32)
+        if gate is not None:
+            g = _numbers(gate, m, h, v, there, g_m, g_h)
+            s = 1.0 / (1.0 + _exp2(-g * LOG2E))
+            of_gate = dy * normed * scale * s * (1.0 + g * (1.0 - s))
+            tl.store(d_gate + (m * H + h) * V + v, of_gate.to(d_gate.dtype.element_ty), mask=there)
+            dy *= g * s
+        if weight is not None:
+            total += tl.sum(dy * normed, 0)
+        dy *= scale
+        along = tl.sum(dy * normed, 1)[:, None]
+        if MEAN:
+            along = along / V
+        of_x = inverse * (dy - normed * along)
+        tl.store(d_x + (m * H + h) * V + v, of_x.to(d_x.dtype.element_ty), mask=there)
+    if weight is not None:
+        c = tl.arange(0, VB)
+        tl.store(parts + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * V + c, total, mask=c < V)
+
+
+def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
+    """Why the kernels do not run this; None: they do."""
+    tensors = tuple([t for t in (x, weight, gate) if t is not None])
+    if torch.float64 in (dtype, *(t.dtype for t in tensors)):
+        return "its sums are float32, and float64 was given"
+    if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:
+        return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
+    if launch.traced(tensors):
+        return "somebody looks on who has to see operations of torch"
+    return None
+
+
+def forward(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
+    tensors = (_three(x), None if weight is None else weight.contiguous(), None if gate is None else _three(gate))
+    (y,) = launch.run(_forward, x, tensors, eps, mean, dtype)
+    return y.view(x.shape)
+
+
+def backward(
+    d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``x``, ``weight`` and ``gate``, None where those are."""
+    tensors = (_three(x), None if weight is None else weight.contiguous(), None if gate is None else _three(gate), _three(d_y))
+    d_x, d_gate, parts = launch.run(_backward, x, tensors, eps, mean)
+    d_weight = None if weight is None else parts.sum(0).view(weight.shape).to(weight.dtype)
+    return d_x.view(x.shape), d_weight, None if gate is None else d_gate.view(x.shape)
+
+
+def _three(t: Tensor) -> Tensor:
+    """[..., H, V] as [M, H, V] with channels side by side, without a copy where strides allow it."""
+    shape = (prod(t.shape[:-2]), *t.shape[-2:])
+    even = all(t.stride(i) == t.stride(i + 1) * t.shape[i + 1] for i in range(t.ndim - 3))
+    return (t if even and t.stride(-1) == 1 else t.contiguous()).view(shape)
+
+
+def _forward(recorder: launch.Recorder, x, weight, gate, eps: float, mean: bool, dtype: torch.dtype) -> launch.Tensors:
+    y = recorder.empty(*x.shape, dtype=dtype)
+    numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), eps)
+    _launch(recorder, forward_kernel, 1, x, weight, (x, weight, gate, y), numbers, MEAN=mean)
+    return (y,)
+
+
+def _backward(recorder: launch.Recorder, x, weight, gate, d_y, eps: float, mean: bool) -> launch.Tensors:
+    d_x = recorder.empty(*x.shape, dtype=x.dtype)
+    d_gate = None if gate is None else recorder.empty(*gate.shape, dtype=gate.dtype)
+    each, tile = _each(weight), _tile(x)
+    parts = None
+    if weight is not None:
+        rows = triton.cdiv(x.shape[0] * (1 if each else x.shape[1]), tile * TILES)
+        parts = recorder.empty(rows, *weight.shape, dtype=torch.float32)
+    numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), *_strides(d_y), eps)
+    tensors = (x, weight, gate, d_y, d_x, d_gate, parts)
+    _launch(recorder, backward_kernel, TILES, x, weight, tensors, numbers, MEAN=mean, TILES=TILES)
+    return d_x, d_gate, parts
+
+
+def _strides(t: Tensor) -> tuple[int, int]:
+    return t.stride(0), t.stride(1)
+
+
+def _each(weight: Tensor | None) -> bool:
+    return weight is not None and weight.ndim == 2
+
+
+def _tile(x: Tensor) -> int:
+    """Rows of a tile."""
+    return max(1, NUMBERS // triton.next_power_of_2(x.shape[2]))
+
+
+def _launch(recorder, kernel, tiles: int, x: Tensor, weight: Tensor | None, tensors, numbers, **constants) -> None:
+    count, heads, size = x.shape
+    each, tile = _each(weight), _tile(x)
+    grid = (triton.cdiv(count * (1 if each else heads), tile * tiles), heads if each else 1, 1)
+    recorder.launch(
+        kernel, grid, tensors, (count, *numbers),
+        H=heads, V=size, RB=tile, VB=triton.next_power_of_2(size), EACH=each, num_warps=4 if size <= 4096 else 8, **constants,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""The short convolution on a GPU: configurations and launches. Its operators stand at the door."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from linattn.ops.triton import launch
+from linattn.ops.triton import short_convolution_kernels as kernels
+
+
+class Config(NamedTuple):
+    """Channels and warps of a program, tokens that it reads at a time, and such groups of a segment."""
+
+    channels: int
+    warps: int
+    tokens: int
+    groups: int
+
+
+FORWARD = Config(channels=128, warps=1, tokens=8, groups=8)
+BACKWARD = Config(channels=128, warps=1, tokens=8, groups=16)
+WIDEST = 8  # taps
+
+
+def refusal(x: Tensor, weight: Tensor) -> str | None:
+    """Why the kernels do not run this; None: they do."""
+    if torch.float64 in (x.dtype, weight.dtype):
+        return "its sums are float32, and float64 was given"
+    if not 2 <= weight.shape[2] <= WIDEST:
+        return f"it has 2 to {WIDEST} taps, but weight has shape {list(weight.shape)}"
+    return None
+
+
+def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
+    """``x`` [B, T, D], not empty, ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]: y [B, T, D] in the dtype of ``x``."""
+    (y,) = launch.run(_forward, x, (_rows(x), *_contiguous(before, weight, bias)), activation, FORWARD)
+    return y
+
+
+def backward(
+    d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``x``, ``before``, ``weight`` and ``bias``, None where those are."""
+    tensors = (_rows(x), *_contiguous(before, weight, bias), _rows(d_y))
+    d_x, d_before, parts = launch.run(_backward, x, tensors, activation, BACKWARD)
+    sums = parts.sum((0, 1))  # [W + 1, D]
+    d_weight = sums[:-1].t()[:, None].to(weight.dtype, memory_format=torch.contiguous_format)
+    return d_x, d_before, d_weight, None if bias is None else sums[-1].to(bias.dtype)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Channels side by side; tokens may be further apart, as in a part of what one map gives."""
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
+    return tuple([t if t is None else t.contiguous() for t in tensors])
+
+
+def _forward(recorder: launch.Recorder, x, before, weight, bias, activation: bool, config: Config) -> launch.Tensors:
+    batch, tokens, width = x.shape
+    y = recorder.empty(batch, tokens, width, dtype=x.dtype)
+    span = config.groups * config.tokens
+    segments = triton.cdiv(tokens, span)
+    _launch(recorder, kernels.forward, config, batch * segments, weight, activation, (x, before, weight, bias, y),
+            (*x.stride()[:2], tokens, segments, span))  # fmt: skip
+    return (y,)
+
+
+def _backward(recorder: launch.Recorder, x, before, weight, bias, d_y, activation: bool, config: Config) -> launch.Tensors:
+    batch, tokens, width = x.shape
+    taps = weight.shape[2]
+    span = config.groups * config.tokens - (taps - 1)  # with the tokens that a segment walks further, whole groups
+    segments = triton.cdiv(tokens, span)
+    d_x = recorder.empty(batch, tokens, width, dtype=x.dtype)
+    d_before = None if before is None else recorder.empty(*before.shape, dtype=before.dtype)
+    parts = recorder.empty(batch, segments, taps + 1, width, dtype=torch.float32)
+    tensors = (x, before, weight, bias, d_y, d_x, d_before, parts)
+    _launch(recorder, kernels.backward, config, batch * segments, weight, activation, tensors,
+            (*x.stride()[:2], *d_y.stride()[:2], tokens, segments, span))  # fmt: skip
+    return d_x, d_before, parts
+
+
+def _launch(recorder, kernel, config: Config, rows: int, weight: Tensor, activation: bool, tensors, numbers) -> None:
+    width, _, taps = weight.shape
+    grid = (triton.cdiv(width, config.channels) * rows, 1, 1)
+    recorder.launch(
+        kernel, grid, tensors, numbers,
+        D=width, W=taps, DB=config.channels, C=config.tokens, ACTIVATION=activation, num_warps=config.warps,
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """Door of the short convolution that stands before many recurrences: each channel on its own, over a few tokens, with its SiLU.
 
 Whatever runs it, x comes and y goes with the channels last, so that neither is copied into another order, and backward starts
-from the inputs alone. A compiler is given the sum of shifted products, which it fuses with what stands around.
+from the inputs alone. On a CPU a compiler is given the sum of shifted products, which it fuses with what stands around; of the
+kernels for a GPU it gets an operator, since its own sums over all tokens, for the weight's gradient, take longer than they save.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def short_convolution(
         before: [B, W - 1, D], the tokens before the first in the dtype of x; None: zeros.
         activation: False leaves the SiLU out.
         backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` (GPU), or ``"auto"``: the kernels
-            where they run the call outside of a compiled graph, else torch.
+            where they run the call, else torch.
 
     Returns:
         y [B, T, D] in the dtype of x, contiguous. Sums and the SiLU are float32, float64 if x or the weight is.
@@ -74,8 +75,6 @@ def _refusal(name: str, asked: str, x: Tensor, weight: Tensor) -> str | None:
         return "no such kernels are in this version"
     if name == "torch":
         return None
-    if torch.compiler.is_compiling():
-        return "a compiler fuses the sum of products with what stands around it"
     reason = choice.gpu_refusal(x, asked)
     if reason is None:
         from linattn.ops.triton import short_convolution as gpu
@@ -86,9 +85,10 @@ def _refusal(name: str, asked: str, x: Tensor, weight: Tensor) -> str | None:
 
 def _run(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, gpu: bool) -> Tensor:
     tensors = [t for t in (x, before, weight, bias) if t is not None]
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or any(map(_foreign, tensors)) or x.numel() == 0:
+    fuses = torch.compiler.is_compiling() and not gpu
+    if fuses or torch._C._are_functorch_transforms_active() or any(map(_foreign, tensors)) or x.numel() == 0:
         return portable.shifted(x, before, weight, bias, activation)
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return operator(x, before, weight, bias, activation, gpu)  # who looks on sees one operator, and counts its operations
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return ShortConvolution.apply(x, before, weight, bias, activation, gpu)

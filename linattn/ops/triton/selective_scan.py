@@ -1,0 +1,238 @@
+"""The selective scan on a GPU: configurations, launches, and its operators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from linattn.ops.triton import elementwise, elementwise_kernels, launch
+from linattn.ops.triton import selective_scan_kernels as kernels
+
+
+class Config(NamedTuple):
+    """Channels of a lane, and registers of a thread at most, which say how many warps a multiprocessor has at a time."""
+
+    channels: int
+    registers: int
+
+
+TOKENS = 8  # of a tile, a multiple of 4
+TOGETHER = kernels.TOGETHER.value
+ENDS = Config(channels=2, registers=80)
+FORWARD = Config(channels=2, registers=128)
+BACKWARD = Config(channels=2, registers=168)
+SHORTEST = 8  # tiles of a segment, unless there are fewer
+REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
+LARGEST = 256  # states of a channel
+
+
+def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> str | None:
+    """Why the kernels do not run this; None: they do."""
+    if not (x.is_cuda or launch.INTERPRETED):
+        return f"it needs an NVIDIA GPU, but x is on {x.device}"
+    if torch.float64 in (t.dtype for t in (x, dt, a, b, c)):
+        return "its sums are float32, and float64 was given"
+    if not 1 <= a.shape[-1] <= LARGEST:
+        return f"a channel can have 1 to {LARGEST} states, but A has shape {list(a.shape)}"
+    return None
+
+
+def run(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``d`` [D], ``initial`` [rows, D, N], which is float32.
+
+    Returns y in the dtype of ``x``, ``d`` x in it, and the last states [rows, D, N], float32.
+    """
+    tensors = tuple([t for t in (x, dt, a, b, c, d, initial) if t is not None])
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    function = _forward_op if launch.traced(tensors) else Scan.apply if wanted else forward
+    y, last, _ = function(x, dt, a, b, c, d, initial, cu_seqlens, wanted)
+    return y, last
+
+
+def forward(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, last states, and to ``keep`` for backward the states [B, tiles, N, D] before each tile."""
+    if not x.numel():
+        y, last, kept = _outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)
+        return y, last.zero_() if initial is None else last.copy_(initial), kept
+    tensors = (*_contiguous(x, dt, a), b, c, *_contiguous(d, initial, cu_seqlens))
+    y, last, kept, *_ = launch.run(_forward, x, tensors, keep)
+    return y, last, x.new_empty((0,), dtype=torch.float32) if kept is None else kept
+
+
+def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
+    return tuple([t if t is None else t.contiguous() for t in tensors])
+
+
+def _outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
+    batch, tokens, width = x.shape
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    tiles = -(-tokens // TOKENS)
+    kept = (batch, tiles, a.shape[1], width) if keep and x.numel() else (0,)
+    last = x.new_empty((rows, *a.shape), dtype=torch.float32)
+    return x.new_empty(x.shape), last, x.new_empty(kept, dtype=torch.float32)
+
+
+def _forward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, keep: bool) -> launch.Tensors:
+    """Outputs, last states, states before the tiles if they are to be kept, and marks that have to come as zeros."""
+    work = _Launch(recorder, x, a, b, c, cu, FORWARD)
+    y, last = recorder.empty(*x.shape, dtype=x.dtype), recorder.empty(work.sequences, *a.shape, dtype=torch.float32)
+    starts, stops = work.boundaries(cu, initial, last)
+    rows, step = (work.tiles, work.span) if keep else (work.segments, 1)
+    states = recorder.empty(work.batch, rows, work.size, work.width, dtype=torch.float32)
+    work.enter(x, dt, initial, starts, stops, states, step, reverse=False)
+    last_states = recorder.empty(work.batch, work.size, work.width, dtype=torch.float32)
+    tensors = (x, dt, work.faded, work.both, d, initial, starts, stops, states, last_states, y, last)
+    work(kernels.forward, FORWARD, tensors, KEEP=keep)
+    return y, last, states if keep else None, starts, stops
+
+
+def backward(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
+    kept: Tensor, d_y: Tensor, d_last: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of all tensors up to ``initial``, None where those are."""
+    if not x.numel():
+        d_initial = None if initial is None else torch.zeros_like(initial) if d_last is None else d_last.clone()
+        return *(None if t is None else torch.zeros_like(t) for t in (x, dt, a, b, c, d)), d_initial
+    tensors = (*_contiguous(x, dt, a), b, c, *_contiguous(d, initial, cu_seqlens, kept, d_y, d_last))
+    d_x, d_dt, d_a, d_b, d_c, d_d, d_initial, *_ = launch.run(_backward, x, tensors)
+    d_a = d_a.sum((0, 1)).t().to(a.dtype, memory_format=torch.contiguous_format)
+    return d_x, d_dt, d_a, d_b, d_c, None if d is None else d_d.sum((0, 1)).to(d.dtype), d_initial
+
+
+def _backward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, kept, d_y, d_last) -> launch.Tensors:
+    """Gradients, those of ``a`` and ``d`` in parts of segments, and marks that have to come as zeros."""
+    work = _Launch(recorder, x, a, b, c, cu, BACKWARD)
+    d_x, d_dt, d_b, d_c = (recorder.empty(*t.shape, dtype=t.dtype) for t in (x, dt, b, c))
+    d_initial = None if initial is None else recorder.empty(*initial.shape, dtype=torch.float32)
+    starts, stops = work.boundaries(cu, d_last, d_initial)
+    segments = (work.batch, work.segments)
+    carried, d_a = (recorder.empty(*segments, work.size, work.width, dtype=torch.float32) for _ in range(2))
+    d_d = None if d is None else recorder.empty(*segments, work.width, dtype=torch.float32)
+    blocks = -(-work.width // (32 * BACKWARD.channels))
+    d_both = recorder.empty(blocks, *work.both.shape, dtype=torch.float32)
+    work.enter(d_y, dt, d_last, starts, stops, carried, 1, reverse=True)
+    tensors = (x, dt, work.faded, work.both, d, initial, d_y, d_last, starts, stops, kept, carried)
+    work(kernels.backward, BACKWARD, (*tensors, d_x, d_dt, d_a, d_both, d_d, d_initial), work.batch)
+    grid = (triton.cdiv(work.tokens, 64), 2 * work.batch, 1)
+    numbers = (work.tokens, work.padded, blocks)
+    recorder.launch(kernels.gather, grid, (d_both, d_b, d_c), numbers, N=work.size, NB=work.padded_size, TB=64, num_warps=4)
+    return d_x, d_dt, d_a, d_b, d_c, d_d, d_initial, starts, stops
+
+
+class _Launch:
+    """What the walks of a pass have in common: the shapes, the segments, and A, B and C as the kernels read them."""
+
+    def __init__(self, recorder: launch.Recorder, x: Tensor, a: Tensor, b: Tensor, c: Tensor, cu: Tensor | None, config: Config) -> None:
+        self.recorder = recorder
+        self.batch, self.tokens, self.width = x.shape
+        self.size = a.shape[1]
+        self.sequences = self.batch if cu is None else cu.shape[0] - 1
+        self.tiles = triton.cdiv(self.tokens, TOKENS)
+        self.padded = triton.cdiv(self.tokens, TOGETHER) * TOGETHER
+        self.padded_size = triton.next_power_of_2(self.size)
+        processors = elementwise.processors(x.device)
+        slots = processors * (REGISTERS // config.registers)
+        wanted = max(1, slots // (self.batch * triton.cdiv(self.width, 32 * config.channels)))
+        self.parts = max(1, config.registers * ENDS.channels // (ENDS.registers * config.channels))  # of a segment, to find its end
+        self.span = min(self.tiles, max(SHORTEST, triton.cdiv(self.tiles, wanted)))
+        self.span = triton.cdiv(self.span, self.parts) * self.parts
+        self.segments = triton.cdiv(self.tiles, self.span)
+        self.faded = recorder.empty(self.size, self.width, dtype=torch.float32)
+        self.both = recorder.empty(self.batch, self.padded // TOGETHER, 2, self.size, TOGETHER, dtype=torch.float32)
+        recorder.launch(
+            kernels.prepare, (triton.cdiv(self.padded, 64), 2 * self.batch, 1), (a, b, c, self.faded, self.both),
+            (*b.stride(), *c.stride(), self.tokens, self.padded), D=self.width, N=self.size, NB=self.padded_size, TB=64, num_warps=4,
+        )  # fmt: skip
+
+    def boundaries(self, cu: Tensor | None, before: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The number of the sequence, from 1 on, at its first token, and at its last: twice [T], elsewhere 0."""
+        if cu is None:
+            return None, None
+        starts, stops = (self.recorder.zeros(self.tokens, dtype=torch.int32) for _ in range(2))
+        self.recorder.launch(
+            elementwise_kernels.boundaries, (self.sequences, 1, 1), (cu, before, starts, stops, after), (self.tokens,),
+            D=self.width * self.size, empty=0.0, DB=256, num_warps=1,
+        )  # fmt: skip
+        return starts, stops
+
+    def enter(self, x, dt, given, starts, stops, states: Tensor, step: int, *, reverse: bool) -> None:
+        """To row ``step`` s of ``states`` what enters segment s."""
+        left = total = None
+        segments, parts = self.segments, 1
+        if segments > 1:
+            parts = self.parts
+            segments = triton.cdiv(self.tiles, self.span // parts)
+            left = self.recorder.empty(self.batch, segments, self.size, self.width, dtype=torch.float32)
+            total = self.recorder.empty(self.batch, segments, self.width, dtype=torch.float32)
+            walked = (x, dt, self.faded, self.both, given, starts, stops, left, total)
+            self(kernels.ends, ENDS, walked, parts=parts, skipped=1, REVERSE=reverse)
+        grid = (triton.cdiv(self.width, 128) * self.size * self.batch, 1, 1)
+        tensors = (left, total, self.faded, given if starts is None else None, states)
+        constants = dict(D=self.width, N=self.size, DB=128, G=min(8, triton.next_power_of_2(segments)), PARTS=parts, REVERSE=reverse)
+        self.recorder.launch(kernels.chain, grid, tensors, (segments, states.shape[1], step), **constants, num_warps=4)
+
+    def __call__(
+        self, kernel, config: Config, tensors: launch.Tensors, *numbers: int, parts: int = 1, skipped: int = 0, **constants
+    ) -> None:
+        """A program for each part of a segment but the ``skipped``, each warp of channels and each row of the batch."""
+        span = self.span // parts
+        segments = triton.cdiv(self.tiles, span)
+        grid = (triton.cdiv(self.width, 32 * config.channels) * (segments - skipped) * self.batch, 1, 1)
+        numbers = (self.tokens, self.padded, self.tiles, span, segments, *numbers)
+        constants.update(D=self.width, N=self.size, C=TOKENS, K=config.channels)
+        self.recorder.launch(kernel, grid, tensors, numbers, **constants, num_warps=1, maxnreg=config.registers)
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, _ = inputs
+    kept = output[2]
+    ctx.mark_non_differentiable(kept)
+    ctx.save_for_backward(*tensors, kept)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, d_y: Tensor | None, d_last: Tensor | None, _: Tensor | None):
+    saved: launch.Tensors = ctx.saved_tensors
+    x = saved[0]
+    if d_y is None:
+        d_y = torch.zeros_like(x)
+    # Who asks for a second derivative gets the operator's refusal.
+    function = _backward_op if torch.is_grad_enabled() or launch.traced((d_y, x)) else backward
+    arguments: launch.Tensors = (*saved, d_y, d_last)
+    gradients = function(*arguments)
+    return *(None if t is None else g for t, g in zip(saved[:7], gradients, strict=True)), None, None
+
+
+class Scan(torch.autograd.Function):
+    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradient)
+
+
+def _gradients(x, dt, a, b, c, d, initial, cu_seqlens, kept, d_y, d_last) -> launch.Tensors:
+    return elementwise._given(x, [None if t is None else t.new_empty(t.shape) for t in (x, dt, a, b, c, d, initial)])
+
+
+_INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? initial, Tensor? cu_seqlens"
+_forward_op = elementwise._operator(
+    "selective_scan_forward", f"{_INPUTS}, bool keep) -> (Tensor, Tensor, Tensor", forward, _outputs, _gradient, _save
+)
+_backward_op = elementwise._operator(
+    "selective_scan_backward",
+    f"{_INPUTS}, Tensor kept, Tensor d_y, Tensor? d_last) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor",
+    lambda *arguments: elementwise._given(arguments[0], backward(*arguments)), _gradients, elementwise._refuse_second,
+)  # fmt: skip

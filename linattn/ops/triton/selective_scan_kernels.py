@@ -1,0 +1,478 @@
+"""Kernels of the selective scan: a lane has K channels, a warp 32 K, and a program of one warp walks a segment of time.
+
+Segments go side by side. ``ends`` walks each from a state of zeros and leaves the state after it and the sum of its time
+steps, which is all that a state passing the segment has to know; ``chain`` hands the state from segment to segment; and
+``forward`` walks again from the right states. Backward does the same from the last token to the first.
+
+A walk goes in tiles of C tokens, whose inputs and outputs stay in registers while the N states of a channel pass by, one
+after the other. So the sums over states cost nothing but their additions, any N is possible, and backward has room for the
+C states and decays of one n. The states before each tile lie in memory, [.., N, D]; forward keeps those that backward will
+start from. What is summed over channels (the gradients of B and C) is summed over a warp's own ones, and ``gather`` adds the
+warps up in their order: the same inputs give the same bits.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.recurrences import INTERPRETED, LOG2E, _exp2
+
+LN2 = tl.constexpr(0.6931471805599453)
+TOGETHER = tl.constexpr(128)  # tokens of B and C that lie together
+
+
+@triton.jit
+def _four(pointer):
+    """Four neighbouring numbers, at a multiple of 16 bytes, in one load: Triton would take one at a time."""
+    if INTERPRETED:
+        four = (tl.load(pointer), tl.load(pointer + 1), tl.load(pointer + 2), tl.load(pointer + 3))
+    else:
+        four = tl.inline_asm_elementwise(
+            "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];",
+            "=f,=f,=f,=f,l",
+            [pointer],
+            (tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    return four
+
+
+@triton.jit
+def _numbers(pointer, C: tl.constexpr):
+    """C neighbouring tokens of B or C."""
+    numbers = ()
+    for i in tl.static_range(0, C, 4):
+        four = _four(pointer + i)
+        numbers = numbers + (four[0], four[1], four[2], four[3])
+    return numbers
+
+
+@triton.jit
+def _place_of(b, t, padded, N: tl.constexpr):
+    """Where token ``t`` of row ``b`` is in [batch, padded / 128, 2, N, 128]."""
+    return (b * (padded // TOGETHER) + t // TOGETHER) * (2 * N * TOGETHER) + t % TOGETHER
+
+
+@triton.jit
+def _rows(pointer, corner, t, T, real, D: tl.constexpr, C: tl.constexpr):
+    """C rows of [T, D] from token ``t`` on, zeros behind the end."""
+    rows = ()
+    for i in tl.static_range(C):
+        rows = rows + (tl.load(pointer + corner + i * D, mask=(t + i < T) & real, other=0.0).to(tl.float32),)
+    return rows
+
+
+@triton.jit
+def _ahead(pointer, column, row, rows, D: tl.constexpr, COUNT: tl.constexpr, K: tl.constexpr):
+    """Asks for COUNT rows of [rows, D] from ``row`` on, 32 K columns from ``column`` on, a lane for 32 bytes, before they are needed."""
+    if not INTERPRETED:
+        size: tl.constexpr = 256 // pointer.dtype.element_ty.primitive_bitwidth
+        pieces: tl.constexpr = (32 * K + size - 1) // size
+        for first in tl.static_range(0, COUNT * pieces, 32):
+            i = first + tl.arange(0, 32)
+            of = tl.minimum(row + i // pieces, rows - 1)
+            pointers = pointer + of * D + tl.minimum(column + i % pieces * size, D - 1)
+            tl.inline_asm_elementwise("{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [pointers], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _marks(marks, t, T, C: tl.constexpr):
+    """The numbers of the sequences that the C tokens from ``t`` on begin, or end; 0: none."""
+    found = ()
+    for i in tl.static_range(C):
+        found = found + (tl.load(marks + t + i, mask=t + i < T, other=0),)
+    return found
+
+
+@triton.jit
+def _any(start, stop, C: tl.constexpr):
+    """Is there a mark at all: most tiles have none, and go without asking at each token."""
+    marked = False
+    for i in tl.static_range(C):
+        marked = marked | (start[i] > 0) | (stop[i] > 0)
+    return marked
+
+
+@triton.jit
+def _given(states, mark, d, n, real, D: tl.constexpr, N: tl.constexpr):
+    """The state that a mark names, of [sequences, D, N]; zeros without any."""
+    given = tl.zeros(d.shape, tl.float32)
+    if states is not None:
+        given = tl.load(states + ((mark - 1).to(tl.int64) * D + d) * N + n, mask=(mark > 0) & real, other=0.0)
+    return given
+
+
+@triton.jit
+def _place(segments, D: tl.constexpr, K: tl.constexpr):
+    """The channels, the segment and the batch row of this program; channels go first, so that neighbours share B and C."""
+    blocks: tl.constexpr = (D + 32 * K - 1) // (32 * K)
+    block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    d = block * (32 * K) + tl.arange(0, 32 * K)
+    real = tl.full([32 * K], True, tl.int1) if D % (32 * K) == 0 else d < D
+    return block, d, real, rest % segments, (rest // segments).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["b_row", "b_token", "b_state", "c_row", "c_token", "c_state", "T", "padded"])
+def prepare(
+    a, b, c, faded, both, b_row, b_token, b_state, c_row, c_token, c_state, T, padded,
+    D: tl.constexpr, N: tl.constexpr, NB: tl.constexpr, TB: tl.constexpr,
+):  # fmt: skip
+    """A log2(e) as [N, D] in ``faded``, B and C as float32 in ``both``, zeros behind the end."""
+    n, i = tl.arange(0, NB)[:, None], tl.program_id(0) * TB + tl.arange(0, TB)[None, :]
+    row, which = (tl.program_id(1) // 2).to(tl.int64), tl.program_id(1) % 2
+    there = (n < N) & (i < T)
+    token = i.to(tl.int64)
+    if which == 0:
+        values = tl.load(b + row * b_row + token * b_token + n * b_state, mask=there, other=0.0).to(tl.float32)
+    else:
+        values = tl.load(c + row * c_row + token * c_token + n * c_state, mask=there, other=0.0).to(tl.float32)
+    tl.store(both + _place_of(row, i, padded, N) + (which * N + n) * TOGETHER, values, mask=(n < N) & (i < padded))
+    if tl.program_id(1) == 0:
+        for first in range(tl.program_id(0) * TB, D, tl.num_programs(0) * TB):
+            d = first + tl.arange(0, TB)[None, :]
+            values = tl.load(a + d * N + n, mask=(n < N) & (d < D), other=0.0).to(tl.float32)
+            tl.store(faded + n * D + d, values * LOG2E, mask=(n < N) & (d < D))
+
+
+@triton.jit
+def _end(
+    state, steps, fade, written, number, marks, given, d, n, real,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The state after a tile, or before it in REVERSE. ``marks``: where it begins anew, with what of ``given``."""
+    for i in tl.static_range(C - 1 if REVERSE else 0, -1 if REVERSE else C, -1 if REVERSE else 1):
+        if marks is not None:
+            state = tl.where(marks[i] > 0, _given(given, marks[i], d, n, real, D, N), state)
+        if REVERSE:
+            state = _exp2(steps[i] * fade) * (state + written[i] * number[i])
+        else:
+            state = _exp2(steps[i] * fade) * state + written[i] * number[i]
+    return state
+
+
+@triton.jit(do_not_specialize=["T", "padded", "tiles", "span", "segments"])
+def ends(
+    x, dt, a, both, given, starts, stops, left, total, T, padded, tiles, span, segments,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """What each segment of ``span`` tiles leaves of itself: ``left`` [B, segments, N, D] from zeros, ``total`` [B, segments, D].
+
+    Forward, x are the inputs and ``given`` the initial states; in REVERSE, x are the gradients of the outputs and ``given``
+    those of the last states. A total of inf: nothing passes, for a sequence begins or ends. Nobody needs the last segment.
+    """
+    block, d, real, s, b = _place(segments - 1, D, K)
+    s += REVERSE
+    first = s * span
+    last = tl.minimum(first + span, tiles)
+    total_here, cut = tl.zeros([32 * K], tl.float32), False
+    mine = left + (b * segments + s) * N * D + d
+    for j in range(first, last):
+        tile = first + last - 1 - j if REVERSE else j
+        t = tile * C
+        corner = (b * T + t) * D + d
+        steps = _rows(dt, corner, t, T, real, D, C)
+        values = _rows(x, corner, t, T, real, D, C)
+        ahead = tl.maximum(tile - 1, first) if REVERSE else tl.minimum(tile + 1, last - 1)
+        _ahead(dt, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        for i in tl.static_range(C):
+            total_here += steps[i]
+        written = ()
+        for i in tl.static_range(C):
+            written = written + (values[i] if REVERSE else steps[i] * values[i],)
+        if starts is not None:
+            start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
+            marked = _any(start, stop, C)
+            for i in tl.static_range(C):
+                cut = cut | (start[i] > 0) | ((stop[i] > 0) & REVERSE)
+        numbers = both + _place_of(b, t, padded, N) + REVERSE * N * TOGETHER
+        for n in range(N):
+            fade = tl.load(a + n * D + d, mask=real, other=0.0)
+            state = tl.load(mine + n * D, mask=(j > first) & real, other=0.0)
+            number = _numbers(numbers + n * TOGETHER, C)
+            if starts is None:
+                state = _end(state, steps, fade, written, number, None, None, d, n, real, D, N, C, REVERSE)
+            elif marked:
+                state = _end(state, steps, fade, written, number, stop if REVERSE else start, given, d, n, real, D, N, C, REVERSE)
+            else:
+                state = _end(state, steps, fade, written, number, None, None, d, n, real, D, N, C, REVERSE)
+            tl.store(mine + n * D, state, mask=real)
+    tl.store(total + (b * segments + s) * D + d, tl.where(cut, float("inf"), total_here), mask=real)
+
+
+@triton.jit(do_not_specialize=["segments", "rows", "step"])
+def chain(
+    left, total, a, given, states, segments, rows, step,
+    D: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, G: tl.constexpr, PARTS: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The state that enters each PARTS-th segment, from ``given`` [B, D, N] or zeros, to row ``step`` i of ``states`` [B, rows, N, D].
+
+    i counts these. Backward, a state enters such PARTS segments, or fewer at the end, from behind.
+    """
+    blocks: tl.constexpr = (D + DB - 1) // DB
+    d = tl.program_id(0) % blocks * DB + tl.arange(0, DB)
+    n = tl.program_id(0) // blocks % N
+    b = (tl.program_id(0) // blocks // N).to(tl.int64)
+    real = d < D
+    fade = tl.load(a + n * D + d, mask=real, other=0.0)
+    state = tl.zeros([DB], tl.float32)
+    if given is not None:
+        state = tl.load(given + (b * D + d) * N + n, mask=real, other=0.0)
+    for first in range(0, segments, G):
+        pieces = ()
+        for i in tl.static_range(G):  # all loads before the first is waited for
+            there = (first + i < segments - 1) & real
+            s = segments - 1 - first - i if REVERSE else first + i
+            own, passed = state, state
+            if left is not None:
+                own = tl.load(left + ((b * segments + s) * N + n) * D + d, mask=there, other=0.0)
+                passed = tl.load(total + (b * segments + s) * D + d, mask=there, other=0.0)
+            pieces = pieces + ((own, passed),)
+        for i in tl.static_range(G):
+            s = segments - 1 - first - i if REVERSE else first + i
+            enters = (s == segments - 1) | (s % PARTS == PARTS - 1) if REVERSE else s % PARTS == 0
+            to = states + ((b * rows + s // PARTS * step) * N + n) * D + d
+            tl.store(to, state, mask=enters & (first + i < segments) & real)
+            own, passed = pieces[i]
+            state = tl.where(passed == float("inf"), own, _exp2(passed * fade) * state + own)
+
+
+@triton.jit
+def _pass(
+    state,
+    out,
+    steps,
+    fade,
+    written,
+    into,
+    outof,
+    start,
+    stop,
+    initial,
+    final,
+    d,
+    n,
+    real,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+):
+    """The state after a tile, and ``out`` with what is read of it. Marked, it begins anew, and ``final`` gets it where it ends."""
+    sums = ()
+    for i in tl.static_range(C):
+        if start is not None:
+            state = tl.where(start[i] > 0, _given(initial, start[i], d, n, real, D, N), state)
+        state = _exp2(steps[i] * fade) * state + written[i] * into[i]
+        sums = sums + (out[i] + state * outof[i],)
+        if start is not None:
+            tl.store(final + ((stop[i] - 1).to(tl.int64) * D + d) * N + n, state, mask=(stop[i] > 0) & real)
+    return state, sums
+
+
+@triton.jit(do_not_specialize=["T", "padded", "tiles", "span", "segments"])
+def forward(
+    x, dt, a, both, skip, initial, starts, stops, states, last_states, y, final, T, padded, tiles, span, segments,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """y [B, T, D] and the last states, ``final`` [sequences, D, N].
+
+    ``states`` has what enters the segments. KEEP: it is [B, tiles, N, D], and gets the states before all other tiles; else it is
+    [B, segments, N, D], and the states change there. ``last_states`` [B, N, D] is for those after the last tile.
+    """
+    block, d, real, s, b = _place(segments, D, K)
+    first = s * span
+    last = tl.minimum(first + span, tiles)
+    passing = tl.zeros([32 * K], tl.float32)
+    if skip is not None:
+        passing = tl.load(skip + d, mask=real, other=0.0).to(tl.float32)
+    for tile in range(first, last):
+        t = tile * C
+        corner = (b * T + t) * D + d
+        steps = _rows(dt, corner, t, T, real, D, C)
+        values = _rows(x, corner, t, T, real, D, C)
+        ahead = tl.minimum(tile + 1, last - 1)
+        _ahead(dt, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        written, out = (), ()
+        for i in tl.static_range(C):
+            written = written + (steps[i] * values[i],)
+            out = out + (passing * values[i],)
+        if starts is not None:
+            start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
+            marked = _any(start, stop, C)
+        before = states + (b * tiles + tile if KEEP else b * segments + s) * N * D + d
+        after = before + N * D if KEEP else before
+        inner = tile + 1 < last
+        if starts is None:  # what comes after the last tile waits where it is read as it was written
+            after = tl.where(inner, after, last_states + b * N * D + d)
+            inner = inner | (tile + 1 == tiles)
+        numbers = both + _place_of(b, t, padded, N)
+        for n in range(N):
+            fade = tl.load(a + n * D + d, mask=real, other=0.0)
+            state = tl.load(before + n * D, mask=real, other=0.0)
+            into, outof = _numbers(numbers + n * TOGETHER, C), _numbers(numbers + (N + n) * TOGETHER, C)
+            if starts is None:
+                state, out = _pass(state, out, steps, fade, written, into, outof, None, None, None, final, d, n, real, D, N, C)
+            elif marked:
+                state, out = _pass(state, out, steps, fade, written, into, outof, start, stop, initial, final, d, n, real, D, N, C)
+            else:
+                state, out = _pass(state, out, steps, fade, written, into, outof, None, None, None, final, d, n, real, D, N, C)
+            tl.store(after + n * D, state, mask=inner & real)
+        for i in tl.static_range(C):
+            tl.store(y + corner + i * D, out[i].to(y.dtype.element_ty), mask=(t + i < T) & real)
+    if starts is None:
+        if s == segments - 1:
+            for n in range(N):
+                state = tl.load(last_states + (b * N + n) * D + d, mask=real, other=0.0)
+                tl.store(final + (b * D + d) * N + n, state, mask=real)
+
+
+@triton.jit
+def _fold(one, two, lane, bit: tl.constexpr):
+    """Sums over pairs of lanes: of ``one`` in those whose number lacks the ``bit``, of ``two`` in the others."""
+    upper = (lane & bit) != 0
+    return tl.where(upper, two, one) + tl.gather(tl.where(upper, one, two), lane ^ bit, 0)
+
+
+@triton.jit
+def _over_lanes(values, lane, COUNT: tl.constexpr):
+    """``values``: COUNT vectors [32], a power of two. Lane l gets the sum of vector l % COUNT, for a fifth of what COUNT sums cost."""
+    for level in tl.static_range(5):
+        if COUNT >> level > 1:
+            folded = ()
+            for j in tl.static_range(COUNT >> (level + 1)):
+                folded = folded + (_fold(values[2 * j], values[2 * j + 1], lane, 1 << level),)
+            values = folded
+        else:
+            values = (values[0] + tl.gather(values[0], lane ^ (1 << level), 0),)
+    return values[0]
+
+
+@triton.jit
+def _own(values, K: tl.constexpr):
+    """[32 K] to [32]: each lane's sum over its channels."""
+    return tl.sum(tl.reshape(values, [32, K]), 1)
+
+
+@triton.jit
+def _back(common, start, stop, initial, d_final, d_initial, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
+    """Through a tile with one state: the gradient before it, that of its A, the sums for the tokens, and what channels sum."""
+    state, g, of_fade, of_written, of_steps, steps, fade, written, into, outof, d_out, d, n, real = common
+    kept_parts, states, of_outof = (), (), ()
+    for i in tl.static_range(C):
+        if start is not None:
+            state = tl.where(start[i] > 0, _given(initial, start[i], d, n, real, D, N), state)
+        kept_part = _exp2(steps[i] * fade)
+        kept_parts, states = kept_parts + (kept_part,), states + (state,)
+        state = kept_part * state + written[i] * into[i]
+        of_outof = of_outof + (_own(state * d_out[i], K),)
+    of_into, sums_written, sums_steps = (), (), ()
+    for i in tl.static_range(C - 1, -1, -1):
+        if start is not None:
+            g = tl.where(stop[i] > 0, _given(d_final, stop[i], d, n, real, D, N), g)
+        g += d_out[i] * outof[i]
+        sums_written = (of_written[i] + g * into[i],) + sums_written
+        of_into = (_own(g * written[i], K),) + of_into
+        g = kept_parts[i] * g
+        of_log = g * states[i]
+        sums_steps = (of_steps[i] + of_log * fade,) + sums_steps
+        of_fade += of_log * steps[i]
+        if (start is not None) and (d_initial is not None):
+            tl.store(d_initial + ((start[i] - 1).to(tl.int64) * D + d) * N + n, g, mask=(start[i] > 0) & real)
+    return g, of_fade, sums_written, sums_steps, of_into + of_outof
+
+
+@triton.jit(do_not_specialize=["T", "padded", "tiles", "span", "segments", "batch"])
+def backward(
+    x, dt, a, both, skip, initial, d_y, d_final, starts, stops, kept, carried,
+    d_x, d_dt, d_a, d_both, d_skip, d_initial, T, padded, tiles, span, segments, batch,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Gradients. ``kept`` [B, tiles, N, D] are the states before the tiles, ``carried`` [B, segments, N, D] the gradients that enter.
+
+    Those of A and of D come in parts of segments, d_a [B, segments, N, D] and d_skip [B, segments, D]; those of B and C in
+    parts of channels, ``d_both`` [blocks, ..] like ``both``.
+    """
+    block, d, real, s, b = _place(segments, D, K)
+    lane = tl.arange(0, 32)
+    first = s * span
+    last = tl.minimum(first + span, tiles)
+    passing, of_passing = tl.zeros([32 * K], tl.float32), tl.zeros([32 * K], tl.float32)
+    if skip is not None:
+        passing = tl.load(skip + d, mask=real, other=0.0).to(tl.float32)
+    mine = (b * segments + s) * N * D + d
+    for j in range(first, last):
+        tile = first + last - 1 - j
+        t = tile * C
+        corner = (b * T + t) * D + d
+        steps = _rows(dt, corner, t, T, real, D, C)
+        values = _rows(x, corner, t, T, real, D, C)
+        d_out = _rows(d_y, corner, t, T, real, D, C)
+        ahead = tl.maximum(tile - 1, first)
+        _ahead(dt, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        _ahead(d_y, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
+        _ahead(kept, block * (32 * K), (b * tiles + ahead) * N, (b * tiles + ahead + 1) * N, D, N, K)
+        written, of_written, of_steps = (), (), ()
+        for i in tl.static_range(C):
+            written = written + (steps[i] * values[i],)
+            of_written = of_written + (tl.zeros([32 * K], tl.float32),)
+            of_steps = of_steps + (tl.zeros([32 * K], tl.float32),)
+        if starts is not None:
+            start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
+            marked = _any(start, stop, C)
+        before = kept + (b * tiles + tile) * N * D + d
+        numbers = both + _place_of(b, t, padded, N)
+        parts = d_both + _place_of(block * batch + b, t, padded, N) + (lane // C % 2) * (N * TOGETHER) + lane % C
+        later_fade = tl.load(a + d, mask=real, other=0.0)
+        later_state = tl.load(before, mask=real, other=0.0)
+        later_g = tl.load(carried + mine, mask=real, other=0.0)
+        for n in range(N):
+            fade, state, g, more = later_fade, later_state, later_g, (n + 1 < N) & real
+            later_fade = tl.load(a + (n + 1) * D + d, mask=more, other=0.0)
+            later_state = tl.load(before + (n + 1) * D, mask=more, other=0.0)
+            later_g = tl.load(carried + mine + (n + 1) * D, mask=more, other=0.0)
+            of_fade = tl.load(d_a + mine + n * D, mask=(j > first) & real, other=0.0)
+            into, outof = _numbers(numbers + n * TOGETHER, C), _numbers(numbers + (N + n) * TOGETHER, C)
+            common = (state, g, of_fade, of_written, of_steps, steps, fade, written, into, outof, d_out, d, n, real)
+            if starts is None:
+                g, of_fade, of_written, of_steps, sums = _back(common, None, None, None, None, None, D, N, C, K)
+            elif marked:
+                g, of_fade, of_written, of_steps, sums = _back(common, start, stop, initial, d_final, d_initial, D, N, C, K)
+            else:
+                g, of_fade, of_written, of_steps, sums = _back(common, None, None, None, None, None, D, N, C, K)
+            tl.store(carried + mine + n * D, g, mask=real)
+            tl.store(d_a + mine + n * D, of_fade, mask=real)
+            tl.store(parts + n * TOGETHER, _over_lanes(sums, lane, 2 * C), mask=lane < 2 * C)
+        values = _rows(x, corner, t, T, real, D, C)  # again: registers are dear
+        for i in tl.static_range(C):
+            there = (t + i < T) & real
+            tl.store(d_x + corner + i * D, (of_written[i] * steps[i] + passing * d_out[i]).to(d_x.dtype.element_ty), mask=there)
+            tl.store(d_dt + corner + i * D, (of_written[i] * values[i] + of_steps[i] * LN2).to(d_dt.dtype.element_ty), mask=there)
+            of_passing += values[i] * d_out[i]
+    if skip is not None:
+        tl.store(d_skip + (b * segments + s) * D + d, of_passing, mask=real)
+    if (starts is None) and (d_initial is not None):
+        if s == 0:
+            for n in range(N):
+                tl.store(d_initial + (b * D + d) * N + n, tl.load(carried + mine + n * D, mask=real, other=0.0), mask=real)
+
+
+@triton.jit(do_not_specialize=["T", "padded", "blocks"])
+def gather(d_both, d_b, d_c, T, padded, blocks, N: tl.constexpr, NB: tl.constexpr, TB: tl.constexpr):
+    """The gradients of B and C [B, T, N] of their parts [blocks, ..], added up one after the other."""
+    n, t = tl.arange(0, NB)[:, None], tl.program_id(0) * TB + tl.arange(0, TB)[None, :]
+    row, which = (tl.program_id(1) // 2).to(tl.int64), tl.program_id(1) % 2
+    there = (n < N) & (t < T)
+    total = tl.zeros([NB, TB], tl.float32)
+    size = tl.num_programs(1).to(tl.int64) * N * padded
+    part = d_both + _place_of(row, t, padded, N) + (which * N + n) * TOGETHER
+    for _ in range(blocks):
+        total += tl.load(part, mask=there, other=0.0)
+        part += size
+    to = (row * T + t) * N + n
+    if which == 0:
+        tl.store(d_b + to, total.to(d_b.dtype.element_ty), mask=there)
+    else:
+        tl.store(d_c + to, total.to(d_c.dtype.element_ty), mask=there)

@@ -242,8 +242,9 @@ def test_what_the_kernels_do_not_run(change, words, scan, device):
 def test_captured_in_a_graph(packed, scan):
     cu = torch.tensor([0, 300, 1000], device="cuda") if packed else None
     leaves = [t.requires_grad_() for t in arguments("cuda", 1000, 1, rows=2 if packed else 1).values()]
-    wanted = scan.run(*leaves, cu)
-    torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), leaves)
+    others = [t.detach().clone().requires_grad_() for t in leaves]  # what accumulates gradients belongs to the stream that it first ran on
+    wanted = scan.run(*others, cu)
+    torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), others)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y, last = scan.run(*leaves, cu)

@@ -15,7 +15,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-gpu lint format docs lock clean
+.PHONY: help venv native demo test test-all test-gpu lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -29,13 +29,16 @@ $(READY):
 venv: $(READY) ## the virtual environment .venv with everything in it
 	@echo "$(VENV) is ready"
 
-demo: $(READY) ## train softmax and linear attentions side by side on real text, and compare them (DEMO_ARGS=, DEMO_OUT=)
+native: $(READY) ## the CPU kernels, compiled where that has not been done and there is a C++ compiler (CXX=)
+	@$(BIN)/python -I linattn/ops/cpu/build.py >/dev/null
+
+demo: native ## train softmax and linear attentions side by side on real text, and compare them (DEMO_ARGS=, DEMO_OUT=)
 	$(BIN)/linattn compare --out $(DEMO_OUT) $(DEMO_ARGS)
 
-test: lint ## ruff, the type checker and the tests that are not slow (TEST_ARGS=)
+test: lint native ## ruff, the type checker and the tests that are not slow (TEST_ARGS=)
 	$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
 
-test-all: lint ## the same with the slow sweeps
+test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
@@ -58,5 +61,5 @@ lock: ## write requirements.lock anew from pyproject.toml (UPGRADE=--upgrade tak
 	$(or $(PYTHON),python3.11) .ci/lock.py $(or $(PYTHON311),python3.11) $(or $(PYTHON312),python3.12) $(UPGRADE)
 
 clean: ## everything that can be made again, except .venv and runs/
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site linattn/ops/cpu/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
-"""Random calls of the GPU kernels against the portable form in float64: ``python -m benchmarks.fuzz --cases 1000 --seed 0``.
+"""Random calls of the GPU's or the CPU's kernels against the portable form in float64: ``python -m benchmarks.fuzz --backend cpu``.
 
 Every value and every gradient is held to the limits of its dtype, with outputs and scratch poisoned with NaN first. A draw whose
-recurrence is not tame (the rule of tests/ops/errors.py) is drawn again: nothing is claimed of it. Several processes share the
-device, as most of the time is compilation. Writes what was run, how near each family came to its limits, and every failure.
+recurrence is not tame (the rule of tests/ops/errors.py) is drawn again: nothing is claimed of it. Several processes share a
+GPU, as most of the time is compilation. Writes what was run, how near each family came to its limits, and every failure.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ lost: list[int] = []  # the case after which this process could use its device n
 KINDS = ("plain", "plain", "beta", "beta", "erase", "bonus", "normalize")
 RANKS = ("none", "H", "HK", "BTH", "BTH", "BTHK", "BTHK")
 DTYPES = ("bfloat16", "bfloat16", "float16", "float32") if not INTERPRETED else ("float16", "float32")
+CPU_DTYPES = ("float32", "float32", "bfloat16", "float16")
 # Few sizes, as each compiles anew: (K, V) by dtype.
 SIZES = {
     "bfloat16": ((64, 64), (128, 128), (40, 72), (256, 96)),
@@ -36,6 +37,7 @@ SIZES = {
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 333)
 LONG = (600, 1030, 2100)  # several segments
 STRENGTHS = ((1e-4, 1e-2), (0.02, 0.6), (0.02, 3.0), (1e-4, 800.0), (1.0, 5.0))
+BACKENDS = ("triton", "cpu")
 LAYOUTS = ("dense", "dense", "heads first", "one projection", "unaligned")
 
 
@@ -43,6 +45,7 @@ LAYOUTS = ("dense", "dense", "heads first", "one projection", "unaligned")
 class Draw:
     """The arguments of one case, all of them JSON."""
 
+    backend: str
     seed: int
     kind: str
     rank: str
@@ -68,12 +71,15 @@ class Draw:
         return f"{self.kind}-{rank} {self.dtype}"
 
 
-def draw(seed: int) -> Draw:
+def draw(seed: int, backend: str) -> Draw:
     """The case of ``seed``, always the same."""
     r = random.Random(seed)  # noqa: S311
-    kind, rank, dtype = r.choice(KINDS), r.choice(RANKS), r.choice(DTYPES)
-    K, V = r.choice(SIZES[dtype]) if not INTERPRETED else (r.randint(1, 9), r.randint(1, 9))
-    long = r.random() < 0.1
+    kind, rank, dtype = r.choice(KINDS), r.choice(RANKS), r.choice(DTYPES if backend == "triton" else CPU_DTYPES)
+    if backend == "cpu":
+        K, V = (r.choice((r.randint(1, 20), r.randint(1, 150), 64)) for _ in "KV")
+    else:
+        K, V = r.choice(SIZES[dtype]) if not INTERPRETED else (r.randint(1, 9), r.randint(1, 9))
+    long = r.random() < (0.1 if backend == "triton" else 0.02)
     T = r.choice(LONG if long else LENGTHS) if not INTERPRETED else r.randint(1, 40)
     B, H = (1, r.choice((1, 2))) if long or INTERPRETED else (r.choice((1, 1, 2, 3)), r.choice((1, 2, 3, 4)))
     lengths = None
@@ -82,7 +88,7 @@ def draw(seed: int) -> Draw:
         lengths, B = tuple(b - a for a, b in zip([0, *ends], [*ends, T], strict=True)), 1
     strong = rank != "none" and r.random() < 0.3
     return Draw(
-        seed=seed, kind=kind, rank=rank, dtype=dtype, decay_half=r.random() < 0.2, B=B, T=T, H=H,
+        backend=backend, seed=seed, kind=kind, rank=rank, dtype=dtype, decay_half=r.random() < 0.2, B=B, T=T, H=H,
         Hk=r.choice([h for h in range(1, H + 1) if H % h == 0]), K=K, V=V, lengths=lengths, initial=r.random() < 0.7,
         outputs=r.choice((None, None, None, ("o",), ("S", "z"))), strength=r.choice(STRENGTHS),
         resets=r.choice((0.01, 0.1, 0.5)) if strong else 0.0, scale=r.choice((None, None, 1.0, -0.4)), layout=r.choice(LAYOUTS),
@@ -104,39 +110,61 @@ def build(d: Draw):
     return undivided(call)  # a quotient has no limit where one token alone is remembered
 
 
-def run(seed: int) -> tuple[Draw, dict[str, float], str | None, int]:
+def run(seed: int, backend: str) -> tuple[Draw, dict[str, float], str | None, int]:
     """The first tame draw from ``seed`` on: its errors over what is allowed, what failed, how many were drawn in vain."""
     import torch
 
     from tests.ops.errors import admitted
-    from tests.ops.triton import device
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if backend == "triton" else 1 + seed % 2)
     if lost:
-        return draw(seed), {}, f"not run, as its process lost the device in case {lost[0]}", 0
+        return draw(seed, backend), {}, f"not run, as its process lost the device in case {lost[0]}", 0
     for skipped in range(20):
-        d = replace(draw(seed + skipped * 1_000_003), seed=seed + skipped * 1_000_003)
+        d = replace(draw(seed + skipped * 1_000_003, backend), seed=seed + skipped * 1_000_003)
         dtype = getattr(torch, d.dtype)
-        call = build(d)
-        if d.kind not in ("beta", "erase") or admitted(device.here(call).to(dtype)):
+        call = here(build(d), backend)
+        if d.kind not in ("beta", "erase") or admitted(call.to(dtype)):
             break
     else:
         return d, {}, None, 20
     try:
-        decay = dtype if d.decay_half else None
-        ratios = device.ratios(call, dtype, decay=decay, outputs=d.outputs, run=partial(twice, d.layout))
-        if not INTERPRETED:
-            torch.cuda.synchronize()  # a fault belongs to the case that made it
+        errors = ratios(d, call, dtype)
+        synchronize(backend)  # a fault belongs to the case that made it
     except Exception as error:
         what = f"{type(error).__name__}: {error}"[:500]
         try:
-            if not INTERPRETED:
-                torch.cuda.synchronize()
+            synchronize(backend)
         except RuntimeError:
             lost.append(d.seed)
         return d, {}, what, skipped
-    wrong = {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
-    return d, ratios, f"errors over what is allowed: {wrong}" if wrong else None, skipped
+    wrong = {name: ratio for name, ratio in errors.items() if not ratio <= 1}
+    return d, errors, f"errors over what is allowed: {wrong}" if wrong else None, skipped
+
+
+def ratios(d: Draw, call, dtype) -> dict[str, float]:
+    from tests.ops import errors
+
+    exact = "torch"  # in float64 the portable form is the reference to 3e-15, and sooner there
+    if d.backend == "triton":
+        from tests.ops.triton.device import EXACT_BACKEND as exact
+    run = partial(twice, d)
+    return errors.ratios(call, dtype, run=run, exact=exact, decay=dtype if d.decay_half else None, outputs=d.outputs)
+
+
+def here(call, backend: str):
+    """The same call where the backend runs."""
+    if backend == "cpu":
+        return call
+    from tests.ops.triton import device
+
+    return device.here(call)
+
+
+def synchronize(backend: str) -> None:
+    import torch
+
+    if backend == "triton" and not INTERPRETED:
+        torch.cuda.synchronize()
 
 
 def laid_out(layout: str, call):
@@ -153,33 +181,44 @@ def laid_out(layout: str, call):
     return call
 
 
-def twice(layout: str, call, outputs) -> tuple[dict, dict]:
+def twice(d: Draw, call, outputs) -> tuple[dict, dict]:
     """Values and gradients, the same bits the second time."""
     from tests.ops.errors import same_bits
 
-    first, second = once(layout, call, outputs), once(layout, call, outputs)
+    first, second = once(d, call, outputs), once(d, call, outputs)
     for one, two in zip(first, second, strict=True):
         same_bits(one, two, "in the second run")
     return first
 
 
-def once(layout: str, call, outputs) -> tuple[dict, dict]:
+def once(d: Draw, call, outputs) -> tuple[dict, dict]:
     import torch
 
     from tests.ops import cases
-    from tests.ops.triton import device
 
-    leaves = {n: t.detach().requires_grad_() for n, t in laid_out(layout, call).tensors.items()}
-    with device.poisoned():
-        out = call.with_(**leaves)(backend="triton")
+    leaves = {n: t.detach().requires_grad_() for n, t in laid_out(d.layout, call).tensors.items()}
+    with poisoned(d.backend):
+        out = call.with_(**leaves)(backend=d.backend)
         chosen = [t for n, t in out.items() if (outputs is None or n in outputs) and t.requires_grad]
         weights = [cases.cotangent(t) for t in chosen]
         grads = torch.autograd.grad(chosen, list(leaves.values()), weights, allow_unused=True, materialize_grads=True)
     return {n: t.detach() for n, t in out.items()}, dict(zip(leaves, grads, strict=True))
 
 
+def poisoned(backend: str):
+    """Within it memory that nobody has written to is full of NaN, and on a CPU nothing may be written beside it."""
+    if backend == "cpu":
+        from linattn.ops.cpu import library
+
+        return library.guarded()
+    from tests.ops.triton import device
+
+    return device.poisoned()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.split("\n")[0])
+    parser.add_argument("--backend", choices=BACKENDS, default="triton")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the cases are those of seed * 10^6 and the integers after it")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
@@ -192,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     failures, skipped = [], 0
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
-        futures = [pool.submit(run, seed) for seed in seeds]
+        futures = [pool.submit(run, seed, options.backend) for seed in seeds]
         for done, future in enumerate(as_completed(futures), 1):
             d, ratios, failure, vain = future.result()
             skipped += vain
@@ -220,14 +259,14 @@ def write(options: argparse.Namespace, families: dict, failures: list[dict], ski
     from linattn.bench.files import file_for
     from linattn.bench.gpu.record import about
 
-    machine = about("cpu" if INTERPRETED else "cuda")
+    machine = about("cpu" if INTERPRETED or options.backend == "cpu" else "cuda")
     kinds = Counter()
     for name, family in families.items():
         kinds[name.split("-")[0]] += family["cases"]
         worst = max(family["worst"].items(), key=lambda item: item[1], default=("", 0.0))
         print(f"  {name:28} {family['cases']:4} cases, {family['failures']:3} failed, nearest to its limit: {worst[0]} {worst[1]:.2f}")
     body = {
-        "schema": "linattn.fuzz", **machine, "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
+        "schema": "linattn.fuzz", "backend": options.backend, **machine, "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
         "cases": kinds.total(), "seed": options.seed, "untame_draws": skipped, "kinds": dict(sorted(kinds.items())),
         "families": dict(sorted(families.items())), "failures": failures,
     }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -48,20 +48,40 @@ def inputs(tokens: int, dtype: torch.dtype, *, gradients: bool) -> dict[str, Ten
     return {name: t.requires_grad_(gradients) for name, t in x.items()}
 
 
-def head(x: dict[str, Tensor]) -> Tensor:
-    return linear_attention(x["q"], x["k"], x["v"], decay=x["decay"])
+def plain(x: dict[str, Tensor], backend: str = "auto") -> Tensor:
+    return linear_attention(x["q"], x["k"], x["v"], backend=backend)
 
 
-def channel(x: dict[str, Tensor]) -> Tensor:
-    return linear_attention(x["q"], x["k"], x["v"], decay=x["channel"])
+def head(x: dict[str, Tensor], backend: str = "auto") -> Tensor:
+    return linear_attention(x["q"], x["k"], x["v"], decay=x["decay"], backend=backend)
 
 
-def gated_delta(x: dict[str, Tensor]) -> Tensor:
-    return linear_attention(x["q"], x["k"], x["v"], decay=x["decay"], beta=x["beta"])
+def channel(x: dict[str, Tensor], backend: str = "auto") -> Tensor:
+    return linear_attention(x["q"], x["k"], x["v"], decay=x["channel"], backend=backend)
 
 
-def kimi_delta(x: dict[str, Tensor]) -> Tensor:
-    return linear_attention(x["q"], x["k"], x["v"], decay=x["channel"], beta=x["beta"])
+def gated_delta(x: dict[str, Tensor], backend: str = "auto") -> Tensor:
+    return linear_attention(x["q"], x["k"], x["v"], decay=x["decay"], beta=x["beta"], backend=backend)
+
+
+def kimi_delta(x: dict[str, Tensor], backend: str = "auto") -> Tensor:
+    return linear_attention(x["q"], x["k"], x["v"], decay=x["channel"], beta=x["beta"], backend=backend)
+
+
+FAMILIES = {"none": plain, "head": head, "channel": channel, "gated-delta": gated_delta, "kimi-delta": kimi_delta}
+
+
+def _portable(family: str) -> Peer:
+    """What runs where there are no kernels."""
+    ours, longest = FAMILIES[family], {"forward": 16384, "forward+backward": 4096}
+    what = f"linattn, the portable form ({family})"
+    return Peer(f"portable-{family}", what, lambda: partial(ours, backend="torch"), ours, {}, longest)
+
+
+def _against_softmax(family: str, ratio: float) -> Peer:
+    longest = {"forward": 16384, "forward+backward": 16384}
+    what = f"torch scaled_dot_product_attention (causal; ours: {family})"
+    return Peer(f"softmax-{family}", what, _softmax, FAMILIES[family], {("forward", 4096): ratio}, longest)
 
 
 def state_space(x: dict[str, Tensor]) -> Tensor:
@@ -121,9 +141,9 @@ def all_peers() -> dict[str, Peer]:
     installed = transformers.__version__
     peers = [
         Peer("gated-delta", f"transformers {installed} torch_chunk_gated_delta_rule", _gated_delta, gated_delta,
-             {("forward", 4096): 1.5, ("forward+backward", 4096): 4.0}, {"forward": 16384, "forward+backward": 16384}),
+             {("forward", 4096): 8.0, ("forward+backward", 4096): 4.0}, {"forward": 16384, "forward+backward": 16384}),
         Peer("kimi-delta", f"transformers {installed} chunk_kimi_delta_attention", _kimi_delta, kimi_delta,
-             {("forward", 4096): 8.0}, {"forward": 16384, "forward+backward": 4096}),
+             {("forward", 4096): 40.0}, {"forward": 16384, "forward+backward": 4096}),
         Peer("mamba2-5.17", "transformers 5.17.0 mamba2_chunk_scan", _state_space("5.17.0"), state_space,
              {("forward", 4096): 10.0}, {"forward": 4096, "forward+backward": 4096}),
         Peer("mamba2-5.23", "transformers 5.23.0 mamba2_chunk_scan", _state_space("5.23.0"), state_space,
@@ -131,7 +151,9 @@ def all_peers() -> dict[str, Peer]:
         Peer("token-loop", "a loop over tokens with a decay per head", _token_loop, head,
              {("forward+backward", 4096): 50.0}, {"forward": 16384, "forward+backward": 4096}),
         Peer("softmax", "torch scaled_dot_product_attention (causal)", _softmax, head,
-             {("forward", 4096): 1.0, ("forward", 16384): 1.0}, {"forward": 16384, "forward+backward": 16384}),
+             {("forward", 4096): 15.0, ("forward", 16384): 15.0}, {"forward": 16384, "forward+backward": 16384}),
+        *(_against_softmax(*pair) for pair in {"none": 15.0, "channel": 8.0, "gated-delta": 4.0, "kimi-delta": 4.0}.items()),
+        *map(_portable, FAMILIES),
         Peer("per-head", "linattn, decay per head (ours: per channel; at least 1/3)", lambda: head, channel,
              {("forward", 4096): 1 / 3, ("forward+backward", 4096): 1 / 3}, {"forward": 16384, "forward+backward": 16384}),
     ]  # fmt: skip

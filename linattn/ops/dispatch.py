@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 
 from linattn.ops.inputs import Inputs, Outputs
@@ -32,7 +33,9 @@ def linear_attention(inputs: Inputs, form: str, backend: str) -> Run:
 def refusal(name: str, inputs: Inputs, form: str, asked: bool = False) -> str | None:
     """Why ``name`` does not run ``inputs``, or None if it does."""
     if name == "cpu":
-        return "no such kernels are in this version"
+        from linattn.ops.cpu import linear_attention as cpu
+
+        return cpu.refusal(inputs, form)
     if name == "triton":
         return _gpu_refusal(inputs, form, asked)
     if name == "reference":
@@ -47,9 +50,13 @@ def refusal(name: str, inputs: Inputs, form: str, asked: bool = False) -> str | 
 def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
     """Print, for the arguments of :func:`linattn.linear_attention`, which backend and form run and why each other does not.
 
-    Returns the printed text.
+    Of a scan, the function comes first: ``linattn.explain(linattn.selective_scan, x, dt, ...)``, and so for ``diagonal_scan`` and
+    ``running_max``. Returns the printed text.
     """
     from linattn.ops import checks
+
+    if args and callable(args[0]):
+        return _explain_scan(*args, backend=backend, **kwargs)
 
     inputs, _ = checks.call(*args, **kwargs)
     linear_attention(inputs, form, backend)  # refuses what the op refuses
@@ -65,6 +72,13 @@ def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
     text = "\n".join([f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}", *lines])
     print(text)
     return text
+
+
+def _explain_scan(op: Callable, *args, backend: str, **kwargs) -> str:
+    explained = getattr(import_module(op.__module__), "explain", None) if op.__module__.startswith("linattn.ops.") else None
+    if explained is None:
+        raise ValueError(f"explain knows linear_attention, whose name is left out, and the scans, but came with {op!r}")
+    return explained(op, *args, backend=backend, **kwargs)
 
 
 def _form(name: str, inputs: Inputs, form: str) -> str:
@@ -98,6 +112,10 @@ def _load(name: str, inputs: Inputs, form: str) -> Run:
         from linattn.ops.triton import linear_attention as gpu
 
         return gpu.FORMS[gpu.form_of(inputs, form)]
+    if name == "cpu":
+        from linattn.ops.cpu import linear_attention as cpu
+
+        return cpu.FORMS["recurrent" if form == "auto" else form]
     if name == "reference":
         from linattn.ops.reference.linear_attention import linear_attention as run
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linattn.ops import checks
-
-BACKENDS = ("auto", "reference", "torch", "triton")
-_TRITON = find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from linattn.ops import checks, choice
 
 
 def diagonal_scan(
@@ -34,8 +30,9 @@ def diagonal_scan(
         initial_state: [N, D] in the dtype that sums are kept in: float32 (float64 if decay or b is), or its complex kind.
         return_state: also return the last state of each sequence [N, D].
         cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end.
-        backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` (GPU kernels: real decays and float32
-            states, no gradients of gradients), or ``"auto"``: triton on a GPU where it runs the call, else torch.
+        backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` and ``"cpu"`` (kernels of a GPU and of a
+            CPU: real decays and float32 states, no gradients of gradients), or ``"auto"``: the kernels where they run the call, else
+            torch. ``linattn.explain(linattn.diagonal_scan, ...)`` says which and why.
 
     Returns:
         h [B, T, D] in the dtype of b, complex if decay is; and the state if asked for.
@@ -43,18 +40,9 @@ def diagonal_scan(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
-    complex_ = checks.tensor("decay", decay).is_complex()
-    if not (complex_ or decay.is_floating_point()):
-        raise ValueError(f"decay must be floating point or complex, but came as {decay.dtype}")
-    wide = torch.promote_types(_real(decay.dtype), torch.float64 if checks.tensor("b", b).dtype in _DOUBLE else torch.float32)
-    if b.is_complex() and not complex_:
-        raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
-    if not (b.is_floating_point() or b.is_complex()):
-        raise ValueError(f"b must be floating point or complex, but came as {b.dtype}")
-    if complex_:
-        wide = torch.complex128 if wide == torch.float64 else torch.complex64
-    h, last = _scan("sum", decay, "b", b, initial_state, cu_seqlens, wide, backend)
-    h = h if complex_ else h.to(b.dtype)
+    call = _sum(decay, b, initial_state, cu_seqlens)
+    h, last = call.run(backend)
+    h = h if call.wide.is_complex else h.to(b.dtype)
     return (h, last) if return_state else h
 
 
@@ -84,12 +72,87 @@ def running_max(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
+    m, last = _maximum(decay, gate, initial_state, cu_seqlens).run(backend)
+    return (m, last) if return_state else m
+
+
+class _Call(NamedTuple):
+    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``, ``wide`` the dtype of its states."""
+
+    kind: str
+    decay: Tensor
+    x: Tensor
+    initial: Tensor | None
+    cu_seqlens: Tensor | None
+    wide: torch.dtype
+
+    def run(self, backend: str) -> tuple[Tensor, Tensor]:
+        """Every state and the last ones, by the backend that ``backend`` leads to."""
+        name = self.backend(backend)
+        kind, decay, x, initial, cu, wide = self
+        if name == "cpu":
+            from linattn.ops.cpu import scan as native
+
+            return native.scan(kind, decay, x, initial, cu)
+        if name == "triton":
+            from linattn.ops.triton import elementwise
+
+            return elementwise.scan(kind, decay, x, initial, cu)
+        if initial is None:
+            rows = x.shape[0] if cu is None else cu.shape[0] - 1
+            initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
+        operation, scan = _operation(kind, name)
+        with checks.no_autocast(x):
+            return scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)
+
+    def backend(self, asked: str) -> str:
+        return choice.choose(asked, lambda name: self.refusal(name, asked))
+
+    def refusal(self, name: str, asked: str) -> str | None:
+        """Why the backend ``name`` does not run it when ``asked`` was asked for, or None if it does."""
+        if name == "reference":
+            return choice.definition_refusal(asked)
+        if name == "torch":
+            return None
+        if self.wide != torch.float32:
+            return f"its states are float32, and those of this call {self.wide}"
+        if name == "triton":
+            return choice.gpu_refusal(self.x, asked)
+        from linattn.ops.cpu import library
+
+        return library.refusal(self.decay, self.x, self.initial, self.cu_seqlens)
+
+
+def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> str:
+    """For :func:`linattn.explain`: of the arguments of ``op``, one of the two."""
+    given = signature(op).bind(*args, **kwargs)
+    given.apply_defaults()
+    decay, x, initial, _, cu, _ = given.arguments.values()
+    call = (_sum if op is diagonal_scan else _maximum)(decay, x, initial, cu)
+    title = f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}"
+    return choice.explained(title, backend, lambda name: call.refusal(name, backend))
+
+
+def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
+    complex_ = checks.tensor("decay", decay).is_complex()
+    if not (complex_ or decay.is_floating_point()):
+        raise ValueError(f"decay must be floating point or complex, but came as {decay.dtype}")
+    wide = torch.promote_types(_real(decay.dtype), torch.float64 if checks.tensor("b", b).dtype in _DOUBLE else torch.float32)
+    if b.is_complex() and not complex_:
+        raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
+    if not (b.is_floating_point() or b.is_complex()):
+        raise ValueError(f"b must be floating point or complex, but came as {b.dtype}")
+    if complex_:
+        wide = torch.complex128 if wide == torch.float64 else torch.complex64
+    return _checked("sum", decay, "b", b, initial, cu, wide)
+
+
+def _maximum(decay: Tensor, gate: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     for name, t in (("decay", decay), ("gate", gate)):
         if not checks.tensor(name, t).is_floating_point():
             raise ValueError(f"{name} must be floating point, but came as {t.dtype}")
     wide = torch.float64 if torch.float64 in (decay.dtype, gate.dtype) else torch.float32
-    m, last = _scan("maximum", decay, "gate", gate, initial_state, cu_seqlens, wide, backend)
-    return (m, last) if return_state else m
+    return _checked("maximum", decay, "gate", gate, initial, cu, wide)
 
 
 _DOUBLE = (torch.float64, torch.complex128)
@@ -99,10 +162,7 @@ def _real(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _DOUBLE else torch.float32
 
 
-def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None, wide: torch.dtype, backend: str):
-    """Check the arguments, and run ``kind`` on them."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, but came as {backend!r}")
+def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None, wide: torch.dtype) -> _Call:
     if x.ndim != 3:
         raise ValueError(f"{name} must have shape [B, T, D], but came with {list(x.shape)}")
     checks.tensor("decay", decay, x)
@@ -114,37 +174,7 @@ def _scan(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
         checks.dtype("initial_state", initial, wide)
-    reason = refusal(x, wide) if backend in ("auto", "triton") else "another backend was asked for"
-    if backend == "triton" and reason:
-        raise ValueError(f"backend 'triton' cannot run this call: {reason}")
-    if reason is None and (backend == "triton" or x.is_cuda):
-        from linattn.ops.triton import elementwise
-
-        return elementwise.scan(kind, decay, x, initial, cu)
-    if initial is None:
-        initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
-    operation, scan = _operation(kind, backend)
-    with checks.no_autocast(x):
-        return scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)
-
-
-def refusal(x: Tensor, wide: torch.dtype) -> str | None:
-    """Why the GPU kernels do not run a scan of ``x`` with states of dtype ``wide``, or None if they do."""
-    if x.device.type != "cuda" and not _INTERPRETED:
-        return "it needs an NVIDIA GPU"
-    if not _TRITON:
-        return "the package triton is not installed"
-    from linattn.ops.triton.launch import capability
-
-    if x.is_cuda and capability(x.device) < (8, 0):
-        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
-    if wide.is_complex:
-        return "it has no complex numbers"
-    if wide == torch.float64:
-        return "it computes in float32, and the states of this call are float64"
-    if torch._C._are_functorch_transforms_active():
-        return "its operators have no rules for vmap and functional transforms"
-    return None
+    return _Call(kind, decay, x, initial, cu, wide)
 
 
 def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from linattn.ops import checks
-
-BACKENDS = ("auto", "reference", "torch")
+from linattn.ops import checks, choice
 
 
 def selective_scan(
@@ -37,7 +39,9 @@ def selective_scan(
         initial_state: [rows, D, N] in float32 (float64 for float64).
         return_state: return ``(y, h)``, h the last states [rows, D, N].
         cu_seqlens: [rows + 1] integers: the batch is 1 and its sequences, empty ones allowed, lie end to end.
-        backend: ``"reference"`` (token by token), ``"torch"`` (every device), or ``"auto"``: torch.
+        backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` and ``"cpu"`` (kernels of a GPU and of a
+            CPU, in float32, without gradients of gradients), or ``"auto"``: the kernels where they run the call, else torch.
+            ``linattn.explain(linattn.selective_scan, ...)`` says which and why.
 
     All but x may be float32 beside a half-precision x; sums are float32 (float64 for float64).
 
@@ -47,41 +51,104 @@ def selective_scan(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, but came as {backend!r}")
-    if checks.tensor("x", x).ndim != 3:
-        raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
-    checks.dtype("x", x, *checks.DTYPES)
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    batch, tokens, width = x.shape
-    size = A.shape[-1] if checks.tensor("A", A, x).ndim == 2 else 0
-    wanted = [("dt", dt, "[B, T, D]", (batch, tokens, width)), ("A", A, "[D, N]", (width, size))]
-    wanted += [(name, t, "[B, T, N]", (batch, tokens, size)) for name, t in (("B", B), ("C", C))]
-    if D is not None:
-        wanted.append(("D", D, "[D]", (width,)))
-    for name, t, dims, full in wanted:
-        checks.shape(name, checks.tensor(name, t, x), dims, full)
-        checks.dtype(name, t, x.dtype, wide)
-    checks.not_positive("A", A)
-    if dt.numel() and checks.values_visible(dt) and bool((dt < 0).any()):
-        raise ValueError(f"dt is a time step and must be >= 0, but its smallest value is {dt.min().item():g}")
-    if cu_seqlens is not None:
-        checks.packed_lengths(cu_seqlens, x)
-    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    if initial_state is None:
-        initial_state = x.new_zeros(rows, width, size, dtype=wide)
-    checks.shape("initial_state", checks.tensor("initial_state", initial_state, x), "[rows, D, N]", (rows, width, size))
-    checks.dtype("initial_state", initial_state, wide)
-    with checks.no_autocast(x):
-        run = _load(backend)
-        y, last = run(*(t.to(wide) for t in (x, dt, A, B, C)), initial_state, cu_seqlens)
-        y = (y if D is None else torch.addcmul(y, x.to(wide), D.to(wide))).to(x.dtype)
+    y, last = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens).run(backend)
     return (y, last) if return_state else y
 
 
-def _load(backend: str):
-    if backend == "reference":
-        from linattn.ops.reference.selective_scan import selective_scan as run
-    else:
-        from linattn.ops.torch.selective_scan import selective_scan as run
-    return run
+class _Call(NamedTuple):
+    """A checked call."""
+
+    x: Tensor
+    dt: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    d: Tensor | None
+    initial: Tensor | None
+    cu_seqlens: Tensor | None
+
+    def run(self, backend: str) -> tuple[Tensor, Tensor]:
+        """Outputs and last states, by the backend that ``backend`` leads to."""
+        name = choice.choose(backend, lambda name: self.refusal(name, backend))
+        if name == "cpu":
+            from linattn.ops.cpu import selective_scan as native
+
+            return native.run(*self)
+        if name == "triton":
+            from linattn.ops.triton import selective_scan as gpu
+
+            return gpu.run(*self)
+        with checks.no_autocast(self.x):
+            return self._portable(name)
+
+    def _portable(self, name: str) -> tuple[Tensor, Tensor]:
+        if name == "reference":
+            from linattn.ops.reference.selective_scan import selective_scan as run
+        else:
+            from linattn.ops.torch.selective_scan import selective_scan as run
+        x, dt, a, b, c, d, initial, cu = self
+        wide = _wide(x)
+        if initial is None:
+            initial = x.new_zeros(_rows(x, cu), *a.shape, dtype=wide)
+        y, last = run(x.to(wide), dt.to(wide), a.to(wide), b.to(wide), c.to(wide), initial, cu)
+        return (y if d is None else torch.addcmul(y, x.to(wide), d.to(wide))).to(x.dtype), last
+
+    def refusal(self, name: str, asked: str) -> str | None:
+        """Why the backend ``name`` does not run it when ``asked`` was asked for, or None if it does."""
+        if name == "reference":
+            return choice.definition_refusal(asked)
+        if name == "torch":
+            return None
+        if name == "cpu":
+            from linattn.ops.cpu import selective_scan as native
+
+            return native.refusal(*self)
+        reason = choice.gpu_refusal(self.x, asked)
+        if reason is None:
+            from linattn.ops.triton import selective_scan as gpu
+
+            reason = gpu.refusal(*self[:5], *self[6:])  # D is no hindrance
+        return reason
+
+
+def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> str:
+    """For :func:`linattn.explain`: of the arguments of ``op``, which is :func:`selective_scan`."""
+    given = signature(op).bind(*args, **kwargs)
+    given.apply_defaults()
+    x, dt, a, b, c, d, initial, _, cu, _ = given.arguments.values()
+    call = _checked(x, dt, a, b, c, d, initial, cu)
+    title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(a.shape)}"
+    return choice.explained(title, backend, lambda name: call.refusal(name, backend))
+
+
+def _checked(x, dt, a, b, c, d, initial, cu) -> _Call:
+    if checks.tensor("x", x).ndim != 3:
+        raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
+    checks.dtype("x", x, *checks.DTYPES)
+    wide = _wide(x)
+    batch, tokens, width = x.shape
+    size = a.shape[-1] if checks.tensor("A", a, x).ndim == 2 else 0
+    wanted = [("dt", dt, "[B, T, D]", (batch, tokens, width)), ("A", a, "[D, N]", (width, size))]
+    wanted += [(name, t, "[B, T, N]", (batch, tokens, size)) for name, t in (("B", b), ("C", c))]
+    if d is not None:
+        wanted.append(("D", d, "[D]", (width,)))
+    for name, t, dims, full in wanted:
+        checks.shape(name, checks.tensor(name, t, x), dims, full)
+        checks.dtype(name, t, x.dtype, wide)
+    checks.not_positive("A", a)
+    if dt.numel() and checks.values_visible(dt) and bool((dt < 0).any()):
+        raise ValueError(f"dt is a time step and must be >= 0, but its smallest value is {dt.min().item():g}")
+    if cu is not None:
+        checks.packed_lengths(cu, x)
+    if initial is not None:
+        checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[rows, D, N]", (_rows(x, cu), width, size))
+        checks.dtype("initial_state", initial, wide)
+    return _Call(x, dt, a, b, c, d, initial, cu)
+
+
+def _rows(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

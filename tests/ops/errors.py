@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,45 @@ def check_gradients(
             floors = definition.summands(call.double()) if floors is None else floors
             e = error(grad, wanted[name], CANCELLED * floors[name])
         assert e <= allowed, f"gradient of {name}: error {e:.2e} > {allowed:.2e} in {dtype} {how}"
+
+
+def ratios(
+    unrounded: Call, dtype: torch.dtype, *, run: Callable, exact: str, outputs: tuple[str, ...] | None = None, limit: float | None = None,
+    decay: torch.dtype | None = None, capped: bool = True,
+) -> dict[str, float]:  # fmt: skip
+    """For each result, and each gradient, of ``unrounded`` rounded to ``dtype``: its error over what is allowed.
+
+    ``run(call, outputs)`` gives both, the backend ``exact`` what they should be. Not ``capped``: bfloat16 is allowed what rounding the
+    inputs costs twice, be it more than 0.6 %.
+    """
+    call = unrounded.to(dtype, decay)
+    out, grads = run(call, outputs)
+    ref, wanted = gradients(call.double(), outputs, backend=exact)
+    unlimited = ref if dtype in EXACT else unrounded(backend=exact)
+    assert out.keys() == ref.keys()
+    found = {}
+    for name, right in ref.items():
+        kept = dtype if name == "denominator" else out[name].dtype  # it divides an output of that dtype
+        rounding = Rounding(error(right, unlimited[name]), error(right.to(kept), right))
+        found[name] = error(out[name], right) / (limit or EXACT.get(dtype) or rounding.tolerance(dtype, capped))
+    floors = None
+    for name, grad in grads.items():
+        assert grad.dtype == call.tensors[name].dtype
+        allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
+        grad, right, least = representable(grad, wanted[name])
+        e = error(grad, right, least)
+        if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
+            floors = definition.summands(call.double()) if floors is None else floors
+            e = error(grad, right, max(least, CANCELLED * float(floors[name])))
+        found[f"gradient of {name}"] = e / allowed
+    return found
+
+
+def representable(grad: Tensor, right: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Both without the numbers that are too large for the dtype of ``grad``, and the norm of as many that are nearly too small for it."""
+    numbers = torch.finfo(grad.dtype)
+    inside = right.abs() < 0.97 * numbers.max
+    return torch.where(inside, grad, 0), torch.where(inside, right, 0), numbers.tiny * grad.numel() ** 0.5
 
 
 def compare(out: dict[str, Tensor], ref: dict[str, Tensor], limit: float, what: str = "") -> None:

@@ -1,5 +1,6 @@
-"""The wheel holds the package, its marker of types and nothing else, and asks for little."""
+"""The wheel holds the package, its marker of types, the CPU kernels where there is a compiler and nothing else, and asks for little."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,15 +9,29 @@ from email.parser import Parser
 
 import pytest
 
+from linattn.ops.cpu import build
 from tests.packaging.tree import ROOT, files
+
+
+def built(folder, **environment):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={**os.environ, **environment})
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def inside(archive):
+    return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def sources():
+    return {str(p.relative_to(ROOT)) for p in files() if p.is_relative_to(ROOT / "linattn")}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    """Without a compiler."""
+    with zipfile.ZipFile(built(tmp_path_factory.mktemp("wheel"), CXX="no-such-compiler")) as archive:
         yield archive
 
 
@@ -26,9 +41,21 @@ def metadata(wheel):
 
 
 def test_it_holds_the_package_and_nothing_else(wheel):
-    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert "linattn/py.typed" in inside
-    assert inside == {str(p.relative_to(ROOT)) for p in files() if p.is_relative_to(ROOT / "linattn")}
+    assert "linattn/py.typed" in inside(wheel) and "linattn/ops/cpu/native/vector.h" in inside(wheel)
+    assert inside(wheel) == sources()
+    assert wheel.filename.endswith("-py3-none-any.whl")
+
+
+def test_where_there_is_a_compiler_it_carries_the_kernels_of_this_platform(tmp_path):
+    library = build.library()
+    if library is None:
+        pytest.skip("the kernels are not compiled here")
+    path = built(tmp_path)
+    assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
+    with zipfile.ZipFile(path) as archive:
+        assert inside(archive) - sources() == {str(library.relative_to(ROOT))} and not sources() - inside(archive)
+        (data,) = (n for n in archive.namelist() if n.endswith("dist-info/WHEEL"))
+        assert b"Root-Is-Purelib: false" in archive.read(data)
 
 
 def test_the_base_needs_four_packages(wheel):

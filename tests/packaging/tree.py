@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SKIPPED = {".git", ".venv", "site", "runs", "build", "dist", "__pycache__"}
+SKIPPED = {".git", ".venv", "site", "runs", "build", "built", "dist", "__pycache__"}
 
 
 def files() -> list[Path]:

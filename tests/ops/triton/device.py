@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops import cases, definition
+from tests.ops import cases, errors
 from tests.ops.cases import Call
-from tests.ops.errors import CANCELLED, EXACT, HALF_GRADIENT, Rounding, admitted, error
+from tests.ops.errors import admitted
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -67,31 +67,10 @@ def ratios(
     unrounded: Call, dtype: torch.dtype, *, outputs: tuple[str, ...] | None = None, limit: float | None = None,
     decay: torch.dtype | None = None, run: Callable = gradients, capped: bool = True,
 ) -> dict[str, float]:  # fmt: skip
-    """For each result, and each gradient, of ``unrounded`` rounded to ``dtype``: its error over what is allowed.
-
-    Not ``capped``: bfloat16 is allowed what rounding the inputs costs twice, be it more than 0.6 %.
-    """
-    unrounded = here(unrounded)
-    call = unrounded.to(dtype, decay)
-    out, grads = run(call, outputs)
-    ref, wanted = cases.gradients(call.double(), outputs, backend=EXACT_BACKEND)
-    exact = ref if dtype in EXACT else unrounded(backend=EXACT_BACKEND)
-    assert out.keys() == ref.keys()
-    found = {}
-    for name, right in ref.items():
-        kept = dtype if name == "denominator" else out[name].dtype  # it divides an output of that dtype
-        rounding = Rounding(error(right, exact[name]), error(right.to(kept), right))
-        found[name] = error(out[name], right) / (limit or EXACT.get(dtype) or rounding.tolerance(dtype, capped))
-    floors = None
-    for name, grad in grads.items():
-        assert grad.dtype == call.tensors[name].dtype
-        allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
-        e = error(grad, wanted[name])
-        if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
-            floors = definition.summands(call.double()) if floors is None else floors
-            e = error(grad, wanted[name], CANCELLED * floors[name])
-        found[f"gradient of {name}"] = e / allowed
-    return found
+    """:func:`tests.ops.errors.ratios` of the kernels on the device."""
+    return errors.ratios(
+        here(unrounded), dtype, run=run, exact=EXACT_BACKEND, outputs=outputs, limit=limit, decay=decay, capped=capped
+    )  # fmt: skip
 
 
 def check(unrounded: Call, dtype: torch.dtype, **how) -> None:

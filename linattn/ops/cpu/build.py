@@ -1,0 +1,196 @@
+"""Compile the CPU kernels into one shared library: ``python -m linattn.ops.cpu.build``. Needs a C++ compiler and nothing else.
+
+Every source is compiled once for each instruction set, but those of ``ONCE``, and those named ``*_amx.cpp``, for AMX alone.
+The library's name carries a hash of the sources and of how they are compiled, so that a stale one is never loaded; objects are kept
+under such names too, so that a change compiles what it touches. This file imports nothing of linattn: the package's build runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+NATIVE = Path(__file__).with_name("native")
+BUILT = Path(__file__).with_name("built")
+ONCE = ("pool.cpp", "isa.cpp")
+FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread",
+    "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option",
+    "-Wno-maybe-uninitialized",  # GCC says it of its own intrinsics
+)  # fmt: skip
+SANITIZED = ("portable", "avx512", "amx")  # AVX2's kernels are the portable ones with wider vectors
+SANITIZE = (
+    "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+    # What the address sanitizer sees anyway, and would take four times as long to compile.
+    "-fno-sanitize=null,alignment,object-size,pointer-overflow,vptr",
+)  # fmt: skip
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+# From the one that every machine has to the best, in the order in which isa.cpp numbers them.
+ISAS = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")}
+SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+
+
+class BuildError(Exception):
+    """Why there is no library."""
+
+
+class NoCompilerError(BuildError):
+    """There is nothing to build it with."""
+
+
+def names(sanitize: bool = False) -> tuple[str, ...]:
+    """The instruction sets that a library for this kind of machine has."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ("portable",)
+    return SANITIZED if sanitize else tuple(ISAS)
+
+
+def sources() -> list[Path]:
+    return sorted(NATIVE.glob("*.cpp"))
+
+
+@cache
+def key(sanitize: bool = False) -> str:
+    """What every library of these sources has in its name."""
+    how = (platform.machine(), sys.platform, FLAGS, _extra(sanitize), [(isa, ISAS[isa]) for isa in names(sanitize)])
+    digest = hashlib.sha256(repr(how).encode())
+    for path in sorted(NATIVE.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def library(sanitize: bool = False) -> Path | None:
+    """The library of these sources, if it has been built."""
+    return next(iter(sorted(BUILT.glob(f"linattn-{key(sanitize)}-*{SUFFIX}"))), None)
+
+
+def build(sanitize: bool = False) -> Path:
+    """Build the library if it is not there; its path.
+
+    Raises:
+        BuildError: it cannot be built; NoCompilerError: because there is no compiler.
+    """
+    if os.name == "nt":
+        raise NoCompilerError("its kernels are compiled on Linux and macOS only")
+    compiler, version = _compiler()
+    path = BUILT / f"linattn-{key(sanitize)}-{_hash(version)}{SUFFIX}"
+    if path.exists():
+        return path
+    BUILT.mkdir(exist_ok=True)
+    isas = [name for name in names(sanitize) if _takes(compiler, ISAS[name])]
+    headers = b"".join(p.read_bytes() for p in sorted(NATIVE.glob("*.h")))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [
+            pool.submit(_object, compiler, source, isa, sanitize, _hash(version, headers.decode()))
+            for source in sources()
+            for isa in _compiled_for(source, isas)
+        ]
+        objects = [job.result() for job in jobs]
+    with _finished(path) as half:
+        _run([*compiler, *_extra(sanitize), "-shared", "-pthread", "-o", str(half), *map(str, objects)])
+    _tidy(path, objects, sanitize)
+    return path
+
+
+def _compiled_for(source: Path, isas: list[str]) -> list[str]:
+    if source.name in ONCE:
+        return ["portable"]
+    return [isa for isa in isas if (isa == "amx") == source.stem.endswith("_amx")]
+
+
+def _object(compiler: list[str], source: Path, isa: str, sanitize: bool, context: str) -> Path:
+    """``source`` compiled for ``isa``, unless that has been done."""
+    flags = [*FLAGS, *_extra(sanitize), *ISAS[isa], f"-DLINATTN_ISA={isa}"]
+    kind = f"{source.stem}-{isa}-{'sanitized' if sanitize else 'plain'}"
+    path = BUILT / f"{kind}-{_hash(context, repr(flags), source.read_text(encoding='utf-8'))}.o"
+    if not path.exists():
+        with _finished(path) as half:
+            _run([*compiler, *flags, "-c", str(source), "-o", str(half)])
+    return path
+
+
+def _tidy(path: Path, objects: list[Path], sanitize: bool) -> None:
+    """Remove what older sources have left."""
+    kept = {path, *objects}
+    for old in BUILT.glob(f"*-{'sanitized' if sanitize else 'plain'}-*.o"):
+        if old not in kept:
+            old.unlink(missing_ok=True)
+    for old in BUILT.glob(f"linattn-*{SUFFIX}"):
+        if not old.name.startswith((f"linattn-{key(False)}-", f"linattn-{key(True)}-")):
+            old.unlink(missing_ok=True)
+
+
+def _extra(sanitize: bool) -> tuple[str, ...]:
+    return SANITIZE if sanitize else ()
+
+
+def _compiler() -> tuple[list[str], str]:
+    """The command, and what it says it is."""
+    tried = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    for command in map(shlex.split, tried):
+        if shutil.which(command[0]):
+            said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+            if said.returncode == 0:
+                return command, said.stdout
+    raise NoCompilerError(f"there is no C++ compiler ({', '.join(tried)}) to build its kernels with")
+
+
+def _takes(compiler: list[str], flags: tuple[str, ...]) -> bool:
+    """Whether ``compiler`` knows ``flags``."""
+    if not flags:
+        return True
+    command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"]
+    return subprocess.run(command, input="", capture_output=True, text=True, check=False).returncode == 0
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"its kernels could not be compiled: {shlex.join(command)}\n{done.stderr}")
+    sys.stderr.write(done.stderr)  # warnings
+
+
+@contextlib.contextmanager
+def _finished(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write into, which takes its name once it is whole."""
+    handle, half = tempfile.mkstemp(dir=path.parent, prefix=".half-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        yield Path(half)
+        Path(half).chmod(0o755 if path.suffix == SUFFIX else 0o644)
+        Path(half).replace(path)
+    finally:
+        Path(half).unlink(missing_ok=True)
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def main() -> int:
+    """Build, and print where. That there is no compiler is said, but is no failure: the portable form serves."""
+    parser = argparse.ArgumentParser(prog="python -m linattn.ops.cpu.build", description="Compile the CPU kernels.")
+    parser.add_argument("--sanitize", action="store_true", help="with the address and undefined behaviour sanitizers, beside the usual one")
+    try:
+        print(build(parser.parse_args().sanitize))
+    except BuildError as error:
+        print(f"linattn: the portable form will serve on the CPU: {error}", file=sys.stderr)
+        return 0 if isinstance(error, NoCompilerError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

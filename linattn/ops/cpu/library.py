@@ -1,0 +1,211 @@
+"""The compiled kernels: whether they are there, which instruction set serves, and calls of them.
+
+Which instruction set is chosen when the first kernel is called: the best that this machine has, or a lower one that
+``LINATTN_CPU_ISA`` names (``portable``, ``avx2``, ``avx512``, ``amx``). ``LINATTN_CPU_SANITIZE=1`` takes the library that
+``python -m linattn.ops.cpu.build --sanitize`` has made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.ops.cpu import build
+
+GUARD = 64  # numbers
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
+_lowered: str | None = os.environ.get("LINATTN_CPU_ISA")
+_guards: list[Tensor] | None = None
+
+
+@torch.compiler.assume_constant_result
+def reason() -> str | None:
+    """Why there are no kernels, or None if there are."""
+    return _loaded()[1]
+
+
+@cache
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    if _lowered is not None and _lowered not in build.ISAS:
+        return None, f"LINATTN_CPU_ISA must be one of {', '.join(build.ISAS)}, but is {_lowered!r}"
+    path = build.library(sanitize=os.environ.get("LINATTN_CPU_SANITIZE") == "1")
+    if path is None:
+        return None, "its kernels are not compiled: python -m linattn.ops.cpu.build does that, or says what it lacks"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return None, f"its kernels cannot be loaded: {error}"
+    library.linattn_isa.restype = ctypes.c_int64
+    return library, None
+
+
+@cache
+def isas() -> tuple[str, ...]:
+    """The instruction sets that both this machine and the library have, the best one last."""
+    library, missing = _loaded()
+    if library is None:
+        raise RuntimeError(missing)
+    there = list(build.ISAS)[: library.linattn_isa() + 1]
+    return tuple(isa for isa in there if isa == "amx" or hasattr(library, f"linattn_lanes_{isa}"))
+
+
+def isa() -> str:
+    """The one that serves."""
+    order = list(build.ISAS)
+    return next(x for x in reversed(isas()) if _lowered is None or order.index(x) <= order.index(_lowered))
+
+
+@contextmanager
+def lowered(isa: str) -> Iterator[None]:
+    """Within it no better instruction set than ``isa`` serves: for tests."""
+    global _lowered
+    before, _lowered = _lowered, isa
+    try:
+        yield
+    finally:
+        _lowered = before
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within it what kernels have to fill is full of NaN before, and stands between guards that are looked at in the end: for tests.
+
+    Raises:
+        RuntimeError: a guard was written to.
+    """
+    global _guards
+    before, _guards = _guards, []
+    try:
+        yield
+        if not all(bool(guard.isnan().all()) for guard in _guards):
+            raise RuntimeError("a kernel wrote outside of what it was given")
+    finally:
+        _guards = before
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory that a kernel fills."""
+    if _guards is None:
+        return torch.empty(shape, dtype=dtype)
+    around = torch.full((math.prod(shape) + 2 * GUARD,), torch.nan, dtype=dtype)
+    _guards.extend((around[:GUARD], around[-GUARD:]))
+    return around[GUARD:-GUARD].view(shape)
+
+
+def like(t: Tensor) -> Callable[..., Tensor]:
+    """As :func:`empty`, for the fake results of operators."""
+    return lambda shape, dtype=torch.float32: t.new_empty(shape, dtype=dtype)
+
+
+def call(name: str, *arguments: Tensor | float | None) -> None:
+    """Run the kernel ``name`` of the best instruction set that it is compiled for; the number of threads goes last.
+
+    A tensor goes as the address of its first number (its memory layout is the caller's care), None as the address 0, a bool or
+    an int as int64, a float as double.
+    """
+    function = _kernel(name, isa())
+    if function.argtypes is None:
+        function.argtypes = [*map(_type, arguments), ctypes.c_int64]
+    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+    function(*values, torch.get_num_threads())
+
+
+def in_rows(t: Tensor) -> Tensor:
+    """``t`` [B, T, ...], with the numbers of a token side by side."""
+    t = t.resolve_neg()
+    return t if t[:1, :1].is_contiguous() else t.contiguous()
+
+
+def rows(t: Tensor) -> tuple[Tensor, int, int, int]:
+    """What LINATTN_ROWS in rows.h takes of ``t`` [B, T, ...]: its dtype, and what lies between batch rows and between tokens."""
+    return t, DTYPES[t.dtype], t.stride(0), t.stride(1)
+
+
+def sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """How many sequences ``x`` [B, T, ...] holds."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def plain(t: Tensor | None) -> Tensor | None:
+    """``t`` as contiguous float32, unless it is None."""
+    return None if t is None else t.detach().resolve_neg().to(torch.float32).contiguous()
+
+
+def ends(cu_seqlens: Tensor | None) -> Tensor | None:
+    """``cu_seqlens`` as kernels read it."""
+    return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+
+
+def has_amx() -> bool:
+    """Whether kernels of ``*_amx.cpp`` may be called."""
+    return isa() == "amx"
+
+
+@cache
+def _kernel(name: str, isa: str) -> Any:
+    library, missing = _loaded()
+    if library is None:
+        raise RuntimeError(missing)
+    if isa == "amx" and not hasattr(library, f"linattn_{name}_amx"):  # most have nothing to gain by it
+        isa = "avx512"
+    function = getattr(library, f"linattn_{name}_{isa}")
+    function.restype = None
+    return function
+
+
+def _type(argument: Tensor | float | None) -> type:
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_double if isinstance(argument, float) else ctypes.c_int64
+
+
+def refusal(*tensors: Tensor | None) -> str | None:
+    """Why no kernel takes ``tensors``, whatever it computes, or None."""
+    there = [t for t in tensors if t is not None]
+    if any(t.device.type != "cpu" for t in there):
+        return "it runs on the CPU only"
+    for t in there:
+        if t.dtype not in DTYPES and t.dtype not in (torch.int32, torch.int64):
+            return f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
+    if torch._C._are_functorch_transforms_active():
+        return "its operators have no rules for vmap and functional transforms"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it has no derivatives in forward mode"
+    return reason()
+
+
+def traced(*tensors: Tensor | None) -> bool:
+    """Whether something looks on that has to see operators: a compiler, an exporter, a dispatch mode, a subclass of tensors."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return True
+    return any(type(t) not in (Tensor, torch.nn.Parameter, type(None)) for t in tensors)
+
+
+def wanted(*tensors: Tensor | None) -> bool:
+    """Whether gradients will be asked for."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+_operators = torch.library.Library("linattn", "FRAGMENT")
+
+
+def operator(name: str, schema: str, run: Callable, fake: Callable, backward: Callable, setup: Callable | None = None) -> Callable:
+    """``linattn::name(schema``, on the CPU. By hand, because ``torch.library.custom_op`` would add 10 us of Python to every call."""
+    _operators.define(f"{name}({schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _operators.impl(name, run, "CPU")
+    torch.library.register_fake(f"linattn::{name}", fake, lib=_operators)
+    torch.library.register_autograd(f"linattn::{name}", backward, setup_context=setup, lib=_operators)
+    return getattr(torch.ops.linattn, name).default
+
+
+def given(tensors: tuple[Tensor | None, ...], like: Tensor) -> tuple[Tensor, ...]:
+    """Operators return tensors, empty ones for what there is not."""
+    return tuple([like.new_empty((0,)) if t is None else t for t in tensors])

@@ -1,0 +1,255 @@
+"""The CPU backend of the recurrence: what it refuses, its calls of the kernels, and their operators.
+
+One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.ops.cpu import library
+from linattn.ops.inputs import Inputs, Outputs
+
+CHUNK = 64  # tokens between the states that are kept for the backward pass, as in linear_attention.h
+TASKS = 8  # where there are fewer states their columns are shared out: by shapes alone, so that the bits are those of any machine
+SLAB = 32  # columns that are worth a task
+PLAIN, BONUS, DELTA, ERASE = range(4)  # as linear_attention.h numbers them
+Shape = tuple[int, ...]
+
+
+def refusal(inputs: Inputs, form: str) -> str | None:
+    """Why the kernels do not run ``inputs``, or None if they do."""
+    if inputs.v.dtype == torch.float64:
+        return "it computes in float32, and the inputs are float64"
+    if form == "parallel":
+        return "it has no quadratic form"
+    if not inputs.causal:
+        return "without causality one matrix product is the whole work"
+    if inputs.v.shape[1] == 0 or inputs.rows == 0 or inputs.v.shape[0] == 0:
+        return "there are no tokens"
+    return library.refusal(*inputs.differentiable, inputs.cu_seqlens)
+
+
+def linear_attention(inputs: Inputs) -> Outputs:
+    """Run ``inputs``; differentiable once."""
+    x, (read, write) = inputs, inputs.erase or (None, None)
+    tensors = (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens)
+    wanted = library.wanted(*x.differentiable)
+    run: Callable[..., Any] = _forward_operator if library.traced(*tensors) else Walk.apply if wanted else forward
+    o, final, denominator, final_z, _ = run(*tensors, x.scale, x.denominator, wanted)
+    return Outputs(o, denominator, final, final_z) if x.denominator else Outputs(o, None, final, None)
+
+
+FORMS = {"chunk": linear_attention, "recurrent": linear_attention}
+
+
+class _Call:
+    """The arguments of one call in the memory layout that the kernels take, and their sizes."""
+
+    _struct = struct.Struct("12q d 35q 4q 5q 4q 5q 3q 25q 5q")  # Call of linear_attention.h
+
+    def __init__(self, q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized):
+        per_channel = decay is not None and decay.ndim in (2, 4)
+        self.rank = 0 if decay is None else 1 + per_channel
+        self.rule = ERASE if read is not None else DELTA if beta is not None else PLAIN if bonus is None else BONUS
+        self.scale, self.normalized = scale, normalized
+        q, k, v, read, write = map(_in_rows, (q, k, v, read, write))
+        self.timed = (q, k, v, _in_rows(decay) if per_channel else decay, beta, read, write)
+        self.others = (library.plain(bonus), *(None if t is None else t.contiguous() for t in (initial, initial_z)), library.ends(cu))
+        self.tokens, self.keys = v.shape[:3], k.shape[3]  # [B, T, H]
+        self.batch, self.length, self.heads, self.values = v.shape
+        self.group = self.heads // k.shape[2]
+        self.sequences = self.batch if cu is None else cu.shape[0] - 1
+        shares, states = -(-(self.values + normalized) // SLAB), self.sequences * self.heads
+        self.parts = 1 if states >= TASKS else min(shares, -(-TASKS // states))
+        self.state = (self.sequences, self.heads, self.keys, self.values)
+
+    @property
+    def kept(self) -> Shape:
+        """Of the states before every chunk, with keys and columns in whole vectors of the widest kind.
+
+        Where sequences are packed each has at most one chunk more than its whole ones.
+        """
+        slots = self.batch * -(-self.length // CHUNK) if self.others[-1] is None else self.length // CHUNK + self.sequences
+        return (slots, self.heads, _up(self.values + self.normalized), _up(self.keys))
+
+    def run(self, name: str, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> None:
+        """Call the kernel ``name`` with what a pass writes, and the backward pass reads, besides."""
+        sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0)
+        arguments = (*_strided(*self.timed), *_addresses(*self.others))
+        packed = self._struct.pack(self.rank, self.rule, self.normalized, *sizes, self.scale, *arguments, *outputs, *gradients)
+        buffer = ctypes.create_string_buffer(packed, len(packed))
+        library.call(name, ctypes.addressof(buffer))
+
+
+def _up(n: int) -> int:
+    return -(-n // 16) * 16
+
+
+def _in_rows(x: Tensor | None) -> Tensor | None:
+    """``x`` with a dense last dimension."""
+    if x is None:
+        return None
+    x = x.resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _addresses(*tensors: Tensor | None) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def _strided(*tensors: Tensor | None) -> list[int]:
+    """Of each its address, its dtype, and its steps from row to row, token to token and head to head.
+
+    A constant, [H] or [H, K], takes steps of 0 from token to token; what is None is zeros.
+    """
+    numbers: list[int] = []
+    for t in tensors:
+        if t is None:
+            numbers += (0, 0, 0, 0, 0)
+        else:
+            numbers += (t.data_ptr(), library.DTYPES[t.dtype], *((0, 0, t.stride(0)) if t.ndim <= 2 else t.stride()[:3]))
+    return numbers
+
+
+def forward(*arguments) -> tuple[Any, ...]:
+    """Output [B, T, H, V], final state [N, H, K, V], denominator [B, T, H] and final z [N, H, K], and the states that were kept, or None.
+
+    The arguments are those of the operator below.
+    """
+    *own, keeps = arguments
+    call = _Call(*own)
+    o, final, denominator, final_z, kept = _outputs(call, own[2].dtype, keeps, library.empty)
+    call.run("linear_attention", (*_strided(o), *_addresses(denominator, final, final_z, kept)))
+    return o, final, denominator, final_z, kept
+
+
+def _outputs(call: _Call, dtype: torch.dtype, keeps: bool, empty: Callable[..., Tensor]) -> tuple[Any, ...]:
+    o = empty((*call.tokens, call.values), torch.float32 if call.normalized else dtype)
+    denominator, final_z = (empty(call.tokens), empty(call.state[:3])) if call.normalized else (None, None)
+    return o, empty(call.state), denominator, final_z, empty(call.kept) if keeps else None
+
+
+def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfinal_z: Tensor | None, *arguments) -> tuple[Any, ...]:
+    """Gradients of q, k, v, decay (None unless ``of_decay``), beta, read, write, bonus, initial state and initial z.
+
+    After the gradients of the outputs come the arguments of :func:`forward`, with the kept states and ``of_decay`` for ``keeps``.
+    """
+    *own, kept, of_decay = arguments
+    call = _Call(*own)
+    if call.normalized and ddenominator is None:
+        ddenominator = torch.zeros(call.tokens)
+    rows, others = _in_rows(do), [None if t is None else t.contiguous() for t in (ddenominator, dfinal, dfinal_z)]
+    timed, rest = _gradients(call, own, of_decay)
+    dq, dk, dv, ddecay, dbeta, dread, dwrite = timed
+    per_key = (None if g is None else g[0] for g in (dread, dwrite))
+    call.run(
+        "linear_attention_backward", (0, 0, 0, 0, 0, *_addresses(None, None, None, kept)),
+        (*_strided(rows), *_addresses(*others), *_strided(dq[0], dk[0], dv, *per_key), *_addresses(ddecay, dbeta, *rest)),
+    )  # fmt: skip
+    dq, dk = (g.unflatten(3, (-1, call.group)).sum(4) if call.group > 1 else g for g in (dq, dk))
+    timed = (dq, dk, dv[None], ddecay, dbeta, dread, dwrite)
+    whole = (None if g is None else _whole(g, t) for g, t in zip(timed, own[:7], strict=True))
+    dbonus, dinitial, dinitial_z = rest
+    return *whole, None if dbonus is None else dbonus.sum((0, 2)).to(own[7].dtype), dinitial, dinitial_z
+
+
+def _whole(parts: Tensor, of: Tensor) -> Tensor:
+    """The sum of ``parts`` [P, B, T, ...], or of all tokens too for a constant, in the dtype of the argument."""
+    g = parts[0] if parts.shape[0] == 1 else parts.sum(0)
+    return (g.sum((0, 1)) if of.ndim <= 2 else g).to(of.dtype)
+
+
+def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Room for the gradients: with a part for each share of the columns, except those of values and of initial states."""
+    v, _, beta, read, write, bonus, initial, initial_z = own[2:10]
+    tokens, alone = (call.parts, *call.tokens), call.parts == 1
+    channels = (*tokens, call.keys)
+    dq, dk = (library.empty(channels, v.dtype if alone and call.group == 1 else torch.float32) for _ in "qk")
+    ddecay = library.empty(channels if call.rank == 2 else tokens) if of_decay else None
+    dbeta = None if beta is None else library.empty(tokens)
+    dread, dwrite = (None if t is None else library.empty(channels, t.dtype if alone else torch.float32) for t in (read, write))
+    dbonus = None if bonus is None else library.empty((call.sequences, call.heads, call.parts, call.keys))
+    states = (None if t is None else library.empty(t.shape) for t in (initial, initial_z))
+    return (dq, dk, library.empty(v.shape, v.dtype), ddecay, dbeta, dread, dwrite), (dbonus, *states)
+
+
+def _forward(*arguments) -> tuple[Tensor, ...]:
+    """:func:`forward` as an operator."""
+    return library.given(forward(*arguments), arguments[2])
+
+
+def _forward_fake(*arguments) -> tuple[Tensor, ...]:
+    *own, keeps = arguments
+    return library.given(_outputs(_Call(*own), own[2].dtype, keeps, library.like(own[2])), own[2])
+
+
+def _backward(*arguments) -> tuple[Tensor, ...]:
+    """:func:`backward` as an operator."""
+    return library.given(backward(*arguments), arguments[6])
+
+
+def _backward_fake(*arguments) -> tuple[Tensor, ...]:
+    *tensors, of_decay = (*arguments[4:14], arguments[-1])
+    tensors[3] = tensors[3] if of_decay else None
+    return library.given(tuple(None if t is None else t.new_empty(t.shape) for t in tensors), tensors[2])
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tensors, ctx.scale, ctx.normalized, keeps = inputs
+    if not keeps:
+        raise RuntimeError("linattn::cpu_linear_attention was told that nobody needs gradients; call linattn.linear_attention instead")
+    ctx.save_for_backward(*tensors, output[4])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, do, dfinal, ddenominator, dfinal_z, _):
+    *tensors, kept = ctx.saved_tensors
+    v = tensors[2]
+    if do is None:
+        do = v.new_zeros(v.shape)
+    if not ctx.normalized:  # the operator's empty tensors have gradients too
+        ddenominator = dfinal_z = None
+    seen = torch.is_grad_enabled() or library.traced(do, v)  # who asks for a second derivative gets the operator's refusal
+    run = _backward_operator if seen else backward
+    gradients = run(do, dfinal, ddenominator, dfinal_z, *tensors, ctx.scale, ctx.normalized, kept, ctx.needs_input_grad[3])
+    wanted = [g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[:10], strict=True)]
+    return (*wanted, None, None, None, None)
+
+
+def _twice(ctx, *_):
+    raise NotImplementedError('the CPU kernels of linear_attention are differentiable once; backend="torch" has gradients of gradients')
+
+
+class Walk(torch.autograd.Function):
+    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_differentiate)
+
+
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? beta, Tensor? read, Tensor? write, Tensor? bonus, Tensor? initial, "
+    "Tensor? initial_z, Tensor? cu_seqlens, float scale, bool normalized"
+)
+_forward_operator = library.operator(
+    "cpu_linear_attention", f"{_TENSORS}, bool keeps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _forward, _forward_fake, _differentiate, _keep,
+)  # fmt: skip
+_backward_operator = library.operator(
+    "cpu_linear_attention_backward",
+    f"Tensor d_o, Tensor? d_final, Tensor? d_denominator, Tensor? d_final_z, {_TENSORS}, Tensor kept, bool of_decay) -> "
+    f"({', '.join(['Tensor'] * 10)})",
+    _backward, _backward_fake, _twice,
+)  # fmt: skip

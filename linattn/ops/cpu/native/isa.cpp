@@ -1,0 +1,43 @@
+// Which instruction sets this machine has. Compiled for all machines.
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+#if defined(__x86_64__) && defined(__linux__)
+// The tiles are there, and the system lets this process and its threads use them.
+bool has_amx() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const unsigned bf16 = 1u << 22, tile = 1u << 24;
+    if ((d & (bf16 | tile)) != (bf16 | tile)) return false;
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+#elif defined(__x86_64__)
+bool has_amx() { return false; }
+#endif
+
+}  // namespace
+
+// The place of the best one in build.py's list of them: 0 portable, 1 AVX2, 2 AVX-512, 3 AMX.
+extern "C" __attribute__((visibility("default"))) int64_t linattn_isa() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!avx2) return 0;
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
+    if (!avx512) return 1;
+    return __builtin_cpu_supports("avx512bf16") && has_amx() ? 3 : 2;
+#else
+    return 0;
+#endif
+}

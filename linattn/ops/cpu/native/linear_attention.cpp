@@ -1,0 +1,81 @@
+// The forward pass of the recurrence, and steps of it.
+#include "linear_attention_slab.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+namespace {
+
+constexpr int STAGED = 4;  // blocks that are prepared at a time, so that their panels stay in the first cache
+thread_local Scratch scratch;
+
+// A row of an output: columns of v, and the one after them into the denominator.
+struct Row {
+    const Call& call;
+    const Task& task;
+    const bool streamed;
+    LINATTN_INLINE void store(int64_t t, int64_t column, Float x) const {
+        const int64_t rest = call.values - column;
+        const int64_t at = call.o.at(task.at.row, t, task.at.head) + column;
+        if (rest > 0) call.o.put(at, least(rest, LANES), x, streamed);
+        if (call.ones && rest >= 0 && rest < LANES) {
+            float lane[LANES];
+            LINATTN_ISA::store(lane, x);
+            call.denominator[(task.at.row * call.tokens + t) * call.heads + task.at.head] = lane[rest];
+        }
+    }
+};
+
+template <int RANK, int RULE>
+void run(const Call& call, int64_t i) {
+    using F = Family<RULE>;
+    const Task task(call, i);
+    const Columns columns(call, task.part);
+    const int64_t rows = up(call.keys, LANES), state = rows * columns.count(), size = Block<RULE>::size(call, columns);
+    Pieces pieces{scratch.room(state + up(size, 16) * STAGED)};
+    float *S = pieces.take(state), *blocks = pieces.take(size * STAGED);
+    const Row out{call, task, large(call, call.o, call.values)};
+    load_state<F::WIDTH>(call, columns, task.index(call), call.initial, call.initial_z, S);
+    for (int64_t t = task.at.first; t < task.at.last; t += STAGED * TOKENS) {
+        const int64_t n = t - task.at.first;
+        if (call.kept && n % CHUNK == 0) memcpy(task.kept(call, columns, n / CHUNK), S, state * sizeof(float));
+        const int count = least(task.at.last - t, STAGED * TOKENS);
+        for (int b = 0; b * TOKENS < count; b++)
+            prepare<RANK, RULE>(
+                call, task, columns, t + b * TOKENS, least(count - b * TOKENS, TOKENS), Block<RULE>(call, columns, blocks + b * size), false);
+        slabs<F::WIDTH>(columns.count(), [&](auto width, int64_t c) {
+            for (int b = 0; b * TOKENS < count; b++) {
+                const Expect expect{task, t + (STAGED + b) * TOKENS, c, decltype(width)::value * LANES, columns.count()};
+                expect(call.q, task.at.head / call.group, call.keys);
+                expect(call.k, task.at.head / call.group, call.keys);
+                expect(call.v, task.at.head, call.values);
+                if (RANK == CHANNEL) expect(call.decay, task.at.head, call.keys);
+                const Block<RULE> block(call, columns, blocks + b * size);
+                const Slab<RULE, decltype(width)::value> slab{block, c};
+                const int64_t first = t + b * TOKENS;
+                const auto put = [&](int at, int64_t column, Float o) {
+                    if (first + at < task.at.last) out.store(first + at, columns.first + column, o);
+                };
+                slab.forward(S + c * rows, call.keys, decay_of_rows<RANK>(block.keys, F::KEEP), false, put);
+            }
+        });
+    }
+    settle();
+    if (call.final) store_state<F::WIDTH>(call, columns, task.index(call), S, call.final, call.final_z);
+}
+
+template <int RANK, int RULE>
+void all(const Call& call) {
+    parallel(tasks(call), call.threads, [&](int64_t i) { run<RANK, RULE>(call, i); });
+}
+
+}  // namespace
+
+LINATTN_ENTRY(linear_attention)(const void* call, int64_t threads) {
+    Call own;
+    memcpy(&own, call, sizeof own);
+    own.threads = threads;
+    LINATTN_BY_FAMILY(all, own)
+}
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

@@ -1,0 +1,18 @@
+// Threads of our own: no second runtime stands beside the one that torch brings.
+#pragma once
+
+#include <cstdint>
+
+namespace linattn {
+
+// body(context, i) for every i in [0, count), on at most `threads` threads, the caller among them. Returns when all are done.
+// Which thread runs which i is left open, so that a body writes what belongs to its i and nothing else. Subnormal numbers
+// count as 0 meanwhile. Called from within a body, or while another thread is at it, it runs all on the caller's thread.
+void run(int64_t count, int64_t threads, void (*body)(void* context, int64_t i), void* context);
+
+template <class Body>
+void parallel(int64_t count, int64_t threads, Body&& body) {
+    run(count, threads, [](void* context, int64_t i) { (*static_cast<Body*>(context))(i); }, &body);
+}
+
+}  // namespace linattn

@@ -1,0 +1,311 @@
+// The selective scan: h = exp(dt a) h + (dt x) b and y = sum_n h c + skip x, with lanes over the channels.
+//
+// A task takes SLAB channels of a sequence, a chunk of tokens at a time; the states of LANES channels stay in registers
+// for the tokens of a chunk, TILE of the N numbers that each has at a time. All is float32.
+// Backwards, a chunk's states are made once more from the one that was kept before it.
+#include "pool.h"
+#include "rows.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+namespace {
+
+constexpr int MOST = 128;  // of N
+constexpr int STRIP = CHUNK * LANES;  // one number for each token and lane of a chunk
+#if defined(__AVX512F__)
+constexpr int FORWARD_TILE = 16, BACKWARD_TILE = 4;
+#else
+constexpr int FORWARD_TILE = 4, BACKWARD_TILE = 2;
+#endif
+constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
+
+// 2 to the power of dt a <= 0, within 1e-7 of it: exactly 1 for 0, exactly 0 below 2^-126.
+LINATTN_INLINE Fade faded(Float dt, Float a) {
+    const Float magic = splat(0x1.8p23f + 127);
+    const Float shifted = fma(dt, a, magic), whole = shifted - magic, r = fma(dt, a, -whole);
+    const Float two = bits<Float>(bits<Word>(shifted) << 23);
+    Float p = splat(1.326925238e-03f);
+    p = fma(p, r, splat(9.671296924e-03f));
+    p = fma(p, r, splat(5.550711602e-02f));
+    p = fma(p, r, splat(2.402224690e-01f));
+    p = fma(p, r, splat(6.931470037e-01f)) * r;
+    const auto nothing = shifted < magic - 126.0f;
+    return {nothing ? zero() : two, nothing ? zero() : p};
+}
+
+// x [D, N], from channel `first` on, as [N, SLAB] with zeros for channels that are not there.
+void transpose_in(const float* x, Slab at, int64_t size, float factor, float* to) {
+    for (int64_t n = 0; n < size; n++)
+        for (int64_t i = 0; i < SLAB; i++) to[n * SLAB + i] = x && i < at.count ? x[(at.first + i) * size + n] * factor : 0.0f;
+}
+void transpose_out(const float* x, Slab at, int64_t size, float* to) {
+    for (int64_t n = 0; n < size; n++)
+        for (int64_t i = 0; i < at.count; i++) to[(at.first + i) * size + n] = x[n * SLAB + i];
+}
+
+// The tokens of a chunk of b or c as floats [tokens, N].
+void stage(const Rows& x, int64_t row, int64_t start, int tokens, int64_t size, float* to) {
+    for (int t = 0; t < tokens; t++)
+        for (int64_t n = 0; n < size; n += LANES) {
+            const int lanes = int(min(LANES, size - n));
+            store(to + t * size + n, x.load(row, start + t, n, lanes), lanes);
+        }
+}
+
+// What the passes of a chunk's tokens over TILE numbers of the state share. Strips are [tokens, LANES].
+struct Chunk {
+    int tokens;
+    int64_t size;                     // N
+    const float *a, *b, *c;           // a log2(e) [N, SLAB], b and c [tokens, N], all from their first number of the tile on
+    const float *dt, *written, *dy;   // strips: dt, dt x and the gradient of y
+    float *h, *dh, *da;               // [N, SLAB]
+    float *states, *twos, *parts;     // [tokens, TILE] vectors: what each token finds, and the two of its fade
+    float *y, *dwritten, *ddt;        // strips
+    float *db, *dc;                   // [tokens, TILE] vectors
+};
+
+template <int TILE>
+void forward(const Chunk& x) {
+    Float h[TILE];
+    for (int i = 0; i < TILE; i++) h[i] = load(x.h + i * SLAB);
+    for (int t = 0; t < x.tokens; t++) {
+        const Float dt = load(x.dt + t * LANES), written = load(x.written + t * LANES);
+        Float y = load(x.y + t * LANES), other = zero();
+        const float *b = x.b + t * x.size, *c = x.c + t * x.size;
+        LINATTN_UNROLL
+        for (int i = 0; i < TILE; i++) {
+            h[i] = carried(faded(dt, load(x.a + i * SLAB)), h[i], written * b[i]);
+            (i % 2 ? other : y) = fma(h[i], splat(c[i]), i % 2 ? other : y);
+        }
+        store(x.y + t * LANES, y + other);
+    }
+    for (int i = 0; i < TILE; i++) store(x.h + i * SLAB, h[i]);
+}
+
+// The states that each token finds, and what is left of them.
+template <int TILE>
+void again(const Chunk& x) {
+    Float h[TILE];
+    for (int i = 0; i < TILE; i++) h[i] = load(x.h + i * SLAB);
+    for (int t = 0; t < x.tokens; t++) {
+        const Float dt = load(x.dt + t * LANES), written = load(x.written + t * LANES);
+        const float* b = x.b + t * x.size;
+        LINATTN_UNROLL
+        for (int i = 0; i < TILE; i++) {
+            const Fade left = faded(dt, load(x.a + i * SLAB));
+            store(x.twos + (t * TILE + i) * LANES, left.two);
+            store(x.parts + (t * TILE + i) * LANES, left.part);
+            store(x.states + (t * TILE + i) * LANES, h[i]);
+            h[i] = carried(left, h[i], written * b[i]);
+        }
+    }
+    for (int i = 0; i < TILE; i++) store(x.states + (x.tokens * TILE + i) * LANES, h[i]);
+}
+
+template <int TILE>
+void backward(const Chunk& x) {
+    Float dh[TILE], da[TILE];
+    for (int i = 0; i < TILE; i++) {
+        dh[i] = load(x.dh + i * SLAB);
+        da[i] = zero();
+    }
+    for (int t = x.tokens - 1; t >= 0; t--) {
+        const Float dt = load(x.dt + t * LANES), written = load(x.written + t * LANES), dy = load(x.dy + t * LANES);
+        Float dwritten = load(x.dwritten + t * LANES), ddt = load(x.ddt + t * LANES);
+        const float *b = x.b + t * x.size, *c = x.c + t * x.size;
+        const float *before = x.states + t * TILE * LANES, *after = before + TILE * LANES;
+        const float *twos = x.twos + t * TILE * LANES, *parts = x.parts + t * TILE * LANES;
+        float *db = x.db + t * TILE * LANES, *dc = x.dc + t * TILE * LANES;
+        LINATTN_UNROLL
+        for (int i = 0; i < TILE; i++) {
+            store(dc + i * LANES, fma(dy, load(after + i * LANES), load(dc + i * LANES)));
+            dh[i] = fma(dy, splat(c[i]), dh[i]);
+            dwritten = fma(dh[i], splat(b[i]), dwritten);
+            store(db + i * LANES, fma(dh[i], written, load(db + i * LANES)));
+            dh[i] = carried({load(twos + i * LANES), load(parts + i * LANES)}, dh[i], zero());
+            const Float dlog = dh[i] * load(before + i * LANES);  // of dt a
+            ddt = fma(dlog, load(x.a + i * SLAB), ddt);
+            da[i] = fma(dlog, dt, da[i]);
+        }
+        store(x.dwritten + t * LANES, dwritten);
+        store(x.ddt + t * LANES, ddt);
+    }
+    for (int i = 0; i < TILE; i++) {
+        store(x.dh + i * SLAB, dh[i]);
+        store(x.da + i * SLAB, load(x.da + i * SLAB) + da[i]);
+    }
+}
+
+template <int WIDTH>
+struct Width {
+    static constexpr int value = WIDTH;
+};
+
+// body(Width<w>(), n) for tiles [n, n + w) of `size` numbers, wide ones first.
+template <int WIDTH, class Body>
+LINATTN_INLINE void tiles(int64_t n, int64_t size, const Body& body) {
+    for (; n + WIDTH <= size; n += WIDTH) body(Width<WIDTH>(), n);
+    if constexpr (WIDTH > 1) tiles<WIDTH / 2>(n, size, body);
+}
+
+// The sums over the lanes of vectors [tokens, width], as numbers of rows that are `size` long.
+void sum_lanes(const float* x, int tokens, int width, int64_t size, float* to) {
+    alignas(64) float all[CHUNK * BACKWARD_TILE];
+    for (int i = 0; i < tokens * width; i += LANES) store(all + i, sums(x + i * LANES));
+    for (int t = 0; t < tokens; t++)
+        for (int i = 0; i < width; i++) to[t * size + i] = all[t * width + i];
+}
+
+}  // namespace
+
+LINATTN_ENTRY(selective_scan_forward)
+(LINATTN_ROWS(x), LINATTN_ROWS(dt), LINATTN_ROWS(b), LINATTN_ROWS(c), LINATTN_ROWS(y), const float* a, const float* skip,
+ const float* initial, const int64_t* ends, float* final, float* kept, int64_t rows, int64_t tokens, int64_t width, int64_t size,
+ int64_t threads) {
+    LINATTN_THESE_ROWS(x);
+    LINATTN_THESE_ROWS(dt);
+    LINATTN_THESE_ROWS(b);
+    LINATTN_THESE_ROWS(c);
+    LINATTN_THESE_ROWS(y);
+    const int64_t slabs = (width + SLAB - 1) / SLAB;
+    parallel(rows * slabs, threads, [&](int64_t task) {
+        const int64_t n = task / slabs;
+        const Sequence at = sequence(n, tokens, ends);
+        const Slab part = slab(task % slabs, width);
+        alignas(64) float own_a[MOST * SLAB], h[MOST * SLAB], own_b[CHUNK * MOST], own_c[CHUNK * MOST];
+        alignas(64) float own_dt[STRIP], written[STRIP], own_y[STRIP];
+        transpose_in(a, part, size, LOG2E, own_a);
+        transpose_in(initial ? initial + n * width * size : nullptr, part, size, 1.0f, h);
+        int64_t slot = at.slot;
+        for (int64_t start = at.begin; start < at.end; start += CHUNK, slot++) {
+            const int count = int(min(CHUNK, at.end - start));
+            stage(b, at.row, start, count, size, own_b);
+            stage(c, at.row, start, count, size, own_c);
+            for (int block = 0; block < part.blocks(); block++) {
+                const int lanes = part.lanes(block), offset = block * LANES;
+                const int64_t channel = part.first + offset;
+                for (int64_t i = 0; kept && i < size; i++)
+                    store(kept + (slot * size + i) * width + channel, load(h + i * SLAB + offset), lanes);
+                for (int t = 0; t < count; t++) {
+                    const Float step = dt.load(at.row, start + t, channel, lanes);
+                    store(own_dt + t * LANES, step);
+                    store(written + t * LANES, step * x.load(at.row, start + t, channel, lanes));
+                    store(own_y + t * LANES, zero());
+                }
+                Chunk chunk = {};
+                chunk.tokens = count, chunk.size = size, chunk.dt = own_dt, chunk.written = written, chunk.y = own_y;
+                tiles<FORWARD_TILE>(0, size, [&](auto tile, int64_t i) {
+                    chunk.a = own_a + i * SLAB + offset, chunk.h = h + i * SLAB + offset;
+                    chunk.b = own_b + i, chunk.c = own_c + i;
+                    forward<decltype(tile)::value>(chunk);
+                });
+                const Float by = skip ? load(skip + channel, lanes) : zero();
+                for (int t = 0; t < count; t++) {
+                    Float out = load(own_y + t * LANES);
+                    if (skip) out = fma(x.load(at.row, start + t, channel, lanes), by, out);
+                    y.store(at.row, start + t, channel, out, lanes);
+                }
+            }
+        }
+        transpose_out(h, part, size, final + n * width * size);
+    });
+}
+
+// Of b and c there are sums for each slab, of a and skip for each of `groups` groups of sequences: parts that are then added up.
+LINATTN_ENTRY(selective_scan_backward)
+(LINATTN_ROWS(x), LINATTN_ROWS(dt), LINATTN_ROWS(b), LINATTN_ROWS(c), LINATTN_ROWS(dy), LINATTN_ROWS(dx), LINATTN_ROWS(ddt),
+ const float* a, const float* skip, const int64_t* ends, const float* dfinal, const float* kept, float* dinitial, void* db, void* dc,
+ float* da, float* dskip, float* parts_b, float* parts_c, float* parts_a, float* parts_skip, int64_t rows, int64_t groups,
+ int64_t batch, int64_t tokens, int64_t width, int64_t size, int64_t threads) {
+    LINATTN_THESE_ROWS(x);
+    LINATTN_THESE_ROWS(dt);
+    LINATTN_THESE_ROWS(b);
+    LINATTN_THESE_ROWS(c);
+    LINATTN_THESE_ROWS(dy);
+    LINATTN_THESE_ROWS(dx);
+    LINATTN_THESE_ROWS(ddt);
+    const int64_t slabs = (width + SLAB - 1) / SLAB;
+    parallel(groups * slabs, threads, [&](int64_t task) {
+        const int64_t group = task / slabs;
+        const Slab part = slab(task % slabs, width);
+        alignas(64) float own_a[MOST * SLAB], h[MOST * SLAB], dh[MOST * SLAB], own_da[MOST * SLAB], own_dskip[SLAB] = {};
+        alignas(64) float own_b[CHUNK * MOST], own_c[CHUNK * MOST];
+        alignas(64) float own_dt[BLOCKS * STRIP], written[BLOCKS * STRIP], own_dy[BLOCKS * STRIP];
+        alignas(64) float dwritten[BLOCKS * STRIP], own_ddt[BLOCKS * STRIP];
+        alignas(64) float states[(CHUNK + 1) * BACKWARD_TILE * LANES], twos[CHUNK * BACKWARD_TILE * LANES], parts[CHUNK * BACKWARD_TILE * LANES];
+        alignas(64) float own_db[CHUNK * BACKWARD_TILE * LANES], own_dc[CHUNK * BACKWARD_TILE * LANES];
+        transpose_in(a, part, size, LOG2E, own_a);
+        memset(own_da, 0, sizeof(float) * size * SLAB);
+        for (int64_t n = group * rows / groups; n < (group + 1) * rows / groups; n++) {
+            const Sequence at = sequence(n, tokens, ends);
+            transpose_in(dfinal ? dfinal + n * width * size : nullptr, part, size, 1.0f, dh);
+            for (int64_t index = (at.end - at.begin + CHUNK - 1) / CHUNK - 1; index >= 0; index--) {
+                const int64_t start = at.begin + index * CHUNK;
+                const int count = int(min(CHUNK, at.end - start));
+                stage(b, at.row, start, count, size, own_b);
+                stage(c, at.row, start, count, size, own_c);
+                for (int block = 0; block < part.blocks(); block++) {
+                    const int lanes = part.lanes(block), strip = block * STRIP;
+                    const int64_t channel = part.first + block * LANES;
+                    for (int64_t i = 0; i < size; i++)
+                        store(h + i * SLAB + block * LANES, load(kept + ((at.slot + index) * size + i) * width + channel, lanes));
+                    for (int t = 0; t < count; t++) {
+                        const Float step = dt.load(at.row, start + t, channel, lanes);
+                        store(own_dt + strip + t * LANES, step);
+                        store(written + strip + t * LANES, step * x.load(at.row, start + t, channel, lanes));
+                        store(own_dy + strip + t * LANES, dy.load(at.row, start + t, channel, lanes));
+                        store(dwritten + strip + t * LANES, zero());
+                        store(own_ddt + strip + t * LANES, zero());
+                    }
+                }
+                Chunk chunk = {};
+                chunk.tokens = count, chunk.size = size, chunk.states = states, chunk.twos = twos, chunk.parts = parts, chunk.db = own_db, chunk.dc = own_dc;
+                tiles<BACKWARD_TILE>(0, size, [&](auto tile, int64_t i) {
+                    constexpr int TILE = decltype(tile)::value;
+                    memset(own_db, 0, sizeof own_db);
+                    memset(own_dc, 0, sizeof own_dc);
+                    chunk.b = own_b + i, chunk.c = own_c + i;
+                    for (int block = 0; block < part.blocks(); block++) {
+                        const int64_t own = i * SLAB + block * LANES;
+                        const int strip = block * STRIP;
+                        chunk.a = own_a + own, chunk.h = h + own, chunk.dh = dh + own, chunk.da = own_da + own;
+                        chunk.dt = own_dt + strip, chunk.written = written + strip, chunk.dy = own_dy + strip;
+                        chunk.dwritten = dwritten + strip, chunk.ddt = own_ddt + strip;
+                        again<TILE>(chunk);
+                        backward<TILE>(chunk);
+                    }
+                    const int64_t to = ((task % slabs * batch + at.row) * tokens + start) * size + i;
+                    sum_lanes(own_db, count, TILE, size, parts_b + to);
+                    sum_lanes(own_dc, count, TILE, size, parts_c + to);
+                });
+                for (int block = 0; block < part.blocks(); block++) {
+                    const int lanes = part.lanes(block), strip = block * STRIP, offset = block * LANES;
+                    const int64_t channel = part.first + offset;
+                    const Float by = skip ? load(skip + channel, lanes) : zero();
+                    Float total = zero();
+                    for (int t = 0; t < count; t++) {
+                        const Float own_x = x.load(at.row, start + t, channel, lanes), out = load(own_dy + strip + t * LANES);
+                        const Float of_written = load(dwritten + strip + t * LANES);
+                        Float of_x = of_written * load(own_dt + strip + t * LANES);
+                        if (skip) of_x = fma(out, by, of_x);
+                        dx.store(at.row, start + t, channel, of_x, lanes);
+                        ddt.store(at.row, start + t, channel, fma(of_written, own_x, load(own_ddt + strip + t * LANES) * LN2), lanes);
+                        total = fma(out, own_x, total);
+                    }
+                    store(own_dskip + offset, load(own_dskip + offset) + total);
+                }
+            }
+            transpose_out(dh, part, size, dinitial + n * width * size);
+        }
+        transpose_out(own_da, part, size, parts_a + group * width * size);
+        if (skip)
+            for (int64_t i = 0; i < part.count; i++) parts_skip[group * width + part.first + i] = own_dskip[i];
+    });
+    sum_parts(parts_b, slabs, batch * tokens * size, db, b.dtype, threads);
+    sum_parts(parts_c, slabs, batch * tokens * size, dc, c.dtype, threads);
+    sum_parts(parts_a, groups, width * size, da, FLOAT32, threads);
+    if (skip) sum_parts(parts_skip, groups, width, dskip, FLOAT32, threads);
+}
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

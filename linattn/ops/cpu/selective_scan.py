@@ -1,0 +1,148 @@
+"""The selective scan on a CPU: what the kernels refuse, their calls, and their operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linattn.ops.cpu import library
+from linattn.ops.cpu.library import call, empty, plain, rows
+
+CHUNK = 64  # tokens between two kept states, as in rows.h
+SLAB = 64  # channels of a task, as in selective_scan.cpp
+MOST = 128  # numbers of a channel's state, likewise
+GROUPS = 16  # of sequences, at most, that sum the gradients of A and D apart
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]
+
+
+def refusal(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None
+) -> str | None:
+    """Why the kernels do not run the call, or None if they do."""
+    if a.shape[1] > MOST:
+        return f"it takes states of up to N = {MOST} numbers, but there are {a.shape[1]}"
+    return library.refusal(x, dt, a, b, c, d, initial, cu_seqlens)
+
+
+def run(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """As :func:`linattn.selective_scan`, in the dtypes that come: y [B, T, D] in that of ``x``, and the last states [rows, D, N]."""
+    tensors = (x, dt, a, b, c, d, initial)
+    keeps = library.wanted(*tensors)
+    if library.traced(*tensors, cu_seqlens):
+        y, last, _ = _forward_op(*tensors, cu_seqlens, keeps)
+    else:
+        y, last, _ = (Scan.apply if keeps else forward)(*tensors, cu_seqlens, keeps)
+    return y, last
+
+
+def forward(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, last states and, if it ``keeps`` any, the states before each chunk."""
+    x, dt, b, c = map(library.in_rows, (x, dt, b, c))
+    y, last, kept = _outputs(empty, x, a, cu_seqlens, keeps)
+    if cu_seqlens is not None:
+        kept.zero_()  # there is room for more chunks than a packing need have
+    call(
+        "selective_scan_forward", *rows(x), *rows(dt), *rows(b), *rows(c), *rows(y), *map(plain, (a, d, initial)),
+        library.ends(cu_seqlens), last, kept if keeps else None, last.shape[0], x.shape[1], *a.shape,
+    )  # fmt: skip
+    return y, last, kept
+
+
+def _outputs(make: Callable[..., Tensor], x: Tensor, a: Tensor, cu_seqlens: Tensor | None, keeps: bool) -> tuple[Tensor, Tensor, Tensor]:
+    batch, tokens, width = x.shape
+    sequences = library.sequences(x, cu_seqlens)
+    slots = batch * -(-tokens // CHUNK) if cu_seqlens is None else tokens // CHUNK + sequences
+    kept = (slots, a.shape[1], width) if keeps else (0,)
+    return make(x.shape, x.dtype), make((sequences, *a.shape)), make(kept)
+
+
+def backward(
+    dy: Tensor, dlast: Tensor | None, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
+    cu_seqlens: Tensor | None, kept: Tensor,
+) -> Gradients:  # fmt: skip
+    """Gradients of x, dt, a, b, c, d (None without one) and of the states before the first tokens."""
+    x, dt, b, c, dy = map(library.in_rows, (x, dt, b, c, dy))
+    batch, tokens, width = x.shape
+    size = a.shape[1]
+    sequences = library.sequences(x, cu_seqlens)
+    groups, slabs = min(sequences, GROUPS), -(-width // SLAB)
+    dx, ddt, da, db, dc, dd, dinitial = _gradients(empty, x, dt, a, b, c, d, cu_seqlens)
+    parts_b, parts_c = (empty((slabs, batch, tokens, size)) for _ in "bc")
+    parts_a, parts_d = empty((groups, width, size)), empty((groups, width))
+    wide_a, wide_d = empty((width, size)), empty((width,))
+    call(
+        "selective_scan_backward", *rows(x), *rows(dt), *rows(b), *rows(c), *rows(dy), *rows(dx), *rows(ddt), plain(a), plain(d),
+        library.ends(cu_seqlens), plain(dlast), kept, dinitial, db, dc, wide_a, wide_d, parts_b, parts_c, parts_a, parts_d,
+        sequences, groups, batch, tokens, width, size,
+    )  # fmt: skip
+    return dx, ddt, da.copy_(wide_a), db, dc, dd if dd is None else dd.copy_(wide_d), dinitial
+
+
+def _gradients(
+    make: Callable[..., Tensor], x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, cu_seqlens: Tensor | None
+) -> Gradients:
+    dx, ddt, da, db, dc = (make(t.shape, t.dtype) for t in (x, dt, a, b, c))
+    dd = None if d is None else make(d.shape, d.dtype)
+    return dx, ddt, da, db, dc, dd, make((library.sequences(x, cu_seqlens), *a.shape))
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, initial, cu_seqlens, keeps = inputs
+    if not keeps:
+        raise RuntimeError("linattn::selective_scan was told that nobody needs gradients; call linattn.selective_scan instead")
+    ctx.save_for_backward(*tensors, cu_seqlens, output[2])
+    ctx.starts = initial is not None
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy: Tensor | None, dlast: Tensor | None, _):
+    x, *rest = ctx.saved_tensors
+    if dy is None:
+        dy = torch.zeros_like(x)
+    # Who asks for a second derivative gets the operator's refusal.
+    function = _backward_op if torch.is_grad_enabled() or library.traced(dy, x) else backward
+    *gradients, dd, dinitial = function(dy, dlast, x, *rest)
+    return *gradients, None if rest[4] is None else dd, dinitial if ctx.starts else None, None, None
+
+
+def _refuse_second(ctx, *gradients: Tensor):
+    raise NotImplementedError('the kernels of the selective scan have no gradients of gradients: ask for backend="torch"')
+
+
+class Scan(torch.autograd.Function):
+    """The same without an operator between."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = forward(*inputs)
+        _save(ctx, inputs, output)
+        ctx.mark_non_differentiable(output[2])
+        return output
+
+    backward = staticmethod(_differentiate)
+
+
+def _fake_outputs(x, _dt, a, _b, _c, _d, _initial, cu_seqlens, keeps):
+    return _outputs(library.like(x), x, a, cu_seqlens, keeps)
+
+
+def _fake_gradients(_dy, _dlast, x, *rest):
+    return library.given(_gradients(library.like(x), x, *rest[:-1]), x)
+
+
+_TENSORS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d"
+_forward_op = library.operator(
+    "selective_scan_cpu", f"{_TENSORS}, Tensor? initial, Tensor? cu_seqlens, bool keeps) -> (Tensor, Tensor, Tensor)",
+    forward, _fake_outputs, _differentiate, _save,
+)  # fmt: skip
+_backward_op = library.operator(
+    "selective_scan_cpu_backward",
+    f"Tensor dy, Tensor? dlast, {_TENSORS}, Tensor? cu_seqlens, Tensor kept) -> ({', '.join(['Tensor'] * 7)})",
+    lambda *tensors: library.given(backward(*tensors), tensors[0]), _fake_gradients, _refuse_second,
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""The kernels of ``linear_attention`` as operators of torch: schemas and fakes, compiled graphs, clear refusals."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import linattn
+from linattn.ops.cpu import library
+from tests.ops import cases
+from tests.ops.cases import KINDS, Call, cotangent, gradients, make
+from tests.ops.errors import compare, same_bits
+from tests.ops.test_compile import Op
+
+pytestmark = pytest.mark.usefixtures("native")
+LENGTHS = (5, 0, 70)
+
+
+def sample(kind: str, lengths=None, rank: str = "BTHK") -> Call:
+    return make(kind, rank, B=1, T=sum(LENGTHS), H=2, Hk=1, K=6, V=5, lengths=lengths).to(torch.float32)
+
+
+def leaves_of(call: Call) -> list[torch.Tensor]:
+    return [t.detach().clone().requires_grad_() for t in call.tensors.values()]
+
+
+@pytest.fixture
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "packed"])
+@pytest.mark.parametrize("kind", ["erase", "normalize"])
+def test_full_graph(kind, lengths):
+    """Forward and backward, without a break."""
+    call = sample(kind, lengths)
+    leaves, function = leaves_of(call), torch.compile(Op(call, backend="cpu"), fullgraph=True, backend="aot_eager")
+    out = function(leaves, call.options.get("cu_seqlens"))
+    grads = torch.autograd.grad(out, leaves, [cotangent(o) for o in out])
+    ref, wanted = gradients(call, backend="cpu")
+    compare(dict(zip(ref, out, strict=True)), ref, 1e-6)
+    compare(dict(zip(wanted, grads, strict=True)), wanted, 1e-6)
+
+
+class Seen(TorchDispatchMode):
+    """Remembers with what the operators of this library are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "linattn":
+            self.calls[func._schema.name] = (func, args)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_opcheck(kind):
+    """Schema, fake and autograd registration, on the arguments that the public door passes on."""
+    with Seen() as seen:
+        cases.gradients(sample(kind, LENGTHS), backend="cpu")
+    checks = {
+        "linattn::cpu_linear_attention": ("test_schema", "test_autograd_registration", "test_faketensor"),
+        "linattn::cpu_linear_attention_backward": ("test_schema", "test_faketensor"),
+    }
+    assert seen.calls.keys() == checks.keys()
+    for name, (operator, arguments) in seen.calls.items():
+        wanted = name == "linattn::cpu_linear_attention"
+        arguments = [t.detach().requires_grad_(wanted and t.is_floating_point()) if isinstance(t, torch.Tensor) else t for t in arguments]
+        torch.library.opcheck(operator, arguments, test_utils=checks[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_an_operator_and_without_it_the_bits_are_the_same(kind):
+    call = sample(kind, LENGTHS)
+    with Seen():
+        seen = gradients(call, backend="cpu")
+    for one, two in zip(seen, gradients(call, backend="cpu"), strict=True):
+        same_bits(one, two)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_gradients_are_refused(kind):
+    call = sample(kind)
+    leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
+    (grad,) = torch.autograd.grad(call.with_(**leaves)(backend="cpu")["o"].sum(), leaves["v"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        grad.sum().backward()
+
+
+def test_explain_says_that_the_kernels_run(capsys):
+    said = linattn.explain(**sample("beta").arguments())
+    assert "cpu: runs, recurrent form" in said and capsys.readouterr().out.strip() == said
+    assert said.count(": runs") == 1 and "torch: no, cpu comes first" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.double(), "float64"),
+        (lambda c: c.tokens(0, 0), "no tokens"),
+        (lambda c: c.without("beta", "decay").set(causal=False), "without causality"),
+    ],
+)  # fmt: skip
+def test_what_the_kernels_leave_to_others(change, reason):
+    """With a reason, and the portable form gives the result."""
+    call = change(sample("beta", rank="BTH"))
+    (line,) = (x for x in linattn.explain(**call.arguments()).splitlines() if x.strip().startswith("cpu:"))
+    assert ": no, " in line and reason in line
+    same_bits(call(backend="auto"), call(backend="torch"))
+    with pytest.raises(ValueError, match=f"backend 'cpu' cannot run this call: .*{reason}"):
+        call(backend="cpu")
+
+
+def test_without_a_library_the_portable_form_serves(monkeypatch):
+    monkeypatch.setattr(library, "reason", lambda: "its kernels are not there")
+    call = sample("beta")
+    same_bits(call(backend="auto"), call(backend="torch"))
+    with pytest.raises(ValueError, match="its kernels are not there"):
+        call(backend="cpu")
+
+
+def test_transforms_go_to_the_portable_form():
+    call = sample("plain", rank="BTH")
+    q = call.tensors["q"]
+    out = torch.vmap(lambda x: call.with_(q=x)(backend="auto")["o"])(torch.stack([q, -q]))
+    compare({"o": out[1]}, {"o": -call(backend="cpu")["o"]}, 1e-5)
+
+
+def test_no_gradients_are_prepared_under_no_grad():
+    call = sample("beta")
+    with torch.no_grad():
+        out = call.with_(**dict(zip(call.tensors, leaves_of(call), strict=True)))(backend="cpu")
+    assert not any(t.requires_grad for t in out.values())
+    same_bits(out, call(backend="cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_lowers_nothing(dtype):
+    call = sample("beta").to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = gradients(call, backend="cpu")
+    for one, two in zip(inside, gradients(call, backend="cpu"), strict=True):
+        same_bits(one, two)

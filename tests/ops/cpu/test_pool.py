@@ -1,0 +1,60 @@
+"""The threads: every index once, whoever asks, after a fork, and at the end of a process."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from linattn.ops.cpu.library import call
+
+pytestmark = pytest.mark.usefixtures("native")
+ROOT = Path(__file__).parents[3]
+# At most 32768 numbers, which torch copies on one thread: its own threads do not outlive a fork.
+
+
+def copied(count, seed=0):
+    x = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    y = torch.full_like(x, torch.nan)
+    call("convert", x, 0, y, 0, count)
+    return torch.equal(x, y)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+def test_every_index_is_done(threads, number):
+    threads(number)
+    assert all(copied(count) for count in (1, 15, 16, 17, 1000, 20_003) for _ in range(20))
+
+
+def test_several_threads_of_the_process_ask_at_a_time(threads):
+    threads(3)
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(lambda seed: copied(20_001, seed), range(200)))
+
+
+PROCESS = """
+import os, torch
+from tests.ops.cpu.test_pool import copied
+torch.set_num_threads(3)
+assert copied(20_003)
+child = os.fork()
+if child == 0:
+    os._exit(0 if all(copied(20_003) for _ in range(20)) and len(os.listdir("/proc/self/task")) == 3 else 1)
+assert copied(20_003) and os.waitpid(child, 0)[1] == 0
+runtimes = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line or "libomp" in line or "libiomp" in line}
+print("runtimes of threads:", len(runtimes))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_a_process_forks_and_ends_while_its_threads_wait():
+    done = subprocess.run([sys.executable, "-c", PROCESS], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "runtimes of threads: 1\n"  # torch's; there is no second
+
+
+def test_subnormal_numbers_count_again_afterwards():
+    tiny = torch.tensor([1e-40])
+    assert copied(100) and (tiny + tiny).item() > 0

@@ -1,6 +1,7 @@
 """How a sequence becomes (q, k, v, decay, ...) and back: one file per system."""
 
 from linattn.mixers.attention import fox as _fox  # noqa: F401
+from linattn.mixers.attention import mla as _mla  # noqa: F401
 from linattn.mixers.attention import path as _path  # noqa: F401
 from linattn.mixers.attention import softmax as _softmax  # noqa: F401  (importing registers)
 from linattn.mixers.attention import transformer_xl as _transformer_xl  # noqa: F401

@@ -8,7 +8,7 @@ import pytest
 from tests.docs import pages
 from tests.packaging.tree import ROOT
 
-PUBLIC = ["linear_attention", "diagonal_scan", "running_max", "explain", "debug", "cost", "mixing_matrix", "check_forms", "State"]
+PUBLIC = ["linear_attention", "diagonal_scan", "running_max", "explain", "debug", "cost", "mixing_matrix", "check_forms", "State", "load"]
 
 
 @pytest.fixture(scope="module")

@@ -169,3 +169,37 @@ print(linattn.LanguageModel.__name__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "LanguageModel\n"
     assert "this transformers does not serve linattn.hf: cannot import name" in done.stderr
+
+
+def test_blocks_norms_and_scales():
+    """Each written out by hand from the model's own parts."""
+    ids = torch.randint(20, (2, 7))
+    how = {"vocab_size": 20, "dim": 32, "layers": 2, "mixer": "gla", "norm_eps": 1e-3}
+    scales = {"gla": [1.5, 0.5], "swiglu": [1.0, 2.0]}
+    for block in ("pre", "post", "normed"):
+        for norm in ("rms", "zero_centered_rms", "layer"):
+            config = LMConfig(**how, block=block, norm=norm, residual_scales=scales, embedding_scale=3.0, logit_soft_cap=0.1)
+            model = LanguageModel(config).eval()
+            x = model.model.embedding(ids) * 3
+            for layer in model.model.layers:
+                for f, n, (a, b) in ((layer.mixer, layer.mixer_norm, scales["gla"]), (layer.ffn, layer.ffn_norm, scales["swiglu"])):
+                    assert n.eps == 1e-3
+                    x = n(a * x + b * f(x)) if block == "post" else a * (n(x) if block == "normed" else x) + b * f(n(x))
+            x = x if block == "post" else model.model.norm(x)
+            wanted = 0.1 * torch.tanh(x @ model.lm_head.weight.T / 0.1)
+            torch.testing.assert_close(model(ids), wanted)
+
+
+def test_a_zero_centred_norm():
+    from linattn.mixers.norms import ZeroCenteredRMSNorm
+
+    norm, x = ZeroCenteredRMSNorm(8), torch.randn(3, 8)
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+    torch.nn.init.normal_(norm.weight)
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (8,), 1 + norm.weight, eps=1e-6))
+
+
+def test_options_of_single_layers():
+    config = LMConfig(dim=32, layers=2, mixer="gla", mixer_options={"gla": {"heads": 2, "tau": 8.0}}, layer_options=[{}, {"heads": 4}])
+    first, second = LanguageModel(config).model.layers
+    assert (first.mixer.heads, second.mixer.heads, second.mixer.tau) == (2, 4, 8.0)

@@ -5,8 +5,9 @@ import torch
 from transformers import DynamicCache, Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from linattn.hf.convert.qwen3_next import delta
 from linattn.mixers import create
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 
 def pair(heads=2, value_heads=4, key_size=8, value_size=12):
@@ -20,7 +21,7 @@ def pair(heads=2, value_heads=4, key_size=8, value_size=12):
     for parameter in (theirs.norm.weight, theirs.dt_bias):  # away from ones
         torch.nn.init.normal_(parameter, std=0.5)
     ours = create("gated_deltanet", dim=32, heads=heads, value_heads=value_heads, key_size=key_size, value_size=value_size)
-    ours.load_qwen3_next(theirs.state_dict())
+    take(ours, theirs.state_dict(), delta(ours))
     return ours, theirs, config
 
 

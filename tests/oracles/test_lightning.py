@@ -5,8 +5,9 @@ import torch
 from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxCache, MiniMaxLightningAttention
 
+from linattn.hf.convert.minimax import LIGHTNING
 from linattn.mixers import create
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 
 def pair(layer, layers=3, heads=4, head_dim=16):
@@ -17,7 +18,7 @@ def pair(layer, layers=3, heads=4, head_dim=16):
     theirs = MiniMaxLightningAttention(config, layer)
     torch.nn.init.normal_(theirs.norm.weight, 1.0, 0.5)  # away from one
     ours = create("lightning", dim=64, heads=heads, head_dim=head_dim, layer=layer, layers=layers)
-    ours.load_minimax(theirs.state_dict())
+    take(ours, theirs.state_dict(), LIGHTNING)
     return ours, theirs
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import DynamicCache, FalconMambaConfig, FalconMambaModel, MambaConfig, MambaModel
 
+from linattn.hf.convert.mamba import MIXER
 from linattn.mixers import create
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 
 def pair(norms=False):
@@ -16,7 +17,7 @@ def pair(norms=False):
     for parameter in (theirs.D, theirs.A_log, theirs.conv1d.bias, theirs.dt_proj.bias):  # away from their special values
         torch.nn.init.normal_(parameter, std=0.5)
     ours = create("mamba", dim=32, state_size=12, rank=5, norms=norms)
-    ours.load_transformers(theirs.state_dict())
+    take(ours, theirs.state_dict(), MIXER)
     return ours, theirs, config
 
 

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from transformers import DynamicCache, Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from linattn.hf.convert.mamba2 import MIXER
 from linattn.mixers import create
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 
 def pair(groups):
@@ -22,7 +23,7 @@ def pair(groups):
         torch.nn.init.normal_(parameter, std=0.5)
     how = {"pattern": "mha"} if groups == 4 else {"groups": groups}  # as many groups as heads
     ours = create("mamba2", dim=32, head_dim=16, state_size=12, **how)
-    ours.load_transformers(theirs.state_dict())
+    take(ours, theirs.state_dict(), MIXER)
     return ours, theirs, config
 
 

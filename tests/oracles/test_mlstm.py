@@ -5,8 +5,9 @@ import torch
 from transformers import xLSTMConfig
 from transformers.models.xlstm import modeling_xlstm
 
+from linattn.hf.convert.xlstm import MIXER
 from linattn.mixers import create
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 
 def pair(mode="train", spread=1.0):
@@ -20,7 +21,7 @@ def pair(mode="train", spread=1.0):
         torch.nn.init.normal_(gate.weight, std=spread)
         torch.nn.init.normal_(gate.bias, bias)
     ours = create("mlstm", dim=64)
-    ours.load_xlstm(theirs.state_dict())
+    take(ours, theirs.state_dict(), MIXER)
     return ours, theirs
 
 

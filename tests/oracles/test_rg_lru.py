@@ -5,9 +5,10 @@ import torch
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock, SqrtBoundDerivative
 
+from linattn.hf.convert.recurrent_gemma import RECURRENT
 from linattn.mixers import create
 from linattn.mixers.ssm.rg_lru import _root
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 NAMES = {"linear_x": "x_proj", "linear_y": "y_proj", "linear_out": "o_proj", "conv_1d": "conv"}
 
@@ -26,7 +27,7 @@ def pair(width=32):
         for p in theirs.parameters():
             p.normal_(std=0.4)
         theirs.rg_lru.recurrent_param.copy_(ours.recurrent_param)
-    ours.load_state_dict(renamed(theirs.state_dict()))
+    take(ours, theirs.state_dict(), RECURRENT)
     return ours, theirs
 
 

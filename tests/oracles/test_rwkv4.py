@@ -4,10 +4,11 @@ import pytest
 import torch
 from transformers import RwkvConfig, RwkvModel
 
+from linattn.hf.convert.rwkv import CHANNEL, TIME
 from linattn.mixers import create
 from linattn.models import LMConfig
 from linattn.models.language import LanguageModel
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 
 
 def model():
@@ -22,7 +23,7 @@ def model():
 
 def pair():
     theirs, ours = model().blocks[0].attention, create("rwkv4", dim=32)
-    ours.load_transformers(theirs.state_dict())
+    take(ours, theirs.state_dict(), TIME)
     return ours, theirs
 
 
@@ -59,8 +60,9 @@ def test_a_model():
     ours.embedding_norm.load_state_dict(theirs.blocks[0].pre_ln.state_dict())
     ours.norm.load_state_dict(theirs.ln_out.state_dict())
     for i, block in enumerate(theirs.blocks):
-        for layer, norm, part in ((2 * i, block.ln1, block.attention), (2 * i + 1, block.ln2, block.feed_forward)):
-            ours.layers[layer].mixer.load_transformers(part.state_dict())
+        parts = (2 * i, block.ln1, block.attention, TIME), (2 * i + 1, block.ln2, block.feed_forward, CHANNEL)
+        for layer, norm, part, lines in parts:
+            take(ours.layers[layer].mixer, part.state_dict(), lines)
             ours.layers[layer].mixer_norm.load_state_dict(norm.state_dict())
     ids = torch.randint(50, (1, 24))
     with torch.no_grad():

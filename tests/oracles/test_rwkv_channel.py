@@ -4,8 +4,9 @@ import torch
 from transformers import RwkvConfig
 from transformers.models.rwkv.modeling_rwkv import RwkvFeedForward
 
+from linattn.hf.convert.rwkv import CHANNEL
 from linattn.mixers import create
-from tests.oracles.compare import distance
+from tests.oracles.compare import distance, take
 from tests.oracles.rwkv import NONE, norm, package, scattered
 
 
@@ -14,7 +15,7 @@ def test_version_4():
     torch.nn.init.uniform_(theirs.time_mix_key)
     torch.nn.init.uniform_(theirs.time_mix_receptance)
     ours, x = create("rwkv_channel", dim=32), torch.randn(2, 20, 32)
-    ours.load_transformers(theirs.state_dict())
+    take(ours, theirs.state_dict(), CHANNEL)
     assert distance(ours(x), theirs(x)[0]) < 1e-5
 
 

@@ -113,3 +113,29 @@ def test_flops_count_the_pairs_that_are_seen():
 def test_a_bad_window():
     with pytest.raises(ValueError, match="window must be at least 1 token, the query's own, but came as 0"):
         create("softmax", dim=32, window=0)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_options_of_published_models(window):
+    """Head sizes of their own, partly turned, norms, gate and biases: written out by hand, and in steps and pieces."""
+    options = {"head_dim": 12, "rotated": 4, "norm_eps": 1e-6, "gated": True, "bias": True, "out_bias": True}
+    ours = create("softmax", dim=32, heads=4, kv_heads=2, window=window, **options).double()
+    for norm in (ours.q_norm, ours.k_norm):
+        torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 17, 32, dtype=torch.float64)
+    q, k, v = (p(x).unflatten(-1, (-1, 12)) for p in (ours.q_proj, ours.k_proj, ours.v_proj))
+    q, k = (t * torch.rsqrt(t.square().mean(-1, keepdim=True) + 1e-6) * (1 + n.weight) for t, n in ((q, ours.q_norm), (k, ours.k_norm)))
+    angle = torch.arange(17.0, dtype=torch.float64)[:, None, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    q, k = (
+        torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos(), rest], -1)
+        for a, b, rest in (t.split((2, 2, 8), -1) for t in (q, k))
+    )
+    scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(2, 2)) / 12**0.5
+    age = torch.arange(17)[:, None] - torch.arange(17)
+    seen = (age >= 0) & (age < (window or 17))
+    o = torch.einsum("bhts,bshv->bthv", scores.masked_fill(~seen, -torch.inf).softmax(-1), v.repeat_interleave(2, 2)).flatten(-2)
+    wanted = ours.o_proj(o * ours.g_proj(x).sigmoid())
+    assert distance(ours(x), wanted) < 1e-12
+    assert linattn.check_forms(ours).agree
+    with pytest.raises(ValueError, match="rotated must be an even number from 0 to a head's 12 channels, but came as 13"):
+        create("softmax", dim=32, head_dim=12, rotated=13)

@@ -25,8 +25,9 @@ class GLA(Mixer):
     """Keys of dim / 2, values of dim; RMS norm per head and a swish gate on the output (section 4.4 of the paper)."""
 
     def __init__(
-        self, dim: int, heads: int = 4, *, key_ratio: float = 0.5, value_ratio: float = 1.0, rank: int = 16, tau: float = 16.0
-    ) -> None:
+        self, dim: int, heads: int = 4, *, key_ratio: float = 0.5, value_ratio: float = 1.0, rank: int = 16, tau: float = 16.0,
+        eps: float = 1e-5,
+    ) -> None:  # fmt: skip
         super().__init__(dim)
         keys, values = int(dim * key_ratio), int(dim * value_ratio)
         head_size("dim * key_ratio", keys, heads)
@@ -34,7 +35,7 @@ class GLA(Mixer):
         self.q_proj, self.k_proj = nn.Linear(dim, keys, bias=False), nn.Linear(dim, keys, bias=False)
         self.v_proj, self.g_proj = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)
         self.decay_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, keys))
-        self.norm = HeadNorm(head_size("dim * value_ratio", values, heads))
+        self.norm = HeadNorm(head_size("dim * value_ratio", values, heads), eps=eps)
         self.o_proj = nn.Linear(values, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

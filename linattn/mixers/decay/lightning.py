@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,8 +46,3 @@ class Lightning(Mixer):
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o.flatten(-2)) * self.g_proj(x).sigmoid())
-
-    def load_minimax(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a MiniMaxLightningAttention of transformers with the same sizes, layer and layers."""
-        names = {"qkv_proj": "qkv_proj", "g_proj": "output_gate", "norm": "norm", "o_proj": "out_proj"}
-        self.load_state_dict({f"{ours}.weight": weights[f"{theirs}.weight"] for ours, theirs in names.items()})

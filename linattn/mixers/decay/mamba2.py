@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -86,17 +86,6 @@ class Mamba2(Mixer):
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         gated = wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))
         return self.o_proj(self.norm(gated.unflatten(-1, (self.groups, -1))).flatten(-2).to(o.dtype))
-
-    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a Mamba2Mixer of transformers with the same sizes; its ``in_proj`` begins with the gate.
-
-        For the patterns "mva" and "mha", where ``n_groups`` is the number of heads.
-        """
-        gate, rest = weights["in_proj.weight"].split((self.inner, self.convolved + self.heads))
-        own = {"g_proj.weight": gate, "in_proj.weight": rest, "o_proj.weight": weights["out_proj.weight"]}
-        own |= {"conv.weight": weights["conv1d.weight"], "conv.bias": weights["conv1d.bias"]}
-        own["norm.weight"] = weights["norm.weight"].unflatten(0, (self.groups, -1))
-        self.load_state_dict(own | {name: weights[name] for name in ("A_log", "dt_bias", "D")})
 
 
 def _time_steps(heads: int, low: float = 1e-3, high: float = 0.1) -> Tensor:

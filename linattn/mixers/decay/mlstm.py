@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -94,15 +93,6 @@ class MLSTM(MatrixMemory):
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o) * self.g_proj(x).sigmoid())
-
-    def load_xlstm(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of an xLSTMLayer of transformers (``weight_mode="single"``) with the same sizes."""
-        names = {
-            "q_proj.weight": "q.weight", "k_proj.weight": "k.weight", "v_proj.weight": "v.weight", "g_proj.weight": "ogate_preact.weight",
-            "i_proj.weight": "igate_preact.weight", "i_proj.bias": "igate_preact.bias", "f_proj.weight": "fgate_preact.weight",
-            "f_proj.bias": "fgate_preact.bias", "norm.weight": "multihead_norm.weight", "o_proj.weight": "out_proj.weight",
-        }  # fmt: skip
-        self.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
 
 
 def _maxima(decay: Tensor, gate: Tensor, state: Carry) -> tuple[Tensor, Tensor]:

@@ -22,24 +22,30 @@ from linattn.mixers.registry import register
     oracle="torchscale's parallel form, from its formulas: decay mask, rotary positions, normalised scores",
 )
 class RetNet(Mixer):
-    """Keys of dim, values of 2 dim; RMS norm per head without weights (the paper's group norm) and a swish gate (section 2.2)."""
+    """Keys of dim, values of 2 dim; RMS norm per head without weights (the paper's group norm) and a swish gate (section 2.2).
 
-    def __init__(self, dim: int, heads: int = 4) -> None:
+    ``eps`` is the norm's. As in flash-linear-attention are weights of the norm, ``affine``, and rotary positions that are not
+    ``interleaved``, but Llama's: channel i turns with channel i + K / 2, by frequencies 10000^(-2i / K).
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, eps: float = 1e-6, affine: bool = False, interleaved: bool = True) -> None:
         super().__init__(dim)
+        self.interleaved = interleaved
         self.heads, self.size = heads, head_size("dim", dim, heads)
         if self.size % 2:
             raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")
         self.q_proj, self.k_proj = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.v_proj, self.g_proj = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
-        self.norm = HeadNorm(2 * self.size, eps=1e-6, affine=False)
+        self.norm = HeadNorm(2 * self.size, eps=eps, affine=affine)
         self.o_proj = nn.Linear(2 * dim, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         exact = wide(x.new_empty(0)).dtype
-        frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=exact, device=x.device)
+        last = 1 if self.interleaved else 1 - 2 / self.size  # the exponent of the slowest pair
+        frequencies = 10000.0 ** -torch.linspace(0, last, self.size // 2, dtype=exact, device=x.device)
         angles = state.positions[..., None] * frequencies  # [B, T, K / 2]
-        q, k = (rotate(t, angles, interleaved=True) for t in (q, k))
+        q, k = (rotate(t, angles, interleaved=self.interleaved) for t in (q, k))
         head = torch.arange(self.heads, dtype=exact, device=x.device)
         return Recurrence(q, k, v, decay=torch.log1p(-torch.exp2(-5 - head)))
 

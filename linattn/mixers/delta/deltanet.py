@@ -26,13 +26,13 @@ class DeltaNet(Mixer):
     ``negative_eigenvalues`` lets β reach 2 instead of 1, so that a token can reverse what its key holds (arXiv 2411.12537).
     """
 
-    def __init__(self, dim: int, heads: int = 4, *, conv_width: int = 4, negative_eigenvalues: bool = False) -> None:
+    def __init__(self, dim: int, heads: int = 4, *, conv_width: int = 4, negative_eigenvalues: bool = False, eps: float = 1e-5) -> None:
         super().__init__(dim)
         self.heads, self.largest_beta = heads, 2.0 if negative_eigenvalues else 1.0
         self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
         self.b_proj = nn.Linear(dim, heads, bias=False)
         self.conv = ShortConvolution(3 * dim, conv_width)
-        self.norm = HeadNorm(head_size("dim", dim, heads))
+        self.norm = HeadNorm(head_size("dim", dim, heads), eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,7 +32,7 @@ class GatedDeltaNet(Mixer):
 
     def __init__(
         self, dim: int, heads: int = 4, *, value_heads: int | None = None, key_size: int | None = None,
-        value_size: int | None = None, conv_width: int = 4,
+        value_size: int | None = None, conv_width: int = 4, eps: float = 1e-6,
     ) -> None:  # fmt: skip
         super().__init__(dim)
         self.heads, self.value_heads = heads, 2 * heads if value_heads is None else value_heads
@@ -48,7 +46,7 @@ class GatedDeltaNet(Mixer):
         self.conv = ShortConvolution(2 * self.keys + self.values, conv_width)
         self.A_log = nn.Parameter(torch.empty(self.value_heads, dtype=torch.float32).uniform_(0.01, 16).log())
         self.dt_bias = nn.Parameter(torch.ones(self.value_heads, dtype=torch.float32))
-        self.norm = HeadNorm(self.value_size, eps=1e-6)
+        self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
@@ -60,16 +58,3 @@ class GatedDeltaNet(Mixer):
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))
-
-    def load_qwen3_next(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a Qwen3NextGatedDeltaNet of transformers with the same sizes.
-
-        There the rows of q, k, v and the output gate lie together for each key head, likewise those of β and the decay.
-        """
-        group = self.value_heads // self.heads
-        qkvg = weights["in_proj_qkvz.weight"].unflatten(0, (self.heads, -1))
-        *qkv, g = (t.flatten(0, 1) for t in qkvg.split((self.key_size, self.key_size, *2 * [group * self.value_size]), 1))
-        b, a = (t.flatten(0, 1) for t in weights["in_proj_ba.weight"].unflatten(0, (self.heads, 2 * group)).split(group, 1))
-        own = {"qkv_proj.weight": torch.cat(qkv), "g_proj.weight": g, "b_proj.weight": b, "a_proj.weight": a}
-        own |= {"conv.weight": weights["conv1d.weight"], "norm.weight": weights["norm.weight"], "o_proj.weight": weights["out_proj.weight"]}
-        self.load_state_dict(own | {name: weights[name] for name in ("A_log", "dt_bias")})

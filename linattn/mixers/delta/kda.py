@@ -30,14 +30,15 @@ class KDA(Mixer):
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a sigmoid gate.
     ``negative_eigenvalues`` lets β reach 2 instead of 1 (arXiv 2411.12537). Checked against the code in transformers and
-    the authors' in fla: the decay is taken before the key reads, and the gate is the sigmoid's, not SiLU's.
+    the authors' in fla: the decay is taken before the key reads, and the gate is the sigmoid's, not SiLU's. ``gate_bias`` gives
+    the second map of the gate a bias, as fla does.
     """
 
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(
         self, dim: int, heads: int = 4, *, size: int | None = None, conv_width: int = 4, eps: float = 1e-6,
-        negative_eigenvalues: bool = False,
+        negative_eigenvalues: bool = False, gate_bias: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(dim)
         self.heads, self.largest_beta = heads, 2.0 if negative_eigenvalues else 1.0
@@ -49,7 +50,7 @@ class KDA(Mixer):
         self.b_proj = nn.Linear(dim, heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.float32).uniform_(1, 16).log())
         self.dt_bias = nn.Parameter(time_steps(heads, self.size))
-        self.g_proj = nn.Sequential(nn.Linear(dim, self.size, bias=False), nn.Linear(self.size, inner, bias=False))
+        self.g_proj = nn.Sequential(nn.Linear(dim, self.size, bias=False), nn.Linear(self.size, inner, bias=gate_bias))
         self.norm = HeadNorm(self.size, eps=eps)
         self.o_proj = nn.Linear(inner, dim, bias=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,9 +52,3 @@ class RWKVChannel(Mixer):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return 2 * x.shape[0] * x.shape[1] * sum(p.numel() for p in self.parameters() if p.ndim == 2)
-
-    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a RwkvFeedForward of transformers."""
-        names = {"key": "k_proj", "value": "o_proj", "receptance": "r_proj"}
-        own = {f"{names[name]}.weight": weights[f"{name}.weight"] for name in names}
-        self.load_state_dict(own | {name: weights[name].flatten() for name in ("time_mix_key", "time_mix_receptance")})

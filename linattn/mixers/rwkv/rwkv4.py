@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -87,13 +85,6 @@ class RWKV4(RWKV):
     def _old(self, carry: Carry, name: str, like: Tensor, fill: float) -> Tensor:
         old = carry.get(name)
         return like.new_full((carry.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)
-
-    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a RwkvSelfAttention of transformers."""
-        names = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
-        own = {f"{names[name]}.weight": weights[f"{name}.weight"] for name in names}
-        own |= {name: t.flatten() for name, t in weights.items() if name.startswith("time_")}
-        self.load_state_dict(own)
 
 
 def _delayed(h: Tensor, initial: Tensor, carry: Carry) -> Tensor:

@@ -26,14 +26,14 @@ class _Matrix(RWKV):
 
     keep_float32 = ("time_decay", "time_faaaa")
 
-    def __init__(self, dim: int, head_size: int | None, depth: float) -> None:
+    def __init__(self, dim: int, head_size: int | None, depth: float, eps: float = 64e-5) -> None:
         super().__init__(dim)
         self.heads = heads_of(dim, head_size)
         self.r_proj, self.k_proj, self.v_proj, self.g_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(5))
         line = torch.arange(dim) / max(dim - 1, 1)
         self.time_decay = nn.Parameter(-6 + 5 * line ** (0.7 + 1.3 * depth))  # the logarithm of how fast the state fades
         self.time_faaaa = nn.Parameter((depth * (1 - line) + 0.1 * zigzag(dim)).view(self.heads, -1))  # the bonus u
-        self.norm = GroupNorm(self.heads, dim)
+        self.norm = GroupNorm(self.heads, dim, eps)
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         (gate,) = beside
@@ -95,10 +95,13 @@ class RWKV6(_Matrix):
     """Time mixing of version 6.0: the decay comes from the token, and so does how much of the token before is mixed in.
 
     Checked against RWKV-LM (RWKV_Tmix_x060): one low-rank map gives what is added to the five mixes, in the order w, k, v, r, g.
+    ``eps`` is that of the norm of each head.
     """
 
-    def __init__(self, dim: int, *, head_size: int | None = None, depth: float = 0.0, mix_rank: int = 32, decay_rank: int = 64) -> None:
-        super().__init__(dim, head_size, depth)
+    def __init__(
+        self, dim: int, *, head_size: int | None = None, depth: float = 0.0, mix_rank: int = 32, decay_rank: int = 64, eps: float = 64e-5
+    ) -> None:
+        super().__init__(dim, head_size, depth, eps)
         for name, power, less in (("x", 1, 0), ("w", 1, 0), ("k", 1, 0), ("v", 1, 0.3 * depth), ("r", 0.5, 0), ("g", 0.5, 0)):
             self.register_parameter(f"time_maa_{name}", nn.Parameter(1 - ramp(dim, power * (1 - depth)) - less))
         self.time_maa_w1 = nn.Parameter(torch.zeros(dim, 5 * mix_rank))

@@ -40,15 +40,17 @@ class RWKV7(RWKV):
     ``value_residual``: v goes part of the way to the values of the stack's first layer, σ(``v0`` + x^v ``v1`` ``v2``) of it in each
     channel. A model switches it on in all RWKV-7 layers but its first, and passes that one's values on [B, T, H, V]; they are
     values of the same tokens, so no state holds them. ``depth`` in [0, 1] is how far up in the stack the layer stands: the
-    initialisation depends on it.
+    initialisation depends on it. ``rank`` is that of the low-rank maps, or a dict for those called w, a, g and v; ``eps`` is that
+    of the norm of each head.
     """
 
     keep_float32 = ("w0",)
     shares = True
 
     def __init__(
-        self, dim: int, *, head_size: int | None = None, depth: float = 0.0, rank: int | None = None, value_residual: bool = False
-    ) -> None:
+        self, dim: int, *, head_size: int | None = None, depth: float = 0.0, rank: int | dict[str, int] | None = None,
+        value_residual: bool = False, eps: float = 64e-5,
+    ) -> None:  # fmt: skip
         super().__init__(dim)
         self.heads, self.value_residual = heads_of(dim, head_size), value_residual
         size = dim // self.heads
@@ -66,13 +68,14 @@ class RWKV7(RWKV):
         if value_residual:
             self.v0 = nn.Parameter(0.73 - 0.4 * (line - 0.5))
         for name, factor in (("w", 2.5), ("a", 2.5), ("g", 5.0), *([("v", 1.7)] if value_residual else [])):
-            width = max(32, round(factor * math.sqrt(dim) / 32) * 32) if rank is None else rank
+            width = rank.get(name) if isinstance(rank, dict) else rank
+            width = max(32, round(factor * math.sqrt(dim) / 32) * 32) if width is None else width
             self.register_parameter(f"{name}1", nn.Parameter(torch.zeros(dim, width)))
             self.register_parameter(f"{name}2", nn.Parameter(nn.init.orthogonal_(torch.empty(width, dim), gain=_gain(width, dim))))
         self.k_k = nn.Parameter(0.71 - 0.1 * (line - 0.5))
         self.k_a = nn.Parameter(torch.full((dim,), 1.02))
         self.r_k = nn.Parameter(torch.full((self.heads, size), -0.04))
-        self.norm = GroupNorm(self.heads, dim)
+        self.norm = GroupNorm(self.heads, dim, eps)
 
     x_r: nn.Parameter  # [D], like the other mixes
     x_w: nn.Parameter

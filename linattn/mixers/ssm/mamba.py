@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -80,13 +79,6 @@ class Mamba(Mixer):
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o[..., 0] * F.silu(self.g_proj(x)))
-
-    def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a MambaMixer of transformers with the same sizes; its ``in_proj`` ends with the gate."""
-        first, gate = weights["in_proj.weight"].chunk(2)
-        own = {"in_proj.weight": first, "g_proj.weight": gate, "o_proj.weight": weights["out_proj.weight"]}
-        own |= {"conv.weight": weights["conv1d.weight"], "conv.bias": weights["conv1d.bias"], "dt_bias": weights["dt_proj.bias"]}
-        self.load_state_dict(own | {name: weights[name] for name in ("x_proj.weight", "dt_proj.weight", "A_log", "D")})
 
 
 def _time_steps(channels: int, low: float = 1e-3, high: float = 0.1) -> Tensor:

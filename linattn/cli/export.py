@@ -1,0 +1,33 @@
+"""``linattn export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or a model that linattn.load reads.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there.", show_default=False)],
+    to: Annotated[str, typer.Option(metavar="TYPE", help="Whose model: mamba, rwkv, qwen3_next, ...", show_default=False)],
+) -> None:
+    """Write a model as another library reads it.
+
+    OUT gets config.json and model.safetensors with the names of transformers or flash-linear-attention, whose model then has the
+    same logits. It appears whole or not at all. What the other library cannot express is refused, with the reason.
+    """
+    from linattn.hf.convert import family
+    from linattn.hf.load import export as write
+    from linattn.hf.load import load
+    from linattn.train import checkpoint
+
+    target = family(to)
+    folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
+    model = load(run if folder is None else folder)
+    write(model, to, out)
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{out}: {target.architecture}, {count:,} parameters, from {run if folder is None else folder}")

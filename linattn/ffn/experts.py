@@ -1,0 +1,79 @@
+"""A mixture of experts (arXiv 1701.06538; with shared experts 2401.06066): every token goes through a few of many feed-forwards."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.ffn.swiglu import SwiGLU
+
+SCORES = ("softmax", "sigmoid")
+
+
+class Experts(nn.Module):
+    """y = Σ_e w_e(x) SwiGLU_e(x) over the ``active`` experts that the router scores highest, plus a shared expert that sees all.
+
+    [.., D] -> [.., D]. ``hidden`` is the inner width of each expert, ``shared`` that of the shared one (0: none), which
+    ``shared_gate`` weighs by the sigmoid of a number per token. ``"softmax"`` scores are probabilities over all experts;
+    ``"sigmoid"`` scores are each expert's own, and what is chosen, not its weight, also depends on ``score_bias``
+    (arXiv 2408.15664). ``renormalize`` lets the weights of a token add up to 1, then ``scale`` multiplies them.
+
+    How many tokens an expert gets depends on them, so this is no part of a compiled full graph. There is no balancing loss.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int | None = None, *, count: int = 8, active: int = 2, scores: str = "softmax",
+        renormalize: bool = True, scale: float = 1.0, shared: int = 0, shared_gate: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if not 1 <= active <= count:
+            raise ValueError(f"active must be from 1 to count = {count}, but came as {active}")
+        if scores not in SCORES:
+            raise ValueError(f"scores must be one of {', '.join(map(repr, SCORES))}, but came as {scores!r}")
+        if shared_gate and not shared:
+            raise ValueError("shared_gate weighs a shared expert, but shared is 0")
+        hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden
+        self.count, self.active, self.scores, self.renormalize, self.scale = count, active, scores, renormalize, scale
+        self.router = nn.Linear(dim, count, bias=False)
+        if scores == "sigmoid":
+            self.register_buffer("score_bias", torch.zeros(count))
+        self.gate_proj, self.up_proj = (nn.Parameter(torch.empty(count, hidden, dim)) for _ in range(2))
+        self.down_proj = nn.Parameter(torch.empty(count, dim, hidden))
+        for weight in (self.gate_proj, self.up_proj, self.down_proj):  # as in a linear layer
+            nn.init.uniform_(weight, -(weight.shape[2] ** -0.5), weight.shape[2] ** -0.5)
+        self.shared = SwiGLU(dim, shared) if shared else None
+        self.shared_gate = nn.Linear(dim, 1, bias=False) if shared_gate else None
+
+    score_bias: Tensor  # [count]
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)  # [N, D]
+        weights, chosen = self.route(tokens)
+        order = chosen.flatten().argsort(stable=True)  # a token's copies, expert by expert
+        counts = chosen.flatten().bincount(minlength=self.count).tolist()
+        pieces = tokens[order // self.active].split(counts)
+        done = torch.cat([self._expert(e, piece) for e, piece in enumerate(pieces) if len(piece)] or [tokens])
+        y = (done[order.argsort()].unflatten(0, (-1, self.active)) * weights[..., None]).sum(1)
+        return (y if self.shared is None else y + self._shared(tokens, self.shared)).view_as(x)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights, in the dtype of ``tokens`` [N, D], and numbers of each token's experts, [N, active] both."""
+        if self.scores == "softmax":
+            scores = self.router(tokens).softmax(-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+            weights, chosen = scores.topk(self.active, -1)
+        else:
+            wide = torch.promote_types(tokens.dtype, torch.float32)
+            scores = F.linear(tokens.to(wide), self.router.weight.to(wide)).sigmoid()
+            chosen = (scores + self.score_bias).topk(self.active, -1)[1]
+            weights = scores.gather(1, chosen)
+        if self.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        return (self.scale * weights).to(tokens.dtype), chosen
+
+    def _expert(self, e: int, x: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, self.gate_proj[e])) * F.linear(x, self.up_proj[e]), self.down_proj[e])
+
+    def _shared(self, tokens: Tensor, expert: SwiGLU) -> Tensor:
+        y = expert(tokens)
+        return y if self.shared_gate is None else self.shared_gate(tokens).sigmoid() * y

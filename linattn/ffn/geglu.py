@@ -1,0 +1,19 @@
+"""GEGLU (arXiv 2002.05202, section 2): y = (gelu(x W) ⊙ x V) U, with GELU by its tanh formula, as in Gemma and Griffin."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GeGLU(nn.Module):
+    """[.., D] -> [.., D] through ``hidden`` gated channels, by default 3 of D (arXiv 2402.19427, section 2.2)."""
+
+    def __init__(self, dim: int, hidden: int | None = None, *, bias: bool = False) -> None:
+        super().__init__()
+        hidden = 3 * dim if hidden is None else hidden
+        self.gate_proj, self.up_proj = (nn.Linear(dim, hidden, bias=bias) for _ in range(2))
+        self.down_proj = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))

@@ -1,0 +1,36 @@
+"""Published models, family by family: which of their configs and weights are which of ours. One file each, registered here.
+
+Their names are those of transformers' ``model_type``, and of flash-linear-attention's. A file is imported when it is wanted.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from linattn.hf.convert.table import Family as Family
+
+# model_type -> the file that has it
+FAMILIES = {
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "rwkv": "rwkv",
+    "qwen3_next": "qwen3_next",
+    "recurrent_gemma": "recurrent_gemma",
+    "minimax": "minimax",
+    "xlstm": "xlstm",
+    "kimi_linear": "kimi_linear",
+    **dict.fromkeys(("gla", "retnet", "delta_net", "gated_deltanet", "kda", "hgrn2"), "fla"),
+    **dict.fromkeys(("rwkv6", "rwkv7"), "fla_rwkv"),
+}
+
+
+def family(model_type: str) -> Family:
+    """The family of ``model_type``.
+
+    Raises:
+        ValueError: with the names that there are.
+    """
+    if model_type not in FAMILIES:
+        raise ValueError(f"no family of models is called {model_type!r}; there are {', '.join(sorted(FAMILIES))}")
+    return import_module(f"linattn.hf.convert.{FAMILIES[model_type]}").FAMILIES[model_type]

@@ -1,0 +1,62 @@
+"""What configs of all families say in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from linattn.hf.convert.table import Line, named, stack
+from linattn.models import LMConfig
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def base(theirs: Any) -> dict[str, Any]:
+    """Sizes, the tie of embedding and head, and special tokens, as fields of ours."""
+    known = {name: getattr(theirs, name) for name in TOKENS if getattr(theirs, name, None) is not None}
+    return {
+        "vocab_size": theirs.vocab_size,
+        "dim": theirs.hidden_size,
+        "layers": theirs.num_hidden_layers,
+        "tie_embeddings": bool(theirs.tie_word_embeddings),
+        **known,
+    }
+
+
+def back(ours: LMConfig) -> dict[str, Any]:
+    """The same of ours, as fields of theirs; the tokens of a config without them are said to be None."""
+    sizes = {"vocab_size": ours.vocab_size, "hidden_size": ours.dim, "num_hidden_layers": ours.layers}
+    return sizes | {"tie_word_embeddings": ours.tie_embeddings} | {name: getattr(ours, name, None) for name in TOKENS}
+
+
+def transformers_config(model_type: str) -> Callable[[dict[str, Any]], Any]:
+    """What completes a ``config.json`` of transformers' ``model_type``: its own config class."""
+
+    def complete(content: dict[str, Any]) -> Any:
+        from transformers import CONFIG_MAPPING
+
+        return CONFIG_MAPPING[model_type].from_dict(content)
+
+    return complete
+
+
+GATED_FFN = named([(name, name) for name in ("gate_proj", "up_proj", "down_proj")])  # SwiGLU, named as everybody does
+
+
+def expert_lines(theirs: str, count: int, names: tuple[str, str, str]) -> Iterator[Line]:
+    """Gate, up and down maps of ``count`` experts, which theirs calls ``names`` in each."""
+    for ours, name in zip(("gate_proj", "up_proj", "down_proj"), names, strict=True):
+        yield stack(ours, [f"{theirs}.{e}.{name}.weight" for e in range(count)])
+
+
+def rope(theirs: Any) -> tuple[float, float]:
+    """Base of the rotary angles, and which part of a head is turned; refuses what stretches them."""
+    told = theirs.rope_parameters
+    if told.get("rope_type", "default") != "default":
+        raise ValueError(f"{theirs.model_type}: rope_type must be 'default' to be read, but is {told['rope_type']!r}")
+    return float(told["rope_theta"]), float(told.get("partial_rotary_factor", 1.0))
+
+
+def rope_told(softmax: Any) -> dict[str, Any]:
+    """The same of a softmax mixer of ours, as theirs have it."""
+    return {"rope_type": "default", "rope_theta": softmax.base, "partial_rotary_factor": softmax.rotated / softmax.size}

@@ -1,0 +1,61 @@
+"""transformers' Mamba-2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from linattn.hf.convert.common import back, base, transformers_config
+from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, split, under
+from linattn.models import LMConfig
+
+MIXER = [  # of theirs, of ours
+    split("in_proj.weight", "g_proj.weight", "in_proj.weight"),
+    same("conv1d.weight", "conv.weight"),
+    same("conv1d.bias", "conv.bias"),
+    *named([("A_log", "A_log"), ("D", "D"), ("dt_bias", "dt_bias")], ""),
+    same("norm.weight", "norm.weight", -1),
+    same("out_proj.weight", "o_proj.weight"),
+]
+
+
+def fields(theirs: Any) -> dict[str, Any]:
+    """Of our LMConfig."""
+    only(theirs, "mamba2", hidden_act="silu", use_bias=False, use_conv_bias=True)
+    mixer = {
+        "expand": int(theirs.expand), "head_dim": theirs.head_dim, "state_size": theirs.state_size, "groups": theirs.n_groups,
+        "conv_width": theirs.conv_kernel, "eps": theirs.layer_norm_epsilon,
+    }  # fmt: skip
+    low, high = map(float, theirs.time_step_limit)
+    if (low, high) != (0.0, math.inf):
+        mixer["step_limits"] = [low, high]
+    return base(theirs) | {
+        "mixer": "mamba2", "mixer_options": {"mamba2": mixer}, "ffn": "none", "norm_eps": theirs.layer_norm_epsilon,
+    }  # fmt: skip
+
+
+def config(ours: LMConfig) -> dict[str, Any]:
+    """Of theirs."""
+    mixer = mixer_of(ours, "mamba2")
+    return back(ours) | {
+        "expand": mixer.inner // ours.dim, "head_dim": mixer.inner // mixer.heads, "num_heads": mixer.heads,
+        "state_size": mixer.state_size, "n_groups": mixer.groups, "conv_kernel": mixer.conv.width,
+        "layer_norm_epsilon": ours.norm_eps, "time_step_limit": mixer.step_limits or [0.0, math.inf],
+    }  # fmt: skip
+
+
+def weights(ours: LMConfig) -> Iterator[Line]:
+    """All but embedding and head."""
+    yield same("backbone.norm_f.weight", "model.norm.weight")
+    for i in range(ours.layers):
+        yield same(f"backbone.layers.{i}.norm.weight", f"model.layers.{i}.mixer_norm.weight")
+        yield from under(f"backbone.layers.{i}.mixer.", f"model.layers.{i}.mixer.", MIXER)
+
+
+FAMILIES = {
+    "mamba2": Family(
+        "mamba2", "Mamba2ForCausalLM", ("backbone.embeddings.weight", "lm_head.weight"), transformers_config("mamba2"), fields,
+        config, weights,
+    )
+}  # fmt: skip

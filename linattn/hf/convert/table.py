@@ -1,0 +1,163 @@
+"""What a family's file is made of: lines that say which weights of theirs are which of ours, read in either direction.
+
+A line knows the names on both sides and how to go over, once each way. Shapes are never written down: writing our tensors on the
+meta device gives the names and shapes that a checkpoint must have, so what reads and what checks cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from linattn import ffn, mixers
+from linattn.models import LMConfig
+
+Read = Callable[[list[Tensor], list[Size]], list[Tensor]]
+Write = Callable[[list[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The weights ``theirs`` of a checkpoint hold the same numbers as ``ours``.
+
+    ``read`` takes theirs and the shapes that ours have, ``write`` takes ours; both give the tensors of the other side. What an
+    ``optional`` line names may be missing from a checkpoint and is not read.
+    """
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    read: Read
+    write: Write
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of published model.
+
+    ``fields`` gives from their config what our LMConfig says, ``config`` from our LMConfig what theirs says, and ``weights`` the
+    lines; the first two raise ValueError for what cannot be said on the other side. ``config_of`` completes a ``config.json``
+    with the defaults that it leaves out. ``tied`` are their names of the embedding and the head, of which a checkpoint whose
+    config ties them may hold either both or the first. ``aliases`` are patterns in names that older or newer checkpoints have, and
+    what stands there in the names of the lines; weights whose names ``ignored`` matches are passed over, as theirs does.
+    """
+
+    model_type: str
+    architecture: str
+    tied: tuple[str, str]
+    config_of: Callable[[dict[str, Any]], Any]
+    fields: Callable[[Any], dict[str, Any]]
+    config: Callable[[LMConfig], dict[str, Any]]
+    weights: Callable[[LMConfig], Iterable[Line]]
+    aliases: dict[str, str] = field(default_factory=dict)
+    ignored: str | None = None
+
+    def lines(self, ours: LMConfig) -> list[Line]:
+        """The lines of a whole model, embedding and head among them."""
+        embedding, head = self.tied
+        ends = [same(embedding, "model.embedding.weight")] + ([] if ours.tie_embeddings else [same(head, "lm_head.weight")])
+        return [*ends, *self.weights(ours)]
+
+
+def same(theirs: str, ours: str, *shape: int) -> Line:
+    """One weight with two names; theirs has ``shape``, or that of ours."""
+    return Line((theirs,), (ours,), lambda t, shapes: [t[0].reshape(shapes[0])], lambda t: [t[0].reshape(shape) if shape else t[0]])
+
+
+def split(theirs: str, *ours: str) -> Line:
+    """The rows of one of theirs are those of several of ours, one after the other."""
+    return Line((theirs,), ours, lambda t, shapes: list(t[0].split([s[0] for s in shapes])), lambda t: [torch.cat(t)])
+
+
+def join(ours: str, theirs: Sequence[str], rows: Sequence[int]) -> Line:
+    """The rows of one of ours are those of several of theirs, ``rows`` of each."""
+    return Line(tuple(theirs), (ours,), lambda t, _: [torch.cat(t)], lambda t: list(t[0].split(list(rows))))
+
+
+def stack(ours: str, theirs: Sequence[str]) -> Line:
+    """One of ours holds several of theirs along a new first axis: the experts of a mixture."""
+    return Line(tuple(theirs), (ours,), lambda t, _: [torch.stack(t)], lambda t: list(t[0].unbind()))
+
+
+def transposed(theirs: str, ours: str) -> Line:
+    """One matrix, whose rows are the columns of ours."""
+    return Line((theirs,), (ours,), lambda t, _: [t[0].mT.contiguous()], lambda t: [t[0].mT.contiguous()])
+
+
+def made(theirs: Sequence[str], make: Callable[[], list[Tensor]]) -> Line:
+    """What some checkpoints hold though it follows from the config: read past, and made anew by ``make``."""
+    return Line(tuple(theirs), (), lambda t, shapes: [], lambda t: make(), optional=True)
+
+
+def named(names: Iterable[tuple[str, str]], suffix: str = ".weight") -> list[Line]:
+    """A line for each pair (theirs, ours)."""
+    return [same(theirs + suffix, ours + suffix) for theirs, ours in names]
+
+
+def under(theirs: str, ours: str, lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines of a part of a model whose names begin with ``theirs`` and ``ours``."""
+    for line in lines:
+        yield replace(line, theirs=tuple(theirs + name for name in line.theirs), ours=tuple(ours + name for name in line.ours))
+
+
+def only(config: Any, model_type: str, **wanted: Any) -> None:
+    """Refuse a config that has other values than ``wanted``: our model cannot say them.
+
+    A tuple among them lists the values that are allowed.
+    """
+    for name, value in wanted.items():
+        allowed = value if isinstance(value, tuple) else (value,)
+        came = getattr(config, name)
+        if came not in allowed:
+            raise ValueError(f"{model_type}: {name} must be {' or '.join(map(repr, allowed))} to be read, but is {came!r}")
+
+
+def repeated(names: Sequence[str]) -> str:
+    """The names of all layers as a pattern: gla, gla, gla, softmax -> ``"gla*3, softmax"``."""
+    runs: list[list[Any]] = []
+    for name in names:
+        if runs and runs[-1][0] == name:
+            runs[-1][1] += 1
+        else:
+            runs.append([name, 1])
+    return ", ".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
+
+
+def mixer_of(ours: LMConfig, name: str, *, last: bool = False) -> Any:
+    """A mixer ``name`` as the first layer of that kind has it, or the ``last``, without memory: all its sizes can be read off."""
+    layers = [i for i, mixer in enumerate(ours.mixer_names) if mixer == name]
+    if not layers:
+        raise ValueError(f"it has no {name} layers, only {', '.join(dict.fromkeys(ours.mixer_names))}")
+    with torch.device("meta"):
+        return mixers.create(name, dim=ours.dim, **ours.options_of(layers[-1 if last else 0]))
+
+
+def ffn_of(ours: LMConfig, name: str) -> Any:
+    """A feed-forward ``name`` in the same way."""
+    layers = [i for i, kind in enumerate(ours.ffn_names) if kind == name]
+    if not layers:
+        raise ValueError(f"it has no {name} feed-forwards, only {', '.join(dict.fromkeys(ours.ffn_names))}")
+    with torch.device("meta"):
+        return ffn.create(name, ours.dim, **ours.ffn_options_of(layers[0]))
+
+
+def interleaved(theirs: str, ours: Sequence[str], groups: int, rows: Sequence[int], into: Sequence[int]) -> Line:
+    """One of theirs has, for each of ``groups`` heads, ``rows`` of several parts; ours have each part for all heads together.
+
+    ``into`` says how many parts each of ``ours`` holds, one after the other.
+    """
+
+    def read(t: list[Tensor], _: list[Size]) -> list[Tensor]:
+        parts = [part.flatten(0, 1) for part in t[0].unflatten(0, (groups, -1)).split(list(rows), 1)]
+        ends = [sum(into[: i + 1]) for i in range(len(into))]
+        return [torch.cat(parts[end - count : end]) for end, count in zip(ends, into, strict=True)]
+
+    def write(t: list[Tensor]) -> list[Tensor]:
+        parts = torch.cat(t).split([groups * count for count in rows])
+        return [torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)]
+
+    return Line((theirs,), tuple(ours), read, write)

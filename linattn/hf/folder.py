@@ -1,0 +1,178 @@
+"""A folder with a published model: config.json and safetensors files, read with suspicion and written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The content of a folder's ``config.json``; refuses what is no folder, and what holds weights that cannot be read safely."""
+    if folder.suffix in PICKLES:
+        raise ValueError(f"{folder} is a pickle, which can run code when it is read: only folders with safetensors files are")
+    if not folder.is_dir():
+        kind = f"is a file: give the folder that holds it and {CONFIG}" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"{folder} {kind}")
+    content = _json(_inside(folder, CONFIG))
+    if "quantization_config" in content:
+        raise ValueError(f"{folder} holds a quantised model; only weights of {', '.join(FLOATS)} are read")
+    return content
+
+
+@contextmanager
+def weights_of(folder: Path) -> Iterator[Weights]:
+    """The weights of a folder, of which only the headers have been read."""
+    with ExitStack() as stack:
+        yield Weights(folder, stack)
+
+
+class Weights:
+    """Tensors by name, each read when it is asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._where: dict[str, tuple[Any, str]] = {}  # name -> the file and its name there
+        for file, names in _files(folder).items():
+            path = _inside(folder, file)
+            try:
+                opened = stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise ValueError(f"{path} is damaged, cut short or no safetensors file: {error}") from None
+            there = set(opened.keys())
+            if names is not None and (lacking := sorted(names - there)):
+                raise ValueError(f"{path} lacks weights that {INDEX} says it has: {listed(lacking)}")
+            self._where |= {name: (opened, name) for name in (there if names is None else names)}
+        for name, (opened, _) in self._where.items():
+            if (dtype := opened.get_slice(name).get_dtype()) not in FLOATS:
+                raise ValueError(f"{folder}: {name} is kept as {dtype}; only weights of {', '.join(FLOATS)} are read")
+
+    def rename(self, aliases: Mapping[str, str], ignored: str | None = None) -> None:
+        """Forget weights that ``ignored`` matches, and call the others by what patterns of ``aliases`` in their names lead to."""
+        if ignored is not None:
+            self._where = {name: place for name, place in self._where.items() if not re.search(ignored, name)}
+        for pattern, name in aliases.items():
+            renamed = [(re.sub(pattern, name, old), old) for old in self._where]
+            if len({new for new, _ in renamed}) < len(renamed):
+                twice = sorted(new for new, old in renamed if new != old and new in self._where)
+                raise ValueError(f"there are weights with two names each: {listed(twice)}")
+            self._where = {new: self._where[old] for new, old in renamed}
+
+    @property
+    def names(self) -> set[str]:
+        """Of all weights."""
+        return set(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the file's header."""
+        opened, there = self._where[name]
+        return tuple(opened.get_slice(there).get_shape())
+
+    def __getitem__(self, name: str) -> Tensor:
+        opened, there = self._where[name]
+        return opened.get_tensor(there)
+
+
+def write(folder: Path, config: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Make ``folder``, whole or not at all.
+
+    Raises:
+        FileExistsError: if there is something already.
+        FileNotFoundError: if there is nowhere to put it.
+    """
+    from safetensors.torch import save_file
+
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already: give another place, or remove it")
+    if not folder.parent.is_dir():
+        raise FileNotFoundError(f"{folder} cannot be written: there is no folder {folder.parent}")
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.part")
+    aside.mkdir()
+    try:
+        own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
+        save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
+        (aside / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        for path in (aside / WEIGHTS, aside / CONFIG, *([aside] if os.name != "nt" else [])):
+            synced(path)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    if os.name != "nt":  # Windows has no handle of a folder, and its rename is already ordered
+        synced(folder.parent)
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _files(folder: Path) -> dict[str, set[str] | None]:
+    """For each file of weights the names that it should have; None: all that it has."""
+    if os.path.lexists(folder / WEIGHTS):
+        return {WEIGHTS: None}
+    if not os.path.lexists(folder / INDEX):
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+        if pickles:
+            raise ValueError(
+                f"{folder} has its weights in {listed(pickles)}: a pickle can run code when it is read, so only safetensors is. "
+                "Convert it once where you trust it, by transformers' save_pretrained"
+            )
+        raise FileNotFoundError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+    places = _json(_inside(folder, INDEX)).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{folder / INDEX} has no weight_map from the names of weights to files")
+    return {file: {name for name, place in places.items() if place == file} for file in sorted(set(places.values()))}
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The file ``name`` of ``folder``, which must really be in it."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise ValueError(f"{folder} names the file {name!r}, which is not in it")
+    path = folder / name
+    if path.is_symlink() and path.resolve().parent != folder.resolve():
+        raise ValueError(
+            f"{path} is a link out of its folder, to {path.resolve()}: copy the files into one folder (hf download --local-dir does)"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no file {name}")
+    if name.endswith(PICKLES) or (name != CONFIG and not name.endswith((".safetensors", ".json"))):
+        raise ValueError(f"{path} is no safetensors file, and nothing else is read")
+    return path
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """transformers writes infinity as {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, but holds a {type(content).__name__}")
+    return content
+
+
+def synced(path: Path) -> None:
+    """Wait until ``path`` is on the disk."""
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

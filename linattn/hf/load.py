@@ -1,0 +1,217 @@
+"""Published models as ours, and ours as theirs: :func:`load` and :func:`export`, over the tables in :mod:`linattn.hf.convert`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from linattn import models
+from linattn.hf import folder as folders
+from linattn.hf.config import LMConfig
+from linattn.hf.convert import Family, family
+from linattn.hf.convert.table import Line, same
+from linattn.hf.folder import listed
+from linattn.hf.model import LinattnForCausalLM
+
+
+def load(
+    path_or_config: str | os.PathLike[str] | PreTrainedConfig | models.LMConfig | dict[str, Any],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> LinattnForCausalLM:
+    """A published model as one of ours, with the same logits.
+
+    ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
+    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of ours has been saved to. In
+    place of a folder the configuration alone gives a new model of that make, with random weights.
+
+    Args:
+        path_or_config: the folder, or a config of transformers, of ours, or the content of a ``config.json``.
+        dtype: of the weights; None keeps that of the folder (float32 for a new model). Time constants stay in float32 at least.
+        device: where the model goes.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        OSError: where there is no such folder or it lacks a file.
+        ValueError: for a family or an option that is not known, for weights that are missing, not expected or of another shape, for
+            damaged files, pickles and links out of the folder. Nothing is read before names and shapes have been found right.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating torch.dtype, but came as {dtype!r}")
+    if isinstance(path_or_config, str | os.PathLike):
+        model = _read(Path(path_or_config))
+    else:
+        model = LinattnForCausalLM(config_of(path_or_config))
+    return _moved(_moved(model, device), dtype).eval()
+
+
+def export(model: nn.Module, model_type: str, path: str | os.PathLike[str]) -> None:
+    """Write ``model`` as a folder that their own class loads with the same logits.
+
+    Args:
+        model: a :class:`linattn.LanguageModel` or a :class:`LinattnForCausalLM`.
+        model_type: one of ``linattn.hf.convert.FAMILIES``.
+        path: the folder; it must not be there, and is there whole or not at all.
+
+    Raises:
+        ValueError: if there is no such family, or if it cannot say what the model does, with the reason.
+        OSError: if the folder is there already or cannot be written.
+    """
+    target = family(model_type)
+    ours, weights = cast(models.LMConfig, model.config), model.state_dict()
+    content = their_config(ours, target)
+    content["dtype"] = str(weights["model.embedding.weight"].dtype).removeprefix("torch.")
+    theirs: dict[str, Tensor] = {}
+    for line in target.lines(ours):
+        theirs |= zip(line.theirs, line.write([weights[name] for name in line.ours]), strict=True)
+    folders.write(Path(path), content, theirs)
+
+
+def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMConfig:
+    """Our config of a model that ``given`` describes: a config of ours, of theirs, or the content of a ``config.json``."""
+    if isinstance(given, LMConfig):
+        return given
+    if isinstance(given, models.LMConfig):
+        return LMConfig(**{f.name: getattr(given, f.name) for f in fields(given)})
+    content = given if isinstance(given, dict) else given.to_dict() if isinstance(given, PreTrainedConfig) else None
+    if content is None:
+        raise TypeError(f"path_or_config must be a path or a config, but came as {type(given).__name__}")
+    if content.get("model_type") == LMConfig.model_type:
+        return LMConfig.from_dict(content)
+    if not isinstance(kind := content.get("model_type"), str):
+        raise ValueError("the config has no model_type, so nobody knows what model it is of")
+    source = family(kind)
+    return LMConfig(**source.fields(source.config_of(content)))
+
+
+def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
+    """The content of a ``config.json`` of ``target`` that says what ``ours`` says; ValueError if there is none."""
+    try:
+        content = {"model_type": target.model_type, **target.config(ours)}
+        complete = target.config_of(content)
+        again = _hollow(models.LMConfig(**{k: v for k, v in target.fields(complete).items() if k in _FIELDS}))
+    except (ValueError, LookupError, StrictDataclassError) as error:
+        raise ValueError(f"{target.model_type} cannot express this model: {error}") from None
+    if differences := list(_differences(_hollow(ours), again)):
+        raise ValueError(f"{target.model_type} cannot express this model: {listed(differences)}")
+    told = json.loads(complete.to_json_string(use_diff=False)) if isinstance(complete, PreTrainedConfig) else content
+    return told | {"architectures": [target.architecture]}
+
+
+_FIELDS = {f.name for f in fields(models.LMConfig)}
+_COUNTS = ("num_hidden_layers", "layers", "num_experts", "num_local_experts")  # of parts with weights of their own each
+
+
+def _read(path: Path) -> LinattnForCausalLM:
+    content = folders.config_of(path)
+    with folders.weights_of(path) as weights:
+        try:
+            for name in _COUNTS:  # before anything is made of them
+                if isinstance(count := content.get(name), int) and count > len(weights.names):
+                    raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
+            config = _understood(content)
+            with torch.device("meta"):
+                model = LinattnForCausalLM(config)
+            state = _state(model, content["model_type"], weights)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    model.load_state_dict(state, assign=True)
+    if config.tie_embeddings:
+        model.lm_head.weight = model.model.embedding.weight
+    return _moved(model, state["model.embedding.weight"].dtype)
+
+
+def _understood(content: dict[str, Any]) -> LMConfig:
+    """:func:`config_of` a file, which may hold anything: what it breaks on is a ValueError."""
+    try:
+        return config_of(content)
+    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ValueError(f"{folders.CONFIG} cannot be understood: {error}") from None
+
+
+def _moved(model: LinattnForCausalLM, target: torch.device | str | torch.dtype | None) -> LinattnForCausalLM:
+    """``model.to(target)``; None changes nothing."""
+    return model if target is None else nn.Module.to(model, target)
+
+
+def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights) -> dict[str, Tensor]:
+    """The ``state_dict`` of ``model``, which has no memory yet, from checked ``weights``."""
+    hollow, tied = model.state_dict(), model.config.tie_embeddings
+    if model_type == LMConfig.model_type:
+        embedding, head = "model.embedding.weight", "lm_head.weight"
+        lines = [same(name, name) for name in hollow if not (tied and name == head)]
+    else:
+        source = family(model_type)
+        (embedding, head), lines = source.tied, source.lines(model.config)
+        weights.rename(source.aliases, source.ignored)
+    _check(weights, lines, hollow, {head} if tied else set())
+    state: dict[str, Tensor] = {}
+    for line in lines:
+        if line.ours:
+            own = line.read([weights[name] for name in line.theirs], [hollow[name].shape for name in line.ours])
+            state |= zip(line.ours, own if len(own) == 1 else [t.clone() for t in own], strict=True)  # parts of one tensor each their own
+    if tied:
+        state["lm_head.weight"] = state["model.embedding.weight"]
+        if head in weights.names and not torch.equal(weights[head], weights[embedding]):
+            raise ValueError(f"the config ties {head} to {embedding}, but their weights are different")
+    return state
+
+
+def _check(weights: folders.Weights, lines: list[Line], hollow: dict[str, Tensor], spare: set[str]) -> None:
+    """Refuse weights that are not exactly those of ``lines``, before any is read; those called ``spare`` may be there or not."""
+    missing, wrong, known = [], [], set(spare)
+    for line in lines:
+        known |= set(line.theirs)
+        if line.optional:
+            continue
+        for name, t in zip(line.theirs, line.write([hollow[ours] for ours in line.ours]), strict=True):
+            if name not in weights.names:
+                missing.append(name)
+            elif weights.shape(name) != tuple(t.shape):
+                wrong.append(f"{name} {list(weights.shape(name))} where {list(t.shape)} was wanted")
+    told = {"missing": missing, "not expected": sorted(weights.names - known), "of another shape": wrong}
+    if any(told.values()):
+        raise ValueError(
+            "the weights do not fit the config. " + ". ".join(f"{k[0].upper()}{k[1:]}: {listed(v)}" for k, v in told.items() if v)
+        )
+
+
+def _hollow(config: models.LMConfig) -> models.LanguageModel:
+    with torch.device("meta"):
+        return models.LanguageModel(config)
+
+
+def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
+    """Where two models differ in make: modules, sizes, and what modules have been told."""
+    theirs = dict(again.named_modules())
+    for name, module in ours.named_modules():
+        other = theirs.pop(name, None)
+        if type(other) is not type(module):
+            yield f"{name or 'it'} is {type(module).__name__}, but would be {type(other).__name__ if other is not None else 'nothing'}"
+            continue
+        was, would_be = _told(module), _told(other)
+        yield from (
+            f"{f'{name}.' if name else ''}{key} is {was.get(key)!r}, but would be {would_be.get(key)!r}"
+            for key in sorted(was.keys() | would_be.keys())
+            if was.get(key) != would_be.get(key)
+        )
+    yield from (f"{name} is nothing, but would be {type(other).__name__}" for name, other in theirs.items())
+
+
+def _told(module: nn.Module) -> dict[str, Any]:
+    """A module's numbers, words and shapes."""
+    kinds = (int, float, str, tuple, list)
+    own = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(module).items() if isinstance(v, kinds) and key[0] != "_"}
+    return own | {name: list(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}

@@ -1,0 +1,63 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) without positions: keys and values of all heads come from one latent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.attention.softmax import Softmax
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import HeadNorm, head_size
+from linattn.mixers.registry import register
+
+
+@register(
+    "mla",
+    title="Multi-head latent attention, without positions",
+    paper="DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
+    arxiv="2405.04434",
+    year=2024,
+    equation=r"o_t = \sum_{i \le t} \frac{\exp(q_t k_i^\top / \sqrt{d})}{\sum_{j \le t} \exp(q_t k_j^\top / \sqrt{d})}\, c_i W_v,\quad"
+    r" k_i = [c_i W_k, x_i W_s],\quad c_i = \mathrm{norm}(x_i W_c)",
+    recurrent=False,
+    oracle="transformers, KimiLinearAttention",
+)
+class MLA(Softmax):
+    """The attention of Kimi Linear (arXiv 2510.26692), which leaves positions to its linear layers.
+
+    A token is kept as its latent c of ``rank`` channels and ``shared`` channels of key that all heads have in common. What makes
+    keys of c is applied to the queries instead, what makes values of it to the weighted mean (section 2.1.2 of DeepSeek-V2's
+    paper), so that this is attention with one head of keys [c, x W_s] and values c: that is all the state holds.
+    A head has ``head_dim`` + ``shared`` channels of query and ``value_dim`` of value; by default dim / heads, half of it and dim / heads.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, rank: int | None = None, head_dim: int | None = None, shared: int | None = None,
+        value_dim: int | None = None, eps: float = 1e-6,
+    ) -> None:  # fmt: skip
+        super(Softmax, self).__init__(dim)
+        self.window, self.heads = None, heads
+        self.head_dim = head_size("dim", dim, heads) if head_dim is None else head_dim
+        self.rank, self.shared = dim // 2 if rank is None else rank, max(self.head_dim // 2, 1) if shared is None else shared
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        self.q_proj = nn.Linear(dim, heads * (self.head_dim + self.shared), bias=False)
+        self.latent_proj = nn.Linear(dim, self.rank + self.shared, bias=False)
+        self.norm = HeadNorm(self.rank, eps=eps)
+        self.kv_proj = nn.Linear(self.rank, heads * (self.head_dim + self.value_dim), bias=False)
+        self.o_proj = nn.Linear(heads * self.value_dim, dim, bias=False)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        q, own = self.q_proj(x).unflatten(-1, (self.heads, -1)).split((self.head_dim, self.shared), -1)
+        c, common = self.latent_proj(x)[:, :, None].split((self.rank, self.shared), -1)  # [B, T, 1, ...]
+        c = self.norm(c)
+        q = torch.cat([torch.einsum("bthk,hkc->bthc", q, self._maps()[0]), own], -1)  # [B, T, H, rank + shared]
+        scale = ((self.rank + self.shared) / (self.head_dim + self.shared)) ** 0.5  # what divides the scores later goes by the former
+        return Recurrence(q * scale, torch.cat([c, common], -1), c)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(torch.einsum("bthc,hvc->bthv", o, self._maps()[1]).flatten(-2))
+
+    def _maps(self) -> tuple[Tensor, ...]:
+        """What makes each head's key and value of a latent: [H, head_dim, rank] and [H, value_dim, rank]."""
+        return self.kv_proj.weight.unflatten(0, (self.heads, -1)).split((self.head_dim, self.value_dim), 1)

@@ -23,6 +23,8 @@ _WHERE = {
     "check_forms": "linattn.mixers",
     "State": "linattn.state",
     "LanguageModel": "linattn.models",
+    "patch_transformers": "linattn.hf.patch",
+    "load": "linattn.hf.load",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
 

@@ -23,6 +23,12 @@ def generate(
         list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given again.", show_default="none")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed, the same text.", show_default="another each time")] = None,
+    load_state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Go on behind what this file has read.", show_default="from the beginning")
+    ] = None,
+    save_state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the state after prompt and continuation here.", show_default="nowhere")
+    ] = None,
 ) -> None:
     """Continue a text with a trained model.
 
@@ -30,8 +36,10 @@ def generate(
     """
     import torch
 
+    from linattn.cli.status import Status
     from linattn.generate import stream, stream_text
     from linattn.generate.text import printable
+    from linattn.state import State
     from linattn.train import load_run
 
     if not prompt:
@@ -41,10 +49,15 @@ def generate(
     model, codec = load_run(run)
     generator = torch.Generator()
     generator.seed() if seed is None else generator.manual_seed(seed)
+    state = None if load_state is None else State.load(load_state, model=model)
     tokens = stream(
-        model, codec.encode(prompt), max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-    )
+        model, codec.encode(prompt), max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        generator=generator, state=state,
+    )  # fmt: skip
     show = printable if sys.stdout.isatty() else str
-    for piece in stream_text(tokens, codec.stream(), stop or ()):
-        print(show(piece), end="", flush=True)
-    print()
+    with Status() as status:
+        for piece in stream_text(status.watch(tokens), codec.stream(), stop or ()):
+            print(show(piece), end="", flush=True)
+        print()
+    if save_state is not None:
+        tokens.state.save(save_state, model=model)

@@ -16,11 +16,11 @@ from typer.main import get_command
 
 import linattn
 
-DOORS = ("compare", "train", "generate", "list", "show", "bench")
+DOORS = ("compare", "train", "generate", "chat", "export", "list", "show", "bench")
 
 app = typer.Typer(
     name="linattn",
-    help="Linear attention, every form of it, over one recurrence: compare, train, generate, look up and measure.",
+    help="Linear attention, every form of it, over one recurrence: compare, train, generate, chat, export, look up and measure.",
     epilog="Start with: linattn compare --quick. Each command has its own --help.",
     add_completion=False,
     pretty_exceptions_enable=False,

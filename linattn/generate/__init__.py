@@ -1,7 +1,9 @@
 """From logits to tokens to text: sampling, and decoding with a state of constant size."""
 
+from linattn.generate.prefill import prefill as prefill
 from linattn.generate.sampling import Sampling as Sampling
 from linattn.generate.sampling import probabilities as probabilities
 from linattn.generate.sampling import sample as sample
+from linattn.generate.stream import Tokens as Tokens
 from linattn.generate.stream import stream as stream
 from linattn.generate.text import stream_text as stream_text

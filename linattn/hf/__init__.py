@@ -4,6 +4,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from linattn.hf.cache import StateCache as StateCache
 from linattn.hf.config import LMConfig as LMConfig
+from linattn.hf.load import export as export
+from linattn.hf.load import load as load
 from linattn.hf.model import LinattnForCausalLM as LinattnForCausalLM
 from linattn.hf.model import LinattnModel as LinattnModel
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from linattn.hf import card
 from linattn.hf.cache import StateCache
 from linattn.hf.config import LMConfig
+from linattn.hf.generation import StateGenerationMixin
 from linattn.mixers import Mixer
 from linattn.models import Backbone
 from linattn.models.language import head
@@ -28,6 +34,7 @@ class Call:
     past_key_values: StateCache | None
     use_cache: bool
     cu_seqlens: Tensor | None
+    output_hidden_states: bool
 
     @property
     def tokens(self) -> int:
@@ -84,23 +91,60 @@ class LinattnPreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.embedding = value
 
-    def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None]:
+    def save_pretrained(self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
+        """As transformers has it, and a model card beside the weights where there is none yet."""
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        if is_main_process:
+            card.write(self, save_directory)
+
+    def _call(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: StateCache | None,
+        use_cache: bool | None,
+        cu_seqlens: Tensor | None,
+        output_hidden_states: bool | None,
+        output_attentions: bool | None,
+    ) -> Call:
+        """What was asked for, the config's answers in the place of None."""
+        if output_attentions:
+            raise ValueError("output_attentions: no weights are ever formed here; linattn.mixing_matrix computes those of one mixer")
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        recording = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens, bool(recording))
+
+    def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
         tokens, cache = call.tokens, call.past_key_values
         if cache is not None and not isinstance(cache, StateCache):
             raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
         if cache is None and call.use_cache:
             cache = StateCache()
-        hidden, state = self.model(
-            call.input_ids,
-            None if cache is None else cache.state,
-            embeddings=call.inputs_embeds,
-            return_state=cache is not None,
-            mask=call.mask,
-            cu_seqlens=call.cu_seqlens,
-        )
+        with _recorded(self.model) if call.output_hidden_states else nullcontext() as between:
+            hidden, state = self.model(
+                call.input_ids,
+                None if cache is None else cache.state,
+                embeddings=call.inputs_embeds,
+                return_state=cache is not None,
+                mask=call.mask,
+                cu_seqlens=call.cu_seqlens,
+            )
         if cache is not None:
             cache.state, cache.seen = state, cache.seen + tokens
-        return hidden, cache
+        return hidden, cache, None if between is None else (*between, hidden)
+
+
+@contextmanager
+def _recorded(model: Backbone) -> Iterator[list[Tensor]]:
+    """Within, what goes into each layer of ``model`` is put into the list, [B, T, D]."""
+    into: list[Tensor] = []
+    hooks = [layer.register_forward_pre_hook(lambda _, args: into.append(args[0])) for layer in model.layers]
+    try:
+        yield into
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class LinattnModel(LinattnPreTrainedModel):
@@ -120,16 +164,19 @@ class LinattnModel(LinattnPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPast | tuple:
         """Tokens [B, T] -> ``last_hidden_state`` [B, T, D]. Arguments as in :meth:`LinattnForCausalLM.forward`."""
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        hidden, cache = self._hidden(Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens))
-        out = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
+        how = use_cache, cu_seqlens, output_hidden_states, output_attentions
+        asked = self._call(input_ids, inputs_embeds, attention_mask, past_key_values, *how)
+        hidden, cache, between = self._hidden(asked)
+        out = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=between)
         return out.to_tuple() if return_dict is False else out
 
 
-class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
+class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
     """Next-token logits, loss and ``generate()``: ``AutoModelForCausalLM``."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
@@ -146,15 +193,6 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.lm_head = value
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the cache is a state, not keys and values
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length) -> bool:
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = StateCache()
-        return True
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -166,6 +204,8 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits [B, T, vocab] of the token after each, and their loss where ``labels`` are given.
@@ -180,13 +220,16 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
             logits_to_keep: only the last so many positions get logits; 0: all. Or their indices.
             num_items_in_batch: divide the summed loss by this instead of the number of labels.
             cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
+            output_hidden_states: return what goes into each layer and what comes out of the last norm, [B, T, D] each.
+            output_attentions: refused where it is true.
         """
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        hidden, cache = self._hidden(Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens))
+        how = use_cache, cu_seqlens, output_hidden_states, output_attentions
+        asked = self._call(input_ids, inputs_embeds, attention_mask, past_key_values, *how)
+        hidden, cache, between = self._hidden(asked)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         logits = self.lm_head(hidden if isinstance(kept, int) else hidden[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=between)
         return out.to_tuple() if return_dict is False else out

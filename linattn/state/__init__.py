@@ -2,3 +2,11 @@
 
 from linattn.state.files import replacing as replacing
 from linattn.state.state import State as State
+
+
+def __getattr__(name: str):
+    if name == "PrefixStore":  # needs filelock, which the rest does without
+        from linattn.state.store import PrefixStore
+
+        return PrefixStore
+    raise AttributeError(f"module 'linattn.state' has no attribute {name!r}")

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
 from linattn.state.files import replacing
+from linattn.state.identity import difference, identity
 
 FORMAT, VERSION = "linattn.State", 1
 
@@ -65,6 +66,21 @@ class State:
             raise ValueError(f"n must be an integer of at least 1, but came as {n!r}")
         return self._map(lambda t: t.repeat_interleave(n, 0))
 
+    @staticmethod
+    def cat(states: Sequence[State]) -> State:
+        """The rows of several states of one model, one state's behind the other's.
+
+        Raises:
+            ValueError: where tensors differ in more than their rows, as those of layers that keep every token do when the
+                states have read different numbers of tokens.
+        """
+        first, *rest = states
+        for other in rest:
+            if [(k, t.shape[1:], t.dtype) for k, t in _named(first)] != [(k, t.shape[1:], t.dtype) for k, t in _named(other)]:
+                raise ValueError("states must have tensors of the same names, dtypes and sizes to be put together, rows aside")
+        parts = zip(*(s.layers for s in states), strict=True)
+        return State([{name: torch.cat([p[name] for p in layers]) for name in layers[0]} for layers in parts])
+
     def clone(self) -> State:
         """The same values in memory of their own."""
         return self._map(torch.clone)
@@ -79,18 +95,19 @@ class State:
                 raise ValueError(f"a state is kept in torch.float32 or torch.float64, but {target} was asked for")
         return self._map(lambda t: _moved(t, targets))
 
-    def save(self, path: str | os.PathLike[str], *, description: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None, description: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all.
 
         Args:
             path: the file; an old one is replaced.
-            description: JSON values that say what the state belongs to (a hash of the configuration and weights, say);
-                :meth:`load` can demand the same.
+            model: the model whose state this is: its configuration, its dtype and a hash of its weights go into the file.
+            description: JSON values that say what else the state belongs to; :meth:`load` can demand the same.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         header = {"format": FORMAT, "version": VERSION, "layers": _names(self), "description": dict(description or {})}
+        header |= {} if model is None else {"model": identity(model)}
         text = json.dumps(header, allow_nan=False)
         with replacing(path) as aside:
             try:
@@ -100,27 +117,35 @@ class State:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu", description: Mapping[str, Any] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: nn.Module | None = None,
+        device: torch.device | str | None = None,
+        description: Mapping[str, Any] | None = None,
     ) -> State:
         """Read what :meth:`save` wrote. No code in the file is run and nothing is read before the header is checked.
 
         Args:
             path: the file.
-            device: where the tensors go.
+            model: if given, the file must have been saved with a model of the same configuration, dtype and weights.
+            device: where the tensors go; None: to the model, or to the host's memory.
             description: if given, the file must have been saved with an equal one.
 
         Raises:
             OSError: if there is no such file or it cannot be read.
-            ValueError: if it is damaged, holds something else, is of another version, or does not match ``description``.
+            ValueError: if it is damaged, holds something else, is of another version or model, or does not match ``description``.
         """
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
+        if device is None:
+            device = "cpu" if model is None else next(model.parameters()).device
         with path.open("rb"):  # safetensors names no file in its errors
             pass
         try:
             with safe_open(path, framework="pt") as file:
-                layers = _checked(file, description)
+                layers = _checked(file, model, description)
                 return cls({name: file.get_tensor(_key(i, name)).to(device, copy=True) for name in names} for i, names in enumerate(layers))
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
@@ -165,11 +190,14 @@ def _key(layer: int, name: str) -> str:
     return f"{layer}.{name}"
 
 
-def _checked(file: Any, description: Mapping[str, Any] | None) -> list[list[str]]:
+def _checked(file: Any, model: nn.Module | None, description: Mapping[str, Any] | None) -> list[list[str]]:
     """The names of each layer's tensors, once the header and all shapes have been found right. Errors go on after the path."""
     header = _header((file.metadata() or {}).get("linattn"))
     if header.get("version") != VERSION:
         raise ValueError(f"has version {header.get('version')!r} of the format, but this linattn reads version {VERSION}")
+    other = None if model is None else difference(header.get("model"), identity(model))
+    if other is not None:
+        raise ValueError(other)
     layers = header.get("layers")
     if not isinstance(layers, list) or not all(isinstance(n, list) and all(isinstance(s, str) for s in n) for n in layers):
         raise ValueError("has a header without the names of its tensors")

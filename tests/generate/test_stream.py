@@ -8,7 +8,7 @@ import torch
 from linattn.generate import stream
 from linattn.models import LanguageModel, LMConfig
 
-module = importlib.import_module("linattn.generate.stream")
+module = importlib.import_module("linattn.generate.prefill")
 
 
 def model(mixer: str) -> LanguageModel:
@@ -70,6 +70,29 @@ def test_a_stop_token_ends_a_row():
     if first[1] is None:
         assert torch.equal(rows[1], want[1])
     assert list(stream(lm, ids[0], max_new_tokens=12, temperature=0, stop=want[0].tolist())) == want[0, :1].tolist()
+
+
+@pytest.mark.parametrize("mixer", ["gla, softmax", "mamba2", "deltanet"])
+def test_it_goes_on_from_a_state(mixer):
+    lm, ids = model(mixer), torch.randint(40, (2, 8))
+    want = greedy(lm, ids, 9)[:, 8:]
+    tokens = stream(lm, ids, max_new_tokens=9, temperature=0)
+    assert tokens.nbytes == 0
+    first = [next(tokens) for _ in range(4)]
+    state = tokens.state  # has read the prompt and four tokens
+    assert state.position.tolist() == [12, 12]
+    assert tokens.nbytes == state.nbytes > 0
+    assert torch.equal(torch.stack([*first, *tokens], 1), want)  # asking for the state has changed nothing
+    assert tokens.state.position.tolist() == [17, 17]
+    after = torch.randint(40, (2, 3))
+    got = torch.stack(list(stream(lm, after, max_new_tokens=5, temperature=0, state=state)), 1)
+    assert torch.equal(got, greedy(lm, torch.cat([ids, want[:, :4], after], 1), 5)[:, 15:])
+    read = stream(lm, ids[0], max_new_tokens=0)
+    assert list(read) == []
+    alone = list(stream(lm, after[0], max_new_tokens=5, temperature=0, state=read.state))
+    assert alone == greedy(lm, torch.cat([ids[:1], after[:1]], 1), 5)[0, 11:].tolist()
+    with pytest.raises(ValueError, match="state must have a row for each sequence of ids, 1, but came with 2"):
+        stream(lm, ids[0], max_new_tokens=1, state=state)
 
 
 def test_nothing_learns_and_nothing_is_counted():

@@ -10,7 +10,11 @@ import torch
 import torch.utils._pytree as pytree
 from safetensors.torch import save_file
 
-from linattn import State
+from linattn import LanguageModel, State
+from linattn.hf import LinattnForCausalLM
+from linattn.hf import LMConfig as HFConfig
+from linattn.models import LMConfig
+from linattn.state.identity import identity
 
 
 def make(rows: int = 3) -> State:
@@ -210,3 +214,90 @@ def test_a_pytree_and_a_graph_see_the_tensors():
 def test_importing_it_loads_no_safetensors():
     code = "import sys, linattn.state; assert 'safetensors' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def lm(**changes) -> LanguageModel:
+    torch.manual_seed(changes.pop("seed", 0))
+    return LanguageModel(LMConfig(**{"vocab_size": 20, "dim": 32, "layers": 2, "mixer": "gla, softmax", **changes}))
+
+
+def read(model: LanguageModel) -> State:
+    with torch.no_grad():
+        return model(torch.tensor([[1, 2, 3]]), return_state=True)[1]
+
+
+def test_a_state_knows_its_model(tmp_path):
+    path, model = tmp_path / "s", lm()
+    state = read(model)
+    state.save(path, model=model)
+    assert same(State.load(path, model=model), state)
+    assert same(State.load(path, model=lm()), state)  # the same weights
+    assert same(State.load(path), state)
+    hf = LinattnForCausalLM(HFConfig(vocab_size=20, dim=32, layers=2, mixer="gla, softmax"))
+    hf.load_state_dict(model.state_dict())
+    assert same(State.load(path, model=hf), state)  # the twin of transformers
+    for other, said in [
+        (lm(layers=3), "is of another model: layers is 2 there, but 3 here"),
+        (lm(mixer="retnet, softmax"), "is of another model: mixer is 'gla, softmax' there, but 'retnet, softmax' here"),
+        (lm(mixer_options={"gla": {"heads": 2}}), "is of another model: mixer_options is"),
+        (lm().double(), "is of a model in float32, but this one is in float64"),
+        (lm().bfloat16(), "is of a model in float32, but this one is in bfloat16"),
+        (lm(seed=1), "is of a model with other weights"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{path} {said}"):
+            State.load(path, model=other)
+    state.save(path)
+    with pytest.raises(ValueError, match=f"^{path} does not say which model it belongs to"):
+        State.load(path, model=model)
+
+
+def test_weights_are_hashed_again_when_they_have_changed():
+    model = lm()
+    first = identity(model)
+    assert identity(model) == first == identity(lm())
+    model.model.layers[0].mixer.o_proj.weight.data[0, 0] += 1  # what an optimizer does
+    torch.nn.init.zeros_(model.lm_head.weight)
+    assert identity(model)["weights"] != first["weights"]
+    with torch.inference_mode():
+        still = lm()
+        assert identity(still) == first
+        still.lm_head.weight.zero_()  # nothing counts such writes
+        assert identity(still) != first
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.3, 0.9, 0.9999])
+def test_a_file_cut_short_is_refused(part, tmp_path):
+    path, model = tmp_path / "s", lm()
+    read(model).save(path, model=model)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * part)])
+    with pytest.raises(ValueError, match=f"^{path} is damaged or no safetensors file"):
+        State.load(path, model=model)
+
+
+def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path):
+    code = """
+import os, sys
+from linattn.state import State, files
+import torch
+state = State([{"S": torch.full((1, 64), float(sys.argv[2]))}])
+if sys.argv[2] == "2":
+    files._sync = lambda path: os._exit(9)  # the new file is written, but not in its place
+state.save(sys.argv[1])
+"""
+    path = tmp_path / "s"
+    for value, exit_code in (("1", 0), ("2", 9)):
+        assert subprocess.run([sys.executable, "-c", code, str(path), value]).returncode == exit_code
+    assert State.load(path).layers[0]["S"].unique().tolist() == [1.0]
+
+
+def test_states_are_put_together():
+    one, two = make(1), make(2)
+    both = State.cat([one, two])
+    assert both.rows == 3
+    assert same(both.select([0]), one)
+    assert same(both.select([1, 2]), two)
+    wide = State([{**layer, "S": layer["S"].double()} if layer else {} for layer in two.layers])
+    for other in (wide, State([{}, {}, {}]), State([{"S": torch.zeros(1, 2)}])):
+        with pytest.raises(ValueError, match="same names, dtypes and sizes"):
+            State.cat([one, other])

@@ -1,0 +1,151 @@
+"""transformers' own models with our ops and without, on a CPU: ``python -m benchmarks.patch``.
+
+For each family a small model of its published mixer sizes, random weights, float32: milliseconds of a prefill and of a decoded token,
+patched and not in turn, and the medians of the ratios of neighbours. Both fill a cache, as ``generate`` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import RESULTS
+
+AIMS = {"kimi_linear": 10.0, "mamba": 10.0}  # of the prefill at T 2048; the others must not be slower
+_ALL: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_HYBRID: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024}
+_LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+_DELTA: dict[str, Any] = _HYBRID | {
+    "layer_types": _LINEAR, "head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}  # fmt: skip
+_FEW_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+}  # fmt: skip
+_MAMBA2: dict[str, Any] = {
+    "mamba_d_state": 128, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_expand": 2,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_next": _DELTA | _FEW_EXPERTS,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA | _FEW_EXPERTS,
+    "olmo_hybrid": _DELTA | {"linear_num_key_heads": 8},
+    "kimi_linear": _HYBRID | {
+        "layer_types": _LINEAR, "num_local_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 256, "n_shared_experts": 1,
+        "kv_lora_rank": 128, "qk_rope_head_dim": 32, "v_head_dim": 64, "qk_nope_head_dim": 32, "linear_head_dim": 128,
+        "linear_num_heads": 4,
+    },
+    "mamba": {"hidden_size": 768},
+    "falcon_mamba": {"hidden_size": 768},
+    "jamba": _HYBRID | {
+        "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 4, "attn_layer_offset": 3, "expert_layer_period": 4,
+        "expert_layer_offset": 1,
+    },
+    "mamba2": {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "n_groups": 1},
+    "bamba": _HYBRID | _MAMBA2 | {"attn_layer_indices": [3]},
+    "zamba2": _HYBRID | {
+        "mamba_d_state": 64, "mamba_headdim": 64, "mamba_ngroups": 1, "n_mamba_heads": 16, "mamba_expand": 2, "num_mem_blocks": 1,
+        "layers_block_type": ["mamba", "mamba", "mamba", "hybrid"],
+    },
+    "nemotron_h": _HYBRID | {
+        "layers_block_type": ["mamba", "mamba", "mamba", "attention"], "ssm_state_size": 128, "mamba_num_heads": 16, "mamba_head_dim": 64,
+        "n_groups": 8, "head_dim": 64,
+    },
+    "granitemoehybrid": _HYBRID | _MAMBA2 | {
+        "layer_types": ["mamba", "mamba", "mamba", "attention"], "num_local_experts": 2, "num_experts_per_tok": 1,
+        "shared_intermediate_size": 512,
+    },
+    "rwkv": {"hidden_size": 768},
+}  # fmt: skip
+
+
+def measure(family: str, tokens: int, pairs: int) -> dict[str, Any]:
+    """One row of the results."""
+    import transformers
+
+    from linattn.hf.patch import patch_transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **_ALL | MODELS[family])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(3, config.vocab_size, (1, tokens))
+    row: dict[str, Any] = {"family": family, "tokens": tokens, "parameters": sum(t.numel() for t in model.parameters())}
+    for name, call in (
+        ("prefill", lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1)),
+        ("decode", _decode(model, ids[:, :64])),
+    ):
+        times: list[tuple[float, float]] = []
+        for turn in range(pairs + 1):  # the first one warms up
+            theirs, wanted = timed(call)
+            with patch_transformers([family]):
+                ours, got = timed(call)
+            if turn:
+                times.append((theirs, ours))
+        if name == "prefill":
+            row["difference"] = ((got.logits - wanted.logits).norm() / wanted.logits.norm()).item()
+        row[name] = {
+            "theirs_ms": round(statistics.median(theirs for theirs, _ in times) * 1e3, 3),
+            "ours_ms": round(statistics.median(ours for _, ours in times) * 1e3, 3),
+            "ratio": round(statistics.median(theirs / ours for theirs, ours in times), 3),
+        }
+    row["aim"] = AIMS.get(family, 1.0)
+    return row
+
+
+@torch.no_grad()
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    out = call()
+    return time.perf_counter() - start, out
+
+
+def _decode(model: Any, ids: torch.Tensor, steps: int = 16) -> Callable[[], Any]:
+    """Sixteen tokens after a short prompt, in turn by both sides with one cache."""
+    name = "state" if model.config.model_type == "rwkv" else "past_key_values"
+    with torch.no_grad():
+        out = model(input_ids=ids, use_cache=True)
+    name = name if name in out else "cache_params"
+    cache = out[name]
+
+    def call() -> Any:
+        for _ in range(steps):
+            model(input_ids=ids[:, :1], use_cache=True, **{name: cache})
+
+    return call
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.patch", description=__doc__.split("\n")[0])
+    parser.add_argument("--families", default=",".join(MODELS), help="some of them")
+    parser.add_argument("--tokens", type=int, default=2048, help="of the prefill")
+    parser.add_argument("--quick", action="store_true", help="few tokens, one pair, nothing kept")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for patch-cpu.json")
+    options = parser.parse_args(arguments)
+    from linattn.bench.files import file_for
+    from linattn.report.machine import machine
+
+    tokens, pairs = (256, 1) if options.quick else (options.tokens, 5)
+    rows = []
+    for family in options.families.split(","):
+        rows.append(row := measure(family, tokens, pairs))
+        each = ", ".join(f"{name} {row[name]['theirs_ms']:9.2f} -> {row[name]['ours_ms']:8.2f} ms" for name in ("prefill", "decode"))
+        print(f"{family:18} {each}, {row['prefill']['ratio']:6.2f} x and {row['decode']['ratio']:5.2f} x, aim {row['aim']:g} x", flush=True)
+    if options.quick and options.out == RESULTS:
+        return 0
+    body = {"schema": "linattn.patch", "machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    path = file_for(options.out, "patch", "cpu")
+    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Reading tokens into a state, piece by piece."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from linattn.models import Backbone
+    from linattn.state import State
+
+PREFILL = 4096  # tokens that are read at once: a longer prompt takes no more memory
+
+
+@torch.no_grad()
+def prefill(
+    model: Backbone, ids: Tensor, state: State | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, State]:
+    """Read ``ids`` [B, T], T at least 1; the hidden states [B, t, D] of the last piece and the state after it.
+
+    ``state`` is what has been read before, ``mask`` [B, T] bool marks real tokens, and with ``cu_seqlens`` [N + 1] B is 1 and N
+    sequences lie end to end.
+    """
+    for start in range(0, ids.shape[1], PREFILL):
+        piece = ids[:, start : start + PREFILL]
+        end = start + piece.shape[1]
+        own = None if cu_seqlens is None else cu_seqlens.clamp(start, end) - start  # a sequence that lies elsewhere is empty here
+        hidden, state = model(piece, state, return_state=True, mask=None if mask is None else mask[:, start:end], cu_seqlens=own)
+    assert state is not None
+    return hidden, state

@@ -1,0 +1,235 @@
+"""``generate()`` with a state: what has been read before the prompt, or what an earlier call has left in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from linattn.generate.prefill import PREFILL, prefill
+from linattn.hf.cache import StateCache
+from linattn.state import State
+from linattn.state.store import PrefixStore
+
+Prefixes = PrefixStore | str | os.PathLike[str]
+
+
+class StateGenerationMixin(GenerationMixin):
+    """``prefill``, and a ``generate`` that goes on from its state and takes prompts that are padded on either side."""
+
+    @torch.no_grad()
+    def prefill(
+        self: Any,
+        input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+        attention_mask: Tensor | None = None,
+        *,
+        state: State | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> State:
+        """Read tokens; the state after them goes into ``generate(..., state=state)`` as often as wanted.
+
+        Args:
+            input_ids: [T] or [B, T]; or a list of prompts of any lengths, which are packed and read in one pass.
+            attention_mask: [B, T], 0 for padding; for tensors alone.
+            state: what has been read before, a row for each prompt.
+            prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts behind the longest prefix whose state is
+                there, and the states that all prompts have passed through are kept in it.
+
+        Returns:
+            A state with a row for each prompt.
+        """
+        if prefixes is not None and state is not None:
+            raise ValueError("prefixes holds states from the beginning on, so state must be None beside it")
+        if attention_mask is not None and (not isinstance(input_ids, Tensor) or attention_mask.shape != input_ids.shape):
+            wanted = (
+                f"the shape of input_ids, {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else "a tensor beside it as input_ids"
+            )
+            raise ValueError(f"attention_mask must have {wanted}, but came with shape {list(attention_mask.shape)}")
+        if isinstance(input_ids, Tensor) and prefixes is None:
+            if input_ids.ndim not in (1, 2) or not input_ids.numel():
+                raise ValueError(f"input_ids must be [T] or [B, T] with at least one token, but came with shape {list(input_ids.shape)}")
+            ids = input_ids.to(self.device).reshape(-1, input_ids.shape[-1])
+            _check_rows(state, len(ids))
+            mask = None if attention_mask is None else attention_mask.to(self.device).bool().reshape(ids.shape)
+            return prefill(self.model, ids, state, mask=mask)[1]
+        rows = _rows(input_ids, attention_mask)
+        _check_rows(state, len(rows))
+        done = 0
+        if prefixes is not None:
+            done, state = self._through(_store(prefixes), rows, min(len(row) for row in rows))
+        rest = [row[done:] for row in rows]
+        if not any(rest) and state is not None:
+            return state
+        cu_seqlens = torch.tensor([0, *(len(row) for row in rest)], device=self.device).cumsum(0)
+        packed = torch.tensor([[token for row in rest for token in row]], device=self.device)
+        return prefill(self.model, packed, state, cu_seqlens=cu_seqlens)[1]
+
+    @torch.no_grad()
+    def generate(
+        self: Any, inputs: Tensor | None = None, *args: Any, state: State | None = None, prefixes: Prefixes | None = None, **kwargs: Any
+    ) -> Any:
+        """transformers' ``generate``, with these differences.
+
+        Args:
+            inputs: as there; prompts may be padded on either side, and come back as they were with the new tokens behind them.
+            state: what has been read before ``inputs`` (which then are the tokens after it, at least one), a row for each prompt;
+                from :meth:`prefill`, ``State.load`` or an earlier call's ``past_key_values.state``. It is not changed.
+            prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts behind the longest prefix whose state is
+                there, and the states that all prompts have passed through, and that of a single continuation, are kept in it.
+        """
+        if inputs is not None and kwargs.get("input_ids") is None:
+            inputs, kwargs["input_ids"] = None, inputs
+        ids = kwargs.get("input_ids")
+        _check(state, prefixes, kwargs)
+        order = self._pad_left(args, kwargs)
+        if state is not None:
+            kwargs["past_key_values"] = StateCache(state)
+        store, rows = None, []
+        if prefixes is not None:
+            store, rows = _store(prefixes), _rows(kwargs["input_ids"], kwargs.get("attention_mask"))
+            kwargs |= self._resumed(store, rows, kwargs["input_ids"])
+        out = cast(Any, super()).generate(inputs, *args, **kwargs)
+        sequences = out if isinstance(out, Tensor) else out.sequences
+        if order is not None and ids is not None:
+            sequences[:, : ids.shape[1]] = ids.repeat_interleave(len(sequences) // len(ids), 0)
+        if store is not None and ids is not None and len(sequences) == 1:
+            after = kwargs["past_key_values"].state
+            whole = [*rows[0], *sequences[0, ids.shape[1] :].tolist()]
+            store.put(self, whole[: int(after.position)], after)
+        return out
+
+    def prepare_inputs_for_generation(
+        self: Any, input_ids: Any, *args: Any, inputs_embeds: Any = None, tokenizer: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As there; the tokenizer that stop texts need, which transformers passes on to every step, ends here."""
+        return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the cache is a state, not keys and values
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length) -> bool:
+        cache = model_kwargs.get("past_key_values")
+        if generation_config.use_cache is False:
+            if cache is not None:
+                raise ValueError("use_cache=False reads everything from the beginning for each token: give no state, prefixes or cache")
+            return True
+        if cache is None:
+            model_kwargs["past_key_values"] = StateCache()
+        elif isinstance(cache, StateCache) and cache.batch_size == batch_size:  # rows of beams and of several samples stand side by side
+            copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+            if copies > 1:
+                cache.batch_repeat_interleave(copies)
+        return True
+
+    def _pad_left(self: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+        """Put padding before the real tokens, as transformers needs it; returns where each column came from if any has moved."""
+        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
+        if mask is None and ids is not None:
+            mask = self._padding(ids, args, kwargs)
+        if mask is None:
+            return None
+        order = _order(mask, 0 if cache is None else cache.get_seq_length())
+        kwargs["attention_mask"] = mask if order is None else mask.gather(1, order)
+        for name in ("input_ids", "inputs_embeds"):
+            if order is not None and kwargs.get(name) is not None:
+                kwargs[name] = _sorted(kwargs[name], order)
+        return order
+
+    def _padding(self: Any, ids: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+        """The mask that transformers would take where none is given: padding has a token of its own."""
+        given = kwargs.get("generation_config") or (args[0] if args else None)
+        pad, eos = (_setting(name, kwargs, given, self.generation_config) for name in ("pad_token_id", "eos_token_id"))
+        ends = eos if isinstance(eos, list) else [eos]
+        return None if pad is None or pad in ends or not bool((ids == pad).any()) else ids.ne(pad).long()
+
+    def _resumed(self: Any, store: PrefixStore, rows: list[list[int]], ids: Tensor) -> dict[str, Any]:
+        """The cache and the mask with which ``generate`` goes on behind what all rows of ``ids`` [B, T] have read."""
+        width = ids.shape[1]
+        lengths = [len(row) for row in rows]
+        done, state = self._through(store, rows, min(lengths) - 1)
+        seen = width - (max(lengths) - done) if done else 0  # columns that no row needs any more
+        left = torch.tensor([n - done for n in lengths], device=ids.device)
+        mask = torch.arange(width, 0, -1, device=ids.device) <= left[:, None]
+        mask[:, :seen] = True  # where nothing else is padding, transformers then drops the mask, and no step looks at one
+        return {"past_key_values": StateCache(state, seen), "attention_mask": mask.long()}
+
+    def _through(self: Any, store: PrefixStore, rows: list[list[int]], count: int) -> tuple[int, State | None]:
+        """Read the first ``count`` tokens of each row, from the longest prefix in ``store`` on; what is passed is kept there."""
+        done, state = store.find(self, [row[:count] for row in rows])
+        while done < count:
+            end = min(count, done - done % PREFILL + PREFILL)  # other prompts pass through multiples of PREFILL too
+            _, state = prefill(self.model, torch.tensor([row[done:end] for row in rows], device=self.device), state)
+            for i, row in enumerate(rows):
+                store.put(self, row[:end], state.select([i]))
+            done = end
+        return done, state
+
+
+def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any]) -> None:
+    ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+    given = embeddings if ids is None else ids
+    if (state is not None) + (prefixes is not None) + (kwargs.get("past_key_values") is not None) > 1:
+        raise ValueError("state, prefixes and past_key_values each say what has been read: give generate one of them")
+    if prefixes is not None and (ids is None or embeddings is not None):
+        raise ValueError("prefixes goes by tokens: give generate input_ids, and no inputs_embeds")
+    if state is None:
+        return
+    if not isinstance(state, State):
+        raise TypeError(f"state must be a linattn.State, but came as {type(state).__name__}")
+    if given is None or not given.shape[1]:
+        raise ValueError("a state does not know which token comes next: give generate the tokens after it, at least one")
+    _check_rows(state, len(given))
+
+
+def _store(prefixes: Prefixes) -> PrefixStore:
+    return prefixes if isinstance(prefixes, PrefixStore) else PrefixStore(prefixes)
+
+
+def _check_rows(state: State | None, rows: int) -> None:
+    if state is not None and state.rows != rows:
+        raise ValueError(f"state must have a row for each prompt, {rows}, but came with {state.rows}")
+
+
+def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
+    """The real tokens of each prompt."""
+    if isinstance(ids, Tensor):
+        keep = torch.ones_like(ids) if mask is None else mask
+        shape = -1, ids.shape[-1]
+        rows = [row[kept.bool()].tolist() for row, kept in zip(ids.reshape(shape), keep.reshape(shape), strict=True)]
+    else:
+        rows = [ids] if len(ids) and isinstance(ids[0], int) else list(ids)
+        rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in rows]
+    if not rows or not all(rows):
+        raise ValueError("every prompt must have at least one token")
+    return rows
+
+
+def _order(mask: Tensor, seen: int) -> Tensor | None:
+    """[B, T]: where each column comes from when padding goes before the real tokens; None where the last column is real.
+
+    The first ``seen`` columns, which a cache has read, stay.
+    """
+    new = mask[:, seen:].bool()
+    if not bool(new.any(1).all()):
+        raise ValueError("attention_mask must leave every prompt at least one real token, but a row is padding alone")
+    if bool(new[:, -1].all()):
+        return None
+    before = torch.arange(seen, device=mask.device).expand(len(mask), -1)
+    return torch.cat([before, new.long().argsort(dim=1, stable=True) + seen], 1)
+
+
+def _sorted(x: Tensor, order: Tensor) -> Tensor:
+    """The columns of x [B, T, ...] in ``order`` [B, past + T]; x may lack columns that a cache has read."""
+    past = order.shape[1] - x.shape[1]
+    index = order[:, past:] - past
+    return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand_as(x))
+
+
+def _setting(name: str, kwargs: dict[str, Any], *configs: Any) -> Any:
+    """A setting of ``generate``: what the call says, else what the first config with an answer says."""
+    return next((v for v in (kwargs.get(name), *(getattr(c, name, None) for c in configs)) if v is not None), None)

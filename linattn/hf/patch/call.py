@@ -1,0 +1,290 @@
+"""What one call of a mixer of transformers carries besides its tokens, and the short convolution that needs to know it.
+
+The functions that a modeling module calls are given tensors, but not which of them are padding, which sequences are packed, or the
+state that came before. The mixer's forward knows: while it runs, its :class:`Call` lies on a stack of this thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops.short_convolution import short_convolution
+
+PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin and end
+Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while patched
+
+
+class Family(NamedTuple):
+    """Where transformers has what a model type is made of."""
+
+    folder: str  # in transformers.models
+    mixer: str  # the class whose forward is one call
+    model: str  # the class whose forward is given what is packed
+    head: str = ""  # a class around it that keeps what it is given of that
+    lost: tuple[str, ...] = ()  # what the model in its turn keeps from its layers: "packing", "padding"
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+
+_stack = _Stack()
+
+
+class Call(NamedTuple):
+    """One forward of one mixer, or, where nothing of it reaches the mixer, of the model around it."""
+
+    tokens: int = 0
+    real: Tensor | None = None  # [B, T] bool, False for padding; None: every token is real
+    cu_seqlens: Tensor | None = None  # [N + 1]; None: nothing is packed
+    layer: Any = None  # of the cache; None: no cache
+    mixer: Any = None
+
+    def first(self, state: Tensor | None) -> Tensor | None:
+        """The initial states of all rows: of packed sequences the first goes on from ``state`` [1, ...], the others start anew."""
+        if state is None or self.cu_seqlens is None:
+            return state
+        return torch.cat([state, state.new_zeros(self.cu_seqlens.shape[0] - 2, *state.shape[1:])])
+
+    def last(self, state: Tensor) -> Tensor:
+        """The states that a cache can hold: of packed sequences that of the last one, which the next tokens go on from."""
+        return state if self.cu_seqlens is None else state[-1:]
+
+    def only_real(self, t: Tensor, fill: float = 0.0) -> Tensor:
+        """``t`` [B, T, ...] with ``fill`` at padding."""
+        return t if self.real is None else t.masked_fill(~self.real.view(*self.real.shape, *[1] * (t.ndim - 2)), fill)
+
+
+def current() -> Call:
+    """The innermost call of this thread; outside of any, one that knows nothing."""
+    return _stack.calls[-1] if _stack.calls else Call()
+
+
+@contextmanager
+def during(call: Call) -> Iterator[None]:
+    _stack.calls.append(call)
+    try:
+        yield
+    finally:
+        _stack.calls.pop()
+
+
+def wide(t: Tensor) -> Tensor:
+    """As gates and states are: float64 stays, everything else becomes float32."""
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def state_of(state: Tensor, x: Tensor) -> Tensor:
+    """A cache's ``state`` in the dtype that states have beside ``x``."""
+    return state.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
+    """[B, T] bool of the last ``tokens`` of a mask [B, ...], True for real tokens; None where that is known to be all of them."""
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or tokens == 1:  # a token that is decoded alone is real
+        return None
+    real = attention_mask[:, -tokens:].bool()
+    if real.device.type == "cpu" and not torch.compiler.is_compiling() and bool(real.all()):
+        return None
+    return real
+
+
+def packing(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
+    """``cu_seqlens`` of what a caller says of packed sequences in any of transformers' ways, or None for nothing packed."""
+    starts = None
+    if given.get(PACKED) is not None:
+        cu = given[PACKED]
+    elif given.get("seq_idx") is not None:
+        starts = given["seq_idx"].view(-1, tokens)[0].diff() != 0
+    elif given.get("position_ids") is not None and batch == 1 and tokens > 1 and not torch.compiler.is_compiling():
+        positions = given["position_ids"]
+        positions = (positions if positions.ndim == 2 else positions[0])[0]
+        starts = positions.diff() < 0 if positions.shape == (tokens,) else None
+        starts = starts if starts is not None and bool(starts.any()) else None
+    else:
+        return None
+    if starts is not None:
+        inner = starts.nonzero()[:, 0] + 1
+        cu = F.pad(F.pad(inner, (1, 0)), (0, 1), value=tokens)
+    elif given.get(PACKED) is None:
+        return None
+    if batch != 1:
+        raise ValueError(f"packed sequences lie end to end in one row, but the batch came with {batch}")
+    return cu.to(torch.int64)
+
+
+def mixer_forward(original: Callable) -> Callable:
+    """A mixer's forward, during which its :class:`Call` is :func:`current`."""
+
+    @wraps(original)
+    def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+        batch, tokens = hidden_states.shape[:2]
+        real = padding(attention_mask, tokens)
+        cu = packing(kwargs, batch, tokens)
+        cu = current().cu_seqlens if cu is None else cu
+        layer = None if cache_params is None else cache_params.layers[self.layer_idx]
+        with during(Call(tokens, real, cu, layer, self)):
+            if attention_mask is not None and attention_mask.ndim == 2:
+                attention_mask = None if real is None else attention_mask[:, -tokens:]
+            return original(self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
+
+    return forward
+
+
+def passing(original: Callable) -> Callable:
+    """The forward of a layer that keeps its keyword arguments from its mixer, which reads from :func:`current` what is packed."""
+
+    @wraps(original)
+    def forward(self, hidden_states, *args, **kwargs):
+        with during(Call(cu_seqlens=packing(kwargs, *hidden_states.shape[:2]))):
+            return original(self, hidden_states, *args, **kwargs)
+
+    return forward
+
+
+def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
+    """A model's forward, which tells its layers what is packed: positions that begin again are packed sequences too.
+
+    It says so by keyword, which holds when gradient checkpointing runs a layer again, and for models that do not hand keywords down
+    by :func:`current`; of padding too, if that is ``lost``.
+    """
+    parameters = signature(original)
+
+    @wraps(original)
+    def forward(self, *args, **kwargs):
+        given = dict(parameters.bind(self, *args, **kwargs).arguments)
+        given |= given.pop("kwargs", {})
+        ids = given.get("input_ids")
+        batch, tokens = (given["inputs_embeds"] if ids is None else ids).shape[:2]
+        outer, cu = current(), packing(given, batch, tokens)
+        cu = outer.cu_seqlens if cu is None else cu
+        real = padding(given.get("attention_mask"), tokens) if "padding" in lost else None
+        real = outer.real if real is None else real
+        if lost and getattr(self, "gradient_checkpointing", False) and self.training:
+            _refuse_checkpointing(self, cu, real)
+        if cu is not None:
+            kwargs[PACKED] = cu
+            if "position_ids" in parameters.parameters and given.get("position_ids") is None:
+                kwargs["position_ids"] = positions(cu, tokens)  # softmax attention keeps apart what begins again
+        with during(Call(tokens, real, cu)):
+            return original(self, *args, **kwargs)
+
+    return forward
+
+
+def positions(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """[1, T] place of each token in its own sequence."""
+    token = torch.arange(tokens, device=cu_seqlens.device)
+    return (token - cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)])[None]
+
+
+def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) -> None:
+    what = "packed sequences" if cu is not None else "left padding" if real is not None and not bool(real[:, 0].all()) else None
+    if what is not None:
+        raise ValueError(
+            f"{type(model).__name__} does not tell its layers of {what} when gradient checkpointing runs them again: switch it off"
+        )
+
+
+def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
+    """The forwards that tell the layers what is packed."""
+    for name in filter(None, (family.model, family.head)):
+        owner = getattr(module, name)
+        yield owner, "forward", model_forward(owner.forward, family.lost)
+
+
+def shared(module: ModuleType, family: Family) -> Iterator[Replacement]:
+    """What is replaced alike wherever a mixer has a short convolution."""
+    mixer = getattr(module, family.mixer)
+    yield module, "causal_conv1d_fn", convolve
+    yield module, "causal_conv1d_update", convolve_one
+    yield mixer, "forward", mixer_forward(mixer.forward)
+    yield from around(module, family)
+
+
+def absent(*_: Any, **__: Any) -> None:
+    """In place of a fused path: without one, transformers goes on to the functions that are ours."""
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """[B, D, T] -> [B, T, D], on a CPU in memory of that order: torch transposes a matrix in blocks, but a batch number by number."""
+    if t.device.type != "cpu" or t.shape[0] != 1:
+        return t.transpose(1, 2)
+    return t[0].t().contiguous()[None]
+
+
+def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> Tensor:
+    """In place of ``causal_conv1d_fn``: hidden_states [B, D, S + T], where the S come from the cache, weight [D, W].
+
+    Padding stands outside: each token sees the real ones before it, and a cache keeps the last real ones. Packed sequences do
+    not see each other.
+    """
+    call, x = current(), hidden_states.transpose(1, 2)
+    kept = x.shape[1] - call.tokens
+    if call.cu_seqlens is not None:
+        y = _packed(x, weight, bias, activation, call, kept)
+    elif call.real is not None:
+        y = _ragged(x, weight, bias, activation, call, kept)
+    else:
+        y = _convolved(x, weight, bias, activation)
+    return y.transpose(1, 2)
+
+
+def convolve_one(hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None):
+    """In place of ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is brought up to date."""
+    longer = torch.cat([conv_state.to(hidden_states.dtype), hidden_states], -1)
+    conv_state.copy_(longer[..., 1:])
+    y = (wide(longer[..., -weight.shape[-1] :]) * weight).sum(-1, keepdim=True)  # so few numbers: the door would cost more
+    y = y if bias is None else y + bias[:, None]
+    return _activated(y, activation).to(hidden_states.dtype)
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    swish = activation in ("silu", "swish")
+    y = short_convolution(x, weight[:, None], bias, activation=swish)
+    return y if swish else _activated(y, activation)
+
+
+def _activated(y: Tensor, activation: str | None) -> Tensor:
+    if activation is None:
+        return y
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[activation](y)
+
+
+def _ragged(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, call: Call, kept: int) -> Tensor:
+    assert call.real is not None
+    real = F.pad(call.real, (kept, 0), value=True)  # [B, S + T]
+    order = real.int().argsort(dim=1, stable=True)[..., None]  # padding first
+    ordered = (x * real[..., None]).gather(1, order.expand(x.shape))
+    _keep(ordered, call)
+    return _convolved(ordered, weight, bias, activation).gather(1, order.argsort(dim=1).expand(x.shape))
+
+
+def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, call: Call, kept: int) -> Tensor:
+    assert call.cu_seqlens is not None
+    ends, between = call.cu_seqlens[1:] + kept, weight.shape[-1] - 1
+    token = torch.arange(x.shape[1], device=x.device)
+    places = token + torch.searchsorted(ends, token, right=True) * between
+    longer = x.new_zeros(1, x.shape[1] + (ends.shape[0] - 1) * between, x.shape[2]).index_copy(1, places, x)
+    _keep(longer, call)
+    return _convolved(longer, weight, bias, activation).index_select(1, places)
+
+
+def _keep(x: Tensor, call: Call) -> None:
+    """Let the cache hold the last of ``x`` [B, ..., D]: transformers has put in what stood last, padding or not."""
+    if call.layer is not None and not call.layer.record_past:
+        state = call.layer.conv_states[0]
+        state.copy_(x[:, -state.shape[-1] :].transpose(1, 2))

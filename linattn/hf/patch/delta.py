@@ -1,0 +1,62 @@
+"""The delta rule with a decay, per head or per channel: Qwen3-Next, Qwen3.5, OLMo hybrid (Gated DeltaNet) and Kimi Linear (KDA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from linattn.hf.patch.call import Family, Replacement, current, shared, state_of
+from linattn.ops import linear_attention
+from linattn.ops.norms import unit_length
+
+FAMILIES = {
+    "qwen3_next": Family("qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
+    "qwen3_5": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    "qwen3_5_text": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    "qwen3_5_moe": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
+    "qwen3_5_moe_text": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
+    "olmo_hybrid": Family("olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybridModel"),
+    "kimi_linear": Family("kimi_linear", "KimiLinearDeltaAttention", "KimiLinearModel"),
+}
+_RULES = {  # many tokens, one token
+    "kimi_linear": ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
+    "": ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
+}
+
+
+def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
+    rule = _rule(run)
+    for name in _RULES.get(family, _RULES[""]):
+        yield module, name, rule
+    yield from shared(module, FAMILIES[family])
+
+
+def _rule(run: Callable) -> Callable:
+    def delta_rule(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        *,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query, key [B, T, Hk, K], value [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [B, H, K, V]."""
+        call = current()  # keys of padding are 0, as their convolution has no bias: only their decay would show
+        if use_qk_l2norm_in_kernel:
+            query, key = (unit_length(t, eps=1e-6, dtype=value.dtype) for t in (query, key))
+        if initial_state is not None:
+            initial_state = call.first(state_of(initial_state, value))
+        o, state = run(
+            linear_attention, query, key, value, decay=call.only_real(g), beta=beta,
+            initial_state=initial_state, return_state=True, cu_seqlens=call.cu_seqlens,
+        )  # fmt: skip
+        return o, call.last(state) if output_final_state else None
+
+    return delta_rule

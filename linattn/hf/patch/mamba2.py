@@ -1,0 +1,117 @@
+"""A decay per head from the token, shared keys and queries: Mamba-2, Bamba, Zamba2, Nemotron-H and Granite hybrid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.hf.patch.call import Call, Family, Replacement, absent, current, positions, shared, state_of, wide
+from linattn.ops import linear_attention
+
+FAMILIES = {
+    "mamba2": Family("mamba2", "Mamba2Mixer", "Mamba2Model", head="Mamba2ForCausalLM"),
+    "bamba": Family("bamba", "BambaMixer", "BambaModel"),
+    "zamba2": Family("zamba2", "Zamba2MambaMixer", "Zamba2Model"),
+    "nemotron_h": Family("nemotron_h", "NemotronHMamba2Mixer", "NemotronHModel"),
+    "granitemoehybrid": Family("granitemoehybrid", "GraniteMoeHybridMambaLayer", "GraniteMoeHybridModel"),
+}
+
+
+def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
+    yield module, "mamba2_chunk_scan", _scan(run)
+    yield module, "mamba2_selective_state_update", _step(run)
+    yield module, "mamba2_split_conv1d_scan_combined", absent
+    yield from shared(module, FAMILIES[family])
+    if family == "granitemoehybrid":
+        yield module, "create_causal_mask", _told_of_packing(module.create_causal_mask)
+
+
+def _told_of_packing(original: Callable) -> Callable:
+    """The mask of softmax attention: Granite's model does not ask for it with its positions, so that packed sequences see each other."""
+
+    @wraps(original)
+    def create_causal_mask(*args, **kwargs):
+        cu = current().cu_seqlens
+        return original(*args, **(kwargs if cu is None else kwargs | {"position_ids": positions(cu, kwargs["inputs_embeds"].shape[1])}))
+
+    return create_causal_mask
+
+
+def _scan(run: Callable) -> Callable:
+    def scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        chunk_size: int | None = None,  # noqa: ARG001  our chunks are our own
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        initial_states: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **_: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """hidden_states [B, T, H, P], dt [B, T, H], A, D, dt_bias [H], B, C [B, T, G, N], initial_states [B, H, P, N]."""
+        call = current()
+        dt = _time_step(dt, dt_bias, dt_softplus, dt_limit)
+        y, state = _recurrence(run, hidden_states, dt, A, B, C, D, initial_states, call)
+        return (y, call.last(state)) if return_final_states else y
+
+    return scan
+
+
+def _step(run: Callable) -> Callable:
+    def step(
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        **_: Any,
+    ) -> Tensor:
+        """state [B, H, P, N], brought up to date; hidden_states, dt, z [B, H, P], A [H, P, N], B, C [B, G, N], D, dt_bias [H, P].
+
+        What does not depend on P or N comes expanded. The time step keeps to the limits that it has over many tokens.
+        """
+        dt = _time_step(dt[..., 0], None if dt_bias is None else dt_bias[:, 0], dt_softplus, current().mixer.time_step_limit)
+        x, dt, B, C = (t[:, None] for t in (hidden_states, dt, B, C))
+        y, after = _recurrence(run, x, dt, A[:, 0, 0], B, C, None if D is None else D[:, 0], state, Call(tokens=1))
+        state.copy_(after)
+        y = y[:, 0]
+        return y if z is None else y * F.silu(z)
+
+    return step
+
+
+def _recurrence(
+    run: Callable, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial: Tensor | None, call: Call
+):
+    """``S_t = e^{Δ A} S_{t-1} + Bᵀ Δ x`` and ``y = C S + D x``, [B, T, H, P], and the states [rows, H, P, N]."""
+    dt = call.only_real(dt)
+    if initial is not None:
+        initial = call.first(state_of(initial.transpose(-1, -2), x).contiguous())
+    y, state = run(
+        linear_attention, C.to(x.dtype), B.to(x.dtype), (x * dt[..., None]).to(x.dtype), decay=dt * A.to(dt.dtype), scale=1.0,
+        initial_state=initial, return_state=True, cu_seqlens=call.cu_seqlens,
+    )  # fmt: skip
+    y = y if D is None else (y + D[:, None] * x).to(x.dtype)
+    return y, state.transpose(-1, -2)
+
+
+def _time_step(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:
+    """float32: rounded time steps decay wrongly over long sequences."""
+    dt = wide(dt)
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    return (F.softplus(dt) if softplus else dt).clamp(*limit)

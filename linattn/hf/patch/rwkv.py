@@ -1,0 +1,109 @@
+"""RWKV-4: two sums per channel whose weights fade, and the token before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from linattn.hf.patch.call import Call, Family, Replacement, around, current, wide
+from linattn.ops import diagonal_scan, running_max
+
+FAMILIES = {"rwkv": Family("rwkv", "RwkvSelfAttention", "RwkvModel", head="RwkvForCausalLM", lost=("packing", "padding"))}
+_NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are
+
+
+def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
+    yield module, "rwkv_linear_attention", _attention(run)
+    yield module.RwkvSelfAttention, "extract_key_value", _extract_key_value
+    yield module.RwkvFeedForward, "forward", _feed_forward
+    yield from around(module, FAMILIES[family])
+
+
+def _extract_key_value(self, hidden: Tensor, state: list[Tensor] | None = None):
+    """Receptance, key and value [B, T, D] of each token and the one before."""
+    shifted = _shift(hidden, state, 1, self.layer_id)
+    mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
+    key, value, receptance = (hidden * mix + shifted * (1 - mix) for mix in mixes)
+    return torch.sigmoid(self.receptance(receptance)), self.key(key), self.value(value), state
+
+
+def _feed_forward(self, hidden: Tensor, state: list[Tensor] | None = None):
+    shifted = _shift(hidden, state, 0, self.layer_id)
+    key, receptance = (hidden * mix + shifted * (1 - mix) for mix in (self.time_mix_key, self.time_mix_receptance))
+    value = self.value(torch.square(torch.relu(self.key(key))))
+    return torch.sigmoid(self.receptance(receptance)) * value, state
+
+
+def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -> Tensor:
+    """The real token before each of ``hidden`` [B, T, D], and the last one into ``state[place]`` [B, D, layers]."""
+    call, tokens = current(), hidden.shape[1]
+    old = hidden.new_zeros(hidden.shape[0], hidden.shape[2]) if state is None else state[place][:, :, layer].to(hidden.dtype)
+    longer = torch.cat([old[:, None], hidden], 1)  # its place t is what stands before token t
+    if call.real is None:
+        before, last = longer[:, :-1], longer[:, -1]
+    else:
+        place_of = torch.arange(1, tokens + 1, device=hidden.device) * call.real
+        upto = place_of.cummax(1).values  # [B, T], the last real place up to each token; 0 is the state's
+        at = torch.cat([torch.zeros_like(upto[:, :1]), upto], 1)[..., None].expand(-1, -1, hidden.shape[-1])
+        longer = longer.gather(1, at)
+        before, last = longer[:, :-1], longer[:, -1]
+    if call.cu_seqlens is not None:
+        begins = call.cu_seqlens[1:-1]
+        before = before.index_fill(1, begins[begins < tokens], 0.0)
+    if state is not None:
+        state[place][:, :, layer] = last
+    return before
+
+
+def _attention(run: Callable) -> Callable:
+    def attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state=None, return_state: bool = False):
+        """The weighted mean of value [B, T, D], of weight e^key faded by e^(-e^time_decay) a token; state: num, den, max [B, D].
+
+        Both sums are kept relative to e^max, the largest weight so far, so no key overflows; gradients take max as a constant,
+        which the output does not depend on.
+        """
+        call = current()
+        k, v = call.only_real(wide(key), _NOTHING), call.only_real(wide(value))
+        fade = call.only_real((-torch.exp(wide(time_decay))).to(k.dtype).expand(k.shape))
+        num, den, top = _states(state, k, call)
+        largest, last = run(running_max, fade, k, initial_state=top, return_state=True, cu_seqlens=call.cu_seqlens)
+        largest, earlier = largest.detach(), _before(largest, top, call).detach()
+        log = earlier + fade - largest
+        log = log - log.detach().clamp(min=0)  # rounding alone is above 0
+        weight = (k - largest).exp()
+        sums, after = run(
+            diagonal_scan, torch.cat([log, log], -1), torch.cat([weight * v, weight], -1),
+            initial_state=torch.cat([num, den], -1), return_state=True, cu_seqlens=call.cu_seqlens,
+        )  # fmt: skip
+        own = wide(time_first) + k
+        base = torch.maximum(earlier, own).detach()
+        past, now = (earlier - base).exp(), (own - base).exp()
+        seen_num, seen_den = _before(sums, torch.cat([num, den], -1), call).chunk(2, -1)
+        output = (past * seen_num + now * v) / call.only_real(past * seen_den + now, 1.0)
+        if return_state or state is not None:
+            state = [call.last(t) for t in (*after.chunk(2, -1), last)]
+        return output.to(key.dtype), state
+
+    return attention
+
+
+def _states(state, k: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """num, den and max [rows, D]."""
+    rows = k.shape[0] if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1
+    fresh = [k.new_full((rows, k.shape[-1]), fill) for fill in (0.0, 0.0, _NOTHING)]
+    if state is None:
+        return tuple(fresh)
+    return tuple(torch.cat([t.to(k.dtype), empty[t.shape[0] :]]) for t, empty in zip(state, fresh, strict=True))
+
+
+def _before(h: Tensor, initial: Tensor, call: Call) -> Tensor:
+    """``h`` [B, T, D] one token on, after ``initial`` [rows, D]."""
+    later = torch.cat([initial[: h.shape[0], None], h], 1)[:, :-1]
+    if call.cu_seqlens is None:
+        return later
+    begins = call.cu_seqlens[1:-1]
+    inside = begins < h.shape[1]
+    return later.index_copy(1, begins[inside], initial[1:][inside][None])

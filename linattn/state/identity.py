@@ -1,0 +1,75 @@
+"""Which model a state belongs to: its configuration, its dtype and its weights, so that no other model goes on with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+
+
+def identity(model: nn.Module) -> dict[str, Any]:
+    """``config``, ``dtype`` and ``weights`` (a sha256) of a :class:`linattn.LanguageModel` or its Hugging Face twin, as JSON values.
+
+    The two twins have the same. Weights are hashed again when one of them has been written to.
+    """
+    from linattn.models.config import LMConfig
+
+    config: Any = model.config
+    given = {f.name: getattr(config, f.name) for f in fields(LMConfig)}
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {"config": json.loads(json.dumps(given)), "dtype": dtype, "weights": _weights(model)}
+
+
+def difference(theirs: Any, ours: Mapping[str, Any]) -> str | None:
+    """How the model that a file is of differs from ours, to stand behind the file's name; None if it is the same."""
+    if not isinstance(theirs, dict) or not isinstance(theirs.get("config"), dict):
+        return "does not say which model it belongs to"
+    config, own = theirs["config"], ours["config"]
+    for name in sorted(config.keys() | own.keys()):
+        if config.get(name) != own.get(name):
+            return f"is of another model: {name} is {config.get(name)!r} there, but {own.get(name)!r} here"
+    if theirs.get("dtype") != ours["dtype"]:
+        return f"is of a model in {theirs.get('dtype')}, but this one is in {ours['dtype']}"
+    if theirs.get("weights") != ours["weights"]:
+        return "is of a model with other weights"
+    return None
+
+
+def _weights(model: nn.Module) -> str:
+    tensors, told = model.state_dict(keep_vars=True), json.dumps(_adapters(model), default=str)
+    if away := [name for name, t in tensors.items() if t.is_meta]:
+        raise ValueError(f"the weights of {away[0]!r} are not in memory, so it cannot be said which model the state belongs to")
+    known, marks = _KNOWN.get(model), _marks(tensors.values())
+    if known is not None and marks is not None and known[0] == (told, marks):
+        return known[1]
+    digest = hashlib.sha256(told.encode())
+    for name in sorted(tensors):
+        t = tensors[name].detach()
+        digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
+        digest.update(_bytes(t))
+    _KNOWN[model] = (told, marks), digest.hexdigest()
+    return digest.hexdigest()
+
+
+def _marks(tensors: Collection[Tensor]) -> list[tuple[int, int]] | None:
+    """What changes when one of ``tensors`` is replaced or written to; None where nobody counts."""
+    return None if any(t.is_inference() for t in tensors) else [(t.data_ptr(), t._version) for t in tensors]
+
+
+def _adapters(model: nn.Module) -> list[list[Any]]:
+    """What layers of PEFT have been told beside their weights: which adapters work, and how strongly."""
+    names = "disable_adapters", "active_adapters", "merged_adapters", "scaling"
+    return [[name, *(getattr(m, n, None) for n in names)] for name, m in model.named_modules() if hasattr(m, names[2])]
+
+
+def _bytes(t: Tensor) -> Any:
+    """The memory of ``t`` as something that hashes read without a copy."""
+    return t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

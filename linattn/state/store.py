@@ -1,0 +1,136 @@
+"""A folder of states by the tokens that led to them, so that nobody reads the same beginning twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import nn
+
+import linattn
+from linattn.state.identity import identity
+from linattn.state.state import State
+
+_NAME = re.compile(r"(\d+)-[0-9a-f]{64}\.safetensors")
+
+
+class PrefixStore:
+    """States of prefixes in files ``LENGTH-HASH.safetensors``; of the used ones those that were used last stay.
+
+    The hash covers the tokens, the model (configuration, dtype, weights) and the version of this library, so that one folder can
+    serve many models. Any number of processes may use it at once; one of them at a time reads or writes, under a lock.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, max_bytes: int = 2**30) -> None:
+        """Make ``folder`` where it is not there. Its files together have at most ``max_bytes``.
+
+        Raises:
+            ValueError: if ``max_bytes`` is no positive integer.
+        """
+        if not isinstance(max_bytes, int) or max_bytes < 1:
+            raise ValueError(f"max_bytes must be an integer of at least 1, but came as {max_bytes!r}")
+        self.folder, self.max_bytes = Path(folder), max_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.folder / ".lock")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        with self._lock:
+            return sum(path.stat().st_size for path in self._files())
+
+    def find(self, model: nn.Module, rows: Sequence[Sequence[int]]) -> tuple[int, State | None]:
+        """The longest prefix whose state is here for each of ``rows`` (lists of tokens), and these states as one, row by row.
+
+        Returns its number of tokens, the same for all rows, and the state on the model's device; (0, None) if there is none.
+        """
+        shortest = min(len(row) for row in rows)
+        with self._lock:
+            lengths = sorted({n for path in self._files() if 0 < (n := _length(path)) <= shortest})
+            keys = [_keys(model, row, lengths) for row in rows] if lengths else []
+            for n in reversed(lengths):
+                if all(self._path(n, key[n]).is_file() for key in keys):
+                    states = [s for key in keys if (s := self._read(model, n, key[n])) is not None]
+                    if len(states) == len(rows) and _alike(states):
+                        return n, State.cat(states)
+        return 0, None
+
+    def put(self, model: nn.Module, tokens: Sequence[int], state: State) -> None:
+        """Keep ``state``, one row that has read ``tokens``. What has not been used for longest goes, where there is no room.
+
+        A state that is larger than ``max_bytes`` is not kept.
+        """
+        if state.rows != 1:
+            raise ValueError(f"state must have one row, but came with {state.rows}")
+        n = len(tokens)
+        key = _keys(model, tokens, [n])[n]
+        with self._lock:
+            for left in self.folder.glob(".*.part"):  # of a process that died: nobody else writes now
+                left.unlink()
+            if state.nbytes > self.max_bytes:
+                return
+            path = self._path(n, key)
+            if not path.is_file():
+                state.save(path, model=model, description={"key": key})
+            _touch(path)
+            self._shrink()
+
+    def _files(self) -> Iterator[Path]:
+        return (path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink())
+
+    def _path(self, length: int, key: str) -> Path:
+        return self.folder / f"{length}-{key}.safetensors"
+
+    def _read(self, model: nn.Module, length: int, key: str) -> State | None:
+        """The state, or None where its file is damaged, which then goes."""
+        path = self._path(length, key)
+        try:
+            state = State.load(path, model=model, description={"key": key})
+        except ValueError:
+            path.unlink()
+            return None
+        _touch(path)
+        return state
+
+    def _shrink(self) -> None:
+        """Take out what has not been used for longest until there is room."""
+        files = sorted(((path, path.stat()) for path in self._files()), key=lambda one: one[1].st_mtime_ns)
+        total = sum(stat.st_size for _, stat in files)
+        for path, stat in files:
+            if total <= self.max_bytes:
+                return
+            path.unlink()
+            total -= stat.st_size
+
+
+def _keys(model: nn.Module, tokens: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
+    """The hash of the first n ``tokens`` for each n of ``lengths``, which ascend."""
+    whole = hashlib.sha256(json.dumps([linattn.__version__, torch.__version__, identity(model)], sort_keys=True).encode())
+    content, done, keys = array("q", tokens), 0, {}
+    for n in lengths:
+        whole.update(content[done:n].tobytes())
+        done, keys[n] = n, whole.hexdigest()
+    return keys
+
+
+def _alike(states: Sequence[State]) -> bool:
+    """Whether they have the same sizes: layers that keep every token may have kept filler beside them."""
+    sizes = [[{name: t.shape for name, t in layer.items()} for layer in state.layers] for state in states]
+    return all(size == sizes[0] for size in sizes)
+
+
+def _length(path: Path) -> int:
+    return int(path.name.split("-")[0])
+
+
+def _touch(path: Path) -> None:
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))

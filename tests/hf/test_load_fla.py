@@ -1,0 +1,80 @@
+"""Checkpoints of flash-linear-attention become ours with the same logits, and go back. Its own classes run in other processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import linattn
+from linattn.hf.convert import family
+from linattn.hf.load import config_of, export, load
+from tests.hf.fla_models import DEFAULT, MODELS
+
+# What comes back rounded: 1 − μ; a softmax over layers, from which a constant may be missing.
+ROUNDED = ("ffn.key.mu", "ffn.receptance.mu", "ffn.x_k", "model.lower_bounds")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """Their models as they save them."""
+    return run(tmp_path_factory.mktemp("theirs"))
+
+
+@pytest.fixture(scope="module")
+def back(theirs, tmp_path_factory):
+    """The same, read and exported again, and read by them."""
+    out = tmp_path_factory.mktemp("back")
+    for name in MODELS:
+        export(load(theirs / name), name, out / name)
+    run(theirs, out)
+    return out
+
+
+def run(*folders):
+    done = subprocess.run([sys.executable, "-m", "tests.hf.fla_models", *map(str, folders)], capture_output=True, text=True, timeout=300)
+    if done.returncode and "LINATTN_OFFLINE=1" in done.stdout + done.stderr:
+        pytest.skip("the wheels of flash-linear-attention are not there, and LINATTN_OFFLINE=1")
+    assert done.returncode == 0, done.stderr
+    return folders[0]
+
+
+def distance(got, wanted):
+    return ((got - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_generation(name, theirs):
+    ours, kept = load(theirs / name), load_file(theirs / f"{name}.safetensors")
+    with torch.no_grad():
+        assert distance(ours(kept["ids"]).logits, kept["logits"]) < 1e-5
+    assert torch.equal(ours.generate(kept["ids"][:1], max_new_tokens=8, do_sample=False, eos_token_id=None), kept["greedy"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_way_back(name, theirs, back):
+    before, after = (load_file(folder / name / "model.safetensors") for folder in (theirs, back))
+    assert before.keys() == after.keys()
+    for key, weight in after.items():
+        if key == "model.lower_bounds":
+            before[key] = before[key].log_softmax(0)
+        if key.endswith(ROUNDED):
+            torch.testing.assert_close(weight, before[key], rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(weight, before[key]), key
+    logits, wanted = (load_file(folder / f"{name}.safetensors")["logits"] for folder in (back, theirs))
+    assert distance(logits, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_and_shapes_of_their_defaults(name, theirs):
+    """Of configs that say next to nothing, so that the defaults are theirs."""
+    with torch.device("meta"):
+        ours = linattn.LanguageModel(config_of({"model_type": name, **DEFAULT[name]}))
+    wanted, own = json.loads((theirs / f"{name}.json").read_text()), ours.state_dict()
+    got = {}
+    for line in family(name).lines(ours.config):
+        got |= zip(line.theirs, (list(t.shape) for t in line.write([own[n] for n in line.ours])), strict=True)
+    assert got == wanted

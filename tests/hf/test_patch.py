@@ -1,0 +1,138 @@
+"""The door of patching: what it refuses, how it is undone, and that no foreign kernel runs on a CPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers.models.mamba import modeling_mamba as modeling
+
+import linattn
+from linattn.hf.patch import FAMILIES, Patch, patch_transformers
+from tests.hf.patched import MODELS, VOCABULARY, gradients_of, logits_of, model_of, packings
+
+STAND_INS = {
+    "fla": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda"),
+    "causal_conv1d": ("causal_conv1d_fn", "causal_conv1d_update"),
+    "mamba_ssm": (),
+}
+INSTALLED = """
+import sys, torch
+from linattn.hf.patch import patch_transformers
+from tests.hf.patched import VOCABULARY, Decoder, model_of
+
+ids = torch.randint(3, VOCABULARY, (1, 9))
+for family in ("qwen3_next", "kimi_linear", "mamba", "mamba2"):
+    model = model_of(family)
+    try:
+        Decoder(model)(ids)
+    except RuntimeError as error:
+        assert "active drivers" in str(error), error
+    else:
+        sys.exit(f"{family} did not call what is installed: this test shows nothing")
+    with patch_transformers([family]):
+        decode = Decoder(model)
+        assert decode(ids).isfinite().all() and decode(ids[:, :1]).isfinite().all()
+        model.train()(input_ids=ids, use_cache=False).logits.sum().backward()
+"""
+
+
+@pytest.fixture
+def module():
+    return modeling
+
+
+def test_every_family_is_tested_and_exported():
+    assert {FAMILIES[name].folder for name in MODELS} == {family.folder for family in FAMILIES.values()}
+    assert linattn.patch_transformers is patch_transformers
+
+
+def test_all_families_by_default():
+    with patch_transformers() as patch:
+        assert patch.families == tuple(FAMILIES)
+        assert {owner.__name__ for owner, *_ in patch.replaced if isinstance(owner, type(sys))} == {
+            f"transformers.models.{family.folder}.modeling_{family.folder}" for family in FAMILIES.values()
+        }
+    assert not patch.replaced
+
+
+def test_an_unknown_family_is_refused_with_the_list(module):
+    original = module.mamba_selective_scan
+    with pytest.raises(ValueError, match=r"'mambo'.*bamba, falcon_mamba.*zamba2"):
+        patch_transformers(["mamba", "mambo"])
+    with pytest.raises(ValueError, match="must be a list"):
+        patch_transformers("mamba")
+    with pytest.raises(ValueError, match="backend must be one of"):
+        patch_transformers(["mamba"], backend="fast")
+    assert module.mamba_selective_scan is original
+
+
+def test_a_family_is_patched_once_at_a_time(module):
+    original = module.mamba_selective_scan
+    with patch_transformers(["mamba"]) as patch:
+        with pytest.raises(ValueError, match="mamba is: undo"):
+            patch_transformers(["mamba2", "mamba"])
+        with patch_transformers(["mamba2"]):
+            assert module.mamba_selective_scan is not original
+        patch.undo()
+        assert module.mamba_selective_scan is original
+        with patch_transformers(["mamba"]):  # the outer one's end leaves the inner one alone
+            patch.undo()
+            assert module.mamba_selective_scan is not original
+    assert module.mamba_selective_scan is original
+    assert isinstance(patch, Patch)
+    assert "undone" in repr(patch)
+
+
+def test_it_is_undone_after_an_error(module):
+    original = module.mamba_selective_scan
+    with pytest.raises(ZeroDivisionError), patch_transformers(["mamba"]):
+        raise ZeroDivisionError
+    assert module.mamba_selective_scan is original
+
+
+def test_half_a_patch_is_undone(module, monkeypatch):
+    original = module.mamba_selective_scan
+    monkeypatch.delattr(module, "mamba_inner_fn")
+    with pytest.raises(KeyError):
+        patch_transformers(["mamba"])
+    assert module.mamba_selective_scan is original
+    monkeypatch.undo()
+    with patch_transformers(["mamba"]):
+        assert module.mamba_selective_scan is not original
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba", "mamba2", "rwkv"])
+def test_the_backend_is_passed_on(family):
+    model, ids = model_of(family), torch.randint(3, VOCABULARY, (1, 5))
+    wanted = logits_of(model, ids)
+    for backend in ("reference", "torch"):
+        with patch_transformers([family], backend=backend):
+            torch.testing.assert_close(logits_of(model, ids), wanted, atol=1e-5, rtol=1e-4)
+    with patch_transformers([family], backend="triton"), pytest.raises(ValueError, match="GPU|triton"):
+        logits_of(model, ids)
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "rwkv"])
+def test_checkpointing_that_would_forget_packing_is_refused(family):
+    model, ids = model_of(family).train(), torch.randint(3, VOCABULARY, (1, 37))
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    with patch_transformers([family]), pytest.raises(ValueError, match="packed sequences when gradient checkpointing"):
+        gradients_of(model, ids, **packings()["cu_seq_lens"])
+
+
+def test_several_packed_rows_are_refused():
+    with patch_transformers(["mamba"]), pytest.raises(ValueError, match="one row"):
+        logits_of(model_of("mamba"), torch.ones(2, 37, dtype=torch.long), **packings()["cu_seq_lens"])
+
+
+def test_what_is_installed_is_not_called(tmp_path):
+    for name, functions in STAND_INS.items():
+        body = 'def {}(*args, **kwargs):\n    raise RuntimeError("0 active drivers ([]). There should only be one.")\n'
+        inside = tmp_path / name
+        inside.mkdir()
+        (inside / "__init__.py").write_text("\n".join(body.format(function) for function in functions))
+    path = os.pathsep.join([str(tmp_path), os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run([sys.executable, "-c", INSTALLED], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,15 @@
+"""transformers' RWKV on our scans."""
+
+import pytest
+
+from tests.hf.patched import Agreement
+
+
+@pytest.fixture(params=["rwkv"])
+def family(request):
+    return request.param
+
+
+class TestPatch(Agreement):
+    op = "diagonal_scan"
+    left_of_theirs = ("rwkv",)  # it takes no notice of a mask

@@ -136,7 +136,7 @@ def _checked(x, dt, a, b, c, d, initial, cu) -> _Call:
         checks.shape(name, checks.tensor(name, t, x), dims, full)
         checks.dtype(name, t, x.dtype, wide)
     checks.not_positive("A", a)
-    if dt.numel() and checks.values_visible(dt) and bool((dt < 0).any()):
+    if dt.numel() and checks.values_visible(dt) and bool(dt.amin() < 0):
         raise ValueError(f"dt is a time step and must be >= 0, but its smallest value is {dt.min().item():g}")
     if cu is not None:
         checks.packed_lengths(cu, x)

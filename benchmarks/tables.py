@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, PASSES, SHAPES, START_SHAPE, STEPS, Case
+from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, SHORT, START_SHAPE, STEPS, Case
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- from (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
@@ -19,6 +19,7 @@ TITLES = {
         "ops-cpu": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
         "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
         "steps": ("one token, microseconds: linattn · fla",),
+        "graphed": ("in a CUDA graph, microseconds: linattn · fla", "pass"),
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla}, {date}. Softmax is torch's flash attention.",
     },
@@ -26,6 +27,7 @@ TITLES = {
         "ops-cpu": ("对比对象", "计算", "token 数", "linattn（毫秒）", "对方（毫秒）", "比值中位数", "目标"),
         "ops": ("毫秒：linattn · fla", "计算", "峰值显存（MB）", "首次调用（有缓存时，秒）"),
         "steps": ("单个 token（微秒）：linattn · fla",),
+        "graphed": ("CUDA 图中（微秒）：linattn · fla", "计算"),
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}，{date}。softmax 一行是 torch 的 flash attention。",
     },
@@ -99,9 +101,16 @@ def gpu(body: dict, words: dict) -> str:
         cells = [figures.pair(Case.of(family, shape, DECODE[0]), lambda r: f"{r['ms'] * 1e3:.1f}") for shape in DECODE_SHAPES]
         if any(cells):
             steps.append((family, *cells))
+    graphed = [(f, m, *_row(figures, f, m)) for f in FAMILIES for m in GRAPHED if any(_row(figures, f, m))]
     tables = [markdown((first, mode, *map(str, SHAPES), peak, call), passes)] if passes else []
     tables += [markdown((*words["steps"], *(f"B{s.B} H{s.H} D{s.D}" for s in DECODE_SHAPES)), steps)] if steps else []
+    tables += [markdown((*words["graphed"], *map(str, SHORT)), graphed)] if graphed else []
     return f"{_measured(body, words)}\n\n" + "\n".join(tables)
+
+
+def _row(figures: Figures, family: str, mode: str) -> list[str]:
+    """Microseconds of the short shapes."""
+    return [figures.pair(Case.of(family, shape, mode), lambda r: f"{r['ms'] * 1e3:.0f}") for shape in SHORT]
 
 
 def _measured(body: dict, words: dict) -> str:

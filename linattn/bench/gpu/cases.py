@@ -28,8 +28,9 @@ PER_HEAD = ("head", "gated_delta")
 STEPS = ("head", "channel", "delta", "gated_delta", "kda", "erase")  # what is timed one token at a time
 PASSES = ("forward", "forward+backward")
 DECODE = ("decode", "decode eager")  # one token with a float32 state, in a CUDA graph and without
+GRAPHED = ("forward in a graph", "forward+backward in a graph")  # of short inputs, where a host's launches take longer than kernels
 FIRST = "first call"  # forward and backward of a fresh process, with an empty compiler cache and with its own
-MODES = (*PASSES, *DECODE, FIRST)
+MODES = (*PASSES, *GRAPHED, *DECODE, FIRST)
 DECAY = -0.05  # mean natural logarithm
 
 
@@ -56,6 +57,7 @@ class Shape:
 
 FIRST_SHAPE = Shape(1, 32768, 16, 128)
 SHAPES = (FIRST_SHAPE, Shape(8, 4096, 16, 128), Shape(1, 8192, 64, 128), Shape(4, 2048, 16, 128), Shape(8, 1024, 8, 64))
+SHORT = SHAPES[3:]  # of which a pass is a few tens of microseconds
 SMALL_HEADS = Shape(1, 32768, 32, 64)  # RWKV-7's own head size
 START_SHAPE = replace(FIRST_SHAPE, T=4096)  # of the first call, which compiles the same for any T
 DECODE_SHAPES = (Shape(64, 1, 16, 128), Shape(256, 1, 16, 128))
@@ -92,6 +94,8 @@ def plan(*, quick: bool, device: str) -> Iterator[tuple[Case, bool]]:
     steps = DECODE_SHAPES if device == "cuda" else (replace(TINY[0], T=1),)
     for i, shape in enumerate(shapes):
         yield from ((Case.of(family, shape, mode), True) for family in FAMILIES for mode in PASSES)
+        if shape in SHORT:
+            yield from ((Case.of(family, shape, mode), True) for family in FAMILIES for mode in GRAPHED)
         if i == 0:
             yield from ((Case.of(family, s, mode), True) for family in STEPS for s in steps for mode in DECODE)
     if quick or device != "cuda":

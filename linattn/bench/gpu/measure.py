@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.bench.gpu import libraries, timing
-from linattn.bench.gpu.cases import Case, tensors
+from linattn.bench.gpu.cases import GRAPHED, Case, tensors
 
 TUNING_MS = (5, 20)  # what an autotuner may spend on a configuration: warm-up and measurement
 
@@ -55,7 +55,7 @@ def _figure(run: libraries.Run, case: Case, device: str, seconds: float, check: 
     count = timing.copies(sum(t.nbytes for t in first.values()), device)
     sets = [first, *(tensors(case, device, seed) for seed in range(1, count))]
     steps = [_step(run, x, case.mode) for x in sets]
-    if case.mode == "decode" and device == "cuda":
+    if case.mode in ("decode", *GRAPHED) and device == "cuda":
         return Figure(timing.graph_milliseconds(steps, seconds))
     difference = _difference(run, first) if check and case.mode == "forward" else None
     ms = timing.milliseconds(steps, device, seconds)

@@ -188,9 +188,11 @@ class Run:
         fast = choice.gradients(self.family, self.plan.chunk, *chosen) if self.fast else None
         if fast is None:
             for settled in (True, False) if by_channel else (True,):
+                # Where a product and its sum over lanes become one operation, each lane rounds another sum, and which lane
+                # writes it for the others would decide about its last bit.
                 self.recorder.launch(
-                    gradients_kernel.gradients, grid, tensors, numbers,
-                    BK=bk, BV=bv, SETTLED=settled, num_warps=c.warps, num_stages=c.stages, **constants,
+                    gradients_kernel.gradients, grid, tensors, numbers, BK=bk, BV=bv, SETTLED=settled,
+                    num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, **constants,
                 )  # fmt: skip
             return
         kernel, options = fast

@@ -19,12 +19,33 @@ import torch
 
 from linattn.bench import peers as peers_module
 from linattn.bench.files import file_for
-from linattn.bench.peers import Peer, inputs
+from linattn.bench.peers import Inputs, Peer, inputs
 
-LENGTHS = (256, 512, 1024, 4096, 16384)
+LENGTHS = {"forward": (256, 512, 1024, 4096, 16384, 65536), "forward+backward": (256, 1024, 4096, 16384)}
+USUAL = 4096  # the length at which other shapes and one thread are measured too
+SHAPES = ((8, 64), (4, 128))  # heads, head size
 LONG = (4096, 16384, 65536)
-MODES = ("forward", "forward+backward")
-ROUNDS, SECONDS = 9, 5.0  # a comparison ends after so many rounds, or with the round in which so long has passed
+ROUNDS, SECONDS = 9, 0.8  # a comparison ends after so many rounds, or with the round in which so long has passed
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one row compares."""
+
+    peer: Peer
+    mode: str
+    dtype: torch.dtype
+    tokens: int
+    heads: int
+    dim: int
+    threads: int
+
+    def __str__(self) -> str:
+        shape = f"H{self.heads} D{self.dim}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.peer.name} {self.mode} {_name(self.dtype)} {self.tokens} tokens, {shape}"
+
+    def inputs(self, tokens: int, gradients: bool) -> Inputs:
+        return self.peer.inputs(tokens, self.dtype, gradients=gradients, heads=self.heads, dim=self.dim)
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,9 @@ class Row:
     mode: str
     dtype: str
     tokens: int
+    heads: int
+    dim: int
+    threads: int
     ours_ms: float
     theirs_ms: float
     ratio: float
@@ -44,67 +68,93 @@ class Row:
 
 
 def run(*, quick: bool = False, out: Path | None = None, only: list[str] | None = None) -> None:
-    """Measure, print a table, and write the figures to ``out`` (JSON) if given."""
+    """Measure, print a table, and write the figures to ``out`` (JSON) if given.
+
+    Until all is measured what there is stands in a file beside ``out``, with ``.partial`` in its name.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     known = peers_module.all_peers()
     if unknown := [name for name in only or [] if name not in known]:
         raise ValueError(f"--peers must be among {', '.join(known)}, but has {', '.join(unknown)}")
-    cells = list(_cells([known[name] for name in only or known], quick))
+    threads = torch.get_num_threads()
+    cells = list(_cells([known[name] for name in only or known], quick, threads))
     lengths = LONG[:1] if quick else LONG
-    rows, growth = [], []
+    file = None if out is None else file_for(out, "ops", "cpu")
+    partial = None if file is None else file.with_suffix(f".partial{file.suffix}")
+    rows: list[Row] = []
+    growth: list[dict[str, float]] = []
+    compared: set[tuple] = set()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(cells) + len(lengths))
         for cell in cells:
-            progress.update(task, description=f"{cell[0].name} {cell[1]} {cell[3]} tokens")
-            rows.append(compare(*cell, rounds=2 if quick else ROUNDS))
-            progress.console.print(_line(rows[-1]), highlight=False)
+            progress.update(task, description=str(cell))
+            if (pair := (cell.peer.name, cell.dtype, cell.heads)) not in compared:
+                compared.add(pair)
+                check(cell)
+            rows.append(compare(cell, rounds=2 if quick else ROUNDS))
+            progress.console.print(_line(cell, rows[-1]), highlight=False)
+            _write(partial, rows, growth)
             progress.advance(task)
         for tokens in lengths:
             progress.update(task, description=f"growth: {tokens} tokens")
             growth.append(_growth(tokens, 1 if quick else 3))
             progress.advance(task)
     _print(rows, growth)
-    if out is not None:
-        _write(file_for(out, "ops", "cpu"), rows, growth)
+    _write(partial, rows, growth)
+    if partial is not None and file is not None:
+        partial.replace(file)
 
 
-def _cells(chosen: list[Peer], quick: bool) -> Iterator[tuple[Peer, str, torch.dtype, int]]:
+def _cells(chosen: list[Peer], quick: bool, threads: int) -> Iterator[Cell]:
     for peer in chosen:
-        for mode in MODES:
-            for tokens in LENGTHS[:1] if quick else LENGTHS:
-                for dtype in peer.dtypes[:1] if quick else peer.dtypes:
-                    if tokens <= peer.longest[mode]:
-                        yield peer, mode, dtype, tokens
+        for dtype in peer.dtypes[:1] if quick else peer.dtypes:
+            for mode, lengths in LENGTHS.items():
+                for tokens in lengths[:1] if quick else lengths:
+                    if tokens > peer.longest[mode]:
+                        continue
+                    yield Cell(peer, mode, dtype, tokens, *SHAPES[0], threads)
+                    if tokens == min(USUAL, peer.longest[mode]) and not quick:
+                        yield from (Cell(peer, mode, dtype, tokens, *shape, threads) for shape in SHAPES[1:])
+                        if threads > 1:
+                            yield Cell(peer, mode, dtype, tokens, *SHAPES[0], 1)
 
 
-def compare(peer: Peer, mode: str, dtype: torch.dtype, tokens: int, rounds: int = ROUNDS) -> Row:
-    """One row: both run in turns. Raises ValueError if the two do not compute the same."""
-    theirs, x = peer.load(), inputs(tokens, dtype, gradients=mode != "forward")
-    if not peer.name.startswith(("softmax", "per-head")):  # these compute something else, on purpose
-        _same(peer, theirs, dtype)
-    gradient = torch.randn(1, tokens, 8, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    timed = [_timer(run, x, mode, gradient) for run in (peer.ours, theirs)]
-    timed[0]()  # ours is not cold either when theirs is measured
-    pairs: list[tuple[float, float]] = []
-    started = time.perf_counter()
-    while len(pairs) < rounds + 1 and (not pairs or time.perf_counter() - started < SECONDS):
-        pairs.append((timed[0](), timed[1]()))
+def compare(cell: Cell, rounds: int = ROUNDS) -> Row:
+    """One row: both run in turns."""
+    peer, x = cell.peer, cell.inputs(cell.tokens, cell.mode != "forward")
+    timed = [_timer(peer.ours, x, cell.mode), _timer(peer.load(), x, "forward" if peer.forward else cell.mode)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(cell.threads)
+    try:
+        timed[0]()  # ours is not cold either when theirs is measured
+        pairs: list[tuple[float, float]] = []
+        started = time.perf_counter()
+        while len(pairs) < rounds + 1 and (not pairs or time.perf_counter() - started < SECONDS):
+            pairs.append((timed[0](), timed[1]()))
+    finally:
+        torch.set_num_threads(before)
     pairs = pairs[1:] or pairs  # the first round is warm-up, unless there was time for no other
     ours, other = zip(*pairs, strict=True)
     ratio = statistics.median(b / a for a, b in pairs)
-    name = str(dtype).removeprefix("torch.")
-    target = peer.targets.get((mode, tokens)) if dtype == torch.float32 else None
-    return Row(peer.name, peer.what, mode, name, tokens, _ms(ours), _ms(other), ratio, len(pairs), target)
+    usual = (cell.dtype, (cell.heads, cell.dim), cell.threads) == (peer.dtypes[0], SHAPES[0], before)
+    target = peer.targets.get((cell.mode, cell.tokens)) if usual else None
+    about = (cell.mode, _name(cell.dtype), cell.tokens, cell.heads, cell.dim, cell.threads)
+    return Row(peer.name, peer.what, *about, _ms(ours), _ms(other), ratio, len(pairs), target)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _ms(seconds) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def _timer(run: Callable, x: dict[str, torch.Tensor], mode: str, gradient: torch.Tensor) -> Callable[[], float]:
+def _timer(run: Callable, x: Inputs, mode: str) -> Callable[[], float]:
     wanted = list(x.values())
+    gradients: list[torch.Tensor] = []
 
     def once() -> float:
         start = time.perf_counter()
@@ -112,44 +162,51 @@ def _timer(run: Callable, x: dict[str, torch.Tensor], mode: str, gradient: torch
             with torch.no_grad():
                 run(x)
         else:
-            torch.autograd.grad(run(x), wanted, gradient, allow_unused=True)
+            y = run(x)
+            if not gradients:  # the first run is not counted
+                gradients.append(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
+            torch.autograd.grad(y, wanted, gradients[0], allow_unused=True)
         return time.perf_counter() - start
 
     return once
 
 
-def _same(peer: Peer, theirs: Callable, dtype: torch.dtype) -> None:
-    x = inputs(200, dtype, gradients=False)
-    a, b = peer.ours(x).double(), theirs(x).double()
+def check(cell: Cell) -> None:
+    """Raises ValueError if the two sides do not compute the same, though they should."""
+    if not cell.peer.same:
+        return
+    x = cell.inputs(200, gradients=False)
+    a, b = cell.peer.ours(x).double(), cell.peer.load()(x).double()
     error = ((a - b).norm() / b.norm()).item()
-    if not error < (1e-4 if dtype == torch.float32 else 2e-2):
-        raise ValueError(f"{peer.what} does not compute what linattn computes: relative difference {error:.1e} in {dtype}")
+    if not error < (1e-4 if cell.dtype == torch.float32 else 2e-2):
+        raise ValueError(f"{cell.peer.what} does not compute what linattn computes: relative difference {error:.1e} in {cell.dtype}")
 
 
 def _growth(tokens: int, rounds: int) -> dict[str, float]:
     """Time a token of ours with a decay per head and the delta rule, float32: flat where the work is linear."""
     row: dict[str, float] = {"tokens": tokens}
     for name, run in (("head", peers_module.head), ("gated_delta", peers_module.gated_delta)):
-        for mode in MODES:
-            timer = _timer(run, inputs(tokens, torch.float32, gradients=mode != "forward"), mode, torch.randn(1, tokens, 8, 64))
+        for mode in LENGTHS:
+            timer = _timer(run, inputs(tokens, torch.float32, gradients=mode != "forward"), mode)
             timer()
             row[f"{name} {mode}"] = statistics.median(timer() for _ in range(rounds)) / tokens * 1e6
     return row
 
 
-def _line(r: Row) -> str:
-    return f"{r.peer} {r.mode} {r.dtype} {r.tokens}: ours {r.ours_ms:.1f} ms, theirs {r.theirs_ms:.1f} ms, ratio {r.ratio:.2f}"
+def _line(cell: Cell, r: Row) -> str:
+    return f"{cell}: ours {r.ours_ms:.2f} ms, theirs {r.theirs_ms:.2f} ms, ratio {r.ratio:.2f}"
 
 
 def _print(rows: list[Row], growth: list[dict[str, float]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("peer", "mode", "dtype", "tokens", "ours ms", "theirs ms", "ratio", "wanted", title="median of ratios, theirs / ours")
+    heads = ("peer", "mode", "dtype", "tokens", "shape", "threads", "ours ms", "theirs ms", "ratio", "wanted")
+    table = Table(*heads, title="median of ratios, theirs / ours")
     for r in rows:
         wanted = "" if r.target is None else f"{'ok' if r.ratio >= r.target else 'MISSED'} (>= {r.target:.2g})"
-        figures = (f"{r.ours_ms:.1f}", f"{r.theirs_ms:.1f}", f"{r.ratio:.2f}")
-        table.add_row(r.peer, r.mode, r.dtype, str(r.tokens), *figures, wanted)
+        figures = (f"{r.ours_ms:.2f}", f"{r.theirs_ms:.2f}", f"{r.ratio:.2f}")
+        table.add_row(r.peer, r.mode, r.dtype, str(r.tokens), f"H{r.heads} D{r.dim}", str(r.threads), *figures, wanted)
     linear = Table(*growth[0], title="microseconds a token, float32")
     for g in growth:
         linear.add_row(str(g["tokens"]), *(f"{v:.2f}" for k, v in g.items() if k != "tokens"))
@@ -158,7 +215,9 @@ def _print(rows: list[Row], growth: list[dict[str, float]]) -> None:
     console.print(linear)
 
 
-def _write(out: Path, rows: list[Row], growth: list[dict[str, float]]) -> None:
+def _write(out: Path | None, rows: list[Row], growth: list[dict[str, float]]) -> None:
+    if out is None:
+        return
     from linattn.report.folder import write_text
     from linattn.report.machine import machine
 

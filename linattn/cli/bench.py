@@ -14,6 +14,7 @@ class Suite(StrEnum):
 
     ops = "ops"
     train = "train"
+    vision = "vision"
 
 
 class Device(StrEnum):
@@ -23,7 +24,10 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-SUITES = "ops: the recurrence beside the code that one would use without it. train: steps of a whole language model."
+SUITES = (
+    "ops: the recurrence beside the code that one would use without it. train: steps of a whole language model. "
+    "vision: mixers of images against the resolution."
+)
 
 
 def bench(
@@ -36,7 +40,7 @@ def bench(
     families: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these kinds of recurrence.")] = "",
     shapes: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these shapes, such as B1T32768H16D128.")] = "",
     modes: Annotated[str, typer.Option(metavar="A,B,...", help='On a GPU: only these, such as "forward" or "cold start".')] = "",
-    models: Annotated[str, typer.Option(metavar="A,B,...", help="Train only these models.")] = "",
+    models: Annotated[str, typer.Option(metavar="A,B,...", help="Train only these models, or measure only these mixers of images.")] = "",
     seconds: Annotated[float | None, typer.Option(min=0, help="On a GPU: end after so long with what is measured by then.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the figures to this file, as JSON; a GPU's are added to those in it.")
@@ -53,7 +57,9 @@ def bench(
         import torch
 
         device = Device.cuda if torch.cuda.is_available() else Device.cpu
-    foreign = gpu_only if suite is Suite.train else {"--models": models}
+    foreign = {"--models": models} if suite is Suite.ops else gpu_only
+    if suite is Suite.vision:
+        foreign |= {"--peers": peers or "", "--seconds": str(seconds or "")}
     if suite is Suite.ops and device is Device.cpu:
         foreign |= gpu_only | {"--seconds": str(seconds or "")}
     if given := [option for option, value in foreign.items() if value]:
@@ -69,6 +75,10 @@ def bench(
 
             wish = Wish(quick=quick, families=_names(families), shapes=_names(shapes), modes=_names(modes), peers=chosen, seconds=seconds)
             run_gpu(wish, device=device.value, out=out)
+        case Suite.vision, _:
+            from linattn.bench.vision import run as run_vision
+
+            run_vision(quick=quick, device=device.value, models=_names(models), out=out)
         case _:
             from linattn.bench.gpu.train import run as run_train
 

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ ONCE = ("pool.cpp", "isa.cpp")
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread",
     "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option",
-    "-Wno-maybe-uninitialized",  # GCC says it of its own intrinsics
+    "-Wno-maybe-uninitialized", "-Wno-uninitialized",  # GCC says them of its own intrinsics
 )  # fmt: skip
 SANITIZED = ("portable", "avx512", "amx")  # AVX2's kernels are the portable ones with wider vectors
 SANITIZE = (
@@ -91,10 +92,9 @@ def build(sanitize: bool = False) -> Path:
         return path
     BUILT.mkdir(exist_ok=True)
     isas = [name for name in names(sanitize) if _takes(compiler, ISAS[name])]
-    headers = b"".join(p.read_bytes() for p in sorted(NATIVE.glob("*.h")))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
-            pool.submit(_object, compiler, source, isa, sanitize, _hash(version, headers.decode()))
+            pool.submit(_object, compiler, source, isa, sanitize, _hash(version, *_texts(source)))
             for source in sources()
             for isa in _compiled_for(source, isas)
         ]
@@ -111,11 +111,23 @@ def _compiled_for(source: Path, isas: list[str]) -> list[str]:
     return [isa for isa in isas if (isa == "amx") == source.stem.endswith("_amx")]
 
 
+def _texts(source: Path) -> list[str]:
+    """What ``source`` says, and what the headers say that it includes, and those that they do."""
+    texts: dict[str, str] = {}
+    wanted = [source.name]
+    while wanted:
+        name = wanted.pop()
+        if name not in texts:
+            texts[name] = (NATIVE / name).read_text(encoding="utf-8")
+            wanted += re.findall(r'^#include "(.+)"', texts[name], re.MULTILINE)
+    return [texts[name] for name in sorted(texts)]
+
+
 def _object(compiler: list[str], source: Path, isa: str, sanitize: bool, context: str) -> Path:
     """``source`` compiled for ``isa``, unless that has been done."""
     flags = [*FLAGS, *_extra(sanitize), *ISAS[isa], f"-DLINATTN_ISA={isa}"]
     kind = f"{source.stem}-{isa}-{'sanitized' if sanitize else 'plain'}"
-    path = BUILT / f"{kind}-{_hash(context, repr(flags), source.read_text(encoding='utf-8'))}.o"
+    path = BUILT / f"{kind}-{_hash(context, repr(flags))}.o"
     if not path.exists():
         with _finished(path) as half:
             _run([*compiler, *flags, "-c", str(source), "-o", str(half)])

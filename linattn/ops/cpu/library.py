@@ -118,6 +118,19 @@ def call(name: str, *arguments: Tensor | float | None) -> None:
     function(*values, torch.get_num_threads())
 
 
+def bound(name: str, *arguments: Tensor | float | None, keep: object = None) -> Callable[[], None]:
+    """:func:`call` with these arguments, as often as wanted; ``keep`` lives as long: whose addresses are in what they point to."""
+    function = _kernel(name, isa())
+    if function.argtypes is None:
+        function.argtypes = [*map(_type, arguments), ctypes.c_int64]
+    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+
+    def run(_kept: object = (arguments, keep)) -> None:
+        function(*values, torch.get_num_threads())
+
+    return run
+
+
 def in_rows(t: Tensor) -> Tensor:
     """``t`` [B, T, ...], with the numbers of a token side by side."""
     t = t.resolve_neg()
@@ -142,11 +155,6 @@ def plain(t: Tensor | None) -> Tensor | None:
 def ends(cu_seqlens: Tensor | None) -> Tensor | None:
     """``cu_seqlens`` as kernels read it."""
     return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
-
-
-def has_amx() -> bool:
-    """Whether kernels of ``*_amx.cpp`` may be called."""
-    return isa() == "amx"
 
 
 @cache

@@ -1,6 +1,7 @@
 """The CPU backend of the recurrence: what it refuses, its calls of the kernels, and their operators.
 
-One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short.
+One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short. Where
+the machine has AMX the plain rule in bfloat16 goes by chunks of 64, with one decay for all channels of a head or none.
 """
 
 from __future__ import annotations
@@ -79,11 +80,15 @@ class _Call:
         slots = self.batch * -(-self.length // CHUNK) if self.others[-1] is None else self.length // CHUNK + self.sequences
         return (slots, self.heads, _up(self.values + self.normalized), _up(self.keys))
 
-    def run(self, name: str, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> None:
-        """Call the kernel ``name`` with what a pass writes, and the backward pass reads, besides."""
+    def packed(self, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> bytes:
+        """The call with what a pass writes, and the backward pass reads, besides."""
         sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0)
         arguments = (*_strided(*self.timed), *_addresses(*self.others))
-        packed = self._struct.pack(self.rank, self.rule, self.normalized, *sizes, self.scale, *arguments, *outputs, *gradients)
+        return self._struct.pack(self.rank, self.rule, self.normalized, *sizes, self.scale, *arguments, *outputs, *gradients)
+
+    def run(self, name: str, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> None:
+        """Call the kernel ``name`` with what a pass writes, and the backward pass reads, besides."""
+        packed = self.packed(outputs, gradients)
         buffer = ctypes.create_string_buffer(packed, len(packed))
         library.call(name, ctypes.addressof(buffer))
 
@@ -128,6 +133,18 @@ def forward(*arguments) -> tuple[Any, ...]:
     o, final, denominator, final_z, kept = _outputs(call, own[2].dtype, keeps, library.empty)
     call.run("linear_attention", (*_strided(o), *_addresses(denominator, final, final_z, kept)))
     return o, final, denominator, final_z, kept
+
+
+def bound_step(*arguments) -> tuple[Tensor, Tensor | None, Callable[[], None]]:
+    """Output and denominator, still empty, and what fills them, from what the arguments hold when it is called.
+
+    The arguments are those of :func:`forward` without ``keeps``, contiguous, with the initial states: the final ones take their places.
+    """
+    call, (state, z) = _Call(*arguments), arguments[8:10]
+    o, _, denominator, _, _ = _outputs(call, arguments[2].dtype, False, library.empty)
+    packed = call.packed((*_strided(o), *_addresses(denominator, state, z, None)))
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    return o, denominator, library.bound("linear_attention", ctypes.addressof(buffer), keep=(buffer, call, arguments, o, denominator))
 
 
 def _outputs(call: _Call, dtype: torch.dtype, keeps: bool, empty: Callable[..., Tensor]) -> tuple[Any, ...]:

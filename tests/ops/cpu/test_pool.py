@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,3 +59,14 @@ def test_a_process_forks_and_ends_while_its_threads_wait():
 def test_subnormal_numbers_count_again_afterwards():
     tiny = torch.tensor([1e-40])
     assert copied(100) and (tiny + tiny).item() > 0
+
+
+def test_threads_that_have_nothing_to_do_sleep(threads):
+    """A thread that spins takes the core from who has work: beside a busy process every call would wait for turns of the scheduler."""
+    threads(4)
+    assert copied(20_003)
+    before = time.process_time()
+    for _ in range(10):
+        time.sleep(0.02)
+        assert copied(2_003)
+    assert time.process_time() - before < 0.1

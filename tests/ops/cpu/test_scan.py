@@ -84,7 +84,7 @@ def test_long_memories(isa, strength, constant):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision(isa, kind, dtype):
-    a = arguments(kind, 100, 2, 40, dtype=dtype)
+    a = arguments(kind, 100, 2, 70, dtype=dtype)
     mine, wanted = run(kind, a), reference(kind, a)
     assert mine[0].dtype == (dtype if kind == "sum" else torch.float32)
     close(mine, wanted, 3e-3)
@@ -102,8 +102,9 @@ def test_without_an_initial_state(isa, kind):
     close(gradients(run, kind, a), gradients(reference, kind, a), 2e-6)
 
 
-def test_a_reset_forgets_even_what_is_infinite(isa):
-    a = arguments("sum", 70)
+@pytest.mark.parametrize("D", [5, 70])
+def test_a_reset_forgets_even_what_is_infinite(isa, D):
+    a = arguments("sum", 70, D=D)
     a["decay"][:, 30] = -torch.inf
     a["decay"][:, 40, 2] = -1e4
     close(run("sum", a), reference("sum", a))
@@ -136,9 +137,9 @@ def test_a_nan_goes_on_in_its_own_row_and_channel(isa, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_memory_layout(isa, kind):
-    a = arguments(kind, 33, 2, 40)
+    a = arguments(kind, 33, 2, 70)
     other = {n: t.mT.contiguous().mT for n, t in a.items()}
-    wide = torch.cat([a["x"], a["x"]], -1)[..., :40]
+    wide = torch.cat([a["x"], a["x"]], -1)[..., :70]
     for b in (other, {**a, "x": wide}, {**a, "x": torch.imag(torch.complex(a["x"], -a["x"]).conj())}):
         assert all(torch.equal(x, y) for x, y in zip(run(kind, a), run(kind, b), strict=True))
 

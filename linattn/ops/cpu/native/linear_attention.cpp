@@ -8,23 +8,6 @@ namespace {
 constexpr int STAGED = 4;  // blocks that are prepared at a time, so that their panels stay in the first cache
 thread_local Scratch scratch;
 
-// A row of an output: columns of v, and the one after them into the denominator.
-struct Row {
-    const Call& call;
-    const Task& task;
-    const bool streamed;
-    LINATTN_INLINE void store(int64_t t, int64_t column, Float x) const {
-        const int64_t rest = call.values - column;
-        const int64_t at = call.o.at(task.at.row, t, task.at.head) + column;
-        if (rest > 0) call.o.put(at, least(rest, LANES), x, streamed);
-        if (call.ones && rest >= 0 && rest < LANES) {
-            float lane[LANES];
-            LINATTN_ISA::store(lane, x);
-            call.denominator[(task.at.row * call.tokens + t) * call.heads + task.at.head] = lane[rest];
-        }
-    }
-};
-
 template <int RANK, int RULE>
 void run(const Call& call, int64_t i) {
     using F = Family<RULE>;

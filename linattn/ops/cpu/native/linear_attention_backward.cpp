@@ -118,12 +118,7 @@ private:
             }
         });
         if (RULE == DELTA)
-            for (int t = 0; t < count; t++) call.dbeta[token(first + t)] = sum(load(dbeta + t * LANES));
-    }
-
-    // Of outputs with one part for each share of the columns.
-    int64_t token(int64_t t) const {
-        return ((task.part * call.batch + task.at.row) * call.tokens + t) * call.heads + task.at.head;
+            for (int t = 0; t < count; t++) call.dbeta[task.token(call, first + t)] = sum(load(dbeta + t * LANES));
     }
 
     // A decay that fades lanes.
@@ -233,11 +228,11 @@ private:
             for (int i = 0; i < count; i++) put(t + i, c, m, i, to);
         }
         if (RANK == HEAD && call.ddecay)
-            for (int i = 0; i < count; i++) call.ddecay[token(t + i)] = sum(log[i]);
+            for (int i = 0; i < count; i++) call.ddecay[task.token(call, t + i)] = sum(log[i]);
     }
 
     LINATTN_INLINE void put(int64_t t, int64_t c, int m, int i, const Gradients<RULE>& of) const {
-        const int64_t at = token(t) * call.keys + c;
+        const int64_t at = task.token(call, t) * call.keys + c;
         const bool streamed = large(call, call.dq, call.keys);
         call.dq.put(at, m, of.q[i] * float(call.scale), streamed);
         call.dk.put(at, m, of.k[i], streamed);

@@ -225,10 +225,29 @@ struct Task {
         slot = call.ends ? at.first / CHUNK + sequence : sequence * ((call.tokens + CHUNK - 1) / CHUNK);
     }
     int64_t index(const Call& call) const { return sequence * call.heads + at.head; }
+    // The place of token t in outputs that have a part for each share of the columns.
+    int64_t token(const Call& call, int64_t t) const { return ((part * call.batch + at.row) * call.tokens + t) * call.heads + at.head; }
     // Where the state before chunk `n` is kept.
     float* kept(const Call& call, const Columns& columns, int64_t n) const {
         const int64_t lanes = up(call.values + call.ones, LANES), rows = up(call.keys, LANES);
         return call.kept + (((slot + n) * call.heads + at.head) * lanes + columns.first) * rows;
+    }
+};
+
+// A row of an output: columns of v, and the one after them into the denominator.
+struct Row {
+    const Call& call;
+    const Task& task;
+    const bool streamed;
+    LINATTN_INLINE void store(int64_t t, int64_t column, Float x) const {
+        const int64_t rest = call.values - column;
+        const int64_t at = call.o.at(task.at.row, t, task.at.head) + column;
+        if (rest > 0) call.o.put(at, least(rest, LANES), x, streamed);
+        if (call.ones && rest >= 0 && rest < LANES) {
+            float lane[LANES];
+            LINATTN_ISA::store(lane, x);
+            call.denominator[(task.at.row * call.tokens + t) * call.heads + task.at.head] = lane[rest];
+        }
     }
 };
 

@@ -1,4 +1,7 @@
-// The product of a matrix and a vector: as fast as the matrix can be read.
+// Products of matrices with few vectors: as fast as the matrices can be read. What stands around them costs no pass of its own.
+#include <cmath>
+#include <cstdlib>
+
 #include "pool.h"
 #include "rows.h"
 
@@ -6,50 +9,161 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
-constexpr int BLOCK = 64;     // rows of a task
-constexpr int SPAN = 4096;    // numbers of the vector that are widened at a time
-constexpr int AHEAD = 4096;   // bytes of the matrix that are asked for before they are needed
+constexpr int MOST = 8;      // matrices of a call
+constexpr int BLOCK = 32;    // rows of a task
+constexpr int AHEAD = 4096;  // bytes of a matrix that are asked for before they are needed
 
-// w[i] x[i], i < count, summed into lanes; x has zeros behind.
+// One call, as matvec.py fills it; all tensors but the norm's weight are of one dtype, and vectors lie end to end.
+struct Call {
+    int64_t dtype, vectors, inputs, maps, gated;
+    int64_t size, weights;  // of the norm: numbers that are normed together (0: no norm), and how many weights it has
+    double eps, share;      // added to `share` times the sum of squares
+    const void *x, *norm, *gate, *residual;
+    struct Map {
+        const void *matrix, *bias;
+        void* y;
+        int64_t outputs, row;  // numbers from row to row
+    } map[MOST];
+};
+
+thread_local struct Scratch {
+    float* data = nullptr;
+    int64_t size = 0;
+    float* room(int64_t floats) {
+        if (floats > size) {
+            free(data);
+            size = (floats + 1023) / 1024 * 1024;
+            data = static_cast<float*>(aligned_alloc(64, size * sizeof(float)));
+        }
+        return data;
+    }
+    ~Scratch() { free(data); }
+} scratch;
+
+LINATTN_INLINE Float silu(Float x) {
+    const Float e = exp_below(x < zero() ? x : -x);  // of -|x|
+    return x * ((x < zero() ? e : splat(1.0f)) / (splat(1.0f) + e));
+}
+
+// Vector `v` of the call as floats, normed and gated, with zeros behind it as far as `to` goes.
 template <class T>
-LINATTN_INLINE Float products(const T* w, const float* x, int count) {
-    Float one = zero(), other = zero();
-    int i = 0;
+void prepare(const Call& call, int64_t v, float* to, int64_t row) {
+    const T* x = (const T*)call.x + v * call.inputs;
+    const T* gate = call.gate ? (const T*)call.gate + v * call.inputs : nullptr;
+    for (int64_t i = 0; i < row; i += LANES) store(to + i, load(x + i, int(call.inputs - i < 0 ? 0 : min(LANES, call.inputs - i))));
+    if (call.size == 0) return;
+    for (int64_t first = 0; first < call.inputs; first += call.size) {
+        Float squares = zero();
+        for (int64_t i = 0; i < call.size; i += LANES) {
+            const Float a = load(to + first + i, int(min(LANES, call.size - i)));
+            squares = fma(a, a, squares);
+        }
+        const Float factor = splat(float(1.0 / std::sqrt(double(sum(squares)) * call.share + call.eps)));
+        for (int64_t i = 0; i < call.size; i += LANES) {
+            const int n = int(min(LANES, call.size - i));
+            Float a = load(to + first + i, n) * factor;
+            if (call.norm) a = a * load((const T*)call.norm + first % call.weights + i, n);
+            if (gate) a = a * silu(load(gate + first + i, n));
+            store(to + first + i, a, n);
+        }
+    }
+}
+
+// w · x[v] for V vectors, each `row` apart, summed into lanes; x has zeros behind.
+template <int V, class T>
+LINATTN_INLINE void products(const T* w, const float* x, int64_t row, int64_t count, float* totals, int64_t step) {
+    Float one[V] = {}, other[V] = {};
+    int64_t i = 0;
     for (; i + 2 * LANES <= count; i += 2 * LANES) {
         __builtin_prefetch((const char*)(w + i) + AHEAD, 0, 2);
-        one = fma(load(w + i), load(x + i), one);
-        other = fma(load(w + i + LANES), load(x + i + LANES), other);
+        const Float a = load(w + i), b = load(w + i + LANES);
+        for (int v = 0; v < V; v++) {
+            one[v] = fma(a, load(x + v * row + i), one[v]);
+            other[v] = fma(b, load(x + v * row + i + LANES), other[v]);
+        }
     }
-    for (; i < count; i += LANES) one = fma(load(w + i, count - i), load(x + i), one);
-    return one + other;
+    for (; i < count; i += LANES) {
+        const Float a = load(w + i, int(count - i < LANES ? count - i : LANES));
+        for (int v = 0; v < V; v++) one[v] = fma(a, load(x + v * row + i), one[v]);
+    }
+    for (int v = 0; v < V; v++) store(totals + v * step, one[v] + other[v]);
+}
+
+// Rows [first, first + count) of a matrix with all vectors: results[v][r].
+template <class T>
+void multiply(const Call& call, const Call::Map& map, const float* x, int64_t row, int64_t first, int count, float (*results)[BLOCK]) {
+    alignas(64) float totals[4][BLOCK * LANES] = {};
+    for (int64_t v = 0; v < call.vectors;) {
+        const int64_t left = call.vectors - v;
+        const int some = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        for (int r = 0; r < count; r++) {
+            const T* w = (const T*)map.matrix + (first + r) * map.row;
+            if (some == 4) products<4>(w, x + v * row, row, call.inputs, totals[0] + r * LANES, BLOCK * LANES);
+            else if (some == 2) products<2>(w, x + v * row, row, call.inputs, totals[0] + r * LANES, BLOCK * LANES);
+            else products<1>(w, x + v * row, row, call.inputs, totals[0] + r * LANES, BLOCK * LANES);
+        }
+        for (int k = 0; k < some; k++)
+            for (int r = 0; r < count; r += LANES) {
+                Float y = sums(totals[k] + r * LANES);
+                const int n = int(min(LANES, count - r));
+                if (map.bias) y = y + load((const T*)map.bias + first + r, n);
+                store(results[v + k] + r, y);
+            }
+        v += some;
+    }
+}
+
+constexpr int VECTORS = 8;
+
+template <class T>
+void linears(const Call& call, int64_t threads) {
+    const int64_t row = (call.inputs + 2 * LANES - 1) / LANES * LANES;
+    float* x = scratch.room(row * call.vectors);
+    for (int64_t v = 0; v < call.vectors; v++) prepare<T>(call, v, x + v * row, row);
+    int64_t blocks[MOST + 1] = {0};
+    const int64_t maps = call.gated ? 1 : call.maps;
+    for (int64_t m = 0; m < maps; m++) blocks[m + 1] = blocks[m] + (call.map[m].outputs + BLOCK - 1) / BLOCK;
+    parallel(blocks[maps], threads, [&](int64_t block) {
+        int64_t m = 0;
+        while (block >= blocks[m + 1]) m++;
+        const Call::Map& map = call.map[m];
+        const int64_t first = (block - blocks[m]) * BLOCK;
+        const int count = int(min(BLOCK, map.outputs - first));
+        float results[VECTORS][BLOCK], others[VECTORS][BLOCK];
+        multiply<T>(call, map, x, row, first, count, results);
+        if (call.gated) multiply<T>(call, call.map[1], x, row, first, count, others);
+        for (int64_t v = 0; v < call.vectors; v++)
+            for (int r = 0; r < count; r += LANES) {
+                const int n = int(min(LANES, count - r));
+                const int64_t at = v * map.outputs + first + r;
+                Float y = load(results[v] + r);
+                if (call.gated) y = silu(y) * load(others[v] + r);
+                if (call.residual) y = y + load((const T*)call.residual + at, n);
+                store((T*)map.y + at, y, n);
+            }
+    });
 }
 
 template <class T>
-void matvec(const T* w, const T* x, T* y, int64_t outputs, int64_t inputs, int64_t row, int64_t threads) {
-    parallel((outputs + BLOCK - 1) / BLOCK, threads, [=](int64_t block) {
-        const int64_t first = block * BLOCK;
-        const int count = int(min(BLOCK, outputs - first));
-        alignas(64) float wide[SPAN + LANES], totals[BLOCK * LANES] = {};
-        for (int64_t start = 0; start < inputs; start += SPAN) {
-            const int span = int(min(SPAN, inputs - start));
-            for (int i = 0; i < span; i += LANES) store(wide + i, load(x + start + i, span - i));
-            for (int r = 0; r < count; r++) {
-                float* total = totals + r * LANES;
-                store(total, load(total) + products(w + (first + r) * row + start, wide, span));
-            }
-        }
-        for (int r = 0; r < count; r += LANES) store(y + first + r, sums(totals + r * LANES), count - r);
-    });
+void normed(const Call& call) {
+    const int64_t row = (call.inputs + 2 * LANES - 1) / LANES * LANES;
+    float* x = scratch.room(row);
+    for (int64_t v = 0; v < call.vectors; v++) {
+        prepare<T>(call, v, x, row);
+        for (int64_t i = 0; i < call.inputs; i += LANES)
+            store((T*)call.map[0].y + v * call.inputs + i, load(x + i), int(min(LANES, call.inputs - i)));
+    }
 }
 
 }  // namespace
 
-// y [outputs] from w [outputs, inputs], whose rows are `row` numbers apart, and x [inputs], all of one dtype.
-LINATTN_ENTRY(matvec)
-(const void* w, const void* x, void* y, int64_t dtype, int64_t outputs, int64_t inputs, int64_t row, int64_t threads) {
-    if (dtype == BFLOAT16) return matvec((const bfloat16*)w, (const bfloat16*)x, (bfloat16*)y, outputs, inputs, row, threads);
-    if (dtype == FLOAT16) return matvec((const float16*)w, (const float16*)x, (float16*)y, outputs, inputs, row, threads);
-    matvec((const float*)w, (const float*)x, (float*)y, outputs, inputs, row, threads);
+// y = n(x) Wᵀ + b for each map; one y = silu(..) ⊙ .. of the two if `gated`; with no map at all y = n(x).
+LINATTN_ENTRY(linears)(const void* given, int64_t threads) {
+    Call call;
+    memcpy(&call, given, sizeof call);
+    if (call.dtype == BFLOAT16) return call.maps ? linears<bfloat16>(call, threads) : normed<bfloat16>(call);
+    if (call.dtype == FLOAT16) return call.maps ? linears<float16>(call, threads) : normed<float16>(call);
+    return call.maps ? linears<float>(call, threads) : normed<float>(call);
 }
 
 }  // namespace LINATTN_ISA

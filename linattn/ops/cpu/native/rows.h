@@ -14,11 +14,12 @@ struct Rows {
     void* data;
     int64_t dtype, batch, token;
 
+    LINATTN_INLINE int64_t at(int64_t row, int64_t t) const { return row * batch + t * token; }
     LINATTN_INLINE Float load(int64_t row, int64_t t, int64_t channel, int n) const {
-        return LINATTN_ISA::load(data, dtype, row * batch + t * token + channel, n);
+        return LINATTN_ISA::load(data, dtype, at(row, t) + channel, n);
     }
     LINATTN_INLINE void store(int64_t row, int64_t t, int64_t channel, Float x, int n) const {
-        LINATTN_ISA::store(data, dtype, row * batch + t * token + channel, x, n);
+        LINATTN_ISA::store(data, dtype, at(row, t) + channel, x, n);
     }
 };
 #define LINATTN_ROWS(name) void *name##_data, int64_t name##_dtype, int64_t name##_batch, int64_t name##_token

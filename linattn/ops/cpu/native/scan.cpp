@@ -5,6 +5,8 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
+constexpr int AHEAD = 16;  // tokens
+
 // Where exp(decay) is 0 nothing is left of h, not even of one that is infinite.
 LINATTN_INLINE Int gone(Fade fade) { return (fade.two == 0.0f) & (fade.part == 0.0f); }
 LINATTN_INLINE Float summed(Fade fade, Float h, Float x) { return gone(fade) ? x : carried(fade, h, x); }
@@ -41,6 +43,29 @@ void forward(const Rows& decay, bool constant, const Rows& x, const Rows& y, Seq
             h[block] = SUM ? summed(left[block], h[block], own) : larger(log[block] + h[block], own);
             y.store(at.row, t, channel, h[block], lanes);
         }
+}
+
+// The same for a whole slab of sums with decays of their own, which most are: nothing is left to decide at every token.
+template <class T>
+void forward_whole(const Rows& decay, const Rows& x, const Rows& y, Sequence at, int64_t channel, Float* last) {
+    Float h[BLOCKS];
+    for (int block = 0; block < BLOCKS; block++) h[block] = last[block];
+    for (int64_t t = at.begin; t < at.end; t++) {
+        const float* log = (const float*)decay.data + decay.at(at.row, t) + channel;
+        const T* own = (const T*)x.data + x.at(at.row, t) + channel;
+        T* to = (T*)y.data + y.at(at.row, t) + channel;
+        LINATTN_UNROLL
+        for (int block = 0; block < BLOCKS; block++) {
+            if (t + AHEAD < at.end) {
+                __builtin_prefetch(log + AHEAD * decay.token + block * LANES);
+                __builtin_prefetch(own + AHEAD * x.token + block * LANES);
+                __builtin_prefetch(to + AHEAD * y.token + block * LANES, 1);
+            }
+            h[block] = summed(fade(load(log + block * LANES)), h[block], load(own + block * LANES));
+            store(to + block * LANES, h[block]);
+        }
+    }
+    for (int block = 0; block < BLOCKS; block++) last[block] = h[block];
 }
 
 // From the last token to the first; y is what forward wrote, and dh the gradient of what the token before leaves.
@@ -106,7 +131,10 @@ LINATTN_ENTRY(scan_forward)
         const Slab part = slab(task % slabs, width);
         Float h[BLOCKS];
         load_state(initial, n, width, part, sum ? 0.0f : -__builtin_inff(), h);
-        (sum ? forward<true> : forward<false>)(decay, constant, x, y, at, part, h);
+        const bool whole = sum && !constant && part.count == SLAB && decay.dtype == FLOAT32 && x.dtype == y.dtype;
+        if (whole && x.dtype == FLOAT32) forward_whole<float>(decay, x, y, at, part.first, h);
+        else if (whole && x.dtype == BFLOAT16) forward_whole<bfloat16>(decay, x, y, at, part.first, h);
+        else (sum ? forward<true> : forward<false>)(decay, constant, x, y, at, part, h);
         store_state(final, n, width, part, h);
     });
 }

@@ -93,10 +93,14 @@ LINATTN_INLINE Half narrowed(Word x) {
 LINATTN_INLINE Float load(const bfloat16* p) { return bits<Float>(widened(load_bits(p)) << 16); }
 
 LINATTN_INLINE void store(bfloat16* p, Float x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
     const Word w = bits<Word>(x);
     const Word rounded = (w + (0x7fff + ((w >> 16) & 1))) >> 16;  // to the nearest, ties to even
     const Half h = narrowed(bits<Word>(x == x ? bits<Int>(rounded) : bits<Int>((w >> 16) | 0x40)));
     memcpy(p, &h, sizeof h);
+#endif
 }
 
 LINATTN_INLINE Float load(const float16* p) {

@@ -1,0 +1,147 @@
+// Chunks of 64 tokens as matrices on tiles, with one decay for all channels of a head or none.
+//
+// What tokens are to each other are products of the factors that lie between the two, as everywhere here. The state and its gradient
+// stay in float32; they are rounded to bfloat16 only where they are multiplied.
+#pragma once
+
+#include "linear_attention_slab.h"
+#include "tiles.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+constexpr int WIDE = Family<PLAIN>::WIDTH;
+
+// What pays on tiles: enough tokens, keys and values of bfloat16 under the plain rule. Channels that fade each in their own way make as much
+// work for vectors as all of it. Sums of keys (z) want more digits: in them the errors of rounded keys average out.
+inline bool on_tiles(const Call& call) {
+    const bool halves = call.q.dtype == BFLOAT16 && call.k.dtype == BFLOAT16 && call.v.dtype == BFLOAT16;
+    return halves && call.rule == PLAIN && call.rank != CHANNEL && !call.ones && call.tokens >= 32 * (call.ends ? call.sequences : 1) && call.keys >= 16 && call.values >= 16;
+}
+
+// Sizes of a task's matrices.
+struct Sizes {
+    Task task;
+    Columns columns;
+    int64_t rows, lanes, keys, width, state;  // of a state: rows, columns; in products: keys and columns
+    Sizes(const Call& call, int64_t i)
+        : task(call, i), columns(call, task.part), rows(up(call.keys, LANES)), lanes(columns.count()), keys(up(call.keys, DEPTH)),
+          width(up(lanes, DEPTH)), state(rows * lanes) {}
+};
+
+// Scratch for a matrix, full of zeros.
+LINATTN_INLINE Halves take_halves(Pieces& pieces, int64_t rows, int64_t row) {
+    float* data = pieces.take(rows * row / 2);
+    if (data) memset(data, 0, rows * row * sizeof(bfloat16));
+    return {(bfloat16*)data, row};
+}
+LINATTN_INLINE Floats take_floats(Pieces& pieces, int64_t rows, int64_t row) { return {pieces.take(rows * row), row}; }
+
+// `numbers` from column c on of `count` tokens; zeros up to 64 tokens and to whole rows.
+inline void gather(const Strided& of, const Place& at, int64_t head, int64_t t, int count, int64_t c, int64_t numbers, Halves to) {
+    for (int i = 0; i < CHUNK; i++) {
+        const bfloat16* from = i < count ? (const bfloat16*)of.data + of.at(at.row, t + i, head) + c : nullptr;
+        for (int64_t n = 0; n < to.row; n += 32) {
+            const int64_t m = from && n < numbers ? numbers - n : 0;
+            const __mmask32 there = m >= 32 ? ~0u : (1u << m) - 1;
+            _mm512_storeu_si512(to.at(i, n), there ? _mm512_maskz_loadu_epi16(there, from + n) : _mm512_setzero_si512());
+        }
+    }
+}
+
+// Ask for a chunk's rows while there is other work.
+LINATTN_INLINE void expect(const Strided& of, const Place& at, int64_t head, int64_t t, int64_t numbers) {
+    const int64_t last = least(at.last, t + CHUNK);
+    for (; t < last; t++) of.expect(at.row, t, head, numbers);
+}
+
+// How a head fades within a chunk: by each token, up to it from the start of the chunk, and from it to the end.
+template <int RANK>
+struct Fading {
+    float alpha[CHUNK], until[CHUNK], since[CHUNK];
+    Float keep, rest;
+    Fading(const Call& call, const Place& at, int64_t t, int count) {
+        float log[CHUNK] = {}, total = 0, product = 1;
+        for (int i = 0; i < count; i++) {
+            float one[LANES];
+            store(one, load(call.decay.data, call.decay.dtype, call.decay.at(at.row, t + i, at.head), 1));
+            total += log[i] = one[0];
+        }
+        for (int i = 0; i < CHUNK; i += LANES) store(alpha + i, exp_below(load(log + i)));
+        for (int i = 0; i < CHUNK; i++) until[i] = product = product * alpha[i];
+        factor(splat(total), splat(product), keep, rest);
+        product = 1;
+        for (int i = CHUNK - 1; i >= 0; i--) {
+            since[i] = product;
+            product = product * alpha[i];
+        }
+    }
+    LINATTN_INLINE Float remains(Float s) const { return fma(keep, s, rest * s); }
+};
+template <>
+struct Fading<NONE> {
+    const float *alpha = nullptr, *until = nullptr, *since = nullptr;
+    Fading(const Call&, const Place&, int64_t, int) {}
+    LINATTN_INLINE Float remains(Float s) const { return s; }
+};
+
+LINATTN_INLINE Float with_one(Float x, int lane) { return (Float)_mm512_mask_blend_ps(__mmask16(1u << lane), (__m512)x, _mm512_set1_ps(1.0f)); }
+
+// body(i, c, factor) for the vectors c of row i of a matrix [64, 64] up to the one with the diagonal: what token i remembers of each token
+// j <= i, and 0 beyond.
+template <int RANK, class Body>
+LINATTN_INLINE void remembered(const float* alpha, Body body) {
+    Float f[CHUNK / LANES] = {};
+    LINATTN_UNROLL
+    for (int own = 0; own < CHUNK / LANES; own++)
+        for (int lane = 0; lane < LANES; lane++) {
+            const int i = own * LANES + lane;
+            if (RANK == HEAD)
+                for (int c = 0; c <= own; c++) f[c] = f[c] * alpha[i];
+            f[own] = with_one(f[own], lane);
+            for (int c = 0; c <= own; c++) body(i, c, f[c]);
+        }
+}
+
+// The transpose of it: body(j, c, factor), from the last row and from the vector with the diagonal on.
+template <int RANK, class Body>
+LINATTN_INLINE void remembering(const float* alpha, Body body) {
+    constexpr int N = CHUNK / LANES;
+    Float f[N] = {};
+    LINATTN_UNROLL
+    for (int own = N - 1; own >= 0; own--)
+        for (int lane = LANES - 1; lane >= 0; lane--) {
+            const int j = own * LANES + lane;
+            if (RANK == HEAD && j < CHUNK - 1)
+                for (int c = own; c < N; c++) f[c] = f[c] * alpha[j + 1];
+            f[own] = with_one(f[own], lane);
+            for (int c = own; c < N; c++) body(j, c, f[c]);
+        }
+}
+
+// The state woven, for products with what reads it; and what remains of it at the end of a chunk.
+template <int RANK>
+void weave_state(float* S, const Sizes& of, const Fading<RANK>& fading, Halves to) {
+    slabs<WIDE>(of.lanes, [&](auto width, int64_t c) {
+        constexpr int W = decltype(width)::value;
+        float* s = S + c * of.rows;
+        for (int64_t r = 0; r < of.rows; r += 2, s += 2 * W * LANES)
+            for (int w = 0; w < W; w++) {
+                const Float a = load(s + w * LANES), b = load(s + (W + w) * LANES);
+                store_woven(to.woven(r, c + w * LANES), a, b);
+                store(s + w * LANES, fading.remains(a));
+                store(s + (W + w) * LANES, fading.remains(b));
+            }
+    });
+}
+
+// S += A [rows, 64] B [64, columns].
+inline void add_to_state(Halves a, Halves b, float* S, const Sizes& of) {
+    slabs<WIDE>(of.lanes, [&](auto width, int64_t c) {
+        constexpr int W = decltype(width)::value;
+        product<true>(a, {b.woven(0, c), b.row}, {S + c * of.rows, W * LANES}, of.rows, W * LANES, CHUNK);
+    });
+}
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

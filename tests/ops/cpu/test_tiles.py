@@ -1,0 +1,149 @@
+"""The chunks of ``linear_attention`` on AMX's tiles: bfloat16 products within the tolerances of bfloat16, values and gradients."""
+
+import pytest
+import torch
+
+from linattn.ops.cpu import library
+from tests.ops.cases import Call, gradients, make
+from tests.ops.errors import admitted, check_gradients, check_values, same_bits
+from tests.ops.test_decays import INF, NAN, STRONG, WEAK, with_resets
+
+pytestmark = pytest.mark.usefixtures("tiles")
+CPU = {"backend": "cpu"}
+RANKS = ("none", "H", "BTH")
+BFLOAT16 = torch.bfloat16
+
+
+def on_vectors(call: Call) -> tuple[dict, dict]:
+    with library.lowered("avx512"):
+        return gradients(call, **CPU)
+
+
+@pytest.mark.parametrize(
+    ("B", "T", "H", "Hk", "K", "V"),
+    [(2, 71, 2, 1, 20, 37), (1, 200, 2, 2, 64, 64), (1, 130, 1, 1, 70, 129), (1, 32, 9, 3, 16, 16), (2, 129, 4, 4, 128, 48)],
+)  # fmt: skip
+@pytest.mark.parametrize("rank", RANKS)
+def test_values_and_gradients(rank, B, T, H, Hk, K, V):
+    call = make("plain", rank, B=B, T=T, H=H, Hk=Hk, K=K, V=V)
+    check_values(call, BFLOAT16, **CPU)
+    check_gradients(call, BFLOAT16, **CPU)
+    values, _ = on_vectors(call.to(BFLOAT16))
+    assert not torch.equal(values["o"], call.to(BFLOAT16)(**CPU)["o"])  # nearly the same, but it has run elsewhere
+
+
+@pytest.mark.parametrize("initial", [False, True])
+@pytest.mark.parametrize("outputs", [("o",), ("S",)])
+def test_gradients_of_some_outputs(outputs, initial):
+    call = make("plain", "BTH", T=70, K=32, V=16, initial=initial).to(BFLOAT16)
+    grads = gradients(call, outputs, **CPU)[1]
+    for name, wanted in gradients(call.double(), outputs, backend="reference")[1].items():
+        assert (grads[name] - wanted).norm() <= 0.006 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_packed(rank):
+    call = make("plain", rank, H=2, K=33, V=24, lengths=(5, 0, 1, 64, 0, 130, 66, 0))
+    check_values(call, BFLOAT16, **CPU)
+    check_gradients(call, BFLOAT16, **CPU)
+
+
+@pytest.mark.parametrize("rank", ["H", "BTH"])
+def test_decays_of_every_strength_with_resets(rank):
+    call = with_resets(make("plain", rank, B=1, T=140, H=4, K=32, V=16, strength=(WEAK, STRONG), seed=4), 0.1 if rank == "BTH" else 0.4)
+    assert bool(call.tensors["decay"].isinf().any()) and admitted(call.to(BFLOAT16))
+    check_values(call, BFLOAT16, **CPU)
+    check_gradients(call, BFLOAT16, **CPU)
+    check_gradients(call, BFLOAT16, decay=BFLOAT16, **CPU)
+
+
+@pytest.mark.parametrize("strength", [1e-5, 1.0, 5.0, 30.0, INF])
+def test_one_strength(strength):
+    """The gradient of the decay too, small as it is beside the others where decays are strong."""
+    call = make("plain", "BTH", B=1, T=80, H=1, K=32, V=16)
+    check_gradients(call.with_(decay=torch.full_like(call.tensors["decay"], -strength)), BFLOAT16, **CPU)
+
+
+def test_slow_decays_do_not_drift():
+    call = make("plain", "H", B=1, T=20_000, H=2, K=16, V=16, strength=(3e-6, 1e-4)).set(scale=1.0)
+    call = call.with_(v=call.tensors["v"] + 1.0, k=call.tensors["k"] + 1.0).to(BFLOAT16)
+    out, ref = call(**CPU), call.double()(backend="torch")
+    assert (out["o"] - ref["o"]).norm() < 4e-3 * ref["o"].norm() and (out["S"] - ref["S"]).norm() < 1e-3 * ref["S"].norm()
+
+
+def test_nothing_crosses_a_reset():
+    """Forwards no bit, backwards no gradient."""
+    call = make("plain", "BTH", B=1, T=150, H=1, K=32, V=32).to(BFLOAT16)
+    for wall in (1, 31, 64, 100):
+        decay = call.tensors["decay"].clone()
+        decay[:, wall] = -INF
+        one = call.with_(decay=decay)
+        other = one.with_(**{n: torch.cat([one.tensors[n][:, :wall] * -100, one.tensors[n][:, wall:]], 1) for n in ("k", "v")})
+        (out, first), (changed, second) = ((c(**CPU), after(c, wall)) for c in (one, other))
+        assert torch.equal(out["o"][:, wall:], changed["o"][:, wall:]) and torch.equal(out["S"], changed["S"])
+        assert not torch.equal(out["o"][:, :wall], changed["o"][:, :wall])
+        for name, grad in first.items():
+            if name == "S":
+                assert not grad.any()
+            else:
+                assert grad[:, wall:].any() and torch.equal(grad[:, wall:], second[name][:, wall:]), name
+                assert not grad[:, : wall + (name == "decay")].any(), name
+
+
+def after(call: Call, wall: int) -> dict[str, torch.Tensor]:
+    """Gradients of what is read behind the wall and of the final state."""
+    leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
+    out = call.with_(**leaves)(**CPU)
+    loss = out["o"][:, wall:].float().square().sum() + out["S"].square().sum()
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def test_a_nan_stays_in_its_row_and_head_and_chunk_and_in_the_future():
+    call = make("plain", "BTH", B=2, T=200, H=2, K=16, V=16).to(BFLOAT16)
+    clean = call(**CPU)
+    for name in call.timed:
+        bad = call.tensors[name].clone()
+        bad[1, 100, 1] = NAN
+        out = call.with_(**{name: bad})(**CPU)
+        assert out["o"][1, 100:, 1].isnan().any(), name
+        for n, t in out.items():
+            spoiled = torch.zeros_like(t, dtype=torch.bool)
+            spoiled[(1, slice(64, None), 1) if n == "o" else (1, 1)] = True
+            assert torch.equal(t[~spoiled], clean[n][~spoiled]), f"NaN in {name} reached {n}"
+
+
+def test_threads_runs_and_layouts_change_no_bit(threads):
+    call = make("plain", "BTH", B=1, T=100, H=3, K=40, V=72).to(BFLOAT16)
+    before = gradients(call, **CPU)
+    t = call.tensors
+    heads_first = call.with_(**{n: t[n].transpose(1, 2).contiguous().transpose(1, 2) for n in call.timed})
+    beside_others = call.with_(**{n: torch.cat([t[n][..., :1], t[n]], -1)[..., 1:] for n in "qkv"})  # at odd addresses, too
+    for count, same in ((1, call), (2, call), (5, call), (2, heads_first), (2, beside_others)):
+        threads(count)
+        for one, two in zip(before, gradients(same, **CPU), strict=True):
+            same_bits(one, two)
+
+
+def test_from_chunk_to_chunk_the_state_keeps_its_digits():
+    """Rounded at every chunk it would lose them, here where all is written at the start."""
+    call = make("plain", "none", B=1, T=64 * 40, H=1, K=16, V=16).to(BFLOAT16)
+    call = call.with_(k=call.tensors["k"] * (torch.arange(64 * 40) < 64)[:, None, None])
+    same = call.tokens(0, 64)(**CPU)["S"]
+    assert torch.equal(call(**CPU)["S"], same)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        make("plain", "BTH", T=100, K=16, V=16).to(torch.float32),
+        make("plain", "BTH", T=100, K=16, V=16).to(torch.float16),
+        make("plain", "BTHK", T=100, K=16, V=16).to(BFLOAT16),
+        make("beta", "BTH", T=100, K=16, V=16).to(BFLOAT16),
+        make("normalize", "BTH", T=100, K=16, V=16).to(BFLOAT16),
+        make("plain", "BTH", T=31, K=16, V=16).to(BFLOAT16),
+    ],
+    ids=["float32", "float16", "channels", "delta", "normalized", "short"],
+)  # fmt: skip
+def test_what_runs_on_vectors(call):
+    for one, two in zip(on_vectors(call), gradients(call, **CPU), strict=True):
+        same_bits(one, two)

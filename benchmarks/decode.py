@@ -1,15 +1,15 @@
 """Decoding, ours captured and everybody's through ``generate``: ``python -m benchmarks.decode``, on a GPU if there is one.
 
-First that what is captured computes what the model as it is written does, tokens and states; then times.
+Times first, ours before others', then whether what is captured computes what the model as it is written does, tokens and states. Rows are
+kept as they come.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,28 @@ import torch
 from benchmarks import RESULTS
 from linattn.bench import decode
 from linattn.bench.decode import SIZES, Row
+from linattn.generate import captured
 
 OURS = ("gla", "gated_deltanet")
 FAR = 1 << 20  # tokens of context that are really read, in one row
 TIMEOUT = 120.0
+KEY = ("what", "library", "model", "size", "dtype", "rows", "context")
+
+
+def attempt(function: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """What ``function`` returns; what it raises is printed, and the run goes on."""
+    try:
+        yield function(*arguments, **options)
+    except Exception:  # one row must not cost the others
+        traceback.print_exc()
 
 
 def check(device: str, quick: bool) -> Iterator[Row]:
     for mixer in (*OURS, "mamba2", "kda", "rwkv7"):
         for dtype in (torch.float32, torch.bfloat16):
             for rows in (1, 3, 64) if device == "cuda" else (1, 3):
-                yield decode.same(mixer, device, dtype, SIZES["tiny" if quick or mixer not in OURS else "130M"], rows, 16)
+                size = SIZES["tiny" if quick or mixer not in OURS else "130M"]
+                yield from attempt(decode.same, mixer, device, dtype, size, rows, 16)
 
 
 def gpu(names: tuple[str, ...], mixers: tuple[str, ...], rows: tuple[int, ...], profiled: bool) -> Iterator[Row]:
@@ -38,11 +49,12 @@ def gpu(names: tuple[str, ...], mixers: tuple[str, ...], rows: tuple[int, ...], 
     for name in names:
         for mixer in mixers:
             model = decode.build(mixer, SIZES[name], "cuda", torch.bfloat16)
-            for count, context in [(1, 1024), *([(1, FAR)] if name == names[0] or mixer == "gla" else []), *((n, 1024) for n in rows if n > 1)]:
-                yield decode.ours(mixer, SIZES[name], "cuda", torch.bfloat16, count, context, speed, 100, model=model)
+            far = [(1, FAR)] if 1 in rows and (name == names[0] or mixer == "gla") else []
+            for count, context in [*((n, 1024) for n in rows), *far]:
+                yield from attempt(decode.ours, mixer, SIZES[name], "cuda", torch.bfloat16, count, context, speed, 100, model=model)
                 if profiled and context == 1024:
-                    state = decode.after(model, count, 16)
-                    print(*decode.kernels(decode.step_ms(model, state, 10)[2]), sep="\n", flush=True)
+                    for lines in attempt(decode.kernels, model, count):
+                        print(*lines, sep="\n", flush=True)
             del model
             torch.cuda.empty_cache()
 
@@ -92,26 +104,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-check", action="store_true", help="times alone")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print what a step launches")
+    parser.add_argument("--no-regions", action="store_true", help="on a GPU, without compiling what is left between the kernels")
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for decode-CARD.json")
     options = parser.parse_args(arguments)
     from linattn.bench.files import file_for
-    from linattn.bench.gpu.record import about
+    from linattn.bench.gpu.record import Record, about
 
-    facts, checks, rows = about(options.device), [], []
-    for row in [] if options.no_check else check(options.device, options.quick):
-        checks.append(row)
-        print(f"{row['model']:15} {row['dtype']:9} {row['rows']:3} rows: {row['equal']} of {row['tokens']} tokens equal, {row['near']} as likely, "
-              f"states to {row['state_error']:.1e} ({row['state']}), {row['how']}", flush=True)  # fmt: skip
-    for row in _times(options):
-        rows.append(row)
-        print(decode.line(row), flush=True)
-    if options.quick:
-        return 0
-    body: dict[str, Any] = {"schema": "linattn.decode", **facts, "command": " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d")}
-    path = file_for(options.out, "decode", facts["card"])
-    path.write_text(json.dumps({**body, "checks": checks, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    print(path)
+    captured.COMPILES = not options.no_regions
+    facts = about(options.device)
+    path = None if options.quick else file_for(options.out, "decode", facts["card"])
+    with Record(path, KEY, facts) as record:
+        record.body["runs"][-1]["command"] = " ".join(["python -m benchmarks.decode", *(arguments or sys.argv[1:])])
+        for row in _times(options):
+            record.add({"what": "times", **row})
+            print(decode.line(row), flush=True)
+        for row in [] if options.no_check else check(options.device, options.quick):
+            record.add({"what": "check", **row})
+            tokens = f"{row['equal']} of {row['tokens']} tokens equal, {row['near']} as likely"
+            what = f"{row['model']:15} {row['dtype']:9} {row['rows']:3} rows"
+            print(f"{what}: {tokens}, states to {row['state_error']:.1e} ({row['state']}), {row['how']}", flush=True)
+    print(path or "nothing kept")
     return 0
 
 

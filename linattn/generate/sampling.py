@@ -34,23 +34,26 @@ class Sampling:
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """[B, V] logits -> [B, V] float32 probabilities; ``sampling.temperature`` is not 0."""
-    logits = logits.float() / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        logits = _only(logits, logits.topk(sampling.top_k).indices)
-    if sampling.top_p is None:
-        return logits.softmax(-1)
-    p, order = logits.softmax(-1).sort(descending=True, stable=True)
-    p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # what stands before a token does not reach top_p yet
-    return torch.zeros_like(p).scatter(-1, order, p / p.sum(-1, keepdim=True))
+    logits, order = logits.float() / sampling.temperature, None
+    size = logits.shape
+    if sampling.top_k is not None and sampling.top_k < size[-1]:
+        logits, order = logits.topk(sampling.top_k)  # the likeliest first
+    p = logits.softmax(-1)
+    if sampling.top_p is not None:
+        if order is None:
+            p, order = p.sort(descending=True, stable=True)
+        p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # what stands before a token does not reach top_p yet
+        p = p / p.sum(-1, keepdim=True)
+    return p if order is None else p.new_zeros(size).scatter(-1, order, p)
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> Tensor:
     """[B, V] logits -> [B] int64 tokens."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    return torch.multinomial(probabilities(logits, sampling), 1, generator=generator)[:, 0]
+    return draw(probabilities(logits, sampling), generator)
 
 
-def _only(logits: Tensor, indices: Tensor) -> Tensor:
-    """The same with everything but ``indices`` impossible."""
-    return torch.full_like(logits, -math.inf).scatter(-1, indices, logits.gather(-1, indices))
+def draw(p: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """[B, V] probabilities -> [B] int64: the tokens that ``torch.multinomial`` draws, but without its waiting for the device."""
+    return (p / torch.empty_like(p).exponential_(1, generator=generator)).argmax(-1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from linattn.generate import captured
+from linattn.generate.captured import Choice, Step
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, sample
 
@@ -47,6 +50,7 @@ def stream(
         ValueError: at once, for an empty prompt and arguments out of range.
     """
     sampling = Sampling(temperature, top_k, top_p)
+    choice = Choice(partial(sample, sampling=sampling, generator=generator), sampling, generator, tuple(sorted(frozenset(stop))))
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be an integer of at least 0, but came as {max_new_tokens!r}")
     prompt = torch.as_tensor(ids, device=model.lm_head.weight.device)
@@ -57,40 +61,52 @@ def stream(
     rows = prompt.long().reshape(-1, prompt.shape[-1])
     if state is not None and state.rows != len(rows):
         raise ValueError(f"state must have a row for each sequence of ids, {len(rows)}, but came with {state.rows}")
-    return Tokens(model, rows, max_new_tokens, sampling, frozenset(stop), generator, state, single=prompt.ndim == 1)
+    return Tokens(model, rows, max_new_tokens, choice, state, single=prompt.ndim == 1)
 
 
 class Tokens(Iterator[Any]):
-    """The tokens that :func:`stream` gives out, and the state behind them."""
+    """The tokens that :func:`stream` gives out, and the state behind them.
+
+    The prompt and the token after it are read as the model is written; then, where that can be and is worth it, a step that is captured
+    (:mod:`linattn.generate.captured`) reads the others. ``how`` says which, and why.
+    """
 
     def __init__(
-        self,
-        model: LanguageModel,
-        ids: Tensor,
-        count: int,
-        sampling: Sampling,
-        stop: frozenset[int],
-        generator: torch.Generator | None,
-        state: State | None,
-        *,
-        single: bool,
+        self, model: Any, ids: Tensor, count: int, choice: Choice, state: State | None, *, single: bool, ahead: bool = True
     ) -> None:
-        self._model, self._sampling, self._generator, self._single = model, sampling, generator, single
+        self._model, self._choice, self._single = model, choice, single
         self._unread, self._state, self._left = ids, state, count
-        self._stops = torch.tensor(sorted(stop), dtype=torch.int64, device=ids.device)
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._last, self._hidden = ids[:, -1], ids.new_empty(0)
+        self._known: Tensor | None = None  # the next token, where a captured step has found it before it was given up
+        self._step: Step | None = None
+        self._captures = True  # whether a step may still be captured
+        self._runs_ahead, self._ahead = ahead and ids.is_cuda, False  # whether the step has read the last token that was given out
+        self.how = "no token has been read yet"
 
     @property
     def state(self) -> State:
         """The state after the prompt and every token that has been given out."""
+        if self._step is not None:
+            self._run()
+            return self._step.state
         self._read()
+        assert self._state is not None
+        return self._state
+
+    @property
+    def unfinished_state(self) -> State:
+        """The same without the last token, where nobody has read it yet."""
+        if self._step is not None:
+            return self._step.state
         assert self._state is not None
         return self._state
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state so far; unlike :attr:`state` it reads nothing."""
+        if self._step is not None:
+            return self._step.nbytes
         return 0 if self._state is None else self._state.nbytes
 
     def __iter__(self) -> Self:
@@ -100,16 +116,83 @@ class Tokens(Iterator[Any]):
     def __next__(self) -> Any:
         if self._left == 0:
             raise StopIteration
-        self._read()
-        token = torch.where(self._ended, self._last, sample(self._model.lm_head(self._hidden), self._sampling, self._generator))
-        self._unread, self._last = token[:, None], token
+        token = self._captured() if self._step is not None else self._eager()
         self._left -= 1
-        if len(self._stops):
-            self._ended = self._ended | torch.isin(token, self._stops)
-            self._left = 0 if bool(self._ended.all()) else self._left
-        return int(token) if self._single else token
+        if not self._single and not self._choice.stops:
+            return token
+        return self._seen(token)
+
+    def _eager(self) -> Tensor:
+        """The next token, as the model is written."""
+        before, one = self._state, self._unread.shape[1] == 1
+        if self._known is None:
+            self._read()
+            token = torch.where(self._ended, self._last, self._choice.choose(self._model.lm_head(self._hidden)))
+            self.mark_ended(token)
+        else:
+            token, self._known = self._known, None
+        self._unread, self._last = token[:, None], token
+        if before is not None and one and self._captures:
+            self._capture(before)
+        return token
+
+    def _capture(self, before: State) -> None:
+        """Let a captured step go on behind the token that has just been chosen, if there is one."""
+        assert self._state is not None
+        step: Step | str | None = captured.growth(before, self._state)
+        if step is None:  # else a bounded window may still fill
+            model = self._model
+            step = captured.refusal(model.model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
+            self._captures = False
+        if isinstance(step, str):
+            self.how = f"as the model is written: {step}"
+            return
+        step.load(self, self._state, self._last, self._ended, self._choice)
+        self._step, self._state, self.how = step, None, f"by a captured step, {step.how}"
+
+    def _captured(self) -> Tensor:
+        assert self._step is not None
+        self._run()
+        self._ahead = False
+        return self._step.tokens.clone()
+
+    def _run(self) -> None:
+        """Let the captured step read the last token, unless it has."""
+        assert self._step is not None
+        if not self._ahead:
+            self._step.run()
+            self._ahead = True
+
+    def _seen(self, token: Tensor) -> Any:
+        """``token`` [B] as it is given out, once it is known whether it was the last one. Meanwhile a GPU goes on with the next."""
+        ended = (self._ended if self._step is None else self._step.ended).all()
+        if self._runs_ahead and self._step is not None and self._left:
+            note = torch.cat([token, ended[None]]).to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._run()
+            event.synchronize()
+            values = note.tolist()
+        else:
+            values = [*token.tolist(), bool(ended)]
+        self._left = 0 if self._choice.stops and values[-1] else self._left
+        return values[0] if self._single else token
 
     def _read(self) -> None:
-        if self._unread.shape[1]:
-            hidden, self._state = prefill(self._model.model, self._unread, self._state)
-            self._hidden, self._unread = hidden[:, -1], self._unread[:, :0]
+        if not self._unread.shape[1]:
+            return
+        hidden, self._state = prefill(self._model.model, self._unread, self._state)
+        self._hidden, self._unread = hidden[:, -1], self._unread[:, :0]
+
+    def mark_ended(self, token: Tensor) -> None:
+        """Rows whose ``token`` [B] is a stop have ended: for who has chosen the first token himself."""
+        for stop in self._choice.stops:
+            self._ended = self._ended | (token == stop)
+
+    def give_up(self) -> None:
+        """Go on without the captured step, which somebody else wants."""
+        assert self._step is not None
+        with torch.inference_mode():
+            self._run()
+            self._state, self._known, self._ended = self._step.state, self._step.tokens.clone(), self._step.ended.clone()
+        self._step, self._ahead, self.how = None, False, "as it is written: another generation took the captured step"

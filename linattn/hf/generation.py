@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from linattn.generate.prefill import PREFILL, prefill
+from linattn.hf import captured
 from linattn.hf.cache import StateCache
 from linattn.state import State
 from linattn.state.store import PrefixStore
@@ -107,6 +108,18 @@ class StateGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         """As there; the tokenizer that stop texts need, which transformers passes on to every step, ends here."""
         return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+
+    def _sample(
+        self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
+        streamer: Any = None, **model_kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """As there; by a captured step where nothing has to look on between two tokens."""
+        cache = model_kwargs.get("past_key_values")
+        if captured.refusal(logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
+            return captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
+        return cast(Any, super())._sample(
+            input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+        )
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

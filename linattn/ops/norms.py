@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from linattn.ops import checks, choice
 
@@ -46,13 +47,27 @@ def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: str = "au
 
 def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, backend: str) -> Tensor:
     arguments = (x, weight, gate, eps, mean, dtype)
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, gate))
+    if backend == "auto" and not wanted and _recorded(x, weight, gate):
+        return operator(*arguments)
     if choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype)) == "torch":
         return portable(*arguments)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, gate)):
+    if wanted:
         return Norm.apply(*arguments)
+    return _forward(*arguments)
+
+
+def _forward(*arguments: Any) -> Tensor:
     from linattn.ops.triton import norms as gpu
 
     return gpu.forward(*arguments)
+
+
+def _recorded(*tensors: Tensor | None) -> bool:
+    """Whether somebody writes down what is done to tensors without memory: one operator is more to him than ten."""
+    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return any(type(t) is FakeTensor for t in tensors)
 
 
 def _refusal(name: str, asked: str, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
@@ -77,6 +92,21 @@ def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, 
     y = wide * torch.rsqrt((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps)
     y = y if weight is None else y * weight
     return y.to(dtype) if gate is None else y.to(x.dtype) * F.silu(gate)
+
+
+@torch.library.custom_op(
+    "linattn::norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype) -> Tensor",
+)
+def operator(x, weight, gate, eps, mean, dtype):
+    refused = _refusal("triton", "auto", x, weight, gate, dtype)
+    return (_forward if refused is None else portable)(x, weight, gate, eps, mean, dtype)
+
+
+@operator.register_fake
+def _(x, weight, gate, eps, mean, dtype):  # noqa: ARG001  torch passes them all
+    return x.new_empty(x.shape, dtype=dtype)
 
 
 class Norm(torch.autograd.Function):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import table
+from linattn.ops.triton.launch import capability
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
 
@@ -51,9 +52,14 @@ def recurrence(
     read_token, read_head, write_token, write_head,
     tokens, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one state; what is None does not take part. Token t of row n stands at n · tokens + t."""
+    """One block of columns of one state; what is None does not take part. Token t of row n stands at n · tokens + t.
+
+    OVERLAPPED: the states are read while the launch before may still run, and the launch after may start at once.
+    """
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_launch_dependents()
     blocks: tl.constexpr = (V + BV - 1) // BV
     program = tl.program_id(0)
     block = program % blocks
@@ -84,6 +90,8 @@ def recurrence(
         first = n * tokens
         last = first + tokens
 
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_wait()
     shared = head // GROUP
     token = first
     while token < last:
@@ -162,7 +170,7 @@ def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     return BK, BV, max(1, BK * BV // (32 * numbers))
 
 
-def _launch(arguments: tuple, final: Tensor | None, final_z: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _launch(arguments: tuple, final: Tensor | None, final_z: Tensor | None, overlapped: bool = False) -> tuple[Tensor, Tensor | None]:
     """Run the kernel on the ``arguments`` of the op, into the given final states; returns o and the denominator."""
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments
     (B, T, H, V), K = v.shape, k.shape[3]
@@ -181,7 +189,8 @@ def _launch(arguments: tuple, final: Tensor | None, final_z: Tensor | None) -> t
         recurrence[(states * -(-V // BV),)](
             q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z,
             *q_steps, *k_steps, *v_steps, *decay_steps, *beta_steps, *read_steps, *write_steps,
-            T, scale, H, H // k.shape[2], K, V, BK, BV, per_channel, num_warps=warps, num_stages=1,
+            T, scale, H, H // k.shape[2], K, V, BK, BV, per_channel, overlapped, num_warps=warps, num_stages=1,
+            **({"launch_pdl": True} if overlapped else {}),
         )  # fmt: skip
     return o, denominator
 
@@ -243,15 +252,20 @@ def recurrent(inputs: Inputs) -> Outputs:
     return Outputs(o, denominator, next(out, None), next(out, None))
 
 
-def step_(inputs: Inputs) -> Outputs:
-    """:func:`recurrent` that writes the final states over the initial ones, as a captured decoding loop wants it."""
+def step_(inputs: Inputs, *, overlapped: bool = False) -> Outputs:
+    """:func:`recurrent` that writes the final states over the initial ones, as a captured decoding loop wants it.
+
+    ``overlapped``: on Hopper the states are read while the launches before may still run, for who knows that none of them since the
+    last one that waited for all others writes to them.
+    """
     _refuse(inputs)
     state, z = inputs.initial, inputs.initial_z
     if state is None or (inputs.denominator and z is None):
         raise ValueError("a step in place needs the states that it updates")
     if not all(t is None or t.is_contiguous() for t in (state, z)):
         raise ValueError("a step in place needs contiguous states")
-    o, denominator = _launch(_arguments(inputs), state, z)
+    overlapped = overlapped and state.is_cuda and capability(state.device) >= (9, 0)
+    o, denominator = _launch(_arguments(inputs), state, z, overlapped)
     return Outputs(o, denominator, state, z)
 
 

@@ -1,0 +1,221 @@
+"""A model's decoding step as one flat graph of tensor operations, without modules, checks and branches in between.
+
+What a step does is the same for every token, so it is traced once, on tensors without memory. What then runs is fewer operations:
+
+* what depends on weights alone is computed once;
+* linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them;
+* the recurrence writes its states where they were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from linattn.generate import joins
+from linattn.generate.joins import Node, calls, constant, is_node, join
+from linattn.ops.convolution_step import step_
+from linattn.ops.inputs import Inputs
+
+aten = torch.ops.aten
+_CALL = "call_function"
+
+
+def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph of ``function(*examples)``; the last outputs are states, in the order of the last inputs. Runs nothing.
+
+    An output that is its own input has been written in place; ``meta["counters"]`` has the numbers of those inputs that only grow by one.
+    """
+    with torch.no_grad():
+        module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
+    _drop_casts(module.graph)
+    _fold_constants(module)
+    _write_in_place(module.graph)
+    _convolve_in_place(module.graph)
+    module.meta["counters"] = _counters(module)
+    join(module)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _drop_casts(graph: fx.Graph) -> None:
+    """Forget conversions to the dtype that is there."""
+    for node in calls(graph, aten.to.dtype):
+        if node.args[0].meta["val"].dtype == node.args[1]:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
+
+def _fold_constants(module: fx.GraphModule) -> None:
+    """Compute what follows from weights and numbers alone."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op != _CALL or not _repeatable(node.target) or any(n.op != "get_attr" for n in node.all_input_nodes):
+            continue
+        if not isinstance(node.meta.get("val"), Tensor):
+            continue
+        given = fx.node.map_arg((node.args, node.kwargs), lambda n: getattr(module, str(n.target)))
+        with torch.no_grad():
+            value = node.target(*given[0], **given[1])
+        name = f"_folded_{node.name}"
+        module.register_buffer(name, value, persistent=False)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(constant(graph, name, node.meta["val"]))
+        graph.erase_node(node)
+
+
+def _repeatable(target: Any) -> bool:
+    """Whether an operation gives the same for the same, and changes nothing."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+# Where the operators of the recurrence have output, denominator and final states among their results, without a denominator and with it.
+_RECURRENCES = {
+    "linattn.recurrent.default": ((0, None, 1, None), (0, 1, 2, 3)),
+    "linattn.cpu_linear_attention.default": ((0, None, 1, None), (0, 2, 1, 3)),
+}
+_STATES = 8, 9  # where their initial states are among their arguments
+_NORMALIZED = 12
+
+
+def step_in_place(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+    """A step of the recurrence that writes the final states over the initial ones; the arguments of its operator on either device."""
+    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments[:13]
+    if joins.on_gpu(v):
+        from linattn.ops.triton import decode
+
+        erase = None if read is None else (read, write)
+        inputs = Inputs(q, k, v, scale, decay, beta, erase, bonus, normalized, True, initial, initial_z, True, cu)
+        out = decode.step_(inputs, overlapped=True)  # a step has each state once, and between steps all wait
+        return out.o, out.denominator
+    from linattn.ops.cpu.linear_attention import bound_step
+
+    o, denominator, run = bound_step(*arguments[:13])
+    run()
+    return o, denominator
+
+
+def _write_in_place(graph: fx.Graph) -> None:
+    """The recurrence writes a state where it read it, if nobody else reads either."""
+    placeholders, end = _ends(graph)
+    outputs = list(end.args[0])
+    for node in [n for n in graph.nodes if n.op == _CALL and str(n.target) in _RECURRENCES]:
+        results = {get.args[1]: get for get in node.users}
+        places = _RECURRENCES[str(node.target)][bool(node.args[_NORMALIZED])]
+        states = [(node.args[i], results.get(p)) for i, p in zip(_STATES, places[2:], strict=True) if node.args[i] is not None]
+        if not states or not all(_only_carried(old, new, placeholders, outputs, end) for old, new in states):
+            continue
+        with graph.inserting_before(node):
+            step = graph.call_function(step_in_place, node.args)
+        for i, place in enumerate(places[:2]):
+            if place in results:
+                results[place].args = (step, i)
+        new: Node
+        for old, new in states:
+            new.replace_all_uses_with(old)
+        outputs = list(end.args[0])
+    graph.eliminate_dead_code()
+
+
+def _convolve_in_place(graph: fx.Graph) -> None:
+    """The short convolution moves its state on where it is, and norms the heads of its first parts."""
+    placeholders, end = _ends(graph)
+    for node in calls(graph, torch.ops.linattn.short_convolution.default):
+        x, old, weight, bias, activation, _ = node.args
+        kept = _kept_tokens(old, x, node)
+        shape = x.meta["val"].shape
+        if kept is None or shape[1] != 1 or shape[2] != weight.meta["val"].shape[0]:
+            continue
+        if not _only_carried(old, kept, placeholders, list(end.args[0]), end, alone=False):
+            continue
+        size, normed, eps, norms = _unit_heads(node)
+        with graph.inserting_before(node):
+            step = graph.call_function(step_, (x, old, weight, bias, activation, size, normed, eps))
+        step.meta = node.meta
+        kept.replace_all_uses_with(old)
+        for norm in norms:
+            norm.replace_all_uses_with(norm.args[0])
+        node.replace_all_uses_with(step)
+    graph.eliminate_dead_code()
+
+
+def _ends(graph: fx.Graph) -> tuple[list[Node], Node]:
+    """The inputs, and the node of the outputs."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return placeholders, next(node for node in graph.nodes if node.op == "output")
+
+
+def _kept_tokens(old: Node | None, x: Node, node: Node) -> Node | None:
+    """What a convolution of ``x`` behind ``old`` keeps for the next token, if it is the last of both and nobody else reads ``old``."""
+    if old is None or len(old.users) != 2 or old.meta["val"].dtype != x.meta["val"].dtype:
+        return None
+    (both,) = (user for user in old.users if user is not node)
+    if both.target is not aten.cat.default or list(both.args[0]) != [old, x] or both.args[1:] != (1,) or len(both.users) != 1:
+        return None
+    (last,) = both.users
+    if last.target is not aten.slice.Tensor or last.args[1:3] != (1, 1) or len(last.users) != 1:
+        return None
+    (kept,) = last.users
+    return kept if kept.target is aten.clone.default else None
+
+
+def _unit_heads(node: Node) -> tuple[int, int, float, list[Node]]:
+    """Size of the heads that are divided by their length behind ``node``, how many channels they have, eps, and the divisions."""
+    none: tuple[int, int, float, list[Node]] = (0, 0, 0.0, [])
+    if len(node.users) != 1 or next(iter(node.users)).target is not aten.split_with_sizes.default:
+        return none
+    (split,) = node.users
+    norms, channels = [], 0
+    for piece in sorted(split.users, key=lambda n: n.args[1]):
+        norm = _after(_after(piece, aten.unflatten.int), torch.ops.linattn.norm.default)
+        if norm is None or norm.args[1] is not None or norm.args[2] is not None or norm.args[4] or not _keeps_dtype(norm):
+            break
+        norms.append(norm)
+        channels += piece.meta["val"].shape[-1] if isinstance(piece.meta["val"], Tensor) else 0
+    kinds = {(norm.meta["val"].shape[-1], norm.args[3]) for norm in norms}
+    if len(kinds) != 1:
+        return none
+    size, eps = kinds.pop()
+    return (size, channels, eps, norms) if size & (size - 1) == 0 else none
+
+
+def _keeps_dtype(norm: Node) -> bool:
+    return norm.args[0].meta["val"].dtype == norm.args[5]
+
+
+def _after(node: Node | None, target: Any) -> Node | None:
+    """The one user of ``node``, if it is a call of ``target``."""
+    if node is None or len(node.users) != 1:
+        return None
+    (user,) = node.users
+    return user if user.target is target else None
+
+
+def _counters(module: fx.GraphModule) -> list[int]:
+    """Take out of the graph what does nothing but add one to a state: one operation does it for all of them."""
+    inputs, end = _ends(module.graph)
+    found = []
+    for node in calls(module.graph, aten.add.Tensor):
+        old, one = node.args
+        if set(node.users) != {end} or node.kwargs or old not in inputs or not is_node(one) or one.op != "get_attr":
+            continue
+        if bool((getattr(module, str(one.target)) == 1).all()) and _only_carried(old, node, inputs, list(end.args[0]), end, alone=False):
+            node.replace_all_uses_with(old)
+            found.append(inputs.index(old))
+    module.graph.eliminate_dead_code()
+    return found
+
+
+def _only_carried(old: Node, new: Node | None, placeholders: list[Node], outputs: list[Any], end: Node, *, alone: bool = True) -> bool:
+    """Whether the state ``old`` is read by its step (``alone``), and ``new`` goes nowhere but into its place."""
+    if new is None or old.op != "placeholder" or (alone and len(old.users) != 1) or set(new.users) != {end}:
+        return False
+    ahead = len(placeholders) - len(outputs)
+    return outputs.count(new) == 1 and placeholders.index(old) == outputs.index(new) + ahead

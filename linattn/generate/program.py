@@ -1,0 +1,134 @@
+"""A flat graph as a list of calls on memory that stays where it is: what Python does between them is next to nothing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from linattn.generate.flat import step_in_place
+from linattn.generate.joins import Node
+from linattn.ops.cpu import linear_attention, matvec
+from linattn.ops.linears import linears
+
+Step = Callable[[], Any]
+_COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
+
+
+class Program:
+    """``module``, bound to ``inputs`` on a CPU; every call computes ``outputs`` again, in place, from what the inputs hold then.
+
+    Each operation is run once. One whose result lies in the memory of its arguments is a view, and never run again; of the others
+    the first result is where later ones go.
+    """
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
+        self.steps: list[Step] = []
+        values: dict[Node, Any] = {}
+        given = iter(inputs)
+        for node in module.graph.nodes:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            match node.op:
+                case "placeholder":
+                    values[node] = next(given)
+                case "get_attr":
+                    values[node] = getattr(module, node.target)
+                case "call_function":
+                    values[node] = self._bind(node.target, args, kwargs)
+                case "output":
+                    self.outputs: list[Tensor] = list(args[0])
+
+    def __call__(self) -> None:
+        for step in self.steps:
+            step()
+
+    def _bind(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run an operation, remember how to run it again, and give its result."""
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target is linears and matvec.refusal(args[0], *args[1]) is None and _one_dtype(args, kwargs):
+            return self._linears(args, kwargs)
+        if target is step_in_place:
+            o, denominator, run = linear_attention.bound_step(*map(self._dense, args[:13]))
+            self._first(run)
+            return o, denominator
+        if str(target) == "linattn.norm.default" and _normable(*args):
+            x, weight, gate, eps, mean, _ = map(self._dense, args)
+            y, run = matvec.bound_norm(x, weight, gate, eps, mean=mean)
+            self._first(run)
+            return y
+        value = target(*args, **kwargs)
+        memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        if any(t.untyped_storage().data_ptr() not in memory for t in _tensors(value)):
+            self.steps.append(_again(target, args, kwargs, value))
+        return value
+
+    def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+        x, weights, biases = args
+        options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, **kwargs}
+        weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
+        y, run = matvec.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
+        self._first(run)
+        return y
+
+    def _dense(self, x: Any) -> Any:
+        """``x``, or what is filled with a dense copy of it before its user runs."""
+        if not isinstance(x, Tensor) or x.is_contiguous():
+            return x
+        copy = x.contiguous()
+        self.steps.append(partial(copy.copy_, x))
+        return copy
+
+    def _first(self, run: Step) -> None:
+        run()
+        self.steps.append(run)
+
+
+def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Kernels take no norm, gate, bias or residual of another dtype."""
+    return len({t.dtype for t in _tensors((args, kwargs))}) == 1
+
+
+def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001
+    return all(t.dtype == dtype for t in (x, weight, gate) if t is not None) and matvec.refusal(x[:1].flatten()[:1]) is None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for x in value:
+            yield from _tensors(x)
+
+
+def _again(target: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Step:
+    """What computes ``value`` once more, where it is."""
+    if isinstance(value, Tensor) and isinstance(target, torch._ops.OpOverload):
+        if target.namespace == "aten" and target._schema.name.removeprefix("aten::") in _COPIES:
+            return partial(value.copy_, args[0])
+        writing = _writing(target)
+        if writing is not None:
+            return partial(writing, *args, **kwargs, out=value)
+
+    def step() -> None:
+        for old, new in zip(_tensors(value), _tensors(target(*args, **kwargs)), strict=True):
+            old.copy_(new)
+
+    return step
+
+
+def _writing(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The same operation that writes into a tensor ``out``."""
+    packet, wanted = target._overloadpacket, [(a.name, str(a.type)) for a in target._schema.arguments]
+    for name in packet.overloads():
+        schema = getattr(packet, name)._schema
+        outs = [a.name for a in schema.arguments if a.is_out]
+        if outs == ["out"] and [(a.name, str(a.type)) for a in schema.arguments if not a.is_out] == wanted:
+            return getattr(packet, name)
+    return None

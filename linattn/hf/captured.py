@@ -1,0 +1,84 @@
+"""``generate`` without beams by a captured step: transformers' own loop spends more time between two tokens than a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from linattn.generate.captured import Choice
+from linattn.generate.sampling import draw
+from linattn.generate.stream import Tokens
+from linattn.hf.cache import StateCache
+
+_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # what looks at logits alone
+_RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def refusal(processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, synced: bool, cache: Any) -> str | None:
+    """Why transformers' own loop has to generate; None: it does not."""
+    if other := [type(p).__name__ for p in processors if type(p) not in _WARPERS]:
+        return f"{', '.join(other)} may look at the tokens before"
+    if other := [type(c).__name__ for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]:
+        return f"{', '.join(other)} looks at every token"
+    if not isinstance(cache, StateCache):
+        return "there is no cache"
+    if wanted := [name for name in _RECORDS if config.return_dict_in_generate and getattr(config, name)]:
+        return f"{', '.join(wanted)} is wanted of every token"
+    return "several processes wait for each other" if synced else None
+
+
+def sample(
+    model: Any, ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, streamer: Any,
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """What ``GenerationMixin._sample`` does, for what :func:`refusal` lets pass: new tokens behind ``ids`` [B, T].
+
+    The tokens are those of its own loop, with its random numbers; the cache has read all but the last of them.
+    """
+    stops, room = _stops(criteria), min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)) - ids.shape[1]
+    choice = _choice(processors, config.do_sample, stops)
+    out = model._prefill(ids, config, kwargs)
+    cache: StateCache = out.past_key_values
+    token: Tensor | None = choice.choose(out.logits[:, -1])
+    assert token is not None
+    del out
+    tokens = Tokens(model, token[:, None], room - 1, choice, cache.state, single=False, ahead=False)
+    tokens.mark_ended(token)
+    ended, pad, found = torch.zeros_like(token, dtype=torch.bool), config._pad_token_tensor, []
+    while token is not None:
+        found.append(token if not stops else torch.where(ended, pad.to(token.device), token))
+        if streamer is not None:
+            streamer.put(found[-1].cpu())
+        for stop in stops:
+            ended = ended | (token == stop)
+        token = None if stops and bool(ended.all()) else next(tokens, None)
+    if streamer is not None:
+        streamer.end()
+    cache.state, cache.seen = tokens.unfinished_state, cache.seen + len(found) - 1
+    sequences: Any = torch.cat([ids, torch.stack(found, 1)], 1)
+    if not config.return_dict_in_generate:
+        return sequences
+    return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=cache)
+
+
+def _stops(criteria: StoppingCriteriaList) -> tuple[int, ...]:
+    ids = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
+    return tuple(sorted({int(i) for t in ids for i in torch.as_tensor(t).reshape(-1).tolist()}))
+
+
+def _choice(processors: LogitsProcessorList, do_sample: bool, stops: tuple[int, ...]) -> Choice:
+    def choose(logits: Tensor) -> Tensor:
+        scores = logits.to(torch.float32, copy=True)
+        for processor in processors:
+            scores = processor(None, scores)
+        return draw(scores.softmax(-1)) if do_sample else scores.argmax(-1)
+
+    name: Hashable = (do_sample, *((type(p).__name__, *sorted(vars(p).items())) for p in processors))
+    return Choice(choose, name, None, stops)

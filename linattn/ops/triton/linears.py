@@ -1,0 +1,274 @@
+"""Linear maps of few vectors on a GPU: several matrices in one launch, with the norm before them, the gate or the residual behind them.
+
+One vector needs no tensor cores: a program has a few rows of a matrix and asks for all of them at once. Of such a launch nothing but
+the vector depends on the launch before, so that where launches may overlap (Hopper) the matrix is asked for while that one ends.
+More vectors are a product of tiles, whose norm is a factor of each row and comes last.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from linattn.ops.linears import FINISHES, Finish
+from linattn.ops.triton import launch
+from linattn.ops.triton.recurrences import LOG2E, _exp2
+
+LARGEST = 16384  # channels of a vector that a program holds
+NUMBERS = 8192  # of a matrix that a program asks for at once
+MAPS = 8
+PROGRAMS = 256  # about two for each multiprocessor of the largest devices
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + _exp2(-x * LOG2E))
+
+
+@triton.jit
+def _prepared(x, norm, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, WEIGHTS: tl.constexpr, eps):
+    """The vector, normed and gated, in float32."""
+    there = k < K
+    a = tl.load(x + k, mask=there, other=0.0).to(tl.float32)
+    if SIZE == K:
+        a = a / tl.sqrt_rn(tl.sum(a * a, 0) / K + eps)
+    elif SIZE > 0:
+        heads = tl.reshape(a, [BK // SIZE, SIZE])
+        heads = heads / tl.sqrt_rn(tl.sum(heads * heads, 1) / SIZE + eps)[:, None]
+        a = tl.reshape(heads, [BK])
+    if norm is not None:
+        a *= tl.load(norm + k % WEIGHTS, mask=there, other=0.0).to(tl.float32)
+    if gate is not None:
+        a *= _silu(tl.load(gate + k, mask=there, other=0.0).to(tl.float32))
+    return tl.where(there, a, 0.0)
+
+
+@triton.jit
+def _rows(matrix, n, k, in_n, K: tl.constexpr, BK: tl.constexpr):
+    there = in_n[:, None] if K == BK else in_n[:, None] & (k < K)[None, :]
+    return tl.load(matrix + n[:, None].to(tl.int64) * K + k[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _place(matrices, block, SIZES: tl.constexpr, BN: tl.constexpr):
+    """Which matrix the program has, its address and its rows; the rows of those before it, and its own first one."""
+    index, matrix, N, rows_before, blocks_before = 0, matrices[0], SIZES[0], 0, 0
+    rows: tl.constexpr = SIZES[0]
+    passed_rows = rows
+    passed = (rows + BN - 1) // BN
+    for i in tl.static_range(1, len(SIZES)):
+        if block >= passed:
+            index, matrix, N, rows_before, blocks_before = i, matrices[i], SIZES[i], passed_rows, passed
+        passed_rows += SIZES[i]
+        passed += (SIZES[i] + BN - 1) // BN
+    return index, matrix, N, rows_before, (block - blocks_before) * BN
+
+
+@triton.jit
+def _bias(biases, index, n, in_n, BN: tl.constexpr, BIASED: tl.constexpr):
+    out = tl.zeros([BN], tl.float32)
+    for i in tl.static_range(len(BIASED)):
+        if BIASED[i]:
+            out += tl.load(biases[i] + n, mask=in_n & (index == i), other=0.0).to(tl.float32)
+    return out
+
+
+@triton.jit
+def _log1p_exp(x):
+    """log(1 + exp(x)) of x <= 0, to what float32 holds: where exp(x) is small its own series."""
+    e = _exp2(x * LOG2E)
+    return tl.where(e < 0.01, e * (1.0 - e * (0.5 - e * (1.0 / 3 - e * 0.25))), tl.log(1.0 + e))
+
+
+@triton.jit
+def _finished(out, other, STEP: tl.constexpr):
+    """``out`` after one of FINISHES, by its number there."""
+    if STEP == 0:
+        y = tl.minimum(out, 0.0) - _log1p_exp(-tl.abs(out))
+    elif STEP == 1:
+        y = tl.maximum(out, 0.0) + _log1p_exp(-tl.abs(out))
+    elif STEP == 2:
+        y = 1.0 / (1.0 + _exp2(-out * LOG2E))
+    elif STEP == 3:
+        y = 2.0 / (1.0 + _exp2(-2.0 * out * LOG2E)) - 1.0
+    elif STEP == 4:
+        y = _exp2(out * LOG2E)
+    elif STEP == 5:
+        y = -out
+    elif STEP == 6:
+        y = out + other
+    elif STEP == 7:
+        y = out * other
+    else:
+        y = out / other
+    return y
+
+
+@triton.jit
+def _store(y, wide, place, there, out, constants, index, n, in_n, FINISH: tl.constexpr):
+    """Into y, or into ``wide`` what has steps behind it: in FINISH four numbers each, product, step, constant (-1: none) and value."""
+    rounded = index >= 0
+    for j in tl.static_range(0, len(FINISH), 4):
+        own = index == FINISH[j]
+        if j == 0 or FINISH[j - 4] != FINISH[j]:
+            value = out
+            rounded = rounded & (index != FINISH[j])
+        if FINISH[j + 2] < 0:
+            value = _finished(value, FINISH[j + 3], FINISH[j + 1])
+        else:
+            other = tl.load(constants[FINISH[j + 2]] + n, mask=in_n & own, other=1.0).to(tl.float32)
+            value = _finished(value, other if len(out.shape) == 1 else other[None, :], FINISH[j + 1])
+        if j + 4 == len(FINISH) or FINISH[j + 4] != FINISH[j]:
+            tl.store(wide + place, value, mask=there & own)
+    tl.store(y + place, out.to(y.dtype.element_ty), mask=there & rounded)
+
+
+@triton.jit
+def vector_kernel(
+    x, matrices, biases, constants, norm, gate, residual, y, wide, eps,
+    SIZES: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, WEIGHTS: tl.constexpr,
+    BIASED: tl.constexpr, FINISH: tl.constexpr, GATED: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Results lie end to end in y, or, where FINISH has steps for them, at the same places of ``wide``.
+
+    With GATED there are two matrices, one size and one result.
+    """
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_launch_dependents()
+    index, matrix, N, before, first = _place(matrices, tl.program_id(0), SIZES, BN)
+    n, k = first + tl.arange(0, BN), tl.arange(0, BK)
+    in_n = n < N
+    rows = _rows(matrix, n, k, in_n, K, BK)
+    if GATED:
+        others = _rows(matrices[1], n, k, in_n, K, BK)
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_wait()
+    a = _prepared(x, norm, gate, k, K, BK, SIZE, WEIGHTS, eps)
+    out = tl.sum(rows.to(tl.float32) * a[None, :], 1) + _bias(biases, index, n, in_n, BN, BIASED)
+    if GATED:
+        out = _silu(out) * tl.sum(others.to(tl.float32) * a[None, :], 1)
+    if residual is not None:
+        out += tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
+    _store(y, wide, before + n, in_n, out, constants, index, n, in_n, FINISH)
+
+
+@triton.jit(do_not_specialize=["M"])
+def tile_kernel(
+    x, matrices, biases, constants, norm, residual, y, wide, eps, M,
+    SIZES: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, FINISH: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for M vectors, whose norm takes all of their channels; each result is a dense [M, N]."""
+    index, matrix, N, before, first = _place(matrices, tl.program_id(0), SIZES, BN)
+    n, m = first + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    in_n, in_m = n < N, m < M
+    out, squares = tl.zeros([BM, BN], tl.float32), tl.zeros([BM], tl.float32)
+    other = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(x + m[:, None] * K + k[None, :], mask=in_m[:, None] & (k < K)[None, :], other=0.0)
+        columns = n[None, :].to(tl.int64) * K + k[:, None]
+        there = in_n[None, :] & (k < K)[:, None]
+        if NORMED:
+            exact = a.to(tl.float32)
+            squares += tl.sum(exact * exact, 1)
+            if norm is not None:
+                a = (exact * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(a.dtype)
+        out = tl.dot(a, tl.load(matrix + columns, mask=there, other=0.0), out, input_precision=PRECISION)
+        if GATED:
+            other = tl.dot(a, tl.load(matrices[1] + columns, mask=there, other=0.0), other, input_precision=PRECISION)
+    if NORMED:
+        factor = 1.0 / tl.sqrt_rn(tl.where(in_m, squares / K + eps, 1.0))[:, None]
+        out *= factor
+        other *= factor
+    out += _bias(biases, index, n, in_n, BN, BIASED)[None, :]
+    if GATED:
+        out = _silu(out) * other
+    place, there = m[:, None] * N + n[None, :], in_m[:, None] & in_n[None, :]
+    if residual is not None:
+        out += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
+    _store(y, wide, before * M + place, there, out, constants, index, n, in_n, FINISH)
+
+
+def refusal(x: Tensor, weights: Sequence[Tensor]) -> str | None:
+    """Why the kernels do not run this; None: they do."""
+    if x.dtype == torch.float64 or any(w.dtype != x.dtype for w in weights):
+        return f"x and the weights must have one dtype of at most 32 bits, but x is {x.dtype}"
+    if not x.numel() or len(weights) > MAPS or x.shape[-1] > LARGEST:
+        return f"it takes at most {MAPS} matrices of at most {LARGEST} columns, but x has shape {list(x.shape)}"
+    if launch.traced((x, *weights)):
+        return "somebody looks on who has to see operations of torch"
+    return None
+
+
+def linears(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
+    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (),
+) -> list[Tensor]:  # fmt: skip
+    """As :func:`linattn.ops.linears.linears`; summed in float32 and rounded once."""
+    norm, gate, residual = (None if t is None else t.contiguous() for t in (norm, gate, residual))
+    x = x.contiguous()
+    vectors, K = x.numel() // x.shape[-1], x.shape[-1]
+    if size and (gate is not None or size != K) and (vectors > 1 or size & (size - 1)):
+        from linattn.ops.linears import normed
+
+        x, norm, size, gate = normed(x, norm, eps, size, gate), None, 0, None
+    sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
+    biased = tuple(b is not None for b in biases[: len(sizes)])
+    steps, constants = _steps(finish)
+    y = torch.empty(vectors * sum(sizes), dtype=x.dtype, device=x.device)
+    wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None
+    addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
+    tensors = (x, tuple(w.contiguous() for w in weights), addresses, constants or (x,), norm)
+    shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated}
+    with launch.on_device(x.device):
+        if vectors == 1:
+            _of_vector(tensors, gate, residual, y, wide, eps, SIZE=size, **shared)
+        else:
+            _of_tiles(tensors, residual, y, wide, eps, vectors, NORMED=size > 0, **shared)
+    ends = [wide if wide is not None and finish[i] else y for i in range(len(sizes))]
+    pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
+    return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
+
+
+def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]:
+    """What kernels take of ``finish``: the numbers of its steps, and the constants."""
+    constants: list[Tensor] = []
+    steps: list[int | float] = []
+    for i, own in enumerate(finish):
+        for name, other in own:
+            if isinstance(other, Tensor):
+                constants.append(other.contiguous())
+            number, value = (len(constants) - 1, 0.0) if isinstance(other, Tensor) else (-1, 0.0 if other is None else float(other))
+            steps += [i, list(FINISHES).index(name), number, value]
+    return tuple(steps), tuple(constants)
+
+
+def _of_vector(tensors: tuple, gate: Tensor | None, residual: Tensor | None, y: Tensor, wide: Tensor | None, eps: float, **shared) -> None:
+    norm = tensors[-1]
+    sizes, BK = shared["SIZES"], triton.next_power_of_2(shared["K"])
+    BN = max(1, NUMBERS // BK // (2 if shared["GATED"] else 1))
+    while BN > 1 and sum(triton.cdiv(n, BN) for n in sizes) < PROGRAMS:
+        BN //= 2
+    overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
+    vector_kernel[(sum(triton.cdiv(n, BN) for n in sizes),)](
+        *tensors, gate, residual, y, wide, eps, BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(),
+        OVERLAPPED=overlapped, num_warps=min(max(BN * BK // 2048, 1), 8), **shared, **({"launch_pdl": True} if overlapped else {}),
+    )  # fmt: skip
+
+
+def _of_tiles(tensors: tuple, residual: Tensor | None, y: Tensor, wide: Tensor | None, eps: float, vectors: int, **shared) -> None:
+    BM, BN = min(max(triton.next_power_of_2(vectors), 16), 128), 64
+    while BN > 16 and sum(triton.cdiv(n, BN) for n in shared["SIZES"]) * triton.cdiv(vectors, BM) < PROGRAMS // 2:
+        BN //= 2
+    BK = 128 if BM + BN <= 96 else 64
+    grid = (sum(triton.cdiv(n, BN) for n in shared["SIZES"]), triton.cdiv(vectors, BM))
+    tile_kernel[grid](
+        *tensors, residual, y, wide, eps, vectors, BM=BM, BN=BN, BK=BK,
+        PRECISION="ieee" if y.dtype == torch.float32 else "tf32", num_warps=4, num_stages=4, **shared,
+    )  # fmt: skip

@@ -1,0 +1,215 @@
+"""The captured step against the model as it is written: tokens and states, for every mixer whose state does not grow."""
+
+import pytest
+import torch
+from torch import nn
+
+from linattn import mixers
+from linattn.generate import captured, stream
+from linattn.generate.captured import Choice, step_of
+from linattn.generate.prefill import prefill
+from linattn.generate.sampling import Sampling, draw, sample
+from linattn.models import LanguageModel, LMConfig
+from tests.ops.errors import error
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
+
+
+def model(mixer: str = "gla", device: str = "cpu", **options) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(LMConfig(**{"vocab_size": 40, "dim": 32, "layers": 2, "mixer": mixer, **options})).to(device).eval()
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """However few tokens there are."""
+    monkeypatch.setattr(captured, "FROM", {"cuda": 1, "cpu": 1})
+
+
+@pytest.fixture
+def never(monkeypatch):
+    return lambda: monkeypatch.setattr(captured, "refusal", lambda model: "the test says so")
+
+
+def greedy(logits):
+    return logits.argmax(-1)
+
+
+def steps(lm, rows: int, count: int, device: str = "cpu"):
+    """A captured step beside the model as it is written, on the same tokens: logits' errors and both states."""
+    with torch.inference_mode():
+        _, state = prefill(lm.model, torch.randint(40, (rows, 7), device=device))
+        token = torch.randint(40, (rows,), device=device)
+        step = step_of(lm.model, lm.lm_head, state, 100)
+        assert not isinstance(step, str), step
+        logits, errors = [], []
+
+        def kept(x):
+            logits.append(x.clone())
+            return greedy(x)
+
+        step.load(step, state, token, torch.zeros_like(token, dtype=torch.bool), Choice(kept, "kept"))
+        for _ in range(count):
+            step.tokens.copy_(token)
+            step.run()
+            hidden, state = prefill(lm.model, token[:, None], state)
+            wanted = lm.lm_head(hidden)[:, -1]
+            errors.append(error(logits[-1].double(), wanted.double()))
+            token = greedy(wanted)
+    return max(errors), step.state, state
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mixer", RECURRENT)
+def test_every_recurrent_mixer(mixer, device):
+    off, ours, theirs = steps(model(mixer, device, layers=1), 2, 3, device)
+    limit = 2e-5 if device == "cpu" else 1e-4  # where what reads the prompt multiplies in parts of tf32
+    assert off <= limit
+    mine, wanted = ours.layers[0], theirs.layers[0]
+    assert list(mine) == list(wanted)
+    for name, t in mine.items():
+        assert t.dtype == wanted[name].dtype
+        if t.is_floating_point():
+            assert error(t.double(), wanted[name].double()) <= limit, name
+        else:
+            assert torch.equal(t, wanted[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2"])
+def test_other_dtypes(mixer, dtype):
+    off, ours, theirs = steps(model(mixer).to(dtype), 2, 3)
+    limit = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float64: 1e-12}[dtype]  # what rounding between its kernels makes
+    assert off <= limit
+    assert all(error(a["S"].double(), b["S"].double()) <= limit for a, b in zip(ours.layers, theirs.layers, strict=True))
+
+
+@pytest.mark.parametrize("options", [
+    {"block": "post"}, {"norm": "layer"}, {"norm": "zero_centered_rms"}, {"tie_embeddings": True, "embedding_norm": True},
+    {"ffn": "geglu"}, {"mixer": "gla, gla, mamba2", "layers": 3},
+    {"mixer": "softmax, gla", "mixer_options": {"softmax": {"window": 4}}},
+])  # fmt: skip
+def test_other_models(options):
+    off, _, _ = steps(model(**options), 2, 4)
+    assert off <= 2e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9}])
+def test_the_tokens_are_the_same(how, rows, device, never):
+    lm = model("gla, gated_deltanet", device)
+    ids = torch.randint(40, (6,) if rows is None else (rows, 6))
+
+    def run():
+        generator = torch.Generator(device).manual_seed(3)
+        tokens = stream(lm, ids, max_new_tokens=20, generator=generator, **how)
+        return [t if rows is None else t.tolist() for t in tokens], tokens
+
+    got, tokens = run()
+    assert tokens.how.startswith("by a captured step")
+    never()
+    wanted, written = run()
+    assert written.how == "as the model is written: the test says so"
+    assert got == wanted
+    for mine, theirs in zip(tokens.state.layers, written.state.layers, strict=True):
+        assert torch.equal(mine["position"], theirs["position"]) and error(mine["S"].double(), theirs["S"].double()) <= 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stops_and_states_on_the_way(device, never):
+    lm, ids = model("gla", device), torch.randint(40, (3, 5))
+    whole = torch.stack(list(stream(lm, ids, max_new_tokens=16, temperature=0)), 1)
+    stop = whole[0, 6].item()
+
+    def run():
+        tokens = stream(lm, ids, max_new_tokens=16, temperature=0, stop=[stop, 99])
+        first = [next(tokens).tolist() for _ in range(5)]
+        position = tokens.state.position.tolist()  # looked at on the way, it changes nothing
+        return first + [t.tolist() for t in tokens], position, tokens.state.position.tolist(), tokens
+
+    *got, tokens = run()
+    assert tokens.nbytes == tokens.state.nbytes
+    never()
+    *wanted, _ = run()
+    assert got == wanted
+
+
+def test_two_at_once_share_a_step(never):
+    lm, prompts = model("gated_deltanet"), torch.randint(40, (2, 6)).tolist()
+    one, two = (stream(lm, p, max_new_tokens=12, temperature=0) for p in prompts)
+    got = list(zip(one, two, strict=True))
+    assert "another generation took" in one.how and one.state.position.tolist() == two.state.position.tolist() == [18]
+    never()
+    assert got == list(zip(*(stream(lm, p, max_new_tokens=12, temperature=0) for p in prompts), strict=True))
+
+
+def test_a_step_is_made_once_and_again_for_other_weights():
+    lm, ids = model("gla"), torch.randint(40, (6,))
+
+    def step():
+        tokens = stream(lm, ids, max_new_tokens=5, temperature=0)
+        out = list(tokens)
+        return tokens._step, out
+
+    first, _ = step()
+    assert first is not None and step()[0] is first
+    with torch.no_grad():
+        lm.model.layers[0].mixer.q_proj.weight.mul_(3)
+    second, out = step()
+    assert second is not first
+    with torch.no_grad():
+        wanted = ids[None]
+        for _ in range(5):
+            wanted = torch.cat([wanted, lm(wanted)[:, -1:].argmax(-1)], 1)
+    assert out == wanted[0, 6:].tolist()
+    other = stream(lm, torch.randint(40, (2, 6)), max_new_tokens=5)
+    list(other)
+    assert other._step not in (None, first, second) and len(captured._steps[lm.model]) == captured.KEPT
+
+
+class Sync(nn.Module):
+    """Looks at a number, which no traced graph can."""
+
+    def forward(self, x):
+        return x * 2 if bool(x.sum() > 0) else x
+
+
+def test_what_is_not_captured_and_why():
+    def how(lm, count=6, **options):
+        tokens = stream(lm, [1, 2, 3], max_new_tokens=count, temperature=0, **options)
+        list(tokens)
+        return tokens.how
+
+    assert "the state of layer 1 grows, its 'k'" in how(model("gla, softmax"))
+    lm = model()
+    handle = lm.model.layers[1].register_forward_hook(lambda *_: None)
+    assert "hooked into layers.1" in how(lm)
+    handle.remove()
+    lm.model.norm = nn.Sequential(lm.model.norm, Sync())
+    assert "cannot be traced" in how(lm)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in how(model())
+
+
+def test_few_tokens_are_not_worth_it(monkeypatch):
+    monkeypatch.setattr(captured, "FROM", {"cpu": 10})
+    tokens = stream(model(), [1, 2, 3], max_new_tokens=10, temperature=0)
+    list(tokens)
+    assert "for 9 tokens it is not worth it: it is from 10 on" in tokens.how
+
+
+def test_draws_are_those_of_multinomial():
+    p = torch.rand(5, 30).softmax(-1)
+    for seed in range(20):
+        a, b = (torch.Generator().manual_seed(seed) for _ in range(2))
+        assert torch.equal(draw(p, a), torch.multinomial(p, 1, generator=b)[:, 0])
+    assert draw(torch.tensor([[0.0, 1.0, 0.0]])).item() == 1
+
+
+def test_a_choice_is_equal_where_it_chooses_equally():
+    generator = torch.Generator()
+    one, two = (Choice(lambda x: x, Sampling(0.5), generator) for _ in range(2))
+    assert one == two != Choice(sample, Sampling(0.6), generator)
+    assert one != Choice(one.choose, Sampling(0.5), torch.Generator())

@@ -1,0 +1,22 @@
+"""The kernels of a captured step compile for a Hopper, and overlap there: on a machine without one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+def test_they_overlap(tmp_path):
+    command = [sys.executable, "-m", "tests.generate.compiling"]
+    environment = {"TRITON_CACHE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])
+    assert [k["name"] for k in kernels] == ["vector_kernel"] * 3 + ["tile_kernel"] * 3 + ["step_kernel", "recurrence"]
+    for kernel in kernels:
+        overlapped = kernel["name"] != "tile_kernel"
+        assert (kernel["starts"], kernel["waits"]) == (overlapped, overlapped), kernel
+        assert kernel["loads"] > 0, f"{kernel['name']} reads no weights before it waits"

@@ -1,0 +1,67 @@
+"""The step that a GPU captures, traced and run with its kernels: with TRITON_INTERPRET=1 on a CPU too."""
+
+import pytest
+import torch
+
+from linattn.generate import flat, joins
+from linattn.models import LanguageModel, LMConfig
+from linattn.ops import choice, convolution_step, dispatch, linears
+from linattn.ops.triton import linears as gpu
+from linattn.state import State
+from tests.ops.errors import error
+from tests.ops.triton.device import DEVICE, INTERPRETED
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """From its call on, the kernels are chosen where they are interpreted."""
+
+    def choose():
+        if INTERPRETED:
+            of_recurrence, of_others = dispatch._gpu_refusal, choice.gpu_refusal
+            monkeypatch.setattr(dispatch, "_gpu_refusal", lambda inputs, form, _: of_recurrence(inputs, form, True))
+            monkeypatch.setattr(choice, "gpu_refusal", lambda x, _: of_others(x, "triton"))
+            monkeypatch.setattr(linears, "_kernels", lambda x, weights: None if gpu.refusal(x, weights) else gpu.linears)
+            monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+            monkeypatch.setattr(convolution_step, "_takes", lambda x: True)
+
+    return choose
+
+
+LAUNCHES = {"gla": 5, "gated_deltanet": 6}  # of a layer, the feed-forward among them
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("mixer", LAUNCHES)
+def test_a_step(mixer, rows, chosen):
+    lm = LanguageModel(LMConfig(vocab_size=50, dim=32, layers=1, mixer=mixer)).to(DEVICE).eval()
+    with torch.no_grad():
+        tokens = torch.randint(50, (rows, 6), device=DEVICE)
+        _, state = lm.model(tokens[:, :5], return_state=True)
+        names = [list(layer) for layer in state.layers]
+        leaves = [t.clone() for layer in state.layers for t in layer.values()]
+
+        def step(token, *leaves):
+            rest = iter(leaves)
+            hidden, new = lm.model(token[:, None], State([{name: next(rest) for name in layer} for layer in names]), return_state=True)
+            return [lm.lm_head(hidden)[:, -1], *(t for layer in new.layers for t in layer.values())]
+
+        wanted = [t.clone() for t in step(tokens[:, 5], *leaves)]
+        chosen()
+        module = flat.trace(step, [tokens[:, 5], *leaves])
+        got = module(tokens[:, 5], *leaves)
+    for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        if i in module.meta["counters"]:
+            assert torch.equal(mine + 1, theirs)
+        else:
+            assert error(mine.double(), theirs.double()) <= 1e-5
+    in_place = sum(any(t is old for old in leaves) for t in got[1:])
+    assert in_place == len(leaves)
+    assert _launches(module) == LAUNCHES[mixer] + (rows > 1) + 2  # norms of several rows' heads have their own; the embedding and the head
+
+
+def _launches(module) -> int:
+    """Calls that are no views."""
+    views = {"getitem", "unflatten", "flatten", "unsqueeze", "select", "split_with_sizes", "view_as"}
+    names = (n.target.__name__.partition(".")[0] for n in module.graph.nodes if n.op == "call_function")
+    return sum(name not in views for name in names)

@@ -1,12 +1,15 @@
-"""transformers' own models with our ops and without, on a CPU: ``python -m benchmarks.patch``.
+"""transformers' own models with our ops and without: ``python -m benchmarks.patch`` (CPU), ``... --device cuda`` (beside fla).
 
-For each family a small model of its published mixer sizes, random weights, float32: milliseconds of a prefill and of a decoded token,
-patched and not in turn, and the medians of the ratios of neighbours. Both fill a cache, as ``generate`` does.
+For each family a small model of its published mixer sizes, random weights: milliseconds of a prefill and of sixteen decoded tokens,
+patched and not in turn, and the medians of the ratios of neighbours. Both fill a cache, as ``generate`` does. On a CPU float32 and one
+row, where transformers has its own torch code; on a GPU bfloat16 and eight rows, where it has fla if that is found: the file says
+what was. Rows are written as they come.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -20,6 +23,8 @@ import torch
 from benchmarks import RESULTS
 
 AIMS = {"kimi_linear": 10.0, "mamba": 10.0}  # of the prefill at T 2048; the others must not be slower
+ROWS = {"cpu": 1, "cuda": 8}
+MOST = 5  # pairs of calls
 _ALL: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _HYBRID: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024}
 _LINEAR = ["linear_attention"] * 3 + ["full_attention"]
@@ -67,43 +72,52 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(family: str, tokens: int, pairs: int) -> dict[str, Any]:
-    """One row of the results."""
+def measure(family: str, tokens: int, device: str, seconds: float) -> dict[str, Any]:
+    """One row of the results; each of its two calls is repeated for about ``seconds``."""
     import transformers
-
-    from linattn.hf.patch import patch_transformers
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **_ALL | MODELS[family])
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    ids = torch.randint(3, config.vocab_size, (1, tokens))
-    row: dict[str, Any] = {"family": family, "tokens": tokens, "parameters": sum(t.numel() for t in model.parameters())}
-    for name, call in (
-        ("prefill", lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1)),
-        ("decode", _decode(model, ids[:, :64])),
-    ):
-        times: list[tuple[float, float]] = []
-        for turn in range(pairs + 1):  # the first one warms up
-            theirs, wanted = timed(call)
-            with patch_transformers([family]):
-                ours, got = timed(call)
-            if turn:
-                times.append((theirs, ours))
-        if name == "prefill":
-            row["difference"] = ((got.logits - wanted.logits).norm() / wanted.logits.norm()).item()
-        row[name] = {
-            "theirs_ms": round(statistics.median(theirs for theirs, _ in times) * 1e3, 3),
-            "ours_ms": round(statistics.median(ours for _, ours in times) * 1e3, 3),
-            "ratio": round(statistics.median(theirs / ours for theirs, ours in times), 3),
-        }
-    row["aim"] = AIMS.get(family, 1.0)
+    model = model.to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    ids = torch.randint(3, config.vocab_size, (ROWS[device], tokens), device=device)
+    row: dict[str, Any] = {"family": family, "rows": len(ids), "tokens": tokens, "parameters": sum(t.numel() for t in model.parameters())}
+    row["dtype"] = str(model.dtype).removeprefix("torch.")
+    row["prefill"], row["difference"] = pairs(family, lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1), device, seconds)
+    row["decode"], _ = pairs(family, _decode(model, ids[:, :64]), device, seconds)
+    row["aim"] = AIMS.get(family, 1.0) if device == "cpu" else 1.0
     return row
 
 
+def pairs(family: str, call: Callable[[], Any], device: str, seconds: float) -> tuple[dict[str, Any], float | None]:
+    """Times of ``call`` unpatched and patched in turn, and how far apart its logits are, relative to theirs."""
+    from linattn.hf.patch import patch_transformers
+
+    times: list[tuple[float, float]] = []
+    difference, end = None, 0.0
+    while len(times) < 2 or (len(times) < MOST and time.perf_counter() < end):
+        theirs, wanted = timed(call, device)
+        with patch_transformers([family]):
+            ours, got = timed(call, device)
+        if not end:  # the first one warms up
+            end = time.perf_counter() + seconds
+            difference = None if got is None else ((got.logits - wanted.logits).norm() / wanted.logits.norm()).item()
+            continue
+        times.append((theirs, ours))
+    return {
+        "theirs_ms": round(statistics.median(theirs for theirs, _ in times) * 1e3, 3),
+        "ours_ms": round(statistics.median(ours for _, ours in times) * 1e3, 3),
+        "ratio": round(statistics.median(theirs / ours for theirs, ours in times), 3),
+        "pairs": len(times),
+    }, difference
+
+
 @torch.no_grad()
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def timed(call: Callable[[], Any], device: str) -> tuple[float, Any]:
     start = time.perf_counter()
     out = call()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start, out
 
 
@@ -125,26 +139,54 @@ def _decode(model: Any, ids: torch.Tensor, steps: int = 16) -> Callable[[], Any]
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.patch", description=__doc__.split("\n")[0])
     parser.add_argument("--families", default=",".join(MODELS), help="some of them")
+    parser.add_argument("--device", choices=tuple(ROWS), default="cpu")
     parser.add_argument("--tokens", type=int, default=2048, help="of the prefill")
-    parser.add_argument("--quick", action="store_true", help="few tokens, one pair, nothing kept")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for patch-cpu.json")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each measured call, of which a family has two")
+    parser.add_argument("--quick", action="store_true", help="few tokens, two pairs, nothing kept")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for patch-cpu.json or patch-h200.json")
     options = parser.parse_args(arguments)
+    families = options.families.split(",")
+    if unknown := [name for name in families if name not in MODELS]:
+        parser.error(f"--families has {', '.join(unknown)}, but must be of {', '.join(MODELS)}")
+    if options.quick:
+        options.tokens, options.seconds = 256, 0.0
+    packages = found(options.device)
     from linattn.bench.files import file_for
     from linattn.report.machine import machine
 
-    tokens, pairs = (256, 1) if options.quick else (options.tokens, 5)
-    rows = []
-    for family in options.families.split(","):
-        rows.append(row := measure(family, tokens, pairs))
-        each = ", ".join(f"{name} {row[name]['theirs_ms']:9.2f} -> {row[name]['ours_ms']:8.2f} ms" for name in ("prefill", "decode"))
-        print(f"{family:18} {each}, {row['prefill']['ratio']:6.2f} x and {row['decode']['ratio']:5.2f} x, aim {row['aim']:g} x", flush=True)
-    if options.quick and options.out == RESULTS:
-        return 0
-    body = {"schema": "linattn.patch", "machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    path = file_for(options.out, "patch", "cpu")
-    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    print(path)
-    return 0
+    path = file_for(options.out, "patch", "cpu" if options.device == "cpu" else torch.cuda.get_device_name())
+    body = {"schema": "linattn.patch", "machine": machine(), "packages": packages, "date": time.strftime("%Y-%m-%d"), "rows": []}
+    for family in families:
+        try:
+            row = measure(family, options.tokens, options.device, options.seconds)
+        except (RuntimeError, OSError, ImportError) as error:  # as where theirs wants a kernel from the network
+            row = {"family": family, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(line(row), flush=True)
+        body["rows"].append(row)
+        if not options.quick or options.out != RESULTS:
+            path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    return int(any("error" in row for row in body["rows"]))
+
+
+def found(device: str) -> dict[str, bool]:
+    """Which of the packages that transformers calls, if it can import them, are there; on a GPU fla is brought in."""
+    if device == "cuda":
+        from linattn.bench.gpu import libraries
+
+        place = libraries.find("fla", device)
+        if isinstance(place, str):
+            print(f"without fla: {place}", file=sys.stderr)
+        else:
+            sys.path.extend(place[1])
+    return {name: importlib.util.find_spec(name) is not None for name in ("fla", "mamba_ssm", "causal_conv1d")}
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for the screen."""
+    if "error" in row:
+        return f"{row['family']:18} {row['error']}"
+    each = ", ".join(f"{name} {row[name]['theirs_ms']:9.2f} -> {row[name]['ours_ms']:8.2f} ms" for name in ("prefill", "decode"))
+    return f"{row['family']:18} {each}, {row['prefill']['ratio']:6.2f} x and {row['decode']['ratio']:5.2f} x, aim {row['aim']:g} x"
 
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ class LinattnPreTrainedModel(PreTrainedModel):
     def __init__(self, config: LMConfig) -> None:
         super().__init__(config)
         self.model = Backbone(config)
-        self._keep_in_fp32_modules_strict = sorted({n for m in self.model.modules() if isinstance(m, Mixer) for n in m.keep_float32})
+        mixers = [(place, m) for place, m in self.named_modules() if isinstance(m, Mixer)]
+        # searched for as regular expressions, so whole: another part may have a weight of that name, or with that in its name
+        self._keep_in_fp32_modules_strict = [rf"^{place}\.{name}$" for place, m in mixers for name in m.keep_float32]
         self._hollow = self.model.embedding.weight.is_meta  # from_pretrained builds without memory, then fills
 
     @torch.no_grad()

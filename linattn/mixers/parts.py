@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.carry import Carry
@@ -49,14 +50,28 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, 1, width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false. The state holds inputs, not outputs."""
+    def forward(self, x: Tensor, carry: Carry | None) -> Tensor:
+        """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false. The state holds inputs, not outputs.
+
+        Without a ``carry`` the first ``width`` - 1 inputs of x are what came before, and have no outputs.
+        """
+        if carry is None:
+            old, new = x.tensor_split((self.width - 1,), 1)
+            return short_convolution(new, self.weight, self.bias, before=old, activation=self.activation)
         if carry.cu_seqlens is None:
             before = carry.before(self.name, x, self.width - 1)
             return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)
         longer, places = carry.context(self.name, x, self.width - 1)
         y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
         return y.index_select(1, cast(Tensor, places))
+
+
+class WideLayerNorm(nn.LayerNorm):
+    """Layer norm in float32 (float64 for float64): sums, weights and result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else wide(self.bias)
+        return F.layer_norm(wide(x), self.normalized_shape, wide(self.weight), bias, self.eps)
 
 
 class HeadNorm(nn.Module):

@@ -1,5 +1,6 @@
 """The door of patching: what it refuses, how it is undone, and that no foreign kernel runs on a CPU."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 from transformers.models.mamba import modeling_mamba as modeling
 
 import linattn
+from benchmarks import patch as benchmark
 from linattn.hf.patch import FAMILIES, Patch, patch_transformers
 from tests.hf.patched import MODELS, VOCABULARY, gradients_of, logits_of, model_of, packings
 
@@ -136,3 +138,26 @@ def test_what_is_installed_is_not_called(tmp_path):
     path = os.pathsep.join([str(tmp_path), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run([sys.executable, "-c", INSTALLED], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_benchmark_writes_each_row_as_it_comes(tmp_path, monkeypatch):
+    def measured(family, *how):
+        rows = json.loads((tmp_path / "patch-cpu.json").read_text())["rows"] if family == "rwkv" else []
+        assert [row["family"] for row in rows] == (["mamba"] if family == "rwkv" else [])
+        if family == "rwkv":
+            raise RuntimeError("no kernel")
+        return measure(family, 32, "cpu", 0.0)
+
+    measure = benchmark.measure
+    monkeypatch.setattr(benchmark, "measure", measured)
+    assert benchmark.main(["--families", "mamba,rwkv", "--out", str(tmp_path)]) == 1
+    body = json.loads((tmp_path / "patch-cpu.json").read_text())
+    row, failed = body["rows"]
+    assert row["difference"] < 1e-5
+    assert row["prefill"]["pairs"] == row["decode"]["pairs"] == 2
+    assert row["prefill"]["ours_ms"] > 0 < row["decode"]["theirs_ms"]
+    assert failed == {"family": "rwkv", "error": "RuntimeError: no kernel"}
+    assert body["packages"] == {"fla": False, "mamba_ssm": False, "causal_conv1d": False}
+    assert set(benchmark.MODELS) == set(MODELS)
+    with pytest.raises(SystemExit):
+        benchmark.main(["--families", "mambo"])

@@ -51,13 +51,19 @@ class MLA(Softmax):
         q, own = self.q_proj(x).unflatten(-1, (self.heads, -1)).split((self.head_dim, self.shared), -1)
         c, common = self.latent_proj(x)[:, :, None].split((self.rank, self.shared), -1)  # [B, T, 1, ...]
         c = self.norm(c)
-        q = torch.cat([torch.einsum("bthk,hkc->bthc", q, self._maps()[0]), own], -1)  # [B, T, H, rank + shared]
+        q = torch.cat([torch.einsum("bthk,hkc->bthc", q, self._maps(c)[0]), own], -1)  # [B, T, H, rank + shared]
         scale = ((self.rank + self.shared) / (self.head_dim + self.shared)) ** 0.5  # what divides the scores later goes by the former
         return Recurrence(q * scale, torch.cat([c, common], -1), c)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj(torch.einsum("bthc,hvc->bthv", o, self._maps()[1]).flatten(-2))
+        return self.o_proj(torch.einsum("bthc,hvc->bthv", o, self._maps(o)[1]).flatten(-2))
 
-    def _maps(self) -> tuple[Tensor, ...]:
-        """What makes each head's key and value of a latent: [H, head_dim, rank] and [H, value_dim, rank]."""
-        return self.kv_proj.weight.unflatten(0, (self.heads, -1)).split((self.head_dim, self.value_dim), 1)
+    def _maps(self, like: Tensor) -> tuple[Tensor, ...]:
+        """What makes each head's key and value of a latent: [H, head_dim, rank] and [H, value_dim, rank].
+
+        Where more than its weight makes the map (an adapter of PEFT, accelerate bringing the weight into memory), the map is asked.
+        """
+        weight = self.kv_proj.weight
+        if type(self.kv_proj) is not nn.Linear or hasattr(self.kv_proj, "_hf_hook"):
+            weight = self.kv_proj(torch.eye(self.rank, dtype=weight.dtype, device=like.device)).T
+        return weight.unflatten(0, (self.heads, -1)).split((self.head_dim, self.value_dim), 1)

@@ -126,7 +126,7 @@ class Segment:
     def _keys_and_values(self, x: Tensor) -> Tensor:
         """Of tokens [rows, n, D] that stand outside time: [rows, 2, H, n, K]."""
         mixer = self.mixer
-        mapped = F.silu(F.linear(x, mixer.attention_proj.weight[x.shape[-1] :]))
+        mapped = F.silu(mixer.attention_proj(x)[..., x.shape[-1] :])
         return mapped.unflatten(-1, (2, mixer.heads, -1)).permute(0, 2, 3, 1, 4)
 
 
@@ -143,7 +143,7 @@ class PastOutputs:
         n = x.shape[1]
         longer = torch.cat([self.all[-1][:, n:], x], 1) if i else self._first(x)
         self.all.append(longer)
-        return F.silu(F.conv1d(longer.mT, self.conv.weight, groups=x.shape[-1]).mT)
+        return self.conv(longer, None)
 
     def _first(self, x: Tensor) -> Tensor:
         """Behind the inputs that earlier calls kept, right before the first token of this one."""

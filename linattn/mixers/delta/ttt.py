@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
 from linattn.mixers.delta.blocks import Blocks
-from linattn.mixers.parts import head_size, rotate, wide
+from linattn.mixers.parts import WideLayerNorm, head_size, rotate, wide
 from linattn.mixers.registry import register
 
 
@@ -57,7 +57,7 @@ class TTT(Mixer):
         for (weight, bias), (inner, outer) in zip(self.layers, self.widths(), strict=True):
             setattr(self, weight, nn.Parameter(0.02 * torch.randn(heads, inner, outer)))
             setattr(self, bias, nn.Parameter(torch.zeros(heads, 1, outer)))
-        self.post_norm = nn.LayerNorm(dim, eps=1e-6)
+        self.post_norm = WideLayerNorm(dim, eps=1e-6)
 
     def widths(self) -> list[tuple[int, int]]:
         """Of what goes into each map and comes out of it."""
@@ -81,12 +81,7 @@ class TTT(Mixer):
         blocks = Blocks(carry, self.batch, x.device)
         q, k, v, rate = (blocks.place(t) for t in (q, k, v, rate))
         o = blocks.back(self._learn(q, k, v, rate, blocks, carry))
-        return self.o_proj(self._after(o.flatten(-2), x))
-
-    def _after(self, o: Tensor, x: Tensor) -> Tensor:
-        """The norm over all heads, in float32."""
-        norm = self.post_norm
-        return F.layer_norm(o, norm.normalized_shape, norm.weight.to(o.dtype), norm.bias.to(o.dtype), norm.eps).to(x.dtype)
+        return self.o_proj(self.post_norm(o.flatten(-2)).to(x.dtype))
 
     def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: Carry) -> list[Tensor]:
         """q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero where no token stands."""

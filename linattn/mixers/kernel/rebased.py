@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from linattn.mixers.carry import Carry
 from linattn.mixers.kernel.attention import KernelAttention
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import WideLayerNorm
 from linattn.mixers.registry import register
 from linattn.ops.features import squares
 
@@ -21,6 +20,7 @@ from linattn.ops.features import squares
     seeds=("001",),
     equation=r"o_t = \frac{\sum_{i \le t} (q_t k_i^\top)^2 v_i}{\sum_{i \le t} (q_t k_i^\top)^2 + \varepsilon},"
     r"\quad q_t = \gamma_q \odot \mathrm{norm}(x_t W_q) + \beta_q,\quad k_t = \gamma_k \odot \mathrm{norm}(x_t W_k) + \beta_k",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_parallel_rebased",
 )
 class ReBased(KernelAttention):
@@ -30,12 +30,8 @@ class ReBased(KernelAttention):
 
     def __init__(self, dim: int, heads: int = 4, *, feature_dim: int = 16, causal: bool = True) -> None:
         super().__init__(dim, heads, causal, feature_dim=feature_dim)
-        self.q_norm, self.k_norm = (nn.LayerNorm(heads * feature_dim) for _ in range(2))
+        self.q_norm, self.k_norm = (WideLayerNorm(heads * feature_dim) for _ in range(2))
 
     def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
-        q, k = (_normed(norm, t.flatten(-2)).view_as(t) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
+        q, k = (norm(t.flatten(-2)).view_as(t) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
         return squares(q * self.feature_dim**-0.5), squares(k)
-
-
-def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    return F.layer_norm(x, norm.normalized_shape, wide(norm.weight), wide(norm.bias), norm.eps)

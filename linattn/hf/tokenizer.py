@@ -1,0 +1,41 @@
+"""A run's codec as a tokenizer of transformers: what its pipelines, stop strings and lm-eval ask for beside a model."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
+
+NUL = "\0"  # the byte that no text has
+
+
+def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer with the tokens of ``codec``; ``save_pretrained`` puts it beside a model.
+
+    Args:
+        codec: of a run, as :func:`linattn.train.load_run` returns it.
+        end: the token that ends a text and pads, which a ``tokenizer.json`` does not name; of bytes it is the byte 0.
+
+    Raises:
+        ValueError: for an ``end`` that ``codec`` does not have as one token.
+    """
+    if isinstance(codec, ByteCodec):
+        if end not in (None, NUL):
+            raise ValueError(f"end must be {NUL!r} for a codec of bytes, but came as {end!r}")
+        return _of_bytes()
+    if not isinstance(codec, TokenizerCodec):
+        raise TypeError(f"codec must be a ByteCodec or a TokenizerCodec, but came as {type(codec).__name__}")
+    if end is not None and len(codec.encode(end)) != 1:
+        raise ValueError(f"end must be one token, but {end!r} is {len(codec.encode(end))}")
+    return PreTrainedTokenizerFast(tokenizer_file=str(codec.path), eos_token=end, pad_token=end)
+
+
+def _of_bytes() -> PreTrainedTokenizerFast:
+    """Token b is the byte b."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = bytes_to_unicode() | {0: NUL}  # its own letter would be found in texts that have it
+    inner = Tokenizer(models.BPE({letter: byte for byte, letter in letters.items()}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=NUL, pad_token=NUL, clean_up_tokenization_spaces=False)

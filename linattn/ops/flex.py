@@ -1,0 +1,84 @@
+"""Patterns by torch's flex_attention: blocks of pairs in which nothing is seen are skipped, and no scores are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, reduce
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from linattn.ops.tiles import NOTHING
+
+if TYPE_CHECKING:
+    from linattn.ops.pattern import Part, Pattern
+
+BLOCK = 128  # queries and keys of a block; what is skipped is skipped as a whole
+LEAST_SIZE = 16  # channels of a head that the kernel needs
+
+
+def serves(q: Tensor, v: Tensor) -> bool:
+    """Whether this is the way to go for q [B, T, H, K] and v [B, T, H, V]."""
+    small = min(q.shape[3], v.shape[3]) < LEAST_SIZE or q.shape[1] < BLOCK
+    return q.is_cuda and q.dtype != torch.float64 and not small
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | None, scale: float) -> Tensor:
+    """As :func:`linattn.ops.pattern.attend`: each part on its own, with its tokens in the order of its tiles, then put together."""
+    outputs, logs = [], []
+    for part in pattern.parts(q.shape[1], q.device):
+        if not part.pairs:
+            continue
+        rows, columns = (_order(places, q.shape[1]) for places in (part.queries, part.keys))
+        mask = block_mask(part, rows, columns, lengths)
+        tiles = (t.index_select(1, order).transpose(1, 2) for t, order in ((q, rows), (k, columns), (v, columns)))
+        o, aux = _run(q)(*tiles, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
+        back = rows.argsort()
+        outputs.append(o.transpose(1, 2).index_select(1, back))
+        logs.append(aux.lse.transpose(1, 2).index_select(1, back))
+    if len(outputs) < 2:
+        return outputs[0] if outputs else torch.zeros_like(v)
+    log = torch.stack(logs)  # [parts, B, T, H]
+    weights = torch.where(log.isfinite(), log, NOTHING).softmax(0)[..., None]
+    return (weights * torch.stack(outputs)).sum(0).to(v.dtype)
+
+
+def block_mask(part: Part, rows: Tensor, columns: Tensor, lengths: Tensor | None) -> BlockMask:
+    """Which blocks hold a pair of ``part`` when queries stand in the order ``rows`` [T] and keys in that of ``columns`` [T]."""
+    length = rows.shape[0]
+    touched = (_blocks(part.queries, rows).T @ _blocks(part.keys, columns)) > 0  # [T / BLOCK, T / BLOCK]
+    counts, blocks = touched.sum(-1, dtype=torch.int32), touched.int().argsort(dim=-1, descending=True, stable=True).int()
+    within, without = part.within, part.without
+
+    def seen(b: Tensor, _: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        query, key, bound = rows[i], columns[j], length if lengths is None else lengths[b]
+        return reduce(lambda rest, other: rest & ~other.sees(query, key, bound), without, within.sees(query, key, bound) & (key < bound))
+
+    return BlockMask.from_kv_blocks(counts[None, None], blocks[None, None], BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))
+
+
+def _order(places: Tensor, length: int) -> Tensor:
+    """The tokens [T] in the order in which they first stand in ``places`` [G, C]; those that do not, last."""
+    flat = places.flatten()
+    first = flat.new_full((length + 1,), flat.shape[0])
+    index = torch.where(flat < 0, length, flat)
+    return first.scatter_reduce(0, index, torch.arange(flat.shape[0], device=flat.device), "amin")[:length].argsort(stable=True)
+
+
+def _blocks(places: Tensor, order: Tensor) -> Tensor:
+    """Which blocks of the tokens in ``order`` [T] each tile of ``places`` [G, C] reaches into, [G, blocks] of 0 and 1."""
+    count = -(-order.shape[0] // BLOCK)
+    block = torch.where(places < 0, count, order.argsort()[places.clamp(min=0)] // BLOCK)
+    return torch.zeros(places.shape[0], count + 1, device=order.device).scatter(1, block, 1.0)[:, :count]
+
+
+def _run(q: Tensor) -> Callable:
+    return _compiled() if q.is_cuda and not torch.compiler.is_compiling() else cast(Callable, flex_attention)
+
+
+@cache
+def _compiled() -> Callable:
+    """Without the compiler it would write down all pairs."""
+    return torch.compile(flex_attention)

@@ -1,0 +1,390 @@
+"""Softmax attention in which a pattern says who sees whom: drawn, counted and run from one function of two positions.
+
+A pattern is composed of a few: ``(local(64) | strided(64)) & causal()``. Its :meth:`Pattern.sees` is the definition. Its
+:meth:`Pattern.parts` say where those pairs lie, as tiles of queries that share their keys, so that nothing is computed for all n²
+pairs: each tile gathers its keys, and a query that has keys in several parts puts their softmaxes together by their sums.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from linattn.ops.tiles import Tiles, attention
+
+LEAST = 64  # queries of a tile, at least, where a pattern leaves the choice
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pairs that ``within`` sees and none of ``without`` does, and tiles that hold them all."""
+
+    queries: Tensor  # [G, C]: positions; -1 is none
+    keys: Tensor  # [G, M]
+    within: Pattern
+    without: tuple[Pattern, ...] = ()
+
+    @property
+    def pairs(self) -> int:
+        return self.queries.shape[0] * self.queries.shape[1] * self.keys.shape[1]
+
+    def seen(self, lengths: Tensor | int) -> Tensor:
+        """Which keys of its tile each query sees, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
+        length = lengths[:, None, None, None] if isinstance(lengths, Tensor) else lengths
+        query, key = self.queries[:, :, None], self.keys[:, None]
+        seen = self.within.sees(query, key, length) & (query >= 0) & (key >= 0) & (key < length)
+        return reduce(lambda rest, other: rest & ~other.sees(query, key, length), self.without, seen)
+
+
+class Pattern(ABC):
+    """Who sees whom among the tokens of a sequence. ``a & b`` sees what both see, ``a | b`` what one of them sees."""
+
+    @abstractmethod
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        """Whether the token at position ``query`` sees the one at ``key``, in a sequence of ``length``: int64, broadcast -> bool."""
+
+    @abstractmethod
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        """Tiles that hold every pair seen among ``length`` tokens exactly once; in each part a query is in one tile at most."""
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions back a token may see; None where there is no bound."""
+        return None
+
+    def __and__(self, other: Pattern) -> Pattern:
+        return Both(self, other)
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return Either(self, other)
+
+    def mask(self, length: int, device: torch.device | None = None) -> Tensor:
+        """The picture: [T, T] bool, query down, key across."""
+        token = torch.arange(length, device=device)
+        return self.sees(token[:, None], token, length)
+
+    def pairs(self, length: int) -> int:
+        """How many pairs are computed: the work of a head is this times 2 (K + V)."""
+        return sum(part.pairs for part in self.parts(length, torch.device("meta")))
+
+
+@dataclass(frozen=True)
+class Both(Pattern):
+    """What two patterns see both."""
+
+    first: Pattern
+    second: Pattern
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return self.first.sees(query, key, length) & self.second.sees(query, key, length)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        one, other = sorted((self.first, self.second), key=lambda pattern: pattern.pairs(length))
+        return [Part(p.queries, p.keys, Both(p.within, other), p.without) for p in one.parts(length, device)]
+
+    @property
+    def reach(self) -> int | None:
+        known = [r for r in (self.first.reach, self.second.reach) if r is not None]
+        return min(known, default=None)
+
+
+@dataclass(frozen=True)
+class Either(Pattern):
+    """What one of two patterns sees."""
+
+    first: Pattern
+    second: Pattern
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return self.first.sees(query, key, length) | self.second.sees(query, key, length)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        rest = [Part(p.queries, p.keys, p.within, (*p.without, self.first)) for p in self.second.parts(length, device)]
+        return self.first.parts(length, device) + rest
+
+    @property
+    def reach(self) -> int | None:
+        first, second = self.first.reach, self.second.reach
+        return None if first is None or second is None else max(first, second)
+
+
+@dataclass(frozen=True)
+class Everything(Pattern):
+    """Every token sees all, or, ``causal``, those up to itself."""
+
+    causal: bool = False
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return key <= query if self.causal else (key == key) & (query == query)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        every = torch.arange(length, device=device)[None]
+        return [Part(every, every, self)]
+
+
+@dataclass(frozen=True)
+class Local(Pattern):
+    """Tokens no more than ``before`` steps of ``dilation`` earlier and ``after`` later, a multiple of ``dilation`` away."""
+
+    before: int
+    after: int
+    dilation: int = 1
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        back = query - key
+        near = (back <= self.before * self.dilation) & (back >= -self.after * self.dilation)
+        return near if self.dilation == 1 else near & (back % self.dilation == 0)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        classes = max(min(self.dilation, length), 1)  # tokens of one residue are a sequence in which the window has no gaps
+        own = -(-length // classes)
+        size = max(min(-(-(self.before + self.after) // LEAST) * LEAST or LEAST, own), 1)
+        start = torch.arange(0, own, size, device=device)
+        first = torch.arange(classes, device=device)[:, None, None]
+        tiles = (_runs(start, size, own), _around(start - self.before, size + self.before + self.after, own))
+        queries, keys = (torch.where(t < 0, -1, t * self.dilation + first).flatten(0, 1) for t in tiles)
+        return [Part(_inside(queries, length), _inside(keys, length), self)]
+
+    @property
+    def reach(self) -> int | None:
+        return self.before * self.dilation
+
+
+@dataclass(frozen=True)
+class Blocks(Pattern):
+    """The tokens of the same block of ``size``, the ``before`` ones ahead of it and the ``after`` ones behind it."""
+
+    size: int
+    before: int = 0
+    after: int = 0
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        start = query // self.size * self.size
+        return (key >= start - self.before) & (key < start + self.size + self.after)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        start = torch.arange(0, length, self.size, device=device)
+        keys = _around(start - self.before, self.before + self.size + self.after, length)
+        return [Part(_runs(start, min(self.size, length), length), keys, self)]
+
+    @property
+    def reach(self) -> int | None:
+        return self.size - 1 + self.before
+
+
+@dataclass(frozen=True)
+class OtherBlocks(Pattern):
+    """The tokens of the block of ``size`` that comes ``shift`` blocks later, the first after the last (BlockBERT's permutations)."""
+
+    size: int
+    shift: int
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        count = -(-length // self.size)
+        count = count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+        return key // self.size == (query // self.size + self.shift) % count
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        # those that wrap round arrive in the first blocks, at a query that depends on the length of the row
+        ahead = Ahead(self.size, self.shift)
+        every, first = torch.arange(length, device=device)[None], torch.arange(min(self.shift * self.size, length), device=device)[None]
+        return [*ahead.parts(length, device), Part(every, first, self, (ahead,))]
+
+
+@dataclass(frozen=True)
+class Ahead(Pattern):
+    """The tokens of the block ``shift`` later, without wrapping round."""
+
+    size: int
+    shift: int
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return key // self.size == query // self.size + self.shift
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        start = torch.arange(0, length, self.size, device=device)
+        size = min(self.size, length)
+        return [Part(_runs(start, size, length), _runs(start + self.shift * self.size, size, length), self)]
+
+
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """The tokens a multiple of ``stride`` away: on a grid of that width, those of the same column."""
+
+    stride: int
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return (query - key) % self.stride == 0
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        first = torch.arange(min(self.stride, length), device=device)[:, None]
+        column = _inside(first + torch.arange(0, length, self.stride, device=device), length)
+        return [Part(column, column, self)]
+
+
+@dataclass(frozen=True)
+class Columns(Pattern):
+    """The ``last`` tokens of every block of ``size``, seen by all (the summaries of Sparse Transformers' fixed pattern)."""
+
+    size: int
+    last: int
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return (key % self.size >= self.size - self.last) & (query == query)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        ends = torch.arange(0, length, self.size, device=device)[:, None] + torch.arange(self.size - self.last, self.size, device=device)
+        keys = _inside(ends, length)
+        return [Part(torch.arange(length, device=device)[None], keys.reshape(1, -1), self)]
+
+
+@dataclass(frozen=True)
+class First(Pattern):
+    """The first ``count`` tokens: they are seen by all, or, ``seeing``, they see all."""
+
+    count: int
+    seeing: bool
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        return ((query if self.seeing else key) < self.count) & (query == query) & (key == key)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        every = torch.arange(length, device=device)[None]
+        few = every[:, : self.count]
+        return [Part(few, every, self) if self.seeing else Part(every, few, self)]
+
+
+@dataclass(frozen=True)
+class GridBlocks(Pattern):
+    """On a grid of ``width`` with tokens row by row: those of the same block of ``rows`` times ``columns``, of the ``above`` rows over it
+    and ``below`` rows under it, and of ``beside`` columns on both sides (Image Transformer, 2-D local attention).
+    """
+
+    width: int
+    rows: int
+    columns: int
+    above: int = 0
+    below: int = 0
+    beside: int = 0
+
+    def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
+        top, left = query // self.width // self.rows * self.rows, query % self.width // self.columns * self.columns
+        down, right = key // self.width - top, key % self.width - left
+        high = (down >= -self.above) & (down < self.rows + self.below)
+        return high & (right >= -self.beside) & (right < self.columns + self.beside)
+
+    def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
+        height = -(-length // max(self.width, 1))
+        top, left = (torch.arange(0, n, step, device=device) for n, step in ((height, self.rows), (self.width, self.columns)))
+        own = _runs(top, min(self.rows, height), height), _runs(left, min(self.columns, self.width), self.width)
+        wide = (
+            _around(top - self.above, self.above + self.rows + self.below, height),
+            _around(left - self.beside, self.columns + 2 * self.beside, self.width),
+        )
+        return [Part(_inside(self._places(*own), length), _inside(self._places(*wide), length), self)]
+
+    def _places(self, y: Tensor, x: Tensor) -> Tensor:
+        """Positions of the tokens in rows y [Gy, a] and columns x [Gx, b], [Gy Gx, a b]."""
+        y, x = y[:, None, :, None], x[None, :, None, :]
+        return torch.where((y < 0) | (x < 0), -1, y * self.width + x).flatten(2).flatten(0, 1)
+
+
+def causal() -> Pattern:
+    """A token and all before it."""
+    return Everything(causal=True)
+
+
+def local(before: int, after: int = 0, dilation: int = 1) -> Pattern:
+    """A token, the ``before`` ones before it and the ``after`` ones after it, neighbours ``dilation`` tokens apart (Longformer)."""
+    return Local(_whole("before", before, 0), _whole("after", after, 0), _whole("dilation", dilation, 1))
+
+
+def strided(stride: int) -> Pattern:
+    """Every ``stride``-th token, counted from the one that sees (Sparse Transformer)."""
+    return Strided(_whole("stride", stride, 1))
+
+
+def summaries(size: int, last: int = 1) -> Pattern:
+    """The ``last`` tokens of every block of ``size`` (with ``blocks(size)``, the fixed pattern of Sparse Transformers)."""
+    if not 1 <= last <= size:
+        raise ValueError(f"last must be from 1 to size = {size}, but came as {last}")
+    return Columns(_whole("size", size, 1), last)
+
+
+def blocks(size: int, *, before: int = 0, after: int = 0, shift: int = 0) -> Pattern:
+    """The block of ``size`` that a token is in with ``before`` tokens ahead of it and ``after`` behind it; or the one ``shift`` later."""
+    if shift and (before or after):
+        raise ValueError(f"shift is for blocks alone, but came as {shift} with before = {before} and after = {after}")
+    _whole("size", size, 1)
+    return OtherBlocks(size, _whole("shift", shift, 0)) if shift else Blocks(size, _whole("before", before, 0), _whole("after", after, 0))
+
+
+def global_tokens(count: int) -> Pattern:
+    """The first ``count`` tokens see all and are seen by all (Longformer)."""
+    return First(_whole("count", count, 0), seeing=True) | First(count, seeing=False)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, lengths: Tensor | None = None, scale: float | None = None, backend: str = "auto"
+) -> Tensor:
+    """Softmax attention of q, k [B, T, H, K] and v [B, T, H, V] where ``pattern`` sees: [B, T, H, V].
+
+    Args:
+        pattern: who sees whom; a token that sees none gets 0.
+        lengths: [B] int, the first so many tokens of each row are real: the others are not seen.
+        scale: of q; K ** -0.5.
+        backend: ``"tiles"``: gathered keys, on every device; ``"flex"``: torch's flex_attention, on a GPU; ``"dense"``: the definition, all
+            pairs with a mask; ``"auto"``: flex on a GPU where it serves, else tiles.
+
+    Raises:
+        ValueError: for shapes that do not fit and a backend that there is not.
+    """
+    if q.ndim != 4 or k.shape != q.shape or v.shape[:3] != q.shape[:3]:
+        raise ValueError(
+            f"q, k and v must be [B, T, H, K], [B, T, H, K] and [B, T, H, V], but came with {[list(t.shape) for t in (q, k, v)]}"
+        )
+    if backend not in ("auto", "tiles", "flex", "dense"):
+        raise ValueError(f"backend must be 'auto', 'tiles', 'flex' or 'dense', but came as {backend!r}")
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if backend == "flex" or (backend == "auto" and q.is_cuda):
+        from linattn.ops import flex  # it takes a second to import
+
+        if backend == "flex" or flex.serves(q, v):
+            return flex.attend(q, k, v, pattern, lengths, scale)
+    length = q.shape[1]
+    parts = Everything().parts(length, q.device) if backend == "dense" else pattern.parts(length, q.device)
+    if backend == "dense":
+        parts = [Part(p.queries, p.keys, pattern) for p in parts]
+    bounds = length if lengths is None else lengths
+    return attention(q, k, v, [Tiles(p.queries, p.keys, p.seen(bounds)) for p in parts if p.pairs], scale)
+
+
+def _runs(start: Tensor, count: int, length: int) -> Tensor:
+    """``count`` positions from each of ``start`` [G] on, -1 from ``length`` on."""
+    return _inside(start[:, None] + torch.arange(count, device=start.device), length)
+
+
+def _around(start: Tensor, count: int, length: int) -> Tensor:
+    """The positions of ``count`` from each of ``start`` [G] on that there are, and perhaps some more, but no more than ``length``."""
+    count = min(count, length)
+    return start.clamp(0, length - count)[:, None] + torch.arange(count, device=start.device)
+
+
+def _inside(places: Tensor, length: int) -> Tensor:
+    return torch.where(places < length, places, -1)
+
+
+def _whole(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, but came as {value}")
+    return value
+
+
+def joined(patterns: Sequence[Pattern]) -> Pattern:
+    """What any of ``patterns`` sees."""
+    return reduce(lambda a, b: a | b, patterns)

@@ -69,6 +69,8 @@ def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
 
 
 def _grows(known: Info) -> str:
+    if known.kind != "sequence" or not known.causal:
+        return f"grows with the tokens as {known.growth}"
     return "state of constant size" if known.recurrent else "state grows with the sequence"
 
 
@@ -76,15 +78,14 @@ def _costs(costs: Cost, heads: int | None) -> str:
     """One layer's costs in people's units."""
     from linattn.report.words import figure, memory, times
 
-    ratio = costs.softmax_cache_bytes / costs.state_bytes if costs.state_bytes else 0.0
-    cache = f"{memory(costs.softmax_cache_bytes)}" + (f", {times(ratio)} as much" if ratio > 1 else "")
-    told = {
-        "parameters": f"{costs.parameters:,}",
-        "prefill": f"{figure(costs.flops / 1e9)} GFLOPs for all {costs.tokens:,} tokens",
-        "decode": f"{figure(costs.step_flops / 1e6)} MFLOPs for the token after them",
-        "state": memory(costs.state_bytes),
-        "softmax's cache": cache,
-    }
+    told = {"parameters": f"{costs.parameters:,}", "prefill": f"{figure(costs.flops / 1e9)} GFLOPs for all {costs.tokens:,} tokens"}
+    if costs.state_bytes is not None and costs.step_flops is not None:
+        ratio = costs.softmax_cache_bytes / costs.state_bytes if costs.state_bytes else 0.0
+        told |= {
+            "decode": f"{figure(costs.step_flops / 1e6)} MFLOPs for the token after them",
+            "state": memory(costs.state_bytes),
+            "softmax's cache": f"{memory(costs.softmax_cache_bytes)}" + (f", {times(ratio)} as much" if ratio > 1 else ""),
+        }
     head = f"A layer of width {costs.dim}" + (f" with {heads} heads" if heads else "") + f", {costs.tokens:,} tokens, bfloat16:"
     return textwrap.dedent(head) + "\n" + "\n".join(f"{key:{WIDTH}}{value}" for key, value in told.items())
 

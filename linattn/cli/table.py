@@ -1,11 +1,16 @@
-"""The figures of a comparison on stdout."""
+"""The figures of a comparison, or of whatever has columns, on stdout."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from linattn.generate.text import printable
 from linattn.report.words import figure, memory, tokens
+
+if TYPE_CHECKING:
+    from linattn.report.tasks import Task
 
 COLUMNS = (
     "mixer", "parameters", "ffn_dim", "bits_per_byte", "train_tokens_per_s", "train_s", "context", "prefill_ms", "decode_ms", "state_bytes",
@@ -67,3 +72,55 @@ def _cells(mixer: dict, contexts: dict[int, None]) -> list[str]:
     for key, write in (("prefill_ms", figure), ("decode_ms", figure), ("state_bytes", memory)):
         cells += [write(at[c][key]) if c in at else "-" for c in contexts]
     return cells
+
+
+def show_contest(report: dict, task: Task) -> None:
+    """A table of a comparison on a task on a terminal; elsewhere tab-separated, figures in full and beside each its spread."""
+    from linattn.report.contest_page import cells, heads, seconds
+
+    if not sys.stdout.isatty():
+        keys = [key for f in task.figures for key in (f.key, f"{f.key}_spread")]
+        print("\t".join(["mixer", "parameters", *keys, "seconds"]))
+        for m in report["mixers"]:
+            values = [m["name"], m["parameters"], *(m[key] for key in keys), seconds(m)]
+            print("\t".join("-" if value is None else str(value) for value in values))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads(task), box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for m in report["mixers"]:
+        table.add_row(m["name"], *cells(m, task))
+    Console().print(table)
+
+
+class Column(Protocol):
+    """A column of :func:`show_rows`: key, heading, how a cell is written, and whether a spread belongs to it."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def heading(self) -> str: ...
+    @property
+    def spread(self) -> bool: ...
+    def cell(self, row: dict[str, Any], /) -> str: ...
+
+
+def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
+    """A table on a terminal; elsewhere a line of keys and one line for each row, figures in full, "-" for what there is none of."""
+    if not sys.stdout.isatty():
+        keys = [key for c in columns for key in (c.key, *([f"{c.key}_spread"] if c.spread else []))]
+        print("\t".join(keys))
+        for row in rows:
+            print("\t".join("-" if row.get(key) is None else str(row[key]) for key in keys))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*(c.heading for c in columns), box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    for row in rows:
+        table.add_row(*(Text(c.cell(row)) for c in columns))
+    Console().print(table)

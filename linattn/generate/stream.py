@@ -68,7 +68,7 @@ class Tokens(Iterator[Any]):
     """The tokens that :func:`stream` gives out, and the state behind them.
 
     The prompt and the token after it are read as the model is written; then, where that can be and is worth it, a step that is captured
-    (:mod:`linattn.generate.captured`) reads the others. ``how`` says which, and why.
+    (``linattn.generate.captured``) reads the others. ``how`` says which, and why.
     """
 
     def __init__(

@@ -48,6 +48,24 @@ from linattn.mixers.kernel import rebased as _rebased  # noqa: F401
 from linattn.mixers.kernel import relu_attention as _relu_attention  # noqa: F401
 from linattn.mixers.kernel import rfa as _rfa  # noqa: F401
 from linattn.mixers.kernel import taylor as _taylor  # noqa: F401
+from linattn.mixers.kinds import CrossMixer as CrossMixer
+from linattn.mixers.kinds import FeedForward as FeedForward
+from linattn.mixers.kinds import GridMixer as GridMixer
+from linattn.mixers.kinds import Resampler as Resampler
+from linattn.mixers.kinds import create_bidirectional as create_bidirectional
+from linattn.mixers.kinds import over_grid as over_grid
+from linattn.mixers.pattern import axial as _axial  # noqa: F401
+from linattn.mixers.pattern import blockwise as _blockwise  # noqa: F401
+from linattn.mixers.pattern import cluster_former as _cluster_former  # noqa: F401
+from linattn.mixers.pattern import clustered as _clustered  # noqa: F401
+from linattn.mixers.pattern import local as _local  # noqa: F401
+from linattn.mixers.pattern import local_2d as _local_2d  # noqa: F401
+from linattn.mixers.pattern import longformer as _longformer  # noqa: F401
+from linattn.mixers.pattern import memory_compressed as _memory_compressed  # noqa: F401
+from linattn.mixers.pattern import reformer as _reformer  # noqa: F401
+from linattn.mixers.pattern import routing as _routing  # noqa: F401
+from linattn.mixers.pattern import sinkhorn as _sinkhorn  # noqa: F401
+from linattn.mixers.pattern import sparse_transformer as _sparse_transformer  # noqa: F401
 from linattn.mixers.recurrent import gru as _gru  # noqa: F401
 from linattn.mixers.recurrent import lstm as _lstm  # noqa: F401
 from linattn.mixers.recurrent import rnn as _rnn  # noqa: F401
@@ -67,3 +85,8 @@ from linattn.mixers.ssm import rg_lru as _rg_lru  # noqa: F401
 from linattn.mixers.ssm import s4 as _s4  # noqa: F401
 from linattn.mixers.ssm import s4d as _s4d  # noqa: F401
 from linattn.mixers.ssm import s5 as _s5  # noqa: F401
+from linattn.mixers.vision import agent as _agent  # noqa: F401
+from linattn.mixers.vision import efficientvit as _efficientvit  # noqa: F401
+from linattn.mixers.vision import focused as _focused  # noqa: F401
+from linattn.mixers.vision import mobile as _mobile  # noqa: F401
+from linattn.mixers.vision import slab as _slab  # noqa: F401

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry, State
+from linattn.mixers.carry import Carry, State, from_front, to_front
 from linattn.ops import flops, linear_attention
-from linattn.ops.checks import packed_lengths
+from linattn.ops.checks import packed_lengths, values_visible
 
 if TYPE_CHECKING:
     from linattn.mixers.registry import Info
@@ -56,15 +56,18 @@ class Recurrence:
 
 
 class Mixer(nn.Module):
-    """Base of every sequence mixer: [B, T, D] -> [B, T, D], causal, resumable at any token.
+    """Base of every sequence mixer: [B, T, D] -> [B, T, D], causal, resumable at any token. :mod:`linattn.mixers.kinds` has the others.
 
     A linear attention implements :meth:`project` and :meth:`read`. One whose tokens mix by something else than the
     recurrence replaces :meth:`attend` (softmax), and what has no queries, keys and values replaces :meth:`mix` (LSTM).
+    Where ``causal`` is false every token may read all of its sequence, as in an encoder: there is no state, and one is refused.
     """
 
     info: ClassVar[Info]
     keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that no conversion takes below float32: time constants
     shares: ClassVar[bool] = False  # whether layers of this kind pass a tensor on, up through a model: see ``forward``
+    packs: ClassVar[bool] = True  # whether ``mix`` knows packed sequences; where not, each one comes to it as a row
+    causal: bool = True  # set by ``register``, and by mixers that are both
     form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; the same numbers
 
     dim: int | None = None  # the model's width; ``create`` fills it in where a mixer does not
@@ -98,7 +101,7 @@ class Mixer(nn.Module):
         if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
         q, k, v = (t.to(dtype) for t in (projected.q, projected.k, projected.v))
-        return replace(projected, q=q, k=k, v=v).masked(carry.valid)
+        return replace(projected, q=q, k=k, v=v).masked(carry.written)
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         """Run the recurrence from the state that came in: the output [B, T, H, V]; keeps the state after it."""
@@ -106,7 +109,7 @@ class Mixer(nn.Module):
         initial = s if s is None or r.normalize is False else (s, cast(Tensor, carry.get("z")))
         o = linear_attention(
             r.q, r.k, r.v, decay=r.decay, beta=r.beta, erase=r.erase, bonus=r.bonus, normalize=r.normalize, scale=r.scale,
-            initial_state=initial, return_state=carry.returning, cu_seqlens=carry.cu_seqlens, form=self.form,
+            causal=self.causal, initial_state=initial, return_state=carry.returning, cu_seqlens=carry.cu_seqlens, form=self.form,
         )  # fmt: skip
         if carry.returning:
             o, state = o
@@ -120,13 +123,32 @@ class Mixer(nn.Module):
         o = self.attend(r, carry)
         return self.read(o if r.skip is None else (o + r.skip).to(o.dtype), x)
 
+    def arguments(self, x: Tensor) -> tuple[Any, ...]:
+        """What a call takes for tokens ``x`` [B, T, D] when nothing else is known: the costs are those of such a call."""
+        return (x,)
+
+    def begin(self, x: Tensor, *others: Any) -> Carry:
+        """What the call ``mixer(x, *others)`` carries, where ``others`` are as in :meth:`arguments`."""
+        return Carry(x, returning=False)
+
     def flops(self, x: Tensor, past: int = 0) -> int:
-        """Multiplications and additions of mixing ``x`` [B, T, D] after ``past`` tokens; see :func:`linattn.cost`."""
+        """Multiplications and additions of mixing ``x`` [B, T, D] after ``past`` tokens; see :func:`linattn.cost`.
+
+        Those of :meth:`mix` are counted while it runs where a mixer has its own.
+        """
+        if type(self).mix is not Mixer.mix:
+            return self.counted(x)
         with flops.counter() as counter:
-            r = self.recurrence(x, Carry(x, returning=False))
+            r = self.recurrence(x, self.begin(*self.arguments(x)))
             heads = max(r.q.shape[2], r.v.shape[2])
             self.read(r.v.new_empty(*x.shape[:2], heads, r.v.shape[3]), x)
         return counter.get_total_flops() + self.attend_flops(r, past)
+
+    def counted(self, x: Tensor) -> int:
+        """Those of a call with tokens ``x`` [B, T, D] and no state, counted while it runs."""
+        with flops.counter() as counter:
+            self(*self.arguments(x))
+        return counter.get_total_flops()
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         """Those of :meth:`attend`: what every token does to every entry of its head's state."""
@@ -157,17 +179,22 @@ class Mixer(nn.Module):
             return_shared: return the triple (y, state or None, what is passed on): a mixer that ``shares`` has it.
 
         Raises:
-            ValueError: for a shape that does not fit, for a state of another mixer, and for ``mask`` with ``cu_seqlens``.
+            ValueError: for a shape that does not fit, for a state of another mixer, for ``mask`` with ``cu_seqlens``, and for a
+                state, given or asked for, where ``causal`` is false.
         """
-        if x.ndim != 3 or (self.dim is not None and x.shape[2] != self.dim):
-            raise ValueError(f"x must have shape [B, T, D] with D = {self.dim}, but came with {list(x.shape)}")
+        self.check_width("x", x)
+        if not self.causal and (return_state or state is not None):
+            raise ValueError("causal=False has no state: every token reads all tokens, so none can come in a later call")
         if mask is not None:
             y, carry = self._mix_real(x, mask, state, return_state, cu_seqlens, shared)
         else:
             if cu_seqlens is not None:
                 packed_lengths(cu_seqlens, x)
-            carry = Carry(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
-            y = self.mix(x, carry)
+            if cu_seqlens is not None and not self.packs:
+                y, carry = self._mix_apart(x, state, return_state, cu_seqlens, shared)
+            else:
+                carry = Carry(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
+                y = self.mix(x, carry)
         carry.keep("position", carry.start + carry.counts if return_state else None)
         if return_shared:
             return y, carry.new if return_state else None, carry.shared
@@ -179,13 +206,22 @@ class Mixer(nn.Module):
         """Mix each row's real tokens, moved to its front with zeros behind them, and put the outputs back in their places."""
         if cu is not None:
             raise ValueError("mask and cu_seqlens exclude each other: packed sequences have no padding")
-        if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-            raise ValueError(f"mask must be torch.bool of shape [B, T] = {list(x.shape[:2])}, but came as {mask.dtype} {list(mask.shape)}")
-        order = torch.argsort(~mask, dim=1, stable=True)[..., None]  # [B, T, 1]
+        front, order = to_front(x, mask)
         carry = Carry(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
-        front = torch.where(cast(Tensor, carry.valid)[..., None], x.gather(1, order.expand_as(x)), 0.0)
-        y = self.mix(front, carry)
-        return torch.where(mask[..., None], torch.zeros_like(y).scatter(1, order.expand_as(y), y), 0.0), carry
+        return from_front(self.mix(front, carry), mask, order), carry
+
+    def _mix_apart(self, x: Tensor, state: State | None, returning: bool, cu: Tensor, shared: Tensor | None) -> tuple[Tensor, Carry]:
+        """Mix packed sequences as rows of their own; where nobody may look how long the longest is, as long as all of them."""
+        layout = Carry(x, cu_seqlens=cu)
+        longest = int(layout.counts.amax()) if layout.rows and values_visible(cu) else layout.tokens
+        rows = layout.to_rows(x)[0][:, :longest]
+        carry = Carry(rows, state, lengths=layout.counts, returning=returning, shared=shared)
+        return layout.from_rows(self.mix(rows, carry)), carry
+
+    def check_width(self, name: str, x: Tensor) -> None:
+        """Refuse what is not [B, T, D] of the mixer's width."""
+        if x.ndim != 3 or (self.dim is not None and x.shape[2] != self.dim):
+            raise ValueError(f"{name} must have shape [B, T, D] with D = {self.dim}, but came with {list(x.shape)}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Mixer:
         """What ``.to``, ``.bfloat16()`` and their like call: parameters in ``keep_float32`` move, but stay wide."""

@@ -11,10 +11,20 @@ A call has one of three layouts, and a mixer need not know which:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a cross mixer looks at: ``tokens`` [B, T, D], real ones first, and which are real, ``valid`` [B, T] (None: all)."""
+
+    tokens: Tensor
+    valid: Tensor | None = None
 
 
 class Carry:
@@ -29,12 +39,16 @@ class Carry:
         cu_seqlens: Tensor | None = None,
         returning: bool = True,
         shared: Tensor | None = None,
+        context: Context | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         self.batch, self.tokens = x.shape[:2]
         self.rows = self.batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.lengths, self.cu_seqlens = lengths, cu_seqlens
         self.returning = returning  # whether anybody wants the state after the call
         self.shared = shared  # what the layer before of this kind passed on, real tokens first as ours are; may be replaced
+        self.across = context  # of a cross mixer; without tokens where the state has already seen them
+        self.grid = grid  # of a grid mixer: height and width, T = height * width with rows first
         self.new: State = {}
         self._old, self._device = state, x.device
         if state is not None and tuple(self.start.shape) != (self.rows,):
@@ -64,6 +78,11 @@ class Carry:
         if self.lengths is None:
             return None
         return torch.arange(self.tokens, device=self._device) < self.lengths[:, None]
+
+    @property
+    def written(self) -> Tensor | None:
+        """:attr:`valid` of the tokens that keys and values come from: the call's own, or the context's."""
+        return self.valid if self.across is None else self.across.valid
 
     @property
     def sequence(self) -> Tensor:
@@ -157,6 +176,24 @@ class Carry:
         longer = longer.index_copy(0, (cu[:-1, None] + row * n + slot).flatten(), before.flatten(0, 1)).index_copy(0, places, x[0])
         self.keep(name, longer[cu[1:, None] + row * n + slot])  # [N, n, D]: a sequence ends n further than it would without them
         return longer[None], places
+
+
+def to_front(x: Tensor, mask: Tensor, name: str = "mask") -> tuple[Tensor, Tensor]:
+    """Each row's real tokens of x [B, T, D] moved to its front, zeros behind them; and where they stood, for :func:`from_front`.
+
+    Raises:
+        ValueError: where ``mask``, called ``name``, is not torch.bool [B, T].
+    """
+    if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
+        raise ValueError(f"{name} must be torch.bool of shape [B, T] = {list(x.shape[:2])}, but came as {mask.dtype} {list(mask.shape)}")
+    order = torch.argsort(~mask, dim=1, stable=True)[..., None]  # [B, T, 1]
+    real = torch.arange(x.shape[1], device=x.device) < mask.sum(1)[:, None]
+    return torch.where(real[..., None], x.gather(1, order.expand_as(x)), 0.0), order
+
+
+def from_front(y: Tensor, mask: Tensor, order: Tensor) -> Tensor:
+    """Back from the front of their rows to where ``mask`` has the real tokens; the others are 0."""
+    return torch.where(mask[..., None], torch.zeros_like(y).scatter(1, order.expand_as(y), y), 0.0)
 
 
 def _after(before: Tensor | None, x: Tensor, n: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ class Cost:
 
     ``state_bytes`` is the size of what ``mixer(x, return_state=True)`` hands on after ``tokens`` tokens in ``dtype``:
     every tensor of it, positions (int64) and float32 states included. ``softmax_cache_bytes`` is the same for softmax
-    attention of the same width with as many key-value heads as heads.
+    attention of the same width with as many key-value heads as heads. A mixer without states, such as a bidirectional one, has
+    neither steps nor state: both are None. ``tokens`` is then the length of the sequence and of the context, or the places of a grid
+    as near to a square as can be.
     """
 
     name: str
@@ -33,8 +36,8 @@ class Cost:
     dtype: torch.dtype
     parameters: int
     flops: int
-    step_flops: int
-    state_bytes: int
+    step_flops: int | None
+    state_bytes: int | None
     softmax_cache_bytes: int
 
 
@@ -50,18 +53,27 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
     for argument, value in (("tokens", tokens), ("batch", batch)):
         if value < 0:
             raise ValueError(f"{argument} must be at least 0, but came as {value}")
-    mixer, softmax = _on_meta(name, dim, dtype, options), _on_meta("softmax", dim, dtype, {})
+    mixer, cache_bytes = _on_meta(name, dim, dtype, options), _softmax_cache_bytes(dim, tokens, batch, dtype)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        mixer, softmax = mixer.to_empty(device="cpu"), softmax.to_empty(device="cpu")
+        mixer = mixer.to_empty(device="cpu")
         x = torch.empty(batch, tokens, dim, dtype=dtype)
+        resumable = mixer.causal and mixer.info.kind == "sequence"
         return Cost(
             name, dim, tokens, batch, dtype,
             parameters=sum(p.numel() for p in mixer.parameters()),
             flops=mixer.flops(x),
-            step_flops=mixer.flops(x.new_empty(batch, 1, dim), past=tokens),
-            state_bytes=_state_bytes(mixer, x),
-            softmax_cache_bytes=_state_bytes(softmax, x),
+            step_flops=mixer.flops(x.new_empty(batch, 1, dim), past=tokens) if resumable else None,
+            state_bytes=_state_bytes(mixer, x) if resumable else None,
+            softmax_cache_bytes=cache_bytes,
         )  # fmt: skip
+
+
+@cache
+def _softmax_cache_bytes(dim: int, tokens: int, batch: int, dtype: torch.dtype) -> int:
+    """The same for all that stand beside softmax."""
+    softmax = _on_meta("softmax", dim, dtype, {})
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        return _state_bytes(softmax.to_empty(device="cpu"), torch.empty(batch, tokens, dim, dtype=dtype))
 
 
 def _on_meta(name: str, dim: int, dtype: torch.dtype, options: dict) -> Mixer:

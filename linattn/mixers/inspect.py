@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry, State
 
 
-def mixing_matrix(mixer: Mixer, x: Tensor) -> Tensor:
-    """How much of token j's value reaches output i: [B, H, T, T], zero above the diagonal.
+def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
+    """How much of token j's value reaches output i: [B, H, T, T], zero above the diagonal where the mixer is causal.
 
     The mixer itself is run with the unit vectors of the tokens as values, so delta rules, normalisers and softmax need no
     equations of their own here. Times :func:`values` it is the output of the recurrence, before ``skip`` and ``read``.
@@ -24,27 +25,30 @@ def mixing_matrix(mixer: Mixer, x: Tensor) -> Tensor:
     Args:
         mixer: any mixer whose output is linear in its values.
         x: tokens [B, T, D].
+        others: what a call takes beside them: height and width of a grid, or the context [B, S, D], whose tokens are then the
+            columns, [B, H, T, S].
 
     Raises:
         ValueError: where there is no such matrix (``info.linear_in_values`` is False, as for the LSTM).
     """
-    r = _recurrence(mixer, x)
+    r, carry = _recurrence(mixer, x, *others)
     batch, tokens, heads, _ = r.v.shape
     token = torch.eye(tokens, dtype=r.v.dtype, device=r.v.device)[None, :, None].expand(batch, -1, heads, -1)  # [B, T, H, V = T]
-    return mixer.attend(replace(r, v=token), Carry(x, returning=False)).permute(0, 2, 1, 3)
+    return mixer.attend(replace(r, v=token), carry).permute(0, 2, 1, 3)
 
 
-def values(mixer: Mixer, x: Tensor) -> Tensor:
+def values(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
     """What :func:`mixing_matrix` weighs: the values [B, T, H, V] that the tokens ``x`` [B, T, D] write, for every head of the output."""
-    r = _recurrence(mixer, x)
+    r, _ = _recurrence(mixer, x, *others)
     return r.v.repeat_interleave(max(r.q.shape[2] // r.v.shape[2], 1), 2)
 
 
-def _recurrence(mixer: Mixer, x: Tensor) -> Recurrence:
+def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, Carry]:
     info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
     if info is not None and not info.linear_in_values:
         raise ValueError(f"{info.name} has no mixing matrix: its output is not linear in values that the tokens write")
-    return mixer.recurrence(x, Carry(x, returning=False))
+    carry = mixer.begin(x, *others)
+    return mixer.recurrence(x, carry), carry
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,10 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
 
     Raises:
         AssertionError: with the table of errors, where one is larger.
-        ValueError: where ``x`` has no tokens.
+        ValueError: where ``x`` has no tokens, and where there are no steps to compare with: the mixer is not causal.
     """
+    if not mixer.causal:
+        raise ValueError(f"mixer must go token by token, but {type(mixer).__name__} is not causal: it has one pass over all tokens")
     mixer = copy.deepcopy(mixer).double()
     if x is None:
         if mixer.dim is None:

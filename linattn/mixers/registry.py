@@ -7,11 +7,14 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from linattn.mixers.base import Mixer
 
 KINDS = ("sequence", "cross", "grid", "resample", "feed-forward")
+GROWTHS = ("n", "n log n", "n^1.5", "n^2")  # of time and memory with n tokens, other sizes as they are
+SYMMETRIES = ("permutation", "shift")
 GROUP = "linattn.mixers"  # the entry point group: name = "package.module", which registers when it is imported
 
 
@@ -33,8 +36,26 @@ class Info:
     oracle: str  # the independent implementation that its test compares with
     cls: type[Mixer] = field(repr=False)
     exemptions: dict[str, str] = field(default_factory=dict)  # conformance check -> reason
+    growth: str = "n"  # of time and memory with the number of tokens, one of GROWTHS
+    symmetry: str | None = None  # what commutes with it where it is not causal: permutations of tokens, or shifts, far from the ends
+
+    @property
+    def options(self) -> list[str]:
+        """What ``create`` takes beside ``dim``."""
+        return [option for option in inspect.signature(self.cls).parameters if option != "dim"]
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it goes on from a state, token by token, as a language model needs it."""
+        return self.kind == "sequence" and self.causal
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether it is a sequence mixer that lets every token read all others, at least with ``causal=False``."""
+        return self.kind == "sequence" and (not self.causal or "causal" in self.options)
 
 
+_ABOVE = ("linattn.ffn",)  # floors above this one that have mixers too, imported when they are asked for
 _registered: dict[str, Info] = {}
 _plugins_loaded = False
 
@@ -54,19 +75,28 @@ def register(
     linear_in_values: bool = True,
     oracle: str = "",
     exemptions: dict[str, str] | None = None,
+    growth: str | None = None,
+    symmetry: str | None = None,
 ) -> Callable[[type[Mixer]], type[Mixer]]:
-    """Class decorator: make a mixer known by ``name`` to ``create``, models, the command line and the conformance suite."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, but came as {kind!r}")
+    """Class decorator: make a mixer known by ``name`` to ``create``, models, the command line and the conformance suite.
+
+    ``growth`` is "n" where it is not said, of a mixer with ``recurrent=False`` "n^2".
+    """
+    growth = growth or ("n" if recurrent else "n^2")
+    for argument, value, known in (("kind", kind, KINDS), ("growth", growth, GROWTHS), ("symmetry", symmetry, (None, *SYMMETRIES))):
+        if value not in known:
+            raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, but came as {value!r}")
 
     def add(cls: type[Mixer]) -> type[Mixer]:
-        known = _registered.get(name)
-        if known is not None and _path(known.cls) != _path(cls):
-            raise ValueError(f"a mixer {name!r} is registered already, by {_path(known.cls)}")
+        old = _registered.get(name)
+        if old is not None and _path(old.cls) != _path(cls):
+            raise ValueError(f"a mixer {name!r} is registered already, by {_path(old.cls)}")
         cls.info = Info(
             name=name, title=title, paper=paper, arxiv=arxiv, year=year, seeds=tuple(seeds), equation=equation, kind=kind, causal=causal,
             recurrent=recurrent, linear_in_values=linear_in_values, oracle=oracle, cls=cls, exemptions=dict(exemptions or {}),
+            growth=growth, symmetry=symmetry,
         )  # fmt: skip
+        cls.causal = causal
         _registered[name] = cls.info
         return cls
 
@@ -104,22 +134,23 @@ def create(name: str, *, dim: int, **options) -> Mixer:
         ValueError: for a name that is not registered, and for sizes that do not divide.
         TypeError: for an option that the mixer does not have.
     """
-    cls = info(name).cls
-    known = [option for option in inspect.signature(cls).parameters if option != "dim"]
+    known = info(name)
     for option in options:
-        if option not in known:
-            raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known) or 'none but dim'}")
-    mixer = cls(dim=dim, **options)
+        if option not in known.options:
+            raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")
+    mixer = known.cls(dim=dim, **options)
     mixer.dim = dim
     return mixer
 
 
 def _load_plugins() -> None:
-    """Import the modules that installed packages offer; one that fails is reported and does not take the others down."""
+    """Import our own modules above, and those that installed packages offer: one that fails is reported, the others are there."""
     global _plugins_loaded
     if _plugins_loaded:
         return
     _plugins_loaded = True
+    for module in _ABOVE:
+        import_module(module)
     for point in entry_points(group=GROUP):
         try:
             point.load()

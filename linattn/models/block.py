@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
@@ -16,7 +19,10 @@ def norm(config: LMConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """[B, T, D] -> [B, T, D]. Before-norm: x + f(norm(x)). After-norm: norm(x + f(x)). Normed: y + f(y), y = norm(x)."""
+    """[B, T, D] -> [B, T, D]. Before-norm: x + f(norm(x)). After-norm: norm(x + f(x)). Normed: y + f(y), y = norm(x).
+
+    Reversible: [B, T, 2 D] -> [B, T, 2 D], see :mod:`linattn.models.reversible`.
+    """
 
     def __init__(self, config: LMConfig, layer: int) -> None:
         super().__init__()
@@ -42,6 +48,12 @@ class Block(nn.Module):
 
         Returns the output, the mixer's state (None unless asked for) and what is passed on to the next one.
         """
+        if self.kind == "reversible":
+            first, second = x.chunk(2, -1)
+            f = self.mixer_branch(second, state, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
+            f, state = f if return_state else (f, None)
+            first = first + f
+            return torch.cat([first, second + self.ffn_branch(first)], -1), state, None
         sharing = {"shared": shared, "return_shared": True} if self.mixer.shares else {}
         inner = x if self.kind == "post" else self.mixer_norm(x)
         y = self.mixer(inner, state, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens, **sharing)
@@ -51,6 +63,16 @@ class Block(nn.Module):
             return x, state, shared
         inner = x if self.kind == "post" else self.ffn_norm(x)
         return self._sum(x, inner, self.ffn(inner), self.ffn_norm, self.ffn_scales), state, shared
+
+    def mixer_branch(self, x: Tensor, state: dict[str, Tensor] | None = None, **how: Any) -> Any:
+        """What the mixer adds, in a reversible block: the output, and the state where it is asked for."""
+        return self.mixer(self.mixer_norm(x), state, **how)
+
+    def ffn_branch(self, x: Tensor) -> Tensor:
+        """What the feed-forward adds, in a reversible block."""
+        assert self.ffn is not None
+        assert self.ffn_norm is not None
+        return self.ffn(self.ffn_norm(x))
 
     def _sum(self, x: Tensor, inner: Tensor, y: Tensor, norm: nn.Module, scales: list[float] | None) -> Tensor:
         """What a branch ``y`` = f(inner) makes of ``x``."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 from linattn import ffn, mixers
 from linattn.models import pattern
 
-NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed")
+NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed", "reversible")
 
 # Stacks as their papers have them, where that is more than the name of a mixer.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,8 @@ class LMConfig:
         norm: ``"rms"``, ``"zero_centered_rms"`` (RMS norm that stores its weight's distance from 1) or ``"layer"``.
         norm_eps: what those norms add to the mean square or the variance.
         block: ``"pre"``: x + f(norm(x)) and a norm after the last block; ``"post"``: norm(x + f(x)); ``"normed"``: y + f(y)
-            with y = norm(x) and a norm after the last block (MiniMax).
+            with y = norm(x) and a norm after the last block (MiniMax); ``"reversible"``: two streams whose blocks can be run
+            backwards, and the norm of their mean after the last one (Reformer): training needs no more memory for more layers.
         residual_scales: for names of mixers and feed-forwards the pair [a, b] where a x + b f(x) replaces x + f(x).
         embedding_norm: a norm after the embedding (RWKV).
         embedding_scale: factor of what comes from the embedding (Gemma: the root of dim).
@@ -139,9 +140,21 @@ class LMConfig:
                 raise ValueError(f"mixer: {name!r} is a {kind} mixer, and a language model is made of sequence mixers")
         if any(not mixers.info(name).causal for name in names):
             raise ValueError(f"mixer: a language model needs causal mixers, but {self.mixer!r} looks ahead")
+        if self.block == "reversible":
+            self._check_reversible(names)
         self._check_options(names)
         self._check_layers()
         self._check_scales(names)
+
+    def _check_reversible(self, names: list[str]) -> None:
+        """Both branches must be there, each a function of one stream."""
+        if ffn.NONE in pattern.parse(self.ffn, "ffn"):
+            raise ValueError(f"ffn must be in every layer where block is 'reversible', but came as {self.ffn!r}")
+        if self.residual_scales:
+            raise ValueError(f"residual_scales must be empty where block is 'reversible', but came as {self.residual_scales!r}")
+        for name in names:
+            if mixers.info(name).cls.shares:
+                raise ValueError(f"mixer: {name!r} passes a tensor on from layer to layer, which block = 'reversible' cannot do")
 
     def _check_ffn(self) -> None:
         names = pattern.parse(self.ffn, "ffn")
@@ -153,7 +166,7 @@ class LMConfig:
         for name, options in self.ffn_options.items():
             if name not in names or name == ffn.NONE:
                 raise ValueError(f"ffn_options speaks of {name!r}, but the feed-forwards are {', '.join(dict.fromkeys(names))}")
-            _check_known(f"ffn_options[{name!r}]", name, options, ffn.options(name))
+            check_known(f"ffn_options[{name!r}]", name, options, ffn.options(name))
 
     def _check_options(self, names: list[str]) -> None:
         if not isinstance(self.mixer_options, dict):
@@ -181,12 +194,13 @@ class LMConfig:
 
 
 def _check_mixer(argument: str, name: str, options: Any) -> None:
-    _check_known(argument, name, options, [k for k in inspect.signature(mixers.info(name).cls).parameters if k != "dim"])
+    check_known(argument, name, options, [k for k in inspect.signature(mixers.info(name).cls).parameters if k != "dim"])
     if not options.get("causal", True):
         raise ValueError(f"{argument}: a language model needs causal mixers, but causal is {options['causal']!r}")
 
 
-def _check_known(argument: str, name: str, options: Any, known: list[str]) -> None:
+def check_known(argument: str, name: str, options: Any, known: list[str]) -> None:
+    """Refuse ``options`` of ``name`` that are no dict or that are not among those ``known``."""
     if not isinstance(options, dict):
         raise TypeError(f"{argument} must be a dict of options, but came as {options!r}")
     for option in options:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linattn.models.block import Block, norm
 from linattn.models.config import LMConfig
+from linattn.models.reversible import through
 from linattn.state import State
 
 
@@ -24,6 +25,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(blocks)
         self._mixers = config.mixer_names
         self.scale = config.embedding_scale
+        self.reversible = config.block == "reversible"
         self.norm = None if config.block == "post" else norm(config)  # after-norm blocks end in one
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # transformers puts its own here
@@ -54,14 +56,22 @@ class Backbone(nn.Module):
         x = self.embedding(ids) if embeddings is None else embeddings
         x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
+        if self.reversible:
+            x = torch.cat([x, x], -1)  # two streams that start alike
+            if state is None and not return_state and self.training and torch.is_grad_enabled():
+                return self._joined(through(self.layers, x, mask=mask, cu_seqlens=cu_seqlens)), None
         states = []
         shared: dict[str, Tensor | None] = {}  # for each mixer that does so what its last layer passed on
         for i, (layer, mixer) in enumerate(zip(self.layers, self._mixers, strict=True)):
             old = None if state is None else state.layers[i]
             x, new, shared[mixer] = self._run(layer, x, old, shared.get(mixer), return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
             states.append(new or {})
-        x = x if self.norm is None else self.norm(x)
-        return x, State(states) if return_state else None
+        return self._joined(x), State(states) if return_state else None
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The hidden states [B, T, D] of what the last block gave."""
+        x = x.unflatten(-1, (2, -1)).mean(-2) if self.reversible else x
+        return x if self.norm is None else self.norm(x)
 
     def _run(
         self, layer: nn.Module, x: Tensor, old: dict[str, Tensor] | None, shared: Tensor | None, **how

@@ -22,6 +22,7 @@ import torch
 import linattn
 from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
 from linattn.models import LanguageModel, LMConfig
+from linattn.models.files import read_weights
 from linattn.state import replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
@@ -127,24 +128,7 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
 
 
 def _load(path: Path, config: LMConfig) -> LanguageModel:
-    """Shapes are compared in the file's header before any memory is taken."""
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
-    with torch.device("meta"):
-        wanted = {name: list(t.shape) for name, t in LanguageModel(config).state_dict().items()}
-    tied = {"lm_head.weight"} if config.tie_embeddings else set()
-    try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        wrong = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n) and not (n in tied and n not in shapes))
-        if wrong:
-            raise ValueError(f"{path} does not fit its config: {wrong[0]} has {shapes.get(wrong[0])}, wanted {wanted.get(wrong[0])}")
-        model = LanguageModel(config)
-        model.load_state_dict(load_file(path), strict=not tied)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    return model
+    return read_weights(path, lambda: LanguageModel(config), frozenset({"lm_head.weight"} if config.tie_embeddings else ()))
 
 
 def _known(folder: Path) -> dict[str, Any] | None:

@@ -142,6 +142,14 @@ class GrowingState(Sound):
         return super().attend(r, carry)
 
 
+@fails("growth")
+class CountsEveryPair(Sound):
+    """Says that it is linear, and its cost sheet that it is not."""
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        return r.v.numel() * (past + r.v.shape[1])
+
+
 @fails("state_bytes")
 class KeepsAView(Sound):
     """The state is a small window of a large tensor."""

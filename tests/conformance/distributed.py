@@ -66,10 +66,9 @@ def difference(make: Make, wrap: Wrap, rank: int) -> str | None:
     plain = make(dim=WIDTH).double()
     wrapped = wrap(copy.deepcopy(plain))
     x = torch.randn(STEPS, 2 * WORLD, 6, WIDTH, dtype=torch.float64)
-    weight = torch.randn(2 * WORLD, 6, WIDTH, dtype=torch.float64)
     mine = slice(2 * rank, 2 * rank + 2)
     for batch in x:
-        ours, theirs = train(wrapped, batch[mine], weight[mine]), train(plain, batch, weight)
+        ours, theirs = train(wrapped, plain.arguments(batch[mine]), mine), train(plain, plain.arguments(batch), slice(None))
         for (key, wanted), got in zip(theirs.items(), ours.values(), strict=True):
             error = (got - wanted).abs().max().item()
             if not error <= TOLERANCE * (wanted.abs().max().item() + 1e-3):
@@ -77,10 +76,13 @@ def difference(make: Make, wrap: Wrap, rank: int) -> str | None:
     return None
 
 
-def train(model: nn.Module, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """One step of gradient descent on a mean over the batch; the gradients and the new weights."""
+def train(model: nn.Module, arguments: tuple, rows: slice) -> dict[str, Tensor]:
+    """One step of gradient descent on a weighted mean over ``rows`` of the batch; the gradients and the new weights."""
     model.zero_grad()
-    (model(x) * weight).mean().backward()
+    y = model(*arguments)
+    y = y[0] if isinstance(y, tuple) else y
+    weight = torch.randn(2 * WORLD, *y.shape[1:], generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+    (y * weight[rows]).mean().backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     found = {}
     for name, p in model.named_parameters():

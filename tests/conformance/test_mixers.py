@@ -1,18 +1,20 @@
-"""Every registered sequence mixer, the project's and third parties', against every check. No line here names a mixer."""
+"""Every registered mixer, the project's and third parties', against every check of its kind. No line here names a mixer."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import pytest
 
 import linattn.mixers
-from tests.conformance.checks import CHECKS, verify
+from tests.conformance.checks import HALVES, exemption, halves, verify
 
-MIXERS = [name for name in linattn.mixers.available() if linattn.mixers.info(name).kind == "sequence"]
+CASES = [
+    pytest.param(info, half, make, check, id=f"{info.name}-{check}" if half == "sequence" else f"{info.name}-{half}.{check}")
+    for info in map(linattn.mixers.info, linattn.mixers.available())
+    for half, make in halves(info).items()
+    for check in HALVES[half]
+]
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_mixer(mixer: str, check: str) -> None:
-    verify(check, partial(linattn.mixers.create, mixer), linattn.mixers.info(mixer).exemptions.get(check))
+@pytest.mark.parametrize(("info", "half", "make", "check"), CASES)
+def test_mixer(info, half, make, check) -> None:
+    verify(check, make, exemption(info, half, check), half)

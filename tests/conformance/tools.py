@@ -16,6 +16,7 @@ Route = Callable[..., tuple[Tensor, list[States]]]  # inputs -> outputs in one o
 
 WIDTH, TOKENS = 32, 12
 PROBE = 3  # tokens that read a state
+MASK = torch.tensor([[0, 1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]]).bool()  # [B, T], real tokens
 
 
 def build(make: Make, *, dim: int = WIDTH, dtype: torch.dtype = torch.float64) -> Mixer:
@@ -31,6 +32,12 @@ def build(make: Make, *, dim: int = WIDTH, dtype: torch.dtype = torch.float64) -
 def tokens(batch: int, length: int, dim: int = WIDTH, *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
     """The same random tokens [B, T, D] at every call."""
     return torch.randn(batch, length, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def called(mixer: Mixer, x: Tensor) -> Tensor:
+    """The output of a mixer of any kind for tokens x [B, T, D]."""
+    y = mixer(*mixer.arguments(x))
+    return y[0] if isinstance(y, tuple) else y
 
 
 def weighed(y: Tensor, seed: int = 3) -> Tensor:
@@ -69,6 +76,16 @@ def outcome(mixer: Mixer, route: Route, *inputs: Tensor) -> dict[str, Tensor]:
     return {"the output": y.detach(), "the output after the final state": answer.detach(), "the position": positions} | dict(
         zip(labels, gradients, strict=True)
     )
+
+
+def graded(mixer: Mixer, route: Callable[..., Tensor], *inputs: Tensor) -> dict[str, Tensor]:
+    """The output of a route without states, and its gradients with respect to the inputs and every parameter."""
+    inputs = tuple(x.clone().requires_grad_() for x in inputs)
+    y = route(*inputs)
+    names, parameters = zip(*mixer.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(weighed(y), [*inputs, *parameters], materialize_grads=True)
+    labels = [f"the gradient of {n}" for n in (*(f"input {i}" for i in range(len(inputs))), *names)]
+    return {"the output": y.detach()} | dict(zip(labels, gradients, strict=True))
 
 
 def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str, tolerance: float = 1e-9) -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import linattn
-from linattn.mixers import available, create
+from linattn.mixers import available, create, info
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_bytes_and_parameters_are_those_of_a_run(dtype):
-    for name in available():
+    for name in (n for n in available() if info(n).resumable):
         mixer = create(name, dim=64).to(dtype)
         _, state = mixer(torch.zeros(3, 9, 64, dtype=dtype), return_state=True)
         said = linattn.cost(name, dim=64, tokens=9, batch=3, dtype=dtype)
@@ -60,6 +60,13 @@ def test_constant_state_against_a_growing_cache():
     short, long = (linattn.cost("gla", dim=64, tokens=t) for t in (1000, 2000))
     assert short.state_bytes == long.state_bytes
     assert long.softmax_cache_bytes - short.softmax_cache_bytes == 1000 * (2 * 64 * 2 + 1)
+
+
+def test_no_steps_and_no_state_without_causality():
+    d, t = 64, 100
+    said = linattn.cost("softmax", dim=d, tokens=t, causal=False)
+    assert said.flops == t * 8 * d * d + 4 * d * t * t
+    assert said.step_flops is None and said.state_bytes is None
 
 
 def test_no_tokens():

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from linattn.mixers import available, create
+from linattn.mixers import available, create, create_bidirectional, info
 
 pytestmark = pytest.mark.gpu
+
+KNOWN = list(map(info, available()))
+RESUMABLE = [i.name for i in KNOWN if i.resumable]
+OTHERS = [i.name for i in KNOWN if not i.resumable or i.bidirectional]
 
 
 def run(mixer, x, mask, cu):
@@ -27,7 +31,7 @@ def arguments(device):
     return x.to(device).requires_grad_(), mask.to(device), cu.to(device)
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", RESUMABLE)
 def test_numbers_of_the_cpu(name):
     mixer = create(name, dim=64).double()
     x, mask, cu = arguments("cpu")
@@ -38,7 +42,7 @@ def test_numbers_of_the_cpu(name):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", RESUMABLE)
 def test_no_waiting(name):
     mixer, inputs = create(name, dim=64).cuda(), arguments("cuda")
     run(mixer, *inputs)  # libraries are loaded on first use
@@ -49,7 +53,7 @@ def test_no_waiting(name):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", RESUMABLE)
 def test_low_precision_is_finite_and_steady(name):
     x, mask, cu = arguments("cuda")
     mixer = create(name, dim=64).cuda()
@@ -60,3 +64,19 @@ def test_low_precision_is_finite_and_steady(name):
         torch.testing.assert_close(first, second, rtol=0, atol=0)
     low = mixer.bfloat16()
     assert low(x.bfloat16()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_numbers_of_the_cpu_in_one_pass(name):
+    """Of what reads in both directions, looks at a context, mixes over a grid, resamples, or does something to each token."""
+    known = info(name)
+    mixer = (create_bidirectional if known.bidirectional else create)(name, dim=64).double()
+    x, runs = arguments("cpu")[0].detach().double(), []
+    for device in ("cpu", "cuda"):
+        here = x.to(device).requires_grad_()
+        y = mixer.to(device)(*mixer.arguments(here))
+        y = y[0] if isinstance(y, tuple) else y
+        weights = torch.linspace(-1, 1, y.numel(), device=device, dtype=y.dtype).view_as(y)
+        runs.append([y, *torch.autograd.grad((y * weights).sum(), [here, *mixer.parameters()], materialize_grads=True)])
+    for ours, theirs in zip(runs[1], runs[0], strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)

@@ -54,7 +54,7 @@ import linattn, torch
 q, k, v = torch.randn(3, 1, 5, 2, 8).unbind(0)
 assert linattn.linear_attention(q, k, v).shape == v.shape
 for name in linattn.mixers.available():
-    if linattn.mixers.info(name).kind == "sequence":
+    if linattn.mixers.info(name).resumable:
         x = torch.randn(1, 5, 32)
         y, state = linattn.mixers.create(name, dim=32)(x, return_state=True)
         assert y.shape == x.shape and state, name

@@ -40,18 +40,21 @@ class Softmax(Mixer):
 
     The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of
     a head are turned (0: none); ``norm_eps`` puts zero-centred RMS norms on queries and keys before that, and ``gated`` a sigmoid
-    gate on the output (both in Qwen3-Next); ``bias`` gives q, k and v biases, ``out_bias`` the map behind them.
+    gate on the output (both in Qwen3-Next); ``bias`` gives q, k and v biases, ``out_bias`` the map behind them. With
+    ``causal=False`` every token sees all of its sequence.
     """
 
     def __init__(
         self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
         head_dim: int | None = None, rotated: int | None = None, norm_eps: float | None = None, gated: bool = False,
-        bias: bool = False, out_bias: bool = False,
+        bias: bool = False, out_bias: bool = False, causal: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(dim)
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 token, the query's own, but came as {window}")
-        self.window = window
+        if window is not None and not causal:
+            raise ValueError(f"window is of earlier tokens, but came as {window} with causal=False; local has windows to both sides")
+        self.window, self.causal = window, causal
         self.heads, self.kv_heads, self.base = heads, heads if kv_heads is None else kv_heads, base
         self.size = head_size("dim", dim, heads) if head_dim is None else head_dim
         head_size("heads", heads, self.kv_heads)
@@ -73,9 +76,13 @@ class Softmax(Mixer):
             q, k = self.q_norm(q), self.k_norm(k)
         if not self.rotated:
             return Recurrence(q, k, v)
-        channel = torch.arange(0, self.rotated, 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
-        angles = state.positions[..., None] * self.base ** (-channel / self.rotated)  # [B, T, rotated / 2]
+        angles = self.angles(x, state)
         return Recurrence(self._turned(q, angles), self._turned(k, angles), v)
+
+    def angles(self, x: Tensor, state: Carry) -> Tensor:
+        """By how much each pair of channels is turned, [B, T, rotated / 2]."""
+        channel = torch.arange(0, self.rotated, 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        return state.positions[..., None] * self.base ** (-channel / self.rotated)
 
     def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
         """The first ``rotated`` channels of each head of x [B, T, H, K] turned, the others as they are."""
@@ -88,6 +95,10 @@ class Softmax(Mixer):
             return self._windowed(r, carry, self.window - 1)
         if carry.cu_seqlens is not None:
             return self._packed(r, carry)
+        if not self.causal:
+            real = carry.valid
+            every = r.k.new_ones(1, r.k.shape[1], dtype=torch.bool) if real is None else real | (carry.counts == 0)[:, None]
+            return _plain(r.q, r.k, r.v, every[:, None])
         k, v, _ = self._cache(r, carry)
         if carry.fresh:  # filler stands behind the real tokens, where causality hides it
             return _softmax(r.q, k, v, None)
@@ -101,6 +112,8 @@ class Softmax(Mixer):
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape
+        if not self.causal:
+            return 2 * batch * heads * tokens * tokens * (size + r.v.shape[3])
         most = past + tokens if self.window is None else self.window  # tokens that one sees
         growing = min(max(most - past, 0), tokens)  # tokens that see one more than the last
         pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * most
@@ -123,7 +136,9 @@ class Softmax(Mixer):
         if carry.returning:
             self._cache(r, carry)
         sequence, token = carry.sequence, torch.arange(carry.tokens, device=r.k.device)  # [T]
-        seen = (sequence[:, None] == sequence) & (token[:, None] >= token)
+        seen = sequence[:, None] == sequence
+        if self.causal:
+            seen = seen & (token[:, None] >= token)
         if carry.fresh:
             return _apart(r.q, r.k, r.v, seen[None])
         old_k, old_v, valid = (cast(Tensor, carry.get(name)) for name in ("k", "v", "valid"))  # [N, slots, ...]

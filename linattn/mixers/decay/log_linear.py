@@ -99,6 +99,7 @@ class LogLinear(Mixer):
     year=2025,
     equation=r"o_t = \sum_{\ell} \lambda_t^{(\ell)} q_t S_t^{(\ell)} + D v_t,\quad"
     r" S_t^{(\ell)} = \sum_{s:\ \mathrm{bits}(t \oplus s) = \ell} \Big(\prod_{s < r \le t} \alpha_r\Big) k_s^\top v_s",
+    growth="n log n",
     oracle="fla-core 0.6.0, naive_log_linear_attn",
 )
 class LogLinearMamba2(LogLinear, Mamba2):
@@ -123,6 +124,7 @@ class LogLinearMamba2(LogLinear, Mamba2):
     year=2025,
     equation=r"o_t = \sum_{\ell} \lambda_t^{(\ell)} q_t S_t^{(\ell)},\quad S_t^{(\ell)} = \sum_{s:\ \mathrm{bits}(t \oplus s) = \ell}"
     r" \Big(\prod_{r=t}^{s+1} \alpha_r (I - \beta_r k_r^\top k_r)\Big) \beta_s k_s^\top v_s",
+    growth="n log n",
     oracle="the products of the equation in float64, pair by pair, and fla-core 0.6.0, naive_recurrent_gated_delta_rule, with λ = 1",
 )
 class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import head_size, wide
-from linattn.ops import diagonal_scan, linear_attention, running_max
+from linattn.ops import diagonal_scan, running_max
 
 NOTHING = -1e30  # logarithm of what no token has: below every gate, and finite, so that differences of two are no NaN
 
@@ -18,7 +18,7 @@ NOTHING = -1e30  # logarithm of what no token has: below every gate, and finite,
 class KernelAttention(Mixer):
     """Linear attention by a feature map: a subclass gives :meth:`features` and, with ``normalize = "return"``, :meth:`guard`.
 
-    ``causal=False`` lets every token read all tokens of its sequence, as an encoder does; then there is no state, and one is refused.
+    ``causal=False`` lets every token read all tokens of its sequence, as an encoder does.
 
     Args:
         dim: width D of the model.
@@ -65,23 +65,12 @@ class KernelAttention(Mixer):
         q, k = self.features(q, k, state)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
-    def recurrence(self, x: Tensor, carry: Carry) -> Recurrence:
-        if not self.causal and (carry.returning or not carry.fresh):
-            raise ValueError("causal=False has no state: every token reads all tokens, so none can come in a later call")
-        return super().recurrence(x, carry)
-
     def guard(self, denominator: Tensor) -> Tensor:
         """What is divided by in place of φ(q_t) z_t, [B, T, H]."""
         return denominator
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
-        o: Tensor | tuple[Tensor, Tensor]
-        if self.causal:
-            o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, carry))  # a pair where r.normalize is "return"
-        else:
-            o = linear_attention(
-                r.q, r.k, r.v, normalize=r.normalize, scale=r.scale, causal=False, cu_seqlens=carry.cu_seqlens, form=self.form
-            )
+        o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, carry))  # a pair where r.normalize is "return"
         if isinstance(o, Tensor):
             return o
         o, denominator = o

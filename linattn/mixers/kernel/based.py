@@ -19,6 +19,7 @@ from linattn.ops.features import taylor2
     seeds=("001",),
     equation=r"o_t = \frac{\sum_{i \le t} (1 + s_{ti} + s_{ti}^2 / 2)\, v_i}{\sum_{i \le t} (1 + s_{ti} + s_{ti}^2 / 2) + \varepsilon},"
     r"\quad s_{ti} = q_t k_i^\top / \sqrt{d}",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_parallel_based; taylor-series-linear-attention 0.2.0, TaylorSeriesLinearAttn with the same weights",
 )
 class Based(KernelAttention):

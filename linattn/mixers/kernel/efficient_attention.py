@@ -18,6 +18,7 @@ from linattn.mixers.registry import register
     year=2018,
     seeds=("000", "001"),
     equation=r"o_t = \mathrm{softmax}(q_t) S_t,\quad S_t = \sum_{i \le t} \frac{\exp(k_i)^\top}{\sum_{j \le t} \exp(k_j)^\top} \odot v_i",
+    symmetry="permutation",
     oracle="linear-attention-transformer 0.19.1, linear_attn, on all tokens and on every prefix",
 )
 class EfficientAttention(KernelAttention):

@@ -19,6 +19,7 @@ from linattn.mixers.registry import register
     equation=r"o_t \approx \frac{\sum_{i \le t} \exp(-\lVert q_t - k_i \rVert^2 / 2 \sigma^2 \sqrt d)\, v_i}"
     r"{\sum_{i \le t} \exp(-\lVert q_t - k_i \rVert^2 / 2 \sigma^2 \sqrt d)},"
     r"\quad \phi(x) = \frac{1}{\sqrt m} \exp(W x - \lVert x \rVert^2),\quad x \leftarrow x / \sigma d^{1/4}",
+    symmetry="permutation",
     oracle="the exact kernel in float64, written in the test: averages of the features, and their formula",
 )
 class Gaussian(RandomFeatures):

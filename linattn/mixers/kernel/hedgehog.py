@@ -23,6 +23,7 @@ _FLOOR = 1e-12  # of a feature, as in the authors' code
     seeds=("001",),
     equation=r"o_t = \frac{\phi_q(q_t) S_t}{\phi_q(q_t) z_t^\top + \varepsilon},"
     r"\quad \phi(x) = [\mathrm{softmax}(x W), \mathrm{softmax}(-x W)]",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn on features written in the test; the quadratic formula in float64",
 )
 class Hedgehog(KernelAttention):

@@ -19,6 +19,7 @@ from linattn.mixers.registry import register
     year=2022,
     seeds=("000", "002", "003"),
     equation=r"S_t = S_{t-1} + k_t^\top v_t,\quad o_t = q_t S_t",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn without normalisation",
 )
 class Linear(KernelAttention):

@@ -19,6 +19,7 @@ from linattn.ops.features import elu1
     seeds=("000", "001", "003", "004"),
     equation=r"S_t = S_{t-1} + \phi(k_t)^\top v_t,\quad z_t = z_{t-1} + \phi(k_t),\quad"
     r" o_t = \frac{\phi(q_t) S_t}{\phi(q_t) z_t^\top + \varepsilon},\quad \phi(x) = \mathrm{elu}(x) + 1",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn with normalisation",
 )
 class LinearTransformer(KernelAttention):

@@ -136,6 +136,7 @@ class RandomFeatures(KernelAttention):
     seeds=("001",),
     equation=r"o_t = \frac{\phi(q_t) S_t}{\phi(q_t) z_t^\top},"
     r"\quad \phi(x) = \frac{1}{\sqrt m} \left(\exp(W x - \lVert x \rVert^2 / 2) + \varepsilon\right),\quad x \leftarrow x / d^{1/4}",
+    symmetry="permutation",
     oracle="performer-pytorch 1.1.4, FastAttention and SelfAttention with the same weights and features",
 )
 class Performer(RandomFeatures):

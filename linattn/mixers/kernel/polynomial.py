@@ -19,6 +19,7 @@ from linattn.ops.features import polynomial2
     seeds=("001",),
     equation=r"o_t = \frac{\sum_{i \le t} (q_t k_i^\top / \sqrt{d} + c)^2\, v_i}"
     r"{\sum_{i \le t} (q_t k_i^\top / \sqrt{d} + c)^2 + \varepsilon}",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_parallel_rebased on queries and keys with one constant channel more",
 )
 class Polynomial(KernelAttention):

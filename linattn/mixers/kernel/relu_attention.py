@@ -18,6 +18,7 @@ from linattn.mixers.registry import register
     seeds=("001",),
     equation=r"o_t = \frac{\phi(q_t) \sum_{i \le t} \phi(k_i)^\top v_i}{\phi(q_t) \sum_{i \le t} \phi(k_i)^\top + \varepsilon},"
     r"\quad \phi(x) = \max(x, 0)",
+    symmetry="permutation",
     oracle="performer-pytorch 1.1.4, linear_attention on generalized_kernel without projection; the quadratic formula in float64",
 )
 class ReLUAttention(KernelAttention):

@@ -27,6 +27,7 @@ _SCALE = 0.1  # of the features, in the authors' code in place of 1 / √D
     seeds=("001",),
     equation=r"o_t = \frac{\phi(q_t) S_t}{\max(\phi(q_t) z_t^\top, \varepsilon)},"
     r"\quad \phi(x) = c\,[\sin(W \hat x), \cos(W \hat x)],\quad W = \sigma \odot \tilde W / \tau,\quad \hat x = x / \lVert x \rVert",
+    symmetry="permutation",
     oracle="the quadratic formula in float64 by cosines of differences; fla-core 0.6.0, naive_recurrent_linear_attn",
 )
 class RFA(KernelAttention):
@@ -79,6 +80,7 @@ class RFA(KernelAttention):
     seeds=("001", "004"),
     equation=r"S_t = g_t S_{t-1} + (1 - g_t)\, \phi(k_t)^\top v_t,\quad z_t = g_t z_{t-1} + (1 - g_t)\, \phi(k_t),\quad"
     r" g_t = \sigma(x_t w + b),\quad o_t = \frac{\phi(q_t) S_t}{\max(\phi(q_t) z_t^\top, \varepsilon)}",
+    symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_simple_gla; the recurrence token by token in float64",
 )
 class GatedRFA(RFA):

@@ -20,6 +20,7 @@ from linattn.mixers.registry import register
     seeds=("000", "001"),
     equation=r"o_t = \frac{\sum_{i \le t} (1 + \hat q_t \hat k_i^\top)\, v_i}{t + \sum_{i \le t} \hat q_t \hat k_i^\top + \varepsilon},"
     r"\quad \hat x = x / \lVert x \rVert",
+    symmetry="permutation",
     oracle="the quadratic formula in float64, written in the test from the paper's equation",
 )
 class Taylor(KernelAttention):

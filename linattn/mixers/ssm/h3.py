@@ -24,6 +24,7 @@ from linattn.ops.checks import no_autocast
     year=2022,
     seeds=("004",),
     equation=r"o_t = q_t\, \mathrm{SSM}_{\mathrm{diag}}\big(\mathrm{SSM}_{\mathrm{shift}}(k)^\top v\big)_t",
+    growth="n log n",
     oracle="espnet 202511, SSKernelDiag, and the equations in a loop",
 )
 class H3(StateSpace):

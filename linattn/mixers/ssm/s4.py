@@ -25,6 +25,7 @@ from linattn.ops import hippo
     seeds=("000",),
     equation=r"h_t = \bar{A} h_{t-1} + \bar{B} x_t,\quad \bar{A} = (I - \tfrac{\Delta}{2} A)^{-1} (I + \tfrac{\Delta}{2} A),\quad"
     r" \bar{B} = (I - \tfrac{\Delta}{2} A)^{-1} \Delta B,\quad A = \Lambda - P P^*,\quad o_t = \mathrm{Re}(C h_t) + D x_t",
+    growth="n log n",
     oracle="espnet 202511, SSKernelNPLR",
 )
 class S4(StateSpace):

@@ -21,6 +21,7 @@ from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, lo
     seeds=("000", "004"),
     equation=r"h_t = e^{\Delta A} h_{t-1} + \frac{e^{\Delta A} - 1}{A} x_t,\quad o_t = 2\,\mathrm{Re}(C h_t) + D x_t,\quad"
     r" A_n = -\tfrac{1}{2} + i \pi n",
+    growth="n log n",
     oracle="espnet 202511, SSKernelDiag and the equations in a loop",
 )
 class S4D(StateSpace):

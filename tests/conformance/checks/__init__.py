@@ -1,32 +1,64 @@
-"""What every sequence mixer must hold to, each a function of a factory that raises AssertionError."""
+"""What every mixer must hold to, by kind, each a function of a factory that raises AssertionError.
+
+Sequence mixers have two halves: ``CHECKS`` for causal ones, "bidirectional" for those that let a token read all others; a mixer that
+is both, by its option ``causal``, must pass both. An exemption from a check of another half than the causal one has the half's name
+before it: ``"cross.rows"``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
 
 import pytest
 
-from tests.conformance.checks import engines, outputs, papers, states
+from linattn import mixers
+from linattn.mixers.registry import Info
+from tests.conformance.checks import bidirectional, calls, cross, engines, feed_forward, grid, outputs, papers, resample, states
 from tests.conformance.tools import Make
 
 
-def _checks(*modules: ModuleType) -> dict[str, Callable[[Make], None]]:
-    return {n.removeprefix("check_"): f for m in modules for n, f in vars(m).items() if n.startswith("check_")}
+def _checks(*homes: object) -> dict[str, Callable[[Make], None]]:
+    return {n.removeprefix("check_"): f for home in homes for n, f in vars(home).items() if n.startswith("check_")}
+
+
+def _without(checks: dict[str, Callable[[Make], None]], *names: str) -> dict[str, Callable[[Make], None]]:
+    return {name: check for name, check in checks.items() if name not in names}
 
 
 CHECKS = _checks(papers, outputs, states, engines)
+HALVES = {
+    "sequence": CHECKS,
+    "bidirectional": _checks(papers, calls, bidirectional),
+    "cross": _checks(papers, calls, cross),
+    "grid": _checks(papers, calls, grid),
+    "resample": _without(_checks(papers, calls, resample), "mixing_matrix"),
+    "feed-forward": _without(_checks(papers, calls, feed_forward), "mixing_matrix", "reach"),
+}
 WRAPPERS = ("ddp", "fsdp2")  # run together for all mixers, by tests/conformance/test_distributed.py
-NAMES = (*CHECKS, *WRAPPERS)
+NAMES = (*CHECKS, *WRAPPERS, *(f"{half}.{check}" for half, checks in HALVES.items() if half != "sequence" for check in checks))
 
 
-def verify(check: str, make: Make, exemption: str | None) -> None:
+def halves(info: Info) -> dict[str, Make]:
+    """The halves that a registered mixer must pass, and what makes it for each."""
+    if info.kind != "sequence":
+        return {info.kind: partial(mixers.create, info.name)}
+    found: dict[str, Make] = {"sequence": partial(mixers.create, info.name)} if info.causal else {}
+    return found | ({"bidirectional": partial(mixers.create_bidirectional, info.name)} if info.bidirectional else {})
+
+
+def exemption(info: Info, half: str, check: str) -> str | None:
+    """Why the mixer need not pass the check, if it need not."""
+    return info.exemptions.get(check if half == "sequence" else f"{half}.{check}")
+
+
+def verify(check: str, make: Make, exemption: str | None, half: str = "sequence") -> None:
     """Run one check; one that a mixer is exempt from must fail, else its exemption is stale."""
     if exemption is None:
-        CHECKS[check](make)
+        HALVES[half][check](make)
         return
     try:
-        CHECKS[check](make)
-    except Exception:  # whatever it fails with, it was announced
+        HALVES[half][check](make)
+    except (Exception, pytest.fail.Exception):  # whatever it fails with, it was announced
         pytest.xfail(exemption)
     pytest.fail(f"{check} passes: the exemption ({exemption}) is stale")

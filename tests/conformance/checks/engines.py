@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -29,11 +31,18 @@ def check_compile(make: Make) -> None:
 
     torch.compiler.reset()  # the code of `every` is compiled once a mixer
     compiled = torch.compile(every, fullgraph=True, backend="eager")
-    with warnings.catch_warnings():  # Dynamo itself makes an instance of an autograd.Function, which PyTorch deprecates
-        warnings.filterwarnings("ignore", "<class 'torch.autograd.function.Function'> should not be instantiated", DeprecationWarning)
+    with quiet():
         traced = compiled(x, mask, cu)
     for i, (ours, theirs) in enumerate(zip(traced, every(x, mask, cu), strict=True)):
         assert_same({"it": ours}, {"it": theirs}, f"compiled output {i}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without a warning that is not ours: Dynamo itself makes an instance of an autograd.Function, which PyTorch deprecates."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "<class 'torch.autograd.function.Function'> should not be instantiated", DeprecationWarning)
+        yield
 
 
 def check_checkpoint(make: Make) -> None:

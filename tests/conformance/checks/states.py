@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import linattn
 from linattn import State
 from linattn.mixers import Mixer
+from tests.conformance.checks.calls import LENGTHS, grows_as
 from tests.conformance.tools import TOKENS, WIDTH, Make, Route, States, assert_bits, assert_same, build, outcome, picked, tokens
 
 
@@ -138,3 +140,11 @@ def check_state_bytes(make: Make) -> None:
             held = sum(storages.values())
             assert held <= sizes[-1], f"{dtype}, {length} tokens: the state has {sizes[-1]} bytes but keeps {held} in memory"
         assert (sizes[0] == sizes[1]) == info.recurrent, f"{dtype}: {sizes} bytes after 8 and 80 tokens, but recurrent is {info.recurrent}"
+
+
+def check_growth(make: Make) -> None:
+    """Operations grow no faster with the tokens than ``info.growth`` says, and do grow so where it is beyond n."""
+    mixer = build(make, dtype=torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        counts = [mixer.flops(torch.empty(1, n, WIDTH)) for n in LENGTHS]
+    grows_as(mixer.info.growth, "operations", *counts)

@@ -1,0 +1,162 @@
+"""The kinds of mixers beside those of sequences: to a context, over a grid, to another length, each token on its own.
+
+All are :class:`Mixer`: ``project``, ``attend`` and ``read`` (or ``mix``) are what they are there, and the carry knows the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from linattn.mixers import registry
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry, Context, State, from_front, to_front
+
+
+class CrossMixer(Mixer):
+    """Base of what looks at another sequence: x [B, Tq, D] and a context [B, T, D] -> [B, Tq, D].
+
+    ``project`` makes queries of x, and keys and values of ``carry.across.tokens``. Every token reads the whole context and none
+    reads another token of x, so x may come in pieces: ``y, state = mixer(x, context, return_state=True)``, then
+    ``mixer(further, state=state)``, where the context has no tokens and what is known of it is what the first call kept.
+    """
+
+    causal = False
+
+    def arguments(self, x: Tensor) -> tuple[Any, ...]:
+        return x, x
+
+    def begin(self, x: Tensor, *others: Any) -> Carry:
+        return Carry(x, returning=False, context=Context(*others))
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        state: State | None = None,
+        return_state: bool = False,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, State]:
+        """Let ``x`` [B, Tq, D] look at ``context`` [B, T, D].
+
+        Args:
+            x: the tokens that look; Tq may be 0.
+            context: the tokens that are looked at; None where ``state`` has seen them.
+            state: what an earlier call with the same context returned.
+            return_state: also return what is kept of the context and the position after the last real token of x.
+            mask: [B, Tq] bool, True = real token. The output of padding is 0.
+            context_mask: [B, T] bool, True = real token: the others are not there.
+
+        Raises:
+            ValueError: for a shape that does not fit, and where not exactly one of ``context`` and ``state`` is given.
+        """
+        self.check_width("x", x)
+        if (context is None) == (state is None):
+            raise ValueError("one of context and state must be given: the tokens to look at, or what an earlier call kept of them")
+        if context is None and context_mask is not None:
+            raise ValueError("context_mask goes with context, but came with a state, which knows what is real")
+        across = Context(x.new_zeros(x.shape[0], 0, x.shape[2])) if context is None else self._context(x, context, context_mask)
+        lengths, order = None, None
+        if mask is not None:
+            (x, order), lengths = to_front(x, mask), mask.sum(1)
+        carry = Carry(x, state, lengths=lengths, returning=return_state, context=across)
+        y = self.mix(x, carry)
+        if mask is not None:
+            y = from_front(y, mask, cast(Tensor, order))
+        carry.keep("position", carry.start + carry.counts if return_state else None)
+        return (y, carry.new) if return_state else y
+
+    def _context(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Context:
+        self.check_width("context", context)
+        if context.shape[0] != x.shape[0]:
+            raise ValueError(f"context must have as many rows as x, {x.shape[0]}, but came with {context.shape[0]}")
+        if mask is None:
+            return Context(context)
+        front, _ = to_front(context, mask, "context_mask")
+        return Context(front, torch.arange(context.shape[1], device=x.device) < mask.sum(1)[:, None])
+
+
+class GridMixer(Mixer):
+    """Base of what mixes tokens that lie on a grid: x [B, height * width, D], row by row -> the same. ``carry.grid`` is (height, width)."""
+
+    causal = False
+
+    def arguments(self, x: Tensor) -> tuple[Any, ...]:
+        return x, *nearly_square(x.shape[1])
+
+    def begin(self, x: Tensor, *others: Any) -> Carry:
+        height, width = others
+        return Carry(x, returning=False, grid=(height, width))
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:  # type: ignore[override]
+        """Mix ``x`` [B, height * width, D] over the grid; height and width may be 0.
+
+        Raises:
+            ValueError: for tokens that are not as many as the grid has places.
+        """
+        self.check_width("x", x)
+        if min(height, width) < 0 or height * width != x.shape[1]:
+            raise ValueError(f"x must have height * width = {height} * {width} tokens, but came with {list(x.shape)}")
+        return self.mix(x, self.begin(x, height, width)) if x.shape[1] else x  # nothing to mix, and convolutions refuse it
+
+
+class Resampler(Mixer):
+    """Base of what changes the length: [B, T, D] -> [B, T', D], T' = ``resampled(T)``."""
+
+    causal = False
+
+    def resampled(self, lengths: Any) -> Any:
+        """How many tokens come of ``lengths`` tokens, an int or a tensor of them."""
+        raise NotImplementedError(f"{type(self).__name__} must implement resampled(lengths)")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """Mix ``x`` [B, T, D] to [B, T', D] and the mask that goes with it, [B, T'] bool; None where ``mask`` is None.
+
+        ``mask`` [B, T] bool, True = real token: a row's output is that of its real tokens alone, real tokens first, 0 behind them.
+        """
+        self.check_width("x", x)
+        if mask is None:
+            return self.mix(x, self.begin(x)), None
+        lengths = mask.sum(1)
+        y = self.mix(to_front(x, mask)[0], Carry(x, lengths=lengths, returning=False))
+        real = torch.arange(y.shape[1], device=x.device) < self.resampled(lengths)[:, None]
+        return torch.where(real[..., None], y, 0.0), real
+
+
+class FeedForward(Mixer):
+    """Base of what does something to each token: [..., D] -> [..., D]; a subclass implements ``forward(x)``."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        raise NotImplementedError(f"{type(self).__name__} must implement forward(x)")
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        return self.counted(x)
+
+
+def nearly_square(tokens: int) -> tuple[int, int]:
+    """The height and width of a grid of so many tokens, as near to each other as they can be."""
+    height = next((n for n in range(math.isqrt(tokens), 0, -1) if tokens % n == 0), 0)
+    return height, tokens // height if height else 0
+
+
+def create_bidirectional(name: str, *, dim: int, **options) -> Mixer:
+    """As :func:`create`, of those in which every token may read all others: grid mixers, and sequence mixers without causality.
+
+    Raises:
+        ValueError: for a name that is not registered, or of a mixer that is none of them.
+    """
+    known = registry.info(name)
+    if known.kind != "grid" and not known.bidirectional:
+        raise ValueError(f"{name} must let a token read all others, but it is a causal mixer" if known.kind == "sequence" else
+                         f"{name} must be a mixer of a sequence or a grid, but it is of the kind {known.kind}")  # fmt: skip
+    return registry.create(name, dim=dim, **({"causal": False} if "causal" in known.options else {}) | options)
+
+
+def over_grid(mixer: Mixer, x: Tensor, height: int, width: int) -> Tensor:
+    """Mix ``x`` [B, height * width, D] with a mixer of :func:`create_bidirectional`; one of sequences does not see the shape."""
+    return mixer(x, height, width) if isinstance(mixer, GridMixer) else mixer(x)

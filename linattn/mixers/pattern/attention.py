@@ -1,0 +1,91 @@
+"""What fixed patterns share: softmax attention where :mod:`linattn.ops.pattern` sees, sequences tile by tile, states slot by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.attention.scores import cached, pieces, softmax
+from linattn.mixers.attention.softmax import Softmax
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+from linattn.ops.pattern import Pattern, attend
+
+PIECE = 256  # queries whose scores are held at once, where a state came in
+
+
+class PatternAttention(Softmax):
+    """Softmax attention where a pattern sees: a subclass gives :meth:`patterns`, one for each of as many equal groups of heads.
+
+    Queries and keys are turned by their positions, as in ``softmax`` here, unless ``rotary`` is false: the papers add positions to the
+    embedding. State, where causal: as many of the last keys and values as the pattern reaches back, ``k``, ``v`` [rows, reach, H K]; all of
+    them where there is no bound, with their positions. A call that continues from a state looks at every slot of it with a mask.
+    """
+
+    packs = False
+
+    def __init__(self, dim: int, heads: int = 4, *, causal: bool = True, rotary: bool = True, bias: bool = False) -> None:
+        super().__init__(dim, heads, rotated=None if rotary else 0, bias=bias, out_bias=bias, causal=causal)
+
+    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+        """Who sees whom: one pattern for all heads, or one for each group of them."""
+        raise NotImplementedError(f"{type(self).__name__} must implement patterns(carry)")
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        found = self.patterns(carry)
+        if carry.fresh:
+            if carry.returning:
+                self._slots(r, carry, found)
+            return torch.cat([attend(q, k, v, p, lengths=carry.lengths) for p, q, k, v in self._grouped(found, r.q, r.k, r.v)], 2)
+        k, v, place = self._slots(r, carry, found)
+        return torch.cat([self._continued(*given, place, carry) for given in self._grouped(found, r.q, k, v)], 2)
+
+    def _grouped(self, found: Sequence[Pattern], q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Pattern, Tensor, Tensor, Tensor]]:
+        """Each pattern with its heads of every tensor [B, T, H, ...]."""
+        return list(zip(found, *(t.chunk(len(found), 2) for t in (q, k, v)), strict=True))
+
+    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: Carry) -> Tensor:
+        """Queries [rows, T, H, K] after a state: slots k, v [rows, slots, H, ...] that stand at ``place`` [rows, slots]."""
+        out, position = [], carry.positions
+        for start, stop in pieces(carry.tokens, PIECE):
+            seen = pattern.sees(position[:, start:stop, None], place[:, None], 0) & (place >= 0)[:, None]
+            seen = seen | ~seen.any(-1, keepdim=True)  # filler behind a row's tokens
+            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
+            out.append(softmax(scores, seen, v))
+        return torch.cat(out, 1)
+
+    def _slots(self, r: Recurrence, carry: Carry, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of earlier calls and this one, and their positions [rows, slots], -1 for none; keeps what may be seen later."""
+        reach = self.reach(found)
+        if reach is None:
+            place = carry.positions if carry.valid is None else torch.where(carry.valid, carry.positions, -1)
+            slots, _, _ = cached(carry, k=r.k, v=r.v, place=place)
+            return slots["k"], slots["v"], slots["place"]
+        (k, _), (v, _) = (carry.context(name, t.flatten(2), reach) for name, t in (("k", r.k), ("v", r.v)))
+        place = carry.start[:, None] + torch.arange(-reach, carry.tokens, device=k.device)
+        return k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:]), place
+
+    def reach(self, found: Sequence[Pattern]) -> int | None:
+        """How many tokens back any head looks; None where there is no bound."""
+        known = [p.reach for p in found]
+        return None if None in known else max(cast("list[int]", known))
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        batch, tokens, heads, size = r.q.shape
+        found = self.patterns(self.begin(*self.arguments(r.v.flatten(2))))
+        if past:
+            reach = self.reach(found)
+            pairs = len(found) * tokens * (tokens + (past if reach is None else min(past, reach)))
+        else:
+            pairs = sum(pattern.pairs(tokens) for pattern in found)
+        return 2 * batch * heads // len(found) * pairs * (size + r.v.shape[3])
+
+
+def check_groups(name: str, groups: Sequence[object], heads: int) -> None:
+    """Refuse what the heads cannot be divided among."""
+    if not groups or heads % len(groups):
+        raise ValueError(f"{name} must be as many as divide the {heads} heads, but came as {groups!r}")

@@ -1,0 +1,143 @@
+"""Clustered attention (arXiv 2007.04825): queries that are alike share one look at all keys, with the mean of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.attention.softmax import Softmax
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+from linattn.mixers.pattern.learned import by_head, pick
+from linattn.mixers.registry import register
+
+
+@register(
+    "clustered",
+    title="Clustered attention",
+    paper="Fast Transformers with Clustered Attention",
+    arxiv="2007.04825",
+    year=2020,
+    seeds=("001",),
+    causal=False,
+    equation=r"o_t = \mathrm{softmax}\big(\bar q_{c(t)} K^\top / \sqrt{d}\big) V,\quad \bar q_c = \mathrm{mean}\{\, q_t : c(t) = c \,\}",
+    oracle="loops over hashes, Hamming distances and keys in float64, as idiap/fast-transformers has them in C++",
+)
+class Clustered(Softmax):
+    """Queries are hashed to ``bits`` signs of random planes with a bias; ``iterations`` of Lloyd's algorithm make ``clusters`` = C of them.
+
+    The centres start at the hashes of the first C tokens; one that is left with no query stays (in the authors' code it is drawn anew).
+    The planes are drawn once and are weights; there they are drawn at every call. With a cluster for every query this is softmax
+    attention. No positions: the paper adds them to the embedding.
+    """
+
+    packs = False
+    keep_float32 = ("planes", "offsets")
+    planes: Tensor  # [K, bits]
+    offsets: Tensor  # [bits]
+
+    def __init__(self, dim: int, heads: int = 4, *, clusters: int = 100, iterations: int = 10, bits: int = 63) -> None:
+        super().__init__(dim, heads, rotated=0, causal=False)
+        for name, value in (("clusters", clusters), ("iterations", iterations), ("bits", bits)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but came as {value}")
+        self.clusters, self.iterations = clusters, iterations
+        self.register_buffer("planes", torch.randn(self.size, bits))
+        self.register_buffer("offsets", torch.randn(bits))
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        if not carry.tokens:
+            return r.v
+        q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
+        cluster, members = self.cluster(q, carry)
+        weights = self._looked(q, k, members, carry).softmax(-1)  # [B, H, C, T]
+        return by_head(pick(weights.to(v.dtype) @ v, cluster))
+
+    def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: Carry) -> Tensor:
+        """What the mean queries of the clusters score all keys with, [B, H, C, T]."""
+        mean = members.transpose(-1, -2) @ wide(q) / members.sum(-2).clamp(min=1)[..., None]
+        scores = mean @ wide(k).transpose(-1, -2) * self.size**-0.5
+        return scores if carry.valid is None else scores.masked_fill(~self._real(carry), -1e30)
+
+    def _real(self, carry: Carry) -> Tensor:
+        """Which keys there are, [B, 1, 1, T]; for rows without any, all."""
+        valid = carry.valid
+        assert valid is not None
+        return (valid | (carry.counts == 0)[:, None])[:, None, None]
+
+    @torch.no_grad()
+    def cluster(self, q: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+        """The cluster of each query of q [B, H, T, K], [B, H, T] int64, and as rows of 0 and 1, [B, H, T, C]."""
+        planes = self.planes
+        codes = torch.where(q.to(planes.dtype) @ planes > self.offsets, 1.0, -1.0).to(planes.dtype)  # [B, H, T, bits]
+        count = min(self.clusters, q.shape[2])
+        centres = codes[:, :, :count]
+        known = torch.arange(count, device=q.device) < carry.counts.clamp(min=1)[:, None]  # [B, C]
+        for _ in range(self.iterations - 1):
+            _, members = self._assigned(codes, centres, known, carry)
+            votes = members.transpose(-1, -2) @ codes
+            centres = torch.where((members.sum(-2) > 0)[..., None], torch.where(votes > 0, 1.0, -1.0), centres).to(codes.dtype)
+        return self._assigned(codes, centres, known, carry)
+
+    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+        """The nearest centre, the first of several."""
+        alike = (codes @ centres.transpose(-1, -2)).masked_fill(~known[:, None, None], -torch.inf)  # bits less twice the distance
+        cluster = alike.argmax(-1)
+        members = torch.nn.functional.one_hot(cluster, centres.shape[2]).to(codes.dtype)
+        return cluster, members if carry.valid is None else members * carry.valid[:, None, :, None]
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        batch, tokens, heads, size = r.q.shape
+        bits, count = self.offsets.shape[0], min(self.clusters, tokens)
+        clustering = bits * (size + count * (2 * self.iterations - 1))
+        return 2 * batch * heads * tokens * (clustering + count * (2 * size + r.v.shape[3]))
+
+
+@register(
+    "improved_clustered",
+    title="Improved clustered attention",
+    paper="Fast Transformers with Clustered Attention",
+    arxiv="2007.04825",
+    year=2020,
+    seeds=("001",),
+    causal=False,
+    equation=r"o_t = \hat m_{c(t)} \mathrm{softmax}\big(q_t K_{T(c)}^\top / \sqrt{d}\big) V_{T(c)} + \sum_{i \notin T(c)} A^c_{i} v_i,"
+    r"\quad \hat m_c = \sum_{i \in T(c)} A^c_i",
+    oracle="loops over hashes, Hamming distances and keys in float64, as idiap/fast-transformers has them in C++",
+)
+class ImprovedClustered(Clustered):
+    """Clustered attention in which every query looks itself at the ``top`` keys that its cluster scores highest.
+
+    They share the weight that the cluster gives them all together. With ``top`` at least as large as the number of tokens this is
+    softmax attention.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, clusters: int = 100, iterations: int = 10, bits: int = 63, top: int = 32
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, clusters=clusters, iterations=iterations, bits=bits)
+        if top < 1:
+            raise ValueError(f"top must be at least 1, but came as {top}")
+        self.top = top
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        if not carry.tokens:
+            return r.v
+        q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
+        cluster, members = self.cluster(q, carry)
+        looked = self._looked(q, k, members, carry)
+        best = looked.topk(min(self.top, carry.tokens), -1).indices  # [B, H, C, top]
+        weights = looked.softmax(-1)
+        rest = pick(weights.scatter(-1, best, 0.0).to(v.dtype) @ v, cluster)
+        mass = pick(weights.gather(-1, best).sum(-1), cluster)  # [B, H, T]
+        places = pick(best, cluster)  # [B, H, T, top]
+        scores = torch.einsum("bhtk,bhtsk->bhts", wide(q), wide(pick(k, places))) * self.size**-0.5
+        if carry.valid is not None:
+            scores = scores.masked_fill(~pick(self._real(carry).expand(-1, self.heads, 1, -1)[:, :, 0], places), -1e30)
+        near = torch.einsum("bhts,bhtsv->bhtv", scores.softmax(-1).to(v.dtype), pick(v, places))
+        return by_head(mass[..., None].to(v.dtype) * near + rest)
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        batch, tokens, heads, size = r.q.shape
+        return super().attend_flops(r, past) + 2 * batch * heads * tokens * min(self.top, tokens) * (size + r.v.shape[3])

@@ -1,0 +1,46 @@
+"""Local attention over a grid (Image Transformer, arXiv 1802.05751, section 3.3): blocks of an image that see what is around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from linattn.mixers.carry import Carry
+from linattn.mixers.kinds import GridMixer
+from linattn.mixers.pattern.attention import PatternAttention
+from linattn.mixers.registry import register
+from linattn.ops.pattern import GridBlocks, Pattern
+from linattn.ops.pattern import causal as earlier
+
+
+@register(
+    "local_2d",
+    title="Local attention, over a grid",
+    paper="Image Transformer",
+    arxiv="1802.05751",
+    year=2018,
+    seeds=("001",),
+    kind="grid",
+    causal=False,
+    equation=r"o_t = \sum_{i \in N(t)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,\quad"
+    r" N(t) = \text{the block of } t \text{ and } m \text{ rows and columns around it}",
+    oracle="the quadratic formula in float64, with a loop over rows and columns written in the test from section 3.3",
+)
+class Local2D(GridMixer, PatternAttention):
+    """Blocks of ``rows`` times ``columns`` tokens, each with ``memory`` = m rows above and below and m columns on both sides.
+
+    ``causal=True`` is the paper's decoder: of those, the tokens that come before in the order of rows, and itself. No positions: they
+    are added to the tokens.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, rows: int = 8, columns: int = 8, memory: int = 4, causal: bool = False) -> None:
+        PatternAttention.__init__(self, dim, heads, causal=causal, rotary=False)
+        for name, value, least in (("rows", rows, 1), ("columns", columns, 1), ("memory", memory, 0)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, but came as {value}")
+        self.rows, self.columns, self.memory = rows, columns, memory
+
+    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+        assert carry.grid is not None
+        below = 0 if self.causal else self.memory
+        found = GridBlocks(max(carry.grid[1], 1), self.rows, self.columns, self.memory, below, self.memory)
+        return [found & earlier() if self.causal else found]

@@ -1,0 +1,99 @@
+"""Memory-compressed attention (arXiv 1801.10198): a strided convolution makes one key and one value of every three tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.attention.scores import pieces, softmax
+from linattn.mixers.base import Mixer
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import head_size, wide
+from linattn.mixers.registry import register
+
+NEVER = 2**62  # the position of a slot that nobody sees
+PIECE = 256  # queries whose scores are held at once
+
+
+@register(
+    "memory_compressed",
+    title="Memory-compressed attention",
+    paper="Generating Wikipedia by Summarizing Long Sequences",
+    arxiv="1801.10198",
+    year=2018,
+    seeds=("001",),
+    equation=r"o_t = \sum_{j : c j + c - 1 \le t} \mathrm{softmax}_j\big(q_t \tilde k_j^\top / \sqrt{d}\big) \tilde v_j,\quad"
+    r" \tilde k_j = \sum_{s < c} k_{c j + s} W_s + b",
+    recurrent=False,
+    linear_in_values=False,  # a compressed slot is no token's
+    oracle="memory-compressed-attention 0.0.7, MemoryCompressedAttention without a mask",
+    exemptions={"forms": "a state has a slot more for every call it went through, so states that came by different calls differ in size"},
+)
+class MemoryCompressed(Mixer):
+    """``rate`` = c tokens become one slot; a token sees the slots whose tokens have all come, its own included, and, lest it see none, a
+    learned slot that is no token's. Without causality it sees all slots, the last of which may be of fewer tokens.
+
+    The convolution mixes the channels of a head (one map for keys and values, as in the oracle). The paper alternates it with local
+    attention in blocks of 256 tokens: ``mixer="local, memory_compressed"`` with ``{"local": {"block": 256, "memory": 0}}``.
+    State: the slots so far ``k``, ``v`` [rows, slots, D], how far each row has got in them, and the last c - 1 tokens.
+    """
+
+    packs = False
+
+    def __init__(self, dim: int, heads: int = 4, *, rate: int = 3, causal: bool = True) -> None:
+        super().__init__(dim)
+        if rate < 1:
+            raise ValueError(f"rate must be at least 1, but came as {rate}")
+        self.heads, self.size, self.rate, self.causal = heads, head_size("dim", dim, heads), rate, causal
+        self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.compress = nn.Conv1d(dim, dim, rate, stride=rate, groups=heads)
+        self.null_key, self.null_value = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
+        self.o_proj = nn.Linear(dim, dim)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        q, k, v = self.qkv_proj(x).chunk(3, -1)
+        (k, place), (v, _) = self._slots("k", k, carry), self._slots("v", v, carry)  # [B, slots, D]
+        k, v = (torch.cat([null.to(t.dtype).expand(t.shape[0], 1, -1), t], 1) for null, t in ((self.null_key, k), (self.null_value, v)))
+        place = F.pad(place, (1, 0), value=-1)  # the last token of each slot; the learned one is before all
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
+        out, position = [], carry.positions
+        for start, stop in pieces(carry.tokens, PIECE):
+            seen = self._seen(position[:, start:stop], place, carry)
+            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
+            out.append(softmax(scores, seen, v))
+        return self.o_proj(torch.cat(out, 1).flatten(-2))
+
+    def _seen(self, position: Tensor, place: Tensor, carry: Carry) -> Tensor:
+        if self.causal:
+            return place[:, None] <= position[..., None]
+        real = place < (carry.start + carry.counts + self.rate - 1)[:, None]  # at least one of its tokens is real
+        return real[:, None].expand(-1, position.shape[1], -1)
+
+    def _slots(self, name: str, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+        """Slots of earlier calls and of this one, and the position of the last token of each, [B, slots] both.
+
+        Tokens that do not fill a slot wait in the state, and are put before the next ones.
+        """
+        waiting, rate = carry.start % self.rate, self.rate
+        before = carry.before(f"{name}_last", x, rate - 1) if rate > 1 else None
+        before = x.new_zeros(x.shape[0], rate - 1, x.shape[2]) if before is None else before
+        longer = torch.cat([before, x], 1)
+        count = -(-(x.shape[1] + rate - 1) // rate) if x.shape[1] or not carry.fresh else 0
+        first = rate - 1 - waiting  # where the first slot that is not complete begins in ``longer``
+        index = first[:, None] + torch.arange(count * rate, device=x.device)
+        inside = index < longer.shape[1]
+        tokens = longer.gather(1, index.clamp(max=max(longer.shape[1] - 1, 0))[..., None].expand(-1, -1, x.shape[2])) * inside[..., None]
+        new = self.compress(tokens.transpose(1, 2)).transpose(1, 2) if count else x[:, :0]
+        place = (carry.start - waiting)[:, None] + rate * (1 + torch.arange(count, device=x.device)) - 1
+        old, old_place = carry.get(name), carry.get("place")
+        slots = new if old is None else torch.cat([old.to(new.dtype), new], 1)
+        complete = torch.where(place < (carry.start + carry.counts)[:, None], place, NEVER)  # the others will be made anew
+        carry.keep(name, slots)
+        carry.keep("place", complete if old_place is None else torch.cat([old_place, complete], 1))
+        return slots, place if old_place is None else torch.cat([old_place, place], 1)
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        batch, tokens, dim = x.shape
+        maps = 2 * dim * dim * (4 + 2 / self.heads)  # the convolution goes over keys and over values
+        return int(batch * tokens * (maps + 4 * dim * (1 + -(-(past + tokens) // self.rate))))

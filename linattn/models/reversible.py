@@ -1,0 +1,62 @@
+"""Reversible blocks (RevNet, arXiv 1707.04585; Reformer, arXiv 2001.04451, section 3): what came in follows from what came out.
+
+Two streams x₁, x₂, side by side as [B, T, 2 D]: y₁ = x₁ + mixer(norm(x₂)), y₂ = x₂ + ffn(norm(y₁)). Training keeps the output of the
+last block alone, and on the way back makes each block's input of its output, so that memory does not grow with depth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+def through(blocks: nn.ModuleList, x: Tensor, **how: Any) -> Tensor:
+    """Run reversible ``blocks`` on x [B, T, 2 D] without states, keeping nothing between them; ``how``: mask and cu_seqlens."""
+    return _Through.apply(x, blocks, how, *(p for block in blocks for p in block.parameters()))
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blocks: nn.ModuleList, how: dict[str, Any], *_: Tensor) -> Tensor:
+        ctx.blocks, ctx.how, device = blocks, how, x.device.type
+        ctx.autocast = {"device_type": device, "enabled": torch.is_autocast_enabled(device), "dtype": torch.get_autocast_dtype(device)}
+        for block in blocks:
+            x, _, _ = block(x, **how)
+        ctx.save_for_backward(x)
+        return x.clone()  # nobody may write into what the way back starts from
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        gradients: list[Tensor | None] = []
+        with torch.autocast(**ctx.autocast):
+            for block in reversed(ctx.blocks):
+                y, grad, own = _back(block, y, grad, ctx.how)
+                gradients = own + gradients
+        return grad, None, None, *gradients
+
+
+def _back(block: Any, y: Tensor, grad: Tensor, how: dict[str, Any]) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """The input of a block, and the gradients of it and of its parameters, from its output ``y`` and the gradient of that."""
+    parameters = list(block.parameters())
+    (y1, y2), (d1, d2) = y.chunk(2, -1), grad.chunk(2, -1)
+    to_y1, first, f = _of_branch(block.ffn_branch, y1, d2, parameters)
+    x2, d1 = y2 - f, d1 + to_y1
+    to_x2, second, f = _of_branch(lambda t: block.mixer_branch(t, **how), x2, d1, parameters)
+    gradients = [a if b is None else b if a is None else a + b for a, b in zip(first, second, strict=True)]
+    return torch.cat([y1 - f, x2], -1), torch.cat([d1, d2 + to_x2], -1), gradients
+
+
+def _of_branch(branch: Any, x: Tensor, grad: Tensor, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor | None], Tensor]:
+    """The gradients of x and of ``parameters`` (None for those of the other branch) where that of branch(x) is ``grad``; and branch(x)."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = branch(x)
+    known = [p for p in parameters if p.requires_grad]
+    to_x, *found = torch.autograd.grad(y, [x, *known], grad.to(y.dtype), allow_unused=True)
+    left = iter(found)
+    return to_x, [next(left) if p.requires_grad else None for p in parameters], y.detach()

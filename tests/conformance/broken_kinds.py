@@ -1,0 +1,236 @@
+"""Sound mixers of the kinds beside the causal ones of sequences, and what goes wrong with them; entered in ``FAILS`` too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers import Carry, CrossMixer, FeedForward, GridMixer, Mixer, Recurrence, Resampler
+from linattn.mixers.registry import info
+from tests.conformance.broken import fails
+
+
+def entry(cls: type[Mixer], kind: str, **changes: object) -> None:
+    name = cls.__name__.lower()
+    cls.info = replace(info("gla"), name=name, title=name, cls=cls, kind=kind, causal=False, **changes)
+
+
+class Attention(Mixer):
+    """Queries, keys and values, and softmax over all."""
+
+    causal = False
+    packs = False
+
+    def __init__(self, dim: int, heads: int = 2) -> None:
+        super().__init__(dim)
+        self.heads = heads
+        self.q_proj, self.kv_proj, self.o_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        source = x if state.across is None else state.across.tokens
+        k, v = self.kv_proj(source).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        return Recurrence(self.q_proj(x).unflatten(-1, (self.heads, -1)), k, v)
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        k, v, real = r.k, r.v, carry.written
+        if real is None:
+            real = torch.ones(k.shape[:2], dtype=torch.bool)
+        if carry.across is not None and not carry.fresh:
+            k, v, real = carry.get("k"), carry.get("v"), carry.get("real")
+        for name, t in (("k", k), ("v", v), ("real", real)):
+            carry.keep(name, t)
+        real = real | ~real.any(1, keepdim=True)
+        seen = self.seen(real[:, None, None].expand(-1, 1, r.q.shape[1], -1))
+        return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (r.q, k, v)), attn_mask=seen).transpose(1, 2)
+
+    def seen(self, real: Tensor) -> Tensor:
+        """Which keys a query sees, [B, 1, T, S], of the real ones."""
+        return real
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        batch, tokens, heads, size = r.q.shape
+        return 4 * batch * heads * tokens * r.k.shape[1] * size
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.o_proj(o.flatten(-2))
+
+
+class SoundBothWays(Attention):
+    """Nothing is wrong here."""
+
+
+entry(SoundBothWays, "sequence", growth="n^2", symmetry="permutation")
+
+
+@fails("padding", "packed")
+class SeesPadding(SoundBothWays):
+    """Padding is zero, but it is seen."""
+
+    def seen(self, real: Tensor) -> Tensor:
+        return torch.ones_like(real)
+
+
+@fails("reach", "symmetry")
+class CausalInTruth(SoundBothWays):
+    """A token sees the earlier ones alone."""
+
+    def seen(self, real: Tensor) -> Tensor:
+        return real & torch.ones(real.shape[2:], dtype=torch.bool).tril()
+
+
+@fails("growth")
+class SaysLinear(SoundBothWays):
+    """Claims a cost that it does not have."""
+
+
+SaysLinear.info = replace(SaysLinear.info, growth="n")
+
+
+@fails("growth")
+class HidesTheCost(SoundBothWays):
+    """Forgets its scores in the cost sheet, but they are written nevertheless."""
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        return 0
+
+
+HidesTheCost.info = replace(HidesTheCost.info, growth="n")
+
+
+@fails("symmetry")
+class KnowsPositions(SoundBothWays):
+    """Says that it commutes with permutations."""
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        return super().project(x + state.positions[..., None].to(x.dtype).sin(), state)
+
+
+@fails("no_state")
+class TakesAnyState(SoundBothWays):
+    """A state is ignored, and an empty one returned."""
+
+    def forward(self, x, state=None, *, return_state=False, mask=None, cu_seqlens=None):
+        y = super().forward(x, mask=mask, cu_seqlens=cu_seqlens)
+        return (y, {}) if return_state else y
+
+
+@fails("loaded", "seed")
+class KeepsWeightsToItself(SoundBothWays):
+    """What it multiplies by is no part of its state_dict."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.hidden = torch.rand(dim, generator=_generator, dtype=torch.float64)
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return super().read(o, x) * self.hidden.to(o.dtype)
+
+
+_generator = torch.Generator()
+
+
+@fails("rows", "padding", "packed")
+class MixesRows(SoundBothWays):
+    """Normalised with statistics of the batch."""
+
+    def read(self, o: Tensor, x: Tensor) -> Tensor:
+        return super().read(o - o.mean(0, keepdim=True) / 10, x)
+
+
+class SoundAcross(Attention, CrossMixer):
+    """Nothing is wrong here."""
+
+
+entry(SoundAcross, "cross", growth="n^2")
+
+
+@fails("padding")
+class SeesPaddingOfTheContext(SoundAcross):
+    """The mask of the context is ignored."""
+
+    def seen(self, real: Tensor) -> Tensor:
+        return torch.ones_like(real)
+
+
+@fails("pieces")
+class ForgetsTheContext(SoundAcross):
+    """Keeps the keys without their graph."""
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        o = super().attend(r, carry)
+        carry.new = {name: t.detach() for name, t in carry.new.items()}
+        return o
+
+
+class SoundGrid(Attention, GridMixer):
+    """Nothing is wrong here: rows of a grid are added up, then all see all."""
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        assert state.grid is not None
+        rows = x.unflatten(1, state.grid)
+        return super().project((rows + rows.mean(2, keepdim=True)).flatten(1, 2) if x.numel() else x, state)
+
+
+entry(SoundGrid, "grid", growth="n^2")
+
+
+@fails("grid")
+class WantsSquares(SoundGrid):
+    """Takes the root of the number of tokens for the height."""
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        side = int(x.shape[1] ** 0.5)
+        state.grid = (side, x.shape[1] // side)
+        return super().project(x, state)
+
+
+class SoundHalving(Resampler):
+    """Nothing is wrong here: pairs of tokens are added up."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.proj = nn.Linear(dim, dim, bias=False)
+
+    def resampled(self, lengths):
+        return (lengths + 1) // 2
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.proj(F.pad(x, (0, 0, 0, x.shape[1] % 2)).unflatten(1, (-1, 2)).sum(2))
+
+
+entry(SoundHalving, "resample", symmetry=None, exemptions={"resample.reach": "a token that comes out is of two that came in"})
+
+
+@fails("padding")
+class RoundsDown(SoundHalving):
+    """The mask has one token less than there are where the length is odd, and the output of it is cut to zero."""
+
+    def forward(self, x, mask=None):
+        y, real = super().forward(x, mask)
+        return y, None if real is None else real & F.pad(real[:, 1:], (0, 1))
+
+
+class SoundFeedForward(FeedForward):
+    """Nothing is wrong here."""
+
+    def __init__(self, dim: int, hidden: int | None = None) -> None:
+        super().__init__(dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+entry(SoundFeedForward, "feed-forward", linear_in_values=False)
+
+
+@fails("leading")
+class WantsBatches(SoundFeedForward):
+    """Takes tokens of two leading axes alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.ndim == 3
+        return super().forward(x)

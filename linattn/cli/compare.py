@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from linattn.report.options import QUICK, CompareOptions
+from linattn.report.tasks import TASKS, TaskOptions, load
 
 _FULL = CompareOptions()
+TEXT = "text"
 
 
 def _option(name: str, metavar: str, text: str) -> Any:
@@ -29,10 +31,13 @@ def _written(value: object) -> str:
 
 
 _MIXERS = "Names from `linattn list`, or all. The first has the usual feed-forward; the others' are as wide as equal parameters need."
+_TASK = "What is learned: text by language models, or something else by models of its own, with defaults of its own."
+_SEEDS = "Models of each mixer, with the seeds S, S + 1, ...; text has one. [default: the task's own, 3]"
 _OUT = "Folder of the report: a new or an empty one, or one with an earlier report, which is replaced."
 
 
 def compare(
+    task: Annotated[str, typer.Option(metavar="|".join((TEXT, *TASKS)), help=_TASK)] = TEXT,
     mixers: Annotated[str | None, _option("mixers", "A,B,...", _MIXERS)] = None,
     text: Annotated[list[str] | None, _option("text", "FILE", "UTF-8 text to learn from; may be given several times.")] = None,
     steps: Annotated[int | None, _option("steps", "N", "Optimizer steps for each model.")] = None,
@@ -40,19 +45,28 @@ def compare(
     layers: Annotated[int | None, _option("layers", "L", "Blocks of each model.")] = None,
     contexts: Annotated[str | None, _option("contexts", "N,N,...", "Tokens before which prefill, decode and state are measured.")] = None,
     seed: Annotated[int | None, _option("seed", "S", "Seed of weights, order of the data and samples.")] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help=_SEEDS, show_default=False)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small models, few steps: does everything work, in under a minute?")] = False,
     out: Annotated[Path | None, _option("out", "DIR", _OUT)] = None,
 ) -> None:
-    """Train one small language model per mixer and compare them.
+    """Train one small model per mixer and compare them.
 
     All have the same number of parameters, read the same data in the same order and get the same number of steps. Then
     each is measured: bits per byte on text it has not seen, speed of training, time to read a prompt and to write a token
     at each context, bytes kept of the past.
 
+    Another --task than text has models of its own and measures what matters there; several seeds of each are trained.
+
     Writes DIR/report.html (a page with plots), DIR/report.json (all figures) and DIR/models/NAME (each model, for linattn
     generate). Prints the table: for people on a terminal, elsewhere tab-separated with a line of column names, one line
     for each mixer and context.
     """
+    if task != TEXT:
+        asked = {"mixers": mixers, "steps": steps, "dim": dim, "layers": layers, "seeds": seeds, "seed": seed, "out": out, "quick": quick}
+        _on_task(task, {k: v for k, v in asked.items() if v is not None}, {"--text": text, "--contexts": contexts})
+        return
+    if seeds is not None:
+        raise ValueError("--seeds means nothing to --task text, which trains one model of each mixer")
     from linattn.cli.table import show
     from linattn.report import compare as run
 
@@ -68,9 +82,28 @@ def compare(
     print(f"report: {options.out / 'report.html'}")
 
 
+def _on_task(name: str, given: dict[str, Any], foreign: dict[str, Any]) -> None:
+    """Compare on the task ``name``; options that are ``foreign`` to it are refused."""
+    task = load(name)
+    if wrong := [option for option, value in foreign.items() if value]:
+        raise ValueError(f"{' and '.join(wrong)} mean nothing to --task {name}")
+    from linattn.cli.table import show_contest
+    from linattn.report.contest import compete
+
+    if "mixers" in given:
+        given["mixers"] = tuple(task.mixers()) if given["mixers"] == "all" else _listed(given["mixers"])
+    options = TaskOptions(name, **given)
+    show_contest(compete(options, progress=True), task)
+    print(f"report: {options.out / 'report.html'}")
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _names(text: str) -> tuple[str, ...]:
     """The names in ``text``; "all" is every mixer that a language model can have, the largest first: it sets the sizes of the rest."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = _listed(text)
     if names != ("all",):
         return names
     from linattn import mixers
@@ -79,7 +112,7 @@ def _names(text: str) -> tuple[str, ...]:
         return sum(p.numel() for p in mixers.create(name, dim=64).parameters())
 
     known = [mixers.info(name) for name in mixers.available()]
-    return tuple(sorted((m.name for m in known if m.causal and m.kind == "sequence"), key=lambda name: (-size(name), name)))
+    return tuple(sorted((m.name for m in known if m.resumable), key=lambda name: (-size(name), name)))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -6,11 +6,15 @@ import inspect
 
 from torch import nn
 
+from linattn.ffn.collect import Report as Report
+from linattn.ffn.collect import report as report
+from linattn.ffn.collect import reports as reports
 from linattn.ffn.experts import Experts as Experts
 from linattn.ffn.geglu import GeGLU as GeGLU
+from linattn.ffn.mlp import MLP as MLP
 from linattn.ffn.swiglu import SwiGLU as SwiGLU
 
-_KINDS: dict[str, type[nn.Module]] = {"swiglu": SwiGLU, "geglu": GeGLU, "experts": Experts}
+_KINDS: dict[str, type[nn.Module]] = {"swiglu": SwiGLU, "geglu": GeGLU, "mlp": MLP, "experts": Experts}
 NONE = "none"  # a block without a feed-forward
 
 

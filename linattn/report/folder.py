@@ -17,23 +17,25 @@ VERSION = 1
 
 
 class Folder:
-    """The output folder of one comparison; refuses one that holds something else."""
+    """The output folder of one comparison, or of what another ``schema`` names; refuses one that holds something else."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, schema: str = SCHEMA) -> None:
+        self.path, self.schema = path, schema
         self.json, self.html, self.models = path / "report.json", path / "report.html", path / "models"
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out must be a folder, but {path} is a file")
-        if path.exists() and any(path.iterdir()) and not self._is_ours():
+        if path.exists() and any(path.iterdir()) and self.load() is None:
             raise ValueError(f"--out {path} holds files that are no linattn report; name an empty or a new folder")
         if self.models.is_symlink():
             raise ValueError(f"{self.models} is a link; its target is not touched. Remove the link or name another --out")
 
-    def _is_ours(self) -> bool:
+    def load(self) -> dict | None:
+        """What report.json holds; None if there is none, or one of another kind."""
         try:
-            return json.loads(self.json.read_text(encoding="utf-8")).get("schema") == SCHEMA
+            report = json.loads(self.json.read_text(encoding="utf-8"))
+            return report if report.get("schema") == self.schema else None
         except (OSError, ValueError, AttributeError):
-            return False
+            return None
 
     def begin(self, report: dict) -> None:
         """Clear an earlier report away and leave the mark of the new one."""

@@ -13,9 +13,10 @@ import linattn
 
 
 def machine() -> dict:
-    """Processor, cores, threads of torch, memory in bytes (None where unknown), system and versions."""
+    """Processor, accelerator (None: none), cores, threads of torch, memory in bytes (None where unknown), system and versions."""
     return {
         "cpu": _processor(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": _memory(),

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from linattn.report.words import tokens
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
 
 
 class Progress:
     """Says what happens, if ``shown``."""
 
     def __init__(self, shown: bool) -> None:
-        self.console = Console(stderr=True, quiet=not shown, highlight=False)
+        self.shown = shown
 
     @property
     def bars(self) -> bool:
         """Whether there is a terminal to draw bars on."""
-        return self.console.is_terminal and not self.console.quiet
+        return self.shown and sys.stderr.isatty()
 
     def say(self, line: str) -> None:
         """A line of its own."""
-        self.console.print(line, soft_wrap=True, markup=False)
+        if self.shown:
+            print(line, file=sys.stderr, flush=True)
 
     def measurements(self, turns: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         """Each pair of ``turns``, a context and a mixer, with a bar that names it while it lasts."""
@@ -32,11 +35,30 @@ class Progress:
             self.say(f"measuring {', '.join(dict.fromkeys(name for _, name in turns))}")
             yield from turns
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Bars(*columns, console=self.console) as bars:
+        with _bars() as bars:
             task = bars.add_task("measuring", total=len(turns))
             for context, name in turns:
                 bars.update(task, description=f"measuring {name} at {tokens(context)}")
                 yield context, name
                 bars.advance(task)
             bars.update(task, description="measured")
+
+    @contextmanager
+    def counted(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
+        """A function to call after each of ``total`` parts with what to say of it; ``done`` of them are finished."""
+        if not self.bars:
+            count = iter(range(done + 1, total + 1))
+            yield lambda said: self.say(f"{title}: {next(count, total)} of {total}: {said}")
+            return
+        with _bars() as bars:
+            task = bars.add_task(title, total=total, completed=done)
+            yield lambda said: bars.update(task, advance=1, description=f"{title}: {said}")
+
+
+def _bars() -> Bars:
+    """What is done, as a bar and in figures."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True, highlight=False))

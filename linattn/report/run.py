@@ -168,7 +168,7 @@ def _prompt(text: Corpus) -> str:
 def _caches(options: CompareOptions) -> list[dict]:
     """What a key-value cache of these layers takes in float32."""
     lengths = sorted(set(options.contexts))
-    layer = [mixers.cost("softmax", dim=options.dim, tokens=c, dtype=torch.float32).state_bytes for c in lengths]
+    layer = [mixers.cost("softmax", dim=options.dim, tokens=c, dtype=torch.float32).softmax_cache_bytes for c in lengths]
     return [{"context": c, "bytes": b * options.layers} for c, b in zip(lengths, layer, strict=True)]
 
 

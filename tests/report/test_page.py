@@ -7,7 +7,8 @@ import pytest
 
 from linattn.report import page as report_page
 from linattn.report.charts import DECODE, STATE, charts, learning_per_step, over_context
-from linattn.report.page import inlined, page
+from linattn.report.html import inlined
+from linattn.report.page import page
 from linattn.report.plot import STYLES
 
 VOID = {"meta", "path", "rect", "br", "hr", "img", "link", "input"}  # paths and rects close themselves here

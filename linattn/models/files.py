@@ -1,0 +1,76 @@
+"""A model in a folder: model.safetensors and config.json, and nothing that could run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from linattn.state import replacing
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save(folder: str | os.PathLike[str], model: nn.Module, config: dict[str, Any]) -> None:
+    """Write ``model`` and what it was made from into ``folder``, which is made if it is not there; the weights come last."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / CONFIG) as aside:
+        aside.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    weights = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    with replacing(folder / WEIGHTS) as aside:
+        save_file(weights, aside, metadata={"format": "pt"})
+
+
+def read_config(folder: str | os.PathLike[str], model_type: str) -> dict[str, Any]:
+    """What config.json in ``folder`` says of a model of ``model_type``, that word taken out.
+
+    Raises:
+        OSError: where there is none.
+        ValueError: where it says something else.
+    """
+    path = Path(folder) / CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or content.pop("model_type", None) != model_type:
+        raise ValueError(f"{path} is no config of a {model_type} model")
+    return content
+
+
+def read_weights(path: Path, build: Callable[[], Model], tied: frozenset[str] = frozenset()) -> Model:
+    """``build()`` with the weights in ``path``; shapes are compared in the file's header before any memory is taken.
+
+    Args:
+        path: a safetensors file.
+        build: makes the model; called once without memory and once in earnest.
+        tied: names that the file may lack, since they are other weights once more.
+
+    Raises:
+        ValueError: where the file is damaged or of another model, with the first weight that differs.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    with torch.device("meta"):
+        wanted = {name: list(t.shape) for name, t in build().state_dict().items()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        wrong = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n) and not (n in tied and n not in shapes))
+        if wrong:
+            raise ValueError(f"{path} does not fit its config: {wrong[0]} has {shapes.get(wrong[0])}, wanted {wanted.get(wrong[0])}")
+        model = build()
+        model.load_state_dict(load_file(path), strict=not tied)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return model

@@ -1,0 +1,276 @@
+"""The image model: patches, blocks of any mixer that lets a token read all others, the mean, a head."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from linattn import ffn, mixers
+from linattn.mixers.vision.parts import resized, to_image, to_tokens
+from linattn.mixers.vision.prepbn import PRepBN, folded
+from linattn.models import files, pattern
+from linattn.models.config import check_known
+
+MODEL_TYPE = "linattn-image"
+NORMS = ("layer", "rms", "prepbn", "none")
+
+# Stacks as their papers have them, where that is more than the name of a mixer.
+PRESETS: dict[str, dict[str, Any]] = {
+    "efficientvit": {"mixer": "efficientvit, mbconv", "ffn": "none", "norm": "none"},  # arXiv 2205.14756: a block is two of our layers
+    "slab": {"mixer": "slab", "ffn": "mlp", "norm": "prepbn", "norm_eps": 1e-6},  # arXiv 2405.11582, its DeiT
+}
+
+
+@dataclass(kw_only=True)
+class ImageConfig:
+    """A stack of blocks over the patches of an image, each a mixer of tokens and a feed-forward per token, around residuals.
+
+    Args:
+        image_size: height and width, in pixels, of the images learned from. Others may come: learned positions are drawn to their size.
+        patch_size: pixels on a side of what becomes a token.
+        overlap: whether a token sees a window of 2 patch_size - 1 pixels in place of its patch alone (PVTv2, arXiv 2106.13797).
+        channels: of a pixel; 1 for grey, 3 for colours.
+        classes: that images are told apart into.
+        dim: width D of the model.
+        layers: number of blocks.
+        mixer: a pattern of names such as ``"focused*2, agent"``: grid mixers, and sequence mixers with ``causal=False``, for which the
+            tokens stand row by row. It repeats until the layers are filled.
+        ffn: a pattern of feed-forward names, ``"none"`` among them.
+        mixer_options: for each mixer name the options of its constructor; ``grid`` and ``causal`` are given by the model.
+        ffn_dim: inner width of the feed-forwards; None leaves it to each.
+        ffn_options: for each feed-forward name the options of its constructor.
+        norm: ``"layer"``, ``"rms"``, ``"none"`` or ``"prepbn"``, which turns into a batch norm while it learns and can then be folded
+            away (SLAB, arXiv 2405.11582).
+        norm_eps: what norms add to the mean square or the variance.
+        norm_steps: steps of training over which ``"prepbn"`` turns.
+
+    Raises:
+        ValueError, TypeError: for names, sizes and options that do not exist.
+    """
+
+    image_size: tuple[int, int] = (8, 8)
+    patch_size: int = 1
+    overlap: bool = False
+    channels: int = 1
+    classes: int = 10
+    dim: int = 64
+    layers: int = 4
+    mixer: str = "focused"
+    ffn: str = "swiglu"
+    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ffn_dim: int | None = None
+    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    norm_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.image_size, tuple | list) or len(self.image_size) != 2:
+            raise ValueError(f"image_size must be a height and a width, but came as {self.image_size!r}")
+        self.image_size = cast("tuple[int, int]", tuple(self.image_size))  # JSON knows lists only
+        self.check()
+
+    @classmethod
+    def preset(cls, name: str, **fields: Any) -> Self:
+        """A paper's stack, one of ``PRESETS``: ``ImageConfig.preset("efficientvit", dim=128, layers=8)``; ``fields`` come before its own.
+
+        Raises:
+            ValueError: with the names that there are.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
+        return cls(**{**PRESETS[name], **fields})
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tokens in a column and in a row of an image of ``image_size``."""
+        return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
+
+    @property
+    def mixer_names(self) -> list[str]:
+        """The mixer of each layer."""
+        return pattern.fill(pattern.parse(self.mixer, "mixer"), self.layers)
+
+    @property
+    def ffn_names(self) -> list[str]:
+        """The feed-forward of each layer."""
+        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
+
+    def options_of(self, layer: int) -> dict[str, Any]:
+        """The options of the mixer of layer number ``layer``."""
+        name = self.mixer_names[layer]
+        grid = {"grid": self.grid} if "grid" in mixers.info(name).options else {}
+        return grid | self.mixer_options.get(name, {})
+
+    def check(self) -> None:
+        """Refuse what no model can be made of."""
+        sizes = {name: getattr(self, name) for name in ("patch_size", "channels", "classes", "dim", "layers", "norm_steps")}
+        for name, value in {**sizes, "image_size": min(self.image_size)}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, but came as {value!r}")
+        if any(size % self.patch_size for size in self.image_size):
+            raise ValueError(f"image_size must be multiples of patch_size {self.patch_size}, but came as {self.image_size}")
+        if self.norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, but came as {self.norm!r}")
+        names, ffn_names = pattern.parse(self.mixer, "mixer"), pattern.parse(self.ffn, "ffn")
+        for name in names:
+            known = mixers.info(name)
+            if known.kind != "grid" and not known.bidirectional:
+                what = "is causal" if known.kind == "sequence" else f"is of the kind {known.kind}"
+                raise ValueError(f"mixer: an image model needs mixers of a grid, or of a sequence both ways, but {name!r} {what}")
+        for name in ffn_names:
+            if name not in ffn.available():
+                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
+        for name, options in self.mixer_options.items():
+            if name not in names:
+                raise ValueError(f"mixer_options speaks of {name!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
+            check_known(f"mixer_options[{name!r}]", name, options, mixers.info(name).options)
+            if options.get("causal"):
+                raise ValueError(f"mixer_options[{name!r}]: every token of an image reads all others, but causal is {options['causal']!r}")
+        for name, options in self.ffn_options.items():
+            if name not in ffn_names or name == ffn.NONE:
+                raise ValueError(f"ffn_options speaks of {name!r}, but the feed-forwards are {', '.join(dict.fromkeys(ffn_names))}")
+            check_known(f"ffn_options[{name!r}]", name, options, ffn.options(name))
+
+
+class ImageBlock(nn.Module):
+    """x + mixer(norm(x)), then x + ffn(norm(x)): tokens [B, height * width, D] -> the same."""
+
+    def __init__(self, config: ImageConfig, layer: int) -> None:
+        super().__init__()
+        name = config.ffn_names[layer]
+        self.mixer_norm = _norm(config)
+        self.mixer = mixers.create_bidirectional(config.mixer_names[layer], dim=config.dim, **config.options_of(layer))
+        self.ffn = ffn.create(name, config.dim, **({"hidden": config.ffn_dim} | config.ffn_options.get(name, {})))
+        self.ffn_norm = None if self.ffn is None else _norm(config)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        x = x + mixers.over_grid(self.mixer, self.mixer_norm(x), height, width)
+        return x if self.ffn is None or self.ffn_norm is None else x + self.ffn(self.ffn_norm(x))
+
+
+class ImageModel(nn.Module):
+    """``model(images)`` -> logits [B, classes] for images [B, channels, height, width]."""
+
+    def __init__(self, config: ImageConfig) -> None:
+        super().__init__()
+        self.config = config
+        size, border = config.patch_size, config.patch_size - 1 if config.overlap else 0
+        self.patches = nn.Conv2d(config.channels, config.dim, size + border, stride=size, padding=border)
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, config.dim, *config.grid), std=0.02))
+        self.layers = nn.ModuleList(ImageBlock(config, layer) for layer in range(config.layers))
+        self.norm = _norm(config)
+        self.head = nn.Linear(config.dim, config.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, classes].
+
+        Raises:
+            ValueError: for images of other channels than the config's, or whose sides are no multiples of its patch size.
+        """
+        return self.head(self.norm(self.features(images)).mean(1))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the last block gives, [B, tokens, D], the patches row by row."""
+        size = self.config.patch_size
+        if images.ndim != 4 or images.shape[1] != self.config.channels or any(n % size or not n for n in images.shape[2:]):
+            raise ValueError(
+                f"images must have shape [B, {self.config.channels}, height, width] with sides that are multiples of {size}, "
+                f"but came with {list(images.shape)}"
+            )
+        x = self.patches(images)
+        height, width = x.shape[2:]
+        x = to_tokens(x + resized(self.positions, height, width))
+        for layer in self.layers:
+            x = layer(x, height, width)
+        return x
+
+    def folded(self) -> ImageModel:
+        """A copy without norms that gives the same numbers out of training: every ``"prepbn"`` becomes part of the maps behind it.
+
+        Raises:
+            ValueError: where the norms are others, or where a mixer or feed-forward has something else before its linear maps.
+        """
+        if self.config.norm != "prepbn":
+            raise ValueError(f"norm must be 'prepbn' to be folded away, but is {self.config.norm!r}")
+        model = copy.deepcopy(self).eval()
+        x = torch.randn(2, self.positions[0, 0].numel(), self.config.dim, dtype=self.positions.dtype, device=self.positions.device)
+        for layer in cast("list[ImageBlock]", model.layers):
+            mix = partial(mixers.over_grid, layer.mixer, height=self.config.grid[0], width=self.config.grid[1])
+            layer.mixer_norm = _fold(layer.mixer_norm, layer.mixer, mix, x)
+            if layer.ffn is not None:
+                layer.ffn_norm = _fold(layer.ffn_norm, layer.ffn, layer.ffn, x)
+        model.head, model.norm = folded(cast(PRepBN, model.norm), model.head), nn.Identity()  # the mean between them is affine, too
+        return model
+
+    def load_deit(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of a vision transformer of this shape by their published names (``patch_embed``, ``blocks``, ``head``).
+
+        They are those of DeiT and of the models that the papers of these mixers made of it; the class token is passed over: this
+        model takes the mean of all tokens, as SLAB's does. The feed-forward must be ``"mlp"``.
+
+        Raises:
+            RuntimeError: for weights that do not fit, with their names.
+        """
+        ours = {_by_our_name(name): t for name, t in weights.items() if name != "cls_token"}
+        if "positions" in ours:
+            ours["positions"] = to_image(ours["positions"], *self.config.grid)
+        self.load_state_dict(ours)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model.safetensors and config.json into ``folder``."""
+        files.save(folder, self, {"model_type": MODEL_TYPE, **asdict(self.config)})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> ImageModel:
+        """The model in ``folder``, ready to be asked (``eval``).
+
+        Raises:
+            OSError: where there is none.
+            ValueError: where it is damaged or something else.
+        """
+        config = ImageConfig(**files.read_config(folder, MODEL_TYPE))
+        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
+
+
+# Beginnings of published names, and ours.
+_BLOCK = {"norm1": "mixer_norm", "attn": "mixer", "norm2": "ffn_norm", "mlp": "ffn"}
+_NAMES = {r"^patch_embed\.proj\.": "patches.", "^pos_embed$": "positions"}
+_NAMES |= {rf"^blocks\.(\d+)\.{theirs}\.": rf"layers.\1.{ours}." for theirs, ours in _BLOCK.items()}
+
+
+def _by_our_name(name: str) -> str:
+    for theirs, ours in _NAMES.items():
+        name = re.sub(theirs, ours, name)
+    return name
+
+
+def _norm(config: ImageConfig) -> nn.Module:
+    if config.norm == "prepbn":
+        return PRepBN(config.dim, steps=config.norm_steps, eps=config.norm_eps)
+    kinds = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "none": nn.Identity}
+    return kinds[config.norm](config.dim, eps=config.norm_eps)
+
+
+_FIRST = (*"qkv q_proj k_proj v_proj query_projection key_projection value_projection gate_proj up_proj fc1".split(),)
+
+
+@torch.no_grad()
+def _fold(norm: nn.Module | None, reader: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> nn.Module:
+    """Put ``norm`` into the linear maps by which ``reader`` reads its tokens; ``call`` of tokens such as ``x`` runs it."""
+    wanted = call(cast(PRepBN, norm)(x))
+    for name in _FIRST:
+        if isinstance(linear := getattr(reader, name, None), nn.Linear):
+            setattr(reader, name, folded(cast(PRepBN, norm), linear))
+    if not torch.allclose(call(x), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().amax())):
+        raise ValueError(f"{type(reader).__name__} has more before it mixes than linear maps that a norm could be folded into")
+    return nn.Identity()

@@ -1,0 +1,92 @@
+"""What the pages of all reports are made of: the document around them, tables, plots, and how it was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from linattn.report.charts import Chart
+from linattn.report.plot import STYLES
+
+_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"  # the browser is told to load nothing, too
+
+
+def document(title: str, parts: Sequence[str], data: object) -> str:
+    """The whole page: ``parts`` are HTML, ``data`` is what the page shows, inlined for whoever wants to compute with it."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_NOTHING}">
+<title>{escape(title)} · linattn</title>
+<style>
+{Path(__file__).with_name("page.css").read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{chr(10).join(parts)}
+</main>
+<script type="application/json" id="report">{inlined(data)}</script>
+</body>
+</html>
+"""
+
+
+def inlined(value: object) -> str:
+    """JSON that may stand in a script element: no character of it can end the element or a line of a script."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], caption: str) -> str:
+    """A table whose first column names the rows (already HTML); cells and heads are text."""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    lines = (f'<tr><th scope="row">{name}</th>{"".join(f"<td>{escape(c)}</td>" for c in cells)}</tr>' for name, cells in rows)
+    caption = escape(caption)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table><caption><span>{caption}</span></caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(lines)}</tbody></table></div>"
+    )
+
+
+def named(name: str, style: int) -> str:
+    """A name behind a piece of its line in the plots."""
+    s = f"s{style % STYLES}"
+    return f'<span class="key"><svg viewBox="0 0 34 12" aria-hidden="true"><path class="line {s}" d="M1 6H33"/></svg>{escape(name)}</span>'
+
+
+def plots(drawn: Sequence[Chart]) -> str:
+    """The plots, each with what it shows and what came out."""
+    figures = "\n".join(
+        f"<figure><h3>{escape(c.title)}</h3>\n<figcaption>{escape(c.meaning)} <b>{escape(c.found)}</b></figcaption>\n{c.svg}</figure>"
+        for c in drawn
+    )
+    return f'<h2>The plots</h2>\n<div class="plots">\n{figures}\n</div>'
+
+
+def how(facts: dict[str, str]) -> str:
+    """How it was measured: names and what there is to say of them, as HTML."""
+    listed = "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in facts.items())
+    return f'<h2>How it was measured</h2>\n<dl>{listed}</dl>\n<p class="soft">Every figure of this page is in report.json beside it.</p>'
+
+
+def machine_facts(machine: dict) -> dict[str, str]:
+    """What :func:`linattn.report.machine.machine` found, for :func:`how`."""
+    versions = (f"{name} {escape(str(machine[key]))}" for name, key in _VERSIONS)
+    card = f"{escape(machine['accelerator'])}; " if machine.get("accelerator") else ""
+    return {
+        "Machine": f"{card}{escape(machine['cpu'])}, {machine['cores']} cores, {threads(machine)}, {escape(machine['system'])}",
+        "Versions": ", ".join(versions),
+    }
+
+
+_VERSIONS = (("linattn", "linattn"), ("torch", "torch"), ("transformers", "transformers"), ("Python", "python"))
+
+
+def threads(machine: dict) -> str:
+    """1 thread, 4 threads."""
+    return "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"

@@ -1,0 +1,44 @@
+"""The evidence: what a state of fixed size can hold, track and extrapolate to, made again by one command.
+
+Each study is a module here; ``linattn reproduce`` and :func:`run` do it and write a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from linattn.reproduce.options import STUDIES as STUDIES
+from linattn.reproduce.options import ReproduceOptions as ReproduceOptions
+
+
+def run(
+    study: str,
+    *,
+    full: bool = False,
+    mixers: Sequence[str] | None = None,
+    seeds: int | None = None,
+    out: str | Path | None = None,
+    minutes: float | None = None,
+    progress: bool = False,
+) -> dict:
+    """Do ``study`` and write ``report.json`` and ``report.html`` into ``out``.
+
+    What an earlier call left in ``out`` is not done again: a study that was cut off goes on where it was.
+
+    Args:
+        study: one of :data:`STUDIES`.
+        full, mixers, seeds, out, minutes: as in :class:`ReproduceOptions`.
+        progress: show on stderr how far it is.
+
+    Returns:
+        What ``report.json`` holds: "rows" are the table, "runs" all that was measured, "complete" whether nothing is missing.
+
+    Raises:
+        ValueError: for a study, mixer, option or number that does not exist, and a folder that holds something else.
+    """
+    from linattn.reproduce.frame import reproduce
+
+    chosen = None if mixers is None else tuple(mixers)
+    options = ReproduceOptions(study, full, chosen, seeds, None if out is None else Path(out), minutes)
+    return reproduce(options, progress=progress)

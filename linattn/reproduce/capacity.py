@@ -1,0 +1,216 @@
+"""How many pairs a K x V state returns, without any training: written by the recurrence itself, then read with the same keys.
+
+Of random values a state S [K, V] can return at most K exactly: o = k S is linear, so the values of n > K keys would obey the
+n - K linear relations of their keys, and random ones do not. Any K pairs with independent keys have a state that returns them all
+(S = K⁺ V), and what a rule makes of them depends on the rule:
+
+* additive: S = Σ kᵀ v returns v_i + Σ_j (k_i · k_j) v_j: exact for orthonormal keys alone, for random ones with an error of √((n-1)/K).
+* decayed: the same with what is older smaller by α a step: exact for none but the last.
+* delta with β = 1: each step makes the last pair exact. One pass over orthonormal keys returns all K; over random ones it is Kaczmarz's
+  iteration, which comes as near as one likes to the state that returns all K, pass after pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linattn import linear_attention, mixers
+from linattn.mixers import Carry, Recurrence
+from linattn.report.charts import Chart
+from linattn.report.measure import LeftOut
+from linattn.report.plot import Heading
+from linattn.reproduce import variants
+from linattn.reproduce.charts import curves, in_tokens, share_of
+from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number
+
+EXACT = 1e-3  # largest ‖k S - v‖ / ‖v‖ of a pair that counts as returned exactly
+KNOWN = 0.99  # share of the pairs whose value must be the nearest one for "returns them"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """K = V = ``size``; pairs in ``fractions`` of it; ``passes`` over them."""
+
+    mixers: tuple[str, ...] = ("linear", "retnet", "gla", "deltanet", "gated_deltanet")
+    seeds: int = 3
+    size: int = 32
+    fractions: tuple[float, ...] = (0.0625, 0.125, 0.25, 0.5, 0.75, 0.875, 1.0, 1.0625, 1.25, 1.5, 2.0, 4.0, 8.0)
+    passes: tuple[int, ...] = (1, 16, 1024)
+
+
+def runs(settings: Settings, _done: Done) -> list[Run]:
+    """One for each mixer, kind of keys, number of passes and seed; passes over again are for what can correct itself."""
+    wanted = []
+    for mixer in settings.mixers:
+        for keys in ("orthonormal", "random"):
+            again = keys == "random" and erases(rule(mixer))
+            wanted += [
+                {"mixer": mixer, "keys": keys, "passes": passes, "size": settings.size, "seed": seed, "pairs": _pairs(settings, keys)}
+                for passes in (settings.passes if again else settings.passes[:1])
+                for seed in range(settings.seeds)
+            ]
+    return wanted
+
+
+def _pairs(settings: Settings, keys: str) -> list[int]:
+    return [max(1, round(f * settings.size)) for f in settings.fractions if f <= 1 or keys == "random"]
+
+
+def measure(run: Run) -> Result:
+    """For each number of pairs the share returned exactly, the share recognised, and the mean relative error."""
+    r = rule(run["mixer"])
+    if r is None:
+        raise LeftOut("it writes no pairs of keys and values into one matrix")
+    generator = torch.Generator().manual_seed(run["seed"])
+    found: dict[str, list[float]] = {"exact": [], "known": [], "error": []}
+    for n in run["pairs"]:
+        k, v = pairs(n, run["size"], orthonormal=run["keys"] == "orthonormal", generator=generator)
+        for name, value in returned(k, v, state(r, k, v, run["passes"])).items():
+            found[name].append(value)
+    return found
+
+
+def rule(mixer: str) -> Recurrence | None:
+    """What ``mixer`` gives the recurrence for one random token, of which only the rule counts here; None for one that gives nothing."""
+    variant = variants.parse(mixer)
+    if not mixers.info(variant.name).recurrent:
+        return None  # what it keeps grows: no pair is ever written over another
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        made = mixers.create(variant.name, dim=64, **variant.options)
+        x = torch.randn(1, 256, 64)
+        try:
+            return made.recurrence(x, Carry(x, returning=False))
+        except NotImplementedError:
+            return None
+
+
+def erases(r: Recurrence | None) -> bool:
+    """Whether what a key reads is taken out before its value is written."""
+    return r is not None and (r.beta is not None or r.erase is not None)
+
+
+def pairs(n: int, size: int, *, orthonormal: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """n keys of length 1 and n Gaussian values, both [n, size] float64."""
+    k, v = (torch.randn(n, size, generator=generator, dtype=torch.float64) for _ in range(2))
+    k = torch.linalg.qr(k.T).Q.T if orthonormal else k / k.norm(dim=1, keepdim=True)
+    return k, v
+
+
+def state(r: Recurrence, k: Tensor, v: Tensor, passes: int = 1) -> Tensor:
+    """The state [K, V] after ``passes`` over the pairs k, v [n, ...] by the rule of ``r``: β = 1 where it has one, its slowest decay."""
+    k, v = (t.repeat(passes, 1)[None, :, None] for t in (k, v))  # [1, T, 1, ...]
+    decay = None if r.decay is None else _slowest(r).to(k.dtype)
+    beta = torch.ones(1, k.shape[1], 1, dtype=k.dtype) if erases(r) else None
+    _, s = linear_attention(k, k, v, decay=decay, beta=beta, return_state=True)
+    return s[0, 0]
+
+
+def _slowest(r: Recurrence) -> Tensor:
+    """The mean over the tokens of the decay that fades least, [1]."""
+    assert r.decay is not None
+    over_tokens = r.decay if r.decay.ndim <= 2 else r.decay.mean((0, 1))  # [H] or [H, K]
+    return over_tokens.max().reshape(1)
+
+
+def returned(k: Tensor, v: Tensor, s: Tensor) -> dict[str, float]:
+    """How k S compares with v: shares that are exact and that are nearer to their own value than to any other, mean relative error."""
+    o = k @ s
+    error = (o - v).norm(dim=1) / v.norm(dim=1)
+    nearest = torch.cdist(o, v).argmin(1)
+    own = torch.arange(len(v))
+    return {name: t.double().mean().item() for name, t in (("exact", error <= EXACT), ("known", nearest == own), ("error", error))}
+
+
+def rows(_settings: Settings, done: Done) -> list[Row]:
+    """A row for each mixer, kind of keys and number of passes; "curve" holds the shares at each number of pairs."""
+    table = []
+    for (mixer, keys, passes), group in grouped(done, "mixer", "keys", "passes").items():
+        size, counts = group[0][0]["size"], group[0][0]["pairs"]
+        row: Row = {"mixer": mixer, "rule": _rule_name(mixer), "keys": keys, "passes": passes, "bound": size}
+        for name, enough in (("exact", 1.0), ("known", KNOWN)):
+            row |= mean_and_spread(name, (most(counts, result[name], enough) for _, result in group))
+        row["curve"] = [_point(n, [result for _, result in group], i) for i, n in enumerate(counts)]
+        table.append({**row, **_paper(keys, size)})
+    return table
+
+
+def most(counts: list[int], shares: list[float], enough: float) -> int:
+    """The largest of ``counts`` up to which every share is at least ``enough``; 0 if the first is not."""
+    reached = 0
+    for n, value in zip(counts, shares, strict=True):
+        if value < enough:
+            break
+        reached = n
+    return reached
+
+
+def _point(n: int, results: list[Result], i: int) -> Row:
+    point: Row = {"pairs": n}
+    for name in ("exact", "known", "error"):
+        point |= mean_and_spread(name, (result[name][i] for result in results))
+    return point
+
+
+def _rule_name(mixer: str) -> str:
+    r = rule(mixer)
+    assert r is not None
+    return " ".join([*(["decayed"] if r.decay is not None else []), "delta" if erases(r) else "additive"])
+
+
+def _paper(keys: str, size: int) -> dict[str, str | None]:
+    """What the paper on linear transformers as fast weight programmers derives."""
+    said = f"a sum returns up to {size} orthogonal keys without error" if keys == "orthonormal" else f"not all of more than {size}"
+    return {"paper_says": said, "source": "arXiv 2102.11174, section 4.1"}
+
+
+def charts(settings: Settings, table: list[Row]) -> list[Chart]:
+    """Recognised and exact over the number of random pairs, after one pass and after the most."""
+    drawn, names = [], [row["mixer"] for row in table]
+    for passes in dict.fromkeys((settings.passes[0], settings.passes[-1])):
+        for key, title in (("known", "recognised"), ("exact", "returned exactly")):
+            shown = [row for row in table if row["keys"] == "random" and row["passes"] == passes]
+            heading = Heading(
+                f"{key}-{passes}",
+                f"Pairs {title}, {passes:,} {'pass' if passes == 1 else 'passes'}",
+                f"Random pairs are written into a state of {settings.size} x {settings.size}, then each key is read.",
+            )
+            listed = ", ".join(f"{row['mixer']} {number(row[key])}" for row in shown)
+            found = f"Most pairs that come back: {listed}."
+            points = [{**point, "mixer": row["mixer"]} for row in shown for point in row["curve"]]
+            drawn.append(
+                curves(heading, points, in_tokens("pairs", "pairs written"), share_of(key, f"share {title}"), found=found, names=names)
+            )
+    return [chart for chart in drawn if chart is not None]
+
+
+STUDY = Study(
+    title="How many pairs a state returns",
+    question="Random key-value pairs are written into a K x V state by the recurrence itself, without training, and read again with the "
+    "same keys. Of random values no state can return more than K exactly; which rule gets how near?",
+    quick=Settings(),
+    full=Settings(seeds=5, size=64, passes=(1, 16, 4096)),
+    runs=runs,
+    measure=measure,
+    rows=rows,
+    columns=(
+        Column("mixer", "mixer"), Column("rule", "rule"), Column("keys", "keys"), Column("passes", "passes", lambda n: f"{n:,}"),
+        Column("exact", "pairs returned exactly", number, spread=True), Column("known", "pairs recognised", number, spread=True),
+        Column("bound", "exact pairs, at most"),
+    ),
+    charts=charts,
+    notes=(
+        (
+            "Of a mixer only the rule takes part: a sum, one that fades by the mean decay of its untrained layer's slowest channel, or one "
+            "that erases what its key reads (β = 1)."
+        ),
+        (
+            f"Exact: all of so many pairs with a relative error of at most {EXACT:g}. Recognised: {KNOWN:.0%} of so many are nearer to "
+            "their own value than to any other that was written."
+        ),
+    ),
+    alone=True,
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""Curves from the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from linattn.report.charts import Chart
+from linattn.report.plot import Axis, Heading, Series, lines
+from linattn.report.scales import Scale, linear, logarithmic
+from linattn.report.words import memory_tick, tick
+from linattn.reproduce import variants
+from linattn.reproduce.study import Row
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A key of rows as an axis: what it says, its scale, and how ticks are written."""
+
+    key: str
+    label: str
+    scale: Callable[[Sequence[float]], Scale]
+    write: Callable[[float], str] = tick
+
+
+def share_of(key: str, label: str) -> Measure:
+    """An axis from 0 to 1."""
+    return Measure(key, label, lambda _: linear((0.0, 1.0)))
+
+
+def in_bytes(key: str, label: str) -> Measure:
+    """A logarithmic axis of bytes."""
+    return Measure(key, label, lambda values: logarithmic(values, base=2), memory_tick)
+
+
+def in_tokens(key: str, label: str) -> Measure:
+    """A logarithmic axis of tokens, or of whatever is counted in powers of two."""
+    return Measure(key, label, lambda values: logarithmic(values, base=2))
+
+
+def curves(
+    heading: Heading, rows: Sequence[Row], x: Measure, y: Measure, *, found: str, by: str = "mixer", names: Sequence[str] = ()
+) -> Chart | None:
+    """A line for each value of ``by``, through the rows that have both values; None where there are none.
+
+    ``names`` are values of ``by`` in the order of the lines' styles, so that one has the same style in all charts of a study and in the
+    table; without them the order is that of ``rows``.
+    """
+    names = list(dict.fromkeys((*names, *(str(row[by]) for row in rows))))
+    series = []
+    for i, name in enumerate(names):
+        points = sorted((row[x.key], row[y.key]) for row in rows if str(row[by]) == name and None not in (row.get(x.key), row.get(y.key)))
+        if points:
+            series.append(Series(_label(name) if by == "mixer" else name, points, i))
+    if not series:
+        return None
+    across, up = ([p[i] for s in series for p in s.points] for i in (0, 1))
+    told = Heading(heading.key, heading.title, f"{heading.description} {found}")
+    svg = lines(told, series, Axis(x.label, x.scale(across), x.write), Axis(y.label, y.scale(up), y.write))
+    return Chart(heading.title, heading.description, found, svg)
+
+
+def _label(mixer: str) -> str:
+    try:
+        return variants.parse(mixer).label
+    except ValueError:  # a study may draw more than mixers
+        return mixer

@@ -1,0 +1,170 @@
+"""Copying strings and induction heads, at lengths that training did not have (arXiv 2402.01032, 2312.00752).
+
+A string has to fit into the state to be copied; an induction head must hold one token, however far away the other is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from linattn import mixers, tasks
+from linattn.report.charts import Chart
+from linattn.report.plot import Heading
+from linattn.report.words import memory, tokens
+from linattn.reproduce import fit, variants
+from linattn.reproduce.charts import curves, in_tokens, share_of
+from linattn.reproduce.recall import CONVOLUTION
+from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
+from linattn.tasks import Examples
+
+SEGMENT = 1 << 14  # tokens that are read at once; longer tests carry the state on
+LETTERS = 28  # vocabulary of copying: 26 letters, begin, copy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``train``, ``test``: lengths, of strings for "copying", of sequences for "induction"; ``examples``: of each trained length."""
+
+    mixers: tuple[str, ...]
+    seeds: int
+    train: dict[str, tuple[int, ...]]
+    test: dict[str, tuple[int, ...]]
+    examples: int
+    epochs: int
+    dim: int
+    batch_size: int
+    learning_rate: float
+    tests: int
+
+
+def runs(settings: Settings, _done: Done) -> list[Run]:
+    """One for each task, mixer and seed."""
+    same = {name: getattr(settings, name) for name in ("examples", "epochs", "dim", "batch_size", "learning_rate", "tests")}
+    return [
+        {"task": task, "mixer": mixer, "seed": seed, "train": settings.train[task], "test": settings.test[task], **same}
+        for task in settings.train
+        for mixer in settings.mixers
+        for seed in range(settings.seeds)
+    ]
+
+
+def examples(task: str, count: int, length: int, generator: torch.Generator) -> Examples:
+    """Those of a task of this study."""
+    if task == "copying":
+        return tasks.copying(count, length=length, vocab_size=LETTERS, generator=generator)
+    return tasks.induction_heads(count, tokens=length, generator=generator)
+
+
+def measure(run: Run) -> Generator[None, None, Result]:
+    """Train at the short lengths, then the share of right answers and, of copying, of whole strings at every test length."""
+    task, generator = run["task"], torch.Generator().manual_seed(run["seed"])
+    parts = [examples(task, run["examples"], length, generator) for length in run["train"]]
+    shape = {"vocab_size": parts[0].vocab_size, "dim": run["dim"], "layers": 2}
+    model = fit.build(run["mixer"], run["seed"], before=CONVOLUTION, **shape).to(run["device"])
+    recipe = fit.Recipe(run["epochs"], run["batch_size"], run["learning_rate"])
+    loss = yield from fit.train(model, parts, recipe, seed=run["seed"])
+    test = copied if task == "copying" else found
+    results = {str(n): test(model, run["mixer"], examples(task, run["tests"], n, generator)) for n in run["test"]}
+    return {"tests": results, "state_bytes": fit.state_bytes(model, parts[-1].ids.shape[1]), "loss": loss}
+
+
+def copied(model: fit.Asked, _mixer: str, test: Examples) -> dict[str, Any]:
+    """Shares of letters and of whole strings; a string is whole exactly if greedy writing would have written it."""
+    good = torch.cat([right for right, _ in fit.right(model, test, batch_size=64)])
+    return {"accuracy": good.double().mean().item(), "whole": good.all(1).double().mean().item()}
+
+
+def found(model: fit.Asked, mixer: str, test: Examples) -> dict[str, Any]:
+    """The share of sequences whose last answer is right; None for a cache that would not fit."""
+    variant = variants.parse(mixer)
+    grows = not (mixers.info(variant.name).recurrent or "window" in variant.options)
+    if grows and test.ids.shape[1] > SEGMENT:
+        return {"accuracy": None, "whole": None}
+    value = fit.last_right(model, test, SEGMENT)
+    return {"accuracy": value, "whole": value}
+
+
+def rows(_settings: Settings, done: Done) -> list[Row]:
+    """A row for each task and mixer: at the longest trained length, at twice that and at the longest; "curve": at every one."""
+    table = []
+    for (task, mixer), group in grouped(done, "task", "mixer").items():
+        run, first = group[0]
+        at = {"trained": max(run["train"]), "twice": 2 * max(run["train"]), "longest": max(run["test"])}
+        row: Row = {
+            "mixer": mixer,
+            "task": task,
+            "state_bytes": first["state_bytes"],
+            "seeds": len(group),
+            "longest_test": max(run["test"]),
+        }
+        for name, length in at.items():
+            row |= mean_and_spread(name, (result["tests"].get(str(length), {}).get("whole") for _, result in group))
+        row["curve"] = [{"length": n, **mean_and_spread("whole", (r["tests"][str(n)]["whole"] for _, r in group))} for n in run["test"]]
+        table.append({**row, **_paper(task, mixer)})
+    return table
+
+
+def _paper(task: str, mixer: str) -> dict[str, str | None]:
+    """What the papers say of copying and of induction heads."""
+    variant = variants.parse(mixer)
+    if task == "induction":
+        said = {"mamba": "exact up to a million tokens", "softmax": "at most twice the trained length"}.get(variant.name)
+        return {"paper_says": said, "source": said and "arXiv 2312.00752, section 4.1"}
+    bounded = mixers.info(variant.name).recurrent
+    said = "no more than the state can hold" if bounded else "strings far longer than its size"
+    return {"paper_says": said, "source": "arXiv 2402.01032, section 2"}
+
+
+def charts(settings: Settings, table: list[Row]) -> list[Chart]:
+    """For each task the share that is right over the length."""
+    drawn, names = [], [row["mixer"] for row in table]
+    for task, title in (("copying", "whole strings copied"), ("induction", "the induction head's answer")):
+        shown = [row for row in table if row["task"] == task]
+        if not shown:
+            continue
+        longest = max(settings.train[task])
+        meaning = f"The share that is right, over the length; trained with up to {tokens(longest)}."
+        listed = ", ".join(f"{variants.parse(row['mixer']).label} {share(row['twice'])}" for row in shown if row["twice"] is not None)
+        points = [{**point, "mixer": row["mixer"]} for row in shown for point in row["curve"]]
+        x, y = in_tokens("length", "length"), share_of("whole", "share right")
+        drawn.append(
+            curves(Heading(f"length-{task}", f"{task}: {title}", meaning), points, x, y, found=f"At twice that: {listed}.", names=names)
+        )
+    return [chart for chart in drawn if chart is not None]
+
+
+STUDY = Study(
+    title="Copying and induction at unseen lengths",
+    question="Models of two layers, a short convolution and a mixer, learn to copy short strings, and to say what followed a token when it "
+    "last stood there. Which goes on at lengths that it never saw?",
+    quick=Settings(
+        ("softmax", "softmax:window=32", "gla", "mamba", "deltanet"), 3,
+        train={"copying": (4, 8, 16), "induction": (16, 32, 64)},
+        test={"copying": (4, 8, 16, 24, 32, 64), "induction": (64, 128, 256, 1024, 4096)},
+        examples=10_000, epochs=1, dim=64, batch_size=32, learning_rate=5e-3, tests=64,
+    ),
+    full=Settings(
+        ("softmax", "softmax:window=64", "gla", "mamba", "mamba2", "rwkv7", "deltanet", "gated_deltanet", "lstm"), 3,
+        train={"copying": (8, 16, 32, 64), "induction": (64, 128, 256)},
+        test={"copying": (16, 32, 64, 96, 128, 256, 512), "induction": tuple(1 << n for n in range(6, 21, 2))},
+        examples=40_000, epochs=8, dim=128, batch_size=128, learning_rate=2e-3, tests=128,
+    ),
+    runs=runs,
+    measure=measure,
+    rows=rows,
+    columns=(
+        Column("mixer", "mixer"), Column("task", "task"), Column("state_bytes", "state", memory),
+        Column("trained", "at the trained length", share, spread=True), Column("twice", "at twice that", share, spread=True),
+        Column("longest", "at the longest", share, spread=True), Column("longest_test", "which is", tokens), Column("seeds", "seeds"),
+    ),
+    charts=charts,
+    notes=(
+        "Of copying whole strings count: the share that greedy writing would get right from the first letter to the last.",
+        "Softmax without a window is tested up to 16k tokens: beyond, its cache and its time grow as the papers say.",
+        "The state is that after the longest trained sequence.",
+    ),
+)  # fmt: skip

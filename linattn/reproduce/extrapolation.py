@@ -1,0 +1,214 @@
+"""Extrapolation: a byte language model trained on short texts reads one that is 32 times as long.
+
+Every model reads the same held-out text twice. Once it carries its state (softmax: its cache) from the first byte to the
+last. Once it forgets everything at the border of each segment, a segment being as long as a text of the training. What it
+needs for the bytes at a position, in bits, tells whether it stands lengths it has not seen; the difference of the two, on
+the same bytes, whether what it carries along from beyond a training text is of use or in the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linattn.data import corpus
+from linattn.models import LanguageModel
+from linattn.report.charts import Chart
+from linattn.report.measure import LeftOut
+from linattn.report.plot import Heading
+from linattn.report.scales import linear, logarithmic
+from linattn.report.words import tokens
+from linattn.reproduce import variants
+from linattn.reproduce.charts import Measure, curves
+from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
+from linattn.reproduce.training import Stack, on_text, widths
+
+FIRST = 16  # the first border of positions is this part of a training text
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Models of ``layers`` of width ``dim`` that learn from texts of ``context`` bytes and read ``sequences`` of ``length``.
+
+    All have as many parameters as softmax with a feed-forward of ``ffn_dim``.
+    """
+
+    mixers: tuple[str, ...]
+    seeds: int
+    context: int
+    length: int
+    sequences: int
+    dim: int
+    layers: int
+    ffn_dim: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+
+
+QUICK = Settings(
+    mixers=("softmax", "softmax:window=64", "gla", "mamba2", "gated_deltanet", "rwkv7"), seeds=3, context=256, length=8192,
+    sequences=16, dim=64, layers=2, ffn_dim=256, steps=400, batch_size=8, learning_rate=4e-3,
+)  # fmt: skip
+FULL = Settings(
+    mixers=("softmax", "softmax:window=512", "gla", "mamba2", "gated_deltanet", "rwkv7"), seeds=3, context=2048, length=65536,
+    sequences=8, dim=256, layers=4, ffn_dim=1024, steps=600, batch_size=8, learning_rate=2e-3,
+)  # fmt: skip
+
+_SAID = {
+    "softmax": ("rotary: perplexity rises soon beyond the length trained at", "arXiv 2108.12409, figure 1"),
+    "mamba2": ("trained at 2k: diverges beyond it; not if training carries states over", "arXiv 2507.02782, figure 1"),
+    "gla": ("trained at 512: diverges beyond it; not if training carries states over", "arXiv 2507.02782, figure 1"),
+    "rwkv7": ("2.9B, trained at 4k: finds passkeys up to 28k, then fewer and fewer", "RWKV-X, arXiv 2504.21463, figure 1"),
+    "gated_deltanet": ("lowest perplexity of the recurrent models, out to 20k", "arXiv 2412.06464, figure 2"),
+}
+
+
+@cache
+def _widths(settings: Settings) -> dict[str, int]:
+    every = {mixer: Stack.of(mixer) for mixer in settings.mixers}
+    return widths(every, dim=settings.dim, layers=settings.layers, ffn_dim=settings.ffn_dim)
+
+
+def runs(settings: Settings, _done: Done) -> list[Run]:
+    """A model of each mixer and seed."""
+    same = {
+        name: getattr(settings, name)
+        for name in ("context", "length", "sequences", "dim", "layers", "steps", "batch_size", "learning_rate")
+    }  # fmt: skip
+    wide = _widths(settings)
+    return [{"mixer": m, "ffn_dim": wide[m], **same, "seed": seed} for seed in range(settings.seeds) for m in settings.mixers]
+
+
+def measure(run: Run) -> Result:
+    """Train one and let it read: ``carried`` and ``fresh`` bits per byte up to each of the positions ``borders`` from the one before."""
+    ids = _texts(corpus().validation, run["length"], run["sequences"]).to(run["device"])
+    model, bits_per_byte = on_text(Stack.of(run["mixer"]), run)
+    edges = borders(run["context"], run["length"])
+    read = {name: losses(model, ids, run["context"], carried=name == "carried") for name in ("carried", "fresh")}
+    return {
+        "bits_per_byte": bits_per_byte,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "borders": edges,
+        **{name: averages(loss, edges) for name, loss in read.items()},
+    }
+
+
+def _texts(text: np.ndarray, length: int, count: int) -> Tensor:
+    """``count`` texts of ``length`` from ``text`` [n], evenly spaced, none of which overlaps another: [count, length] int64."""
+    whole = len(text) // length
+    if whole < 1:
+        raise LeftOut(f"the validation text has {len(text):,} bytes, and {length:,} were to be read")
+    picked = np.unique(np.linspace(0, whole - 1, min(count, whole)).round().astype(int))
+    return torch.from_numpy(text[: whole * length].reshape(whole, length)[picked].astype(np.int64))
+
+
+def borders(context: int, length: int) -> list[int]:
+    """Positions that double from a 16th of ``context`` up to ``length``: losses are averaged from one to the next."""
+    first = max(1, context // FIRST)
+    return [first << i for i in range(int(math.log2(length // first)) + 1)]
+
+
+@torch.inference_mode()
+def losses(model: LanguageModel, ids: Tensor, segment: int, *, carried: bool) -> Tensor:
+    """Bits [B, T - 1] of each of ``ids`` [B, T] but the first, given those before it.
+
+    The text is read ``segment`` bytes at a time. With ``carried`` a segment begins with the state that the one before left,
+    else with none: then the bytes before the segment are forgotten.
+    """
+    state, bits = None, []
+    for start in range(0, ids.shape[1] - 1, segment):
+        piece, following = ids[:, start : start + segment], ids[:, start + 1 : start + segment + 1]
+        logits, state = model(piece, state if carried else None, return_state=True)
+        scores = logits[:, : following.shape[1]].log_softmax(-1)
+        bits.append(-scores.gather(-1, following[..., None])[..., 0] / math.log(2))
+    return torch.cat(bits, 1)
+
+
+def averages(loss: Tensor, edges: Sequence[int]) -> list[float]:
+    """Means of ``loss`` [B, T - 1] over the predictions made by 1 to ``edges[0]`` bytes of text, then up to ``edges[1]``, ..."""
+    starts = [0, *edges[:-1]]
+    return [loss[:, a:b].double().mean().item() for a, b in zip(starts, edges, strict=True)]
+
+
+def rows(settings: Settings, done: Done) -> list[Row]:
+    """A line for each mixer; "curve" holds the figures at each stretch of positions. ``gain``: bits that the carried past saves."""
+    table = []
+    for (mixer,), group in grouped(done, "mixer").items():
+        curve = [_point(i, border, [result for _, result in group]) for i, border in enumerate(group[0][1]["borders"])]
+        trained_at = next(point for point in curve if point["positions"] == settings.context)
+        learned = {key: trained_at[f"carried{end}"] for key, end in (("learned", ""), ("learned_spread", "_spread"))}
+        said, source = _said(mixer)
+        table.append({"mixer": mixer, **learned, **curve[-1], "paper_says": said, "source": source, "curve": curve})
+    return table
+
+
+def _point(i: int, border: int, results: list[Result]) -> Row:
+    carried, fresh = ([result[name][i] for result in results] for name in ("carried", "fresh"))
+    gain = [f - c for c, f in zip(carried, fresh, strict=True)]
+    values = {"carried": carried, "fresh": fresh, "gain": gain}
+    return {"positions": border, **{k: v for name in values for k, v in mean_and_spread(name, values[name]).items()}}
+
+
+def _said(mixer: str) -> tuple[str | None, str | None]:
+    variant = variants.parse(mixer)
+    return (None, None) if "window" in variant.options else _SAID.get(variant.name, (None, None))
+
+
+def charts(settings: Settings, table: list[Row]) -> list[Chart]:
+    """Loss by position with the state carried along, and what carrying it is worth."""
+    across = Measure("positions", "bytes", lambda values: logarithmic(values, base=2), tokens)
+    carried = Heading(
+        "carried",
+        "Loss by position",
+        "Bits per byte between this position and the one before, all of the past carried along; lower is better. Training texts had "
+        f"{settings.context:,} bytes.",
+    )
+    gain = Heading(
+        "gain",
+        "What the carried past is worth",
+        f"Bits per byte saved, on the same bytes, against forgetting everything every {settings.context:,} bytes. Below 0 the past harms.",
+    )
+    points = [{**point, "mixer": row["mixer"]} for row in table for point in row["curve"]]
+    drawn = (
+        curves(carried, points, across, Measure("carried", "bits per byte", linear), found=_ends(table, "carried")),
+        curves(gain, points, across, Measure("gain", "bits per byte saved", linear), found=_ends(table, "gain")),
+    )
+    return [chart for chart in drawn if chart is not None]
+
+
+def _ends(table: list[Row], key: str) -> str:
+    """The figures at the longest text."""
+    ends = ", ".join(f"{variants.parse(row['mixer']).label} {row[key]:.3f}" for row in table)
+    return f"Up to byte {max(row['positions'] for row in table):,}: {ends}."
+
+
+STUDY = Study(
+    title="Texts longer than any of the training",
+    question="Does a model that learned from short texts read on when a text becomes longer? Equal parameters, text and steps for each; "
+    "then bits per byte of held-out text by position, with the state carried along from the first byte, and with everything forgotten at "
+    "the border of each segment as long as a training text.",
+    quick=QUICK,
+    full=FULL,
+    runs=runs,
+    measure=measure,
+    rows=rows,
+    columns=(
+        Column("mixer", "mixer"), Column("learned", "bits/byte at the end of a training length", share, spread=True),
+        Column("positions", "read up to byte", lambda n: f"{n:,}"), Column("carried", "bits/byte there, past carried", share, spread=True),
+        Column("fresh", "bits/byte there, past forgotten", share, spread=True), Column("gain", "saved by the past", share, spread=True),
+    ),
+    charts=charts,
+    notes=(
+        "Text: the source of Python's standard library. What is held out lies in stretches of 64 KiB, each of several files as a rule.",
+        "The papers' models are 100 to 1,000 times as large and saw as many times more text: time to overfit their states to one length.",
+        "Recurrent models that diverge there may well not do so here.",
+        "A segment that forgets begins without the few bytes before it. A small window, which sees little else, shows what these save.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,280 @@
+"""Training one small model on a made-up task, a few thousand short steps of it.
+
+:mod:`linattn.train` trains on text, with checkpoints on the way and a millisecond of its own for each step, in which a GPU does two of
+these steps. Here a step is nothing but itself: only the outputs at which something is asked go through the head, and on a GPU the whole
+step, optimizer included, is one CUDA graph for each shape. What is lost when it is cut off are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.models import LanguageModel, LMConfig
+from linattn.reproduce import variants
+from linattn.tasks import IGNORED, Examples
+
+EAGER = 3  # steps of each shape before it is captured: kernels are compiled and the optimizer makes its state
+AHEAD = 4  # steps that the host may be ahead of the GPU
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """AdamW with the trainer's settings: warm-up over a twentieth of the steps, then a cosine to 0; gradients clipped at a norm of 1.
+
+    Args:
+        epochs: passes over the examples.
+        batch_size: examples of a step.
+        learning_rate: its peak.
+        weight_decay: of matrices; not of norms, biases and time constants.
+        enough: a mean loss of an epoch below which there are no more.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.1
+    enough: float = 0.0
+
+
+class Asked(nn.Module):
+    """A language model that gives logits at certain places only."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.language = LanguageModel(config)
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Logits [N, n, vocab] at ``places`` [N, n] of ``ids`` [N, T]."""
+        hidden, _ = self.language.model(ids)
+        return self.language.lm_head(hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1])))
+
+
+class Decoder(Asked):
+    """For :func:`linattn.tasks.compression`: two layers tell from the last output and a place which token stood there.
+
+    As in the paper's autoencoder (arXiv 2403.17844): places are sines and cosines, the layers do not widen.
+    """
+
+    def __init__(self, config: LMConfig, tokens: int) -> None:
+        super().__init__(config)
+        dim = config.dim
+        self.layers = nn.Sequential(*(m for _ in range(2) for m in (nn.RMSNorm(dim), nn.Linear(dim, dim), nn.GELU())), nn.RMSNorm(dim))
+        turn = torch.arange(tokens)[:, None] * 1e4 ** (-torch.arange(0, dim, 2) / dim)
+        self.register_buffer("position", torch.cat([turn.sin(), turn.cos()], 1), persistent=False)
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Logits [N, n, vocab] for ``places`` [N, n], from the output behind the last of ``ids`` [N, T]."""
+        hidden, _ = self.language.model(ids)
+        return self.language.lm_head(self.layers(hidden[:, -1:] + cast(Tensor, self.position)[places]))
+
+
+def build(mixer: str, seed: int, *, before: str = "", tokens: int | None = None, **fields: Any) -> Asked:
+    """A new model of the variant ``mixer``, always the same for the same ``seed``.
+
+    Args:
+        mixer: see :mod:`linattn.reproduce.variants`.
+        seed: of the weights.
+        before: a mixer whose layers take turns with those of ``mixer``, in front of them.
+        tokens: for a :class:`Decoder`, the length of the examples.
+        fields: of LMConfig.
+    """
+    variant = variants.parse(mixer)
+    options = {variant.name: variant.options} if variant.options else {}
+    config = LMConfig(mixer=f"{before}, {variant.name}" if before else variant.name, mixer_options=options, **fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Asked(config) if tokens is None else Decoder(config, tokens)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the parameters of ``model`` are."""
+    return next(model.parameters()).device
+
+
+def train(model: Asked, examples: Sequence[Examples], recipe: Recipe, *, seed: int = 0) -> Generator[None, None, float]:
+    """Train ``model`` on ``examples``, each of which has a length of its own; yields after every step.
+
+    The order is that of ``seed``: batches of one length, all lengths mixed. A batch that is not full is left out, if it is not the only.
+
+    Returns:
+        The mean loss of the last epoch.
+    """
+    device = device_of(model)
+    parts = [_Part(e, device, recipe.batch_size) for e in examples]
+    generator = torch.Generator().manual_seed(seed)
+    steps = _Steps(model, recipe, len(_order(parts, torch.Generator())) * recipe.epochs, device)
+    loss = math.nan
+    model.train()
+    for _ in range(recipe.epochs):
+        total = torch.zeros((), device=device)
+        order = _order(parts, generator)
+        for part, rows in order:
+            total += steps(part, rows)
+            yield
+        loss = total.item() / max(len(order), 1)
+        if loss < recipe.enough:
+            break
+    return loss
+
+
+def finish(training: Generator[None, None, float]) -> float:
+    """All steps of :func:`train` at once."""
+    while True:
+        try:
+            next(training)
+        except StopIteration as end:
+            return end.value
+
+
+@torch.inference_mode()
+def right(model: Asked, examples: Examples, batch_size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each batch whether the answers are right and whether there was a question at all, both [n, questions] bool."""
+    device = device_of(model)
+    model.eval()
+    places, answers = examples.asked()
+    for ids, at, wanted in zip(*(t.split(batch_size) for t in (examples.ids, places, answers)), strict=True):
+        with _low_precision(device):
+            found = model(ids.to(device), at.to(device)).argmax(-1).cpu()
+        yield found == wanted.cpu(), wanted.cpu() != IGNORED
+
+
+def accuracy(model: Asked, examples: Examples, batch_size: int = 256) -> float:
+    """The share of all questions that ``model`` answers right."""
+    counts = [(int(good.sum()), int(asked.sum())) for good, asked in right(model, examples, batch_size)]
+    return sum(g for g, _ in counts) / max(sum(a for _, a in counts), 1)
+
+
+@torch.inference_mode()
+def last_right(model: Asked, examples: Examples, segment: int) -> float:
+    """The share of ``examples`` whose last answer is right, read ``segment`` tokens at a time with the state carried on, one by one."""
+    device, good = device_of(model), 0
+    model.eval()
+    for ids, label in zip(examples.ids.to(device), examples.labels[:, -1].tolist(), strict=True):
+        state = None
+        for piece in ids[None].split(segment, 1):
+            with _low_precision(device):
+                hidden, state = model.language.model(piece, state, return_state=True)
+        with _low_precision(device):
+            good += int(model.language.lm_head(hidden[:, -1]).argmax(-1).item() == label)
+    return good / len(examples)
+
+
+@torch.inference_mode()
+def state_bytes(model: Asked, tokens: int) -> int:
+    """What the layers keep of ``tokens`` tokens of one sequence."""
+    device = device_of(model)
+    model.eval()
+    with _low_precision(device):
+        return model.language(torch.zeros(1, tokens, dtype=torch.int64, device=device), return_state=True)[1].nbytes
+
+
+def _low_precision(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU, as models are trained there; no cache of casts, which a captured step would find outdated."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
+
+
+class _Part:
+    """Examples of one length on the device, and places for a batch of them, where a captured step finds it."""
+
+    def __init__(self, examples: Examples, device: torch.device, batch_size: int) -> None:
+        self.data = [t.to(device) for t in (examples.ids, *examples.asked())]
+        self.size = min(batch_size, len(examples))
+        self.batch = [t[: self.size].clone() for t in self.data]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.loss = torch.zeros((), device=device)
+        self.seen = 0
+
+    def load(self, rows: Tensor) -> None:
+        for place, t in zip(self.batch, self.data, strict=True):
+            torch.index_select(t, 0, rows, out=place)
+
+
+def _order(parts: Sequence[_Part], generator: torch.Generator) -> list[tuple[_Part, Tensor]]:
+    """One epoch's batches: rows of a part each."""
+    batches: list[tuple[_Part, Tensor]] = []
+    for part in parts:
+        count = len(part.data[0]) // part.size
+        rows = torch.randperm(len(part.data[0]), generator=generator)[: count * part.size].to(part.data[0].device, non_blocking=True)
+        batches += [(part, r) for r in rows.split(part.size)]
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+class _Steps:
+    """The steps of one training; on a GPU each shape is captured after :data:`EAGER` of them and replayed from then on."""
+
+    def __init__(self, model: Asked, recipe: Recipe, count: int, device: torch.device) -> None:
+        self.model, self.recipe, self.count, self.device = model, recipe, count, device
+        self.captured = device.type == "cuda"
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        others = [p for p in model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=self.rate if self.captured else 0.0,
+            betas=(0.9, 0.95),
+            fused=True,
+            capturable=self.captured,
+        )
+        self.pool = torch.cuda.graph_pool_handle() if self.captured else None
+        self.done, self.ahead = 0, deque[torch.cuda.Event]()
+
+    def __call__(self, part: _Part, rows: Tensor) -> Tensor:
+        """One step; its loss, which the next step of this part overwrites."""
+        self._set_rate()
+        part.load(rows)
+        part.seen += 1
+        if not self.captured or part.seen <= EAGER:
+            part.loss = self._step(*part.batch)
+        else:
+            if part.graph is None:
+                self._capture(part)
+            cast(torch.cuda.CUDAGraph, part.graph).replay()
+        if self.captured:
+            self._wait()
+        return part.loss
+
+    def _set_rate(self) -> None:
+        warm = max(1, self.count // 20)
+        step = self.done
+        self.done += 1
+        share = (step + 1) / warm if step < warm else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.count - warm)))
+        rate = self.recipe.learning_rate * share
+        if self.captured:
+            self.rate.fill_(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def _step(self, ids: Tensor, places: Tensor, answers: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        with _low_precision(self.device):
+            logits = self.model(ids, places)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach()
+
+    def _capture(self, part: _Part) -> None:
+        """Record the step without doing it."""
+        part.graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream()
+        stream = None if here == torch.cuda.default_stream() else here  # on the default one nothing can be captured
+        with torch.cuda.graph(part.graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
+            part.loss = self._step(*part.batch)
+
+    def _wait(self) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        self.ahead.append(event)
+        if len(self.ahead) > AHEAD:
+            self.ahead.popleft().synchronize()

@@ -1,0 +1,153 @@
+"""The frame of all studies: which runs are missing, doing them, keeping what came out, writing it down."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from linattn.report.folder import Folder, write_text
+from linattn.report.machine import machine
+from linattn.report.progress import Progress
+from linattn.reproduce import variants
+from linattn.reproduce.options import ReproduceOptions
+from linattn.reproduce.page import page
+from linattn.reproduce.study import Result, Run, Study
+from linattn.reproduce.workers import Failed, Finished, work
+
+SCHEMA, VERSION = "linattn.reproduce", 1
+
+
+def load(name: str) -> Study:
+    """The study ``name`` of :data:`linattn.reproduce.STUDIES`."""
+    return import_module(f"linattn.reproduce.{name.replace('-', '_')}").STUDY
+
+
+def reproduce(options: ReproduceOptions, *, progress: bool) -> dict:
+    """What :func:`linattn.reproduce.run` does."""
+    study = load(options.study)
+    settings = _settings(study, options)
+    ledger = Ledger(options, study, settings)
+    bar = Progress(progress)
+    end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    try:
+        while (missing := ledger.missing()) and time.monotonic() < end and not ledger.report["failures"]:
+            with bar.counted(options.study, len(ledger.wanted), len(ledger.wanted) - len(missing)) as advance:
+                for one in work(study, missing, end):
+                    ledger.add(one)
+                    advance(_said(one))
+        ledger.report["complete"] = not missing
+    finally:  # also of what an interruption leaves
+        ledger.close()
+    return ledger.report
+
+
+def _settings(study: Study, options: ReproduceOptions) -> Any:
+    """The study's settings with the caller's mixers and seeds."""
+    settings = study.full if options.full else study.quick
+    given = {name: value for name in ("mixers", "seeds") if (value := getattr(options, name)) is not None}
+    settings = replace(settings, **given)
+    for text in settings.mixers:
+        variants.parse(text)
+    return settings
+
+
+@dataclass
+class Ledger:
+    """report.json while it grows: what is wanted, what is done, by which machine."""
+
+    options: ReproduceOptions
+    study: Study
+    settings: Any
+
+    def __post_init__(self) -> None:
+        self.folder = Folder(self.options.folder, SCHEMA)
+        old = self.folder.load() or {}
+        if old and old["study"] != self.options.study:
+            raise ValueError(f"--out {self.folder.path} holds the study {old['study']!r}; name another folder for {self.options.study!r}")
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        here, machines = machine(), old.get("machines", [])
+        machines = machines if here in machines else [*machines, here]
+        self.here = machines.index(here)
+        self.done: dict[str, dict] = {_key(entry["run"]): entry for entry in old.get("runs", [])}
+        self.wanted: list[Run] = []
+        self.report: dict[str, Any] = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "study": self.options.study,
+            "title": self.study.title,
+            "question": self.study.question,
+            "notes": list(self.study.notes),
+            "complete": False,
+            "command": self.options.command(),
+            "created": old.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
+            "machines": machines,
+            "settings": json.loads(json.dumps(asdict(self.settings))),
+            "columns": [],
+            "rows": [],
+            "left_out": [],
+            "failures": [],
+            "runs": [],
+        }
+        self.missing()  # refuses bad settings before anything is written
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self._save()
+
+    def results(self) -> list[tuple[Run, Result]]:
+        """What is done of that which is wanted, in its order."""
+        return [(run, self.done[key]["result"]) for run in self.wanted if (key := _key(run)) in self.done]
+
+    def missing(self) -> list[Run]:
+        """What is wanted and not done; a result may make the study want more."""
+        while True:
+            wanted = [{**run, "device": self.device} for run in self.study.runs(self.settings, self.results())]
+            if len(wanted) <= len(self.wanted):
+                return [run for run in self.wanted if _key(run) not in self.done]
+            self.wanted = wanted
+
+    def add(self, one: Finished | Failed) -> None:
+        """Keep what came out of a run, on disk too."""
+        if isinstance(one, Failed):
+            self.report["failures"].append({"run": one.run, "error": one.error})
+        else:
+            entry = {"run": one.run, "result": _finite(one.result), "seconds": round(one.seconds, 3), "machine": self.here}
+            self.done[_key(one.run)] = entry
+        self._save()
+
+    def close(self) -> None:
+        """Make the table of what there is, and the page."""
+        results = self.results()
+        self.report["rows"] = self.study.rows(self.settings, results)
+        self.report["columns"] = [{"key": c.key, "heading": c.heading} for c in self.study.all_columns]
+        self.report["left_out"] = [{"run": run, "reason": r["left_out"]} for run, r in results if "left_out" in r]
+        self._save()
+        counts = (len(results), len(self.wanted))
+        write_text(self.folder.html, page(self.report, self.study, self.settings, counts))
+
+    def _save(self) -> None:
+        self.report["runs"] = list(self.done.values())
+        self.folder.save(self.report)
+
+
+def _key(run: Run) -> str:
+    return json.dumps(run, sort_keys=True)
+
+
+def _said(one: Finished | Failed) -> str:
+    about = " ".join(str(one.run[k]) for k in ("mixer", "task", "dim", "seed") if k in one.run)
+    return f"{about}: {one.error}" if isinstance(one, Failed) else f"{about}: {one.seconds:.1f} s"
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,59 @@
+"""What a reproduction is asked for. Imports nothing heavy: the command line reads its names from here."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+STUDIES = ("recall", "capacity", "state-tracking", "copying", "extrapolation", "hybrids", "precision")
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """One study, or one more part of it.
+
+    Args:
+        study: one of :data:`STUDIES`.
+        full: the settings of the papers in place of those that two cores do in minutes.
+        mixers: variants of registered mixers (see :mod:`linattn.reproduce.variants`); None: the study's own choice.
+        seeds: how many; None: as many as the settings have.
+        out: folder of report.json and report.html; None: ``runs/reproduce/`` and the study's name.
+        minutes: after so long no further run is begun; what is missing is done by the same command, later. None: no limit.
+    """
+
+    study: str
+    full: bool = False
+    mixers: tuple[str, ...] | None = None
+    seeds: int | None = None
+    out: Path | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.study not in STUDIES:
+            raise ValueError(f"study must be one of {', '.join(STUDIES)}, but came as {self.study!r}")
+        if self.mixers is not None:
+            if not self.mixers:
+                raise ValueError("mixers must name at least one mixer, but came empty")
+            twice = sorted({m for m in self.mixers if self.mixers.count(m) > 1})
+            if twice:
+                raise ValueError(f"mixers must name each mixer once, but {', '.join(twice)} came more than once")
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, but came as {self.seeds}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes must be above 0, but came as {self.minutes}")
+
+    @property
+    def folder(self) -> Path:
+        """Where the report is written."""
+        return Path("runs") / "reproduce" / self.study if self.out is None else Path(self.out)
+
+    def command(self) -> str:
+        """The command line that asks for the same."""
+        words = ["linattn", "reproduce", self.study, "--full" if self.full else "--quick"]
+        if self.mixers is not None:
+            words += ["--mixers", ",".join(self.mixers)]
+        for name in ("seeds", "out", "minutes"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name}", str(value)]
+        return shlex.join(words)

@@ -1,0 +1,104 @@
+"""What several studies train: stacks of equal size on text and on multi-query associative recall."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from linattn.models import LanguageModel, LMConfig, pattern
+from linattn.report.sizing import equal_sizes
+from linattn.reproduce import fit, variants
+from linattn.tasks import Examples, multi_query_recall
+
+VOCABULARY = 256  # bytes
+CONVOLUTION = "base_conv"
+UNSEEN = 512  # examples that are asked of a model that learned to recall
+_YARDSTICK = "softmax with the feed-forward asked for"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A pattern of mixers and their options by name: what models differ in where all else is equal."""
+
+    pattern: str
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mixer: str) -> Stack:
+        """All layers of one variant."""
+        variant = variants.parse(mixer)
+        return cls(variant.name, {variant.name: variant.options} if variant.options else {})
+
+    def config(self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY) -> LMConfig:
+        """Of a model of this stack."""
+        return LMConfig(
+            vocab_size=vocab_size, dim=dim, layers=layers, mixer=self.pattern, mixer_options=self.options, ffn_dim=ffn_dim
+        )  # fmt: skip
+
+
+def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) -> dict[str, int]:
+    """For each of ``stacks`` the feed-forward width with which it has as many parameters as softmax with ``ffn_dim``.
+
+    The yardstick does not depend on which other stacks there are, so neither do the models.
+
+    Raises:
+        ValueError: they can't come within 2 % of each other, with the figures.
+    """
+    everyone = {_YARDSTICK: Stack("softmax"), **stacks}
+
+    def count(name: str, width: int) -> int:
+        with torch.device("meta"):
+            model = LanguageModel(everyone[name].config(dim=dim, layers=layers, ffn_dim=width))
+        return sum(p.numel() for p in model.parameters())
+
+    sizes = equal_sizes(list(everyone), count(_YARDSTICK, ffn_dim), count)
+    return {name: sizes[name].ffn_dim for name in stacks}
+
+
+def on_text(stack: Stack, run: Mapping[str, Any]) -> tuple[LanguageModel, float]:
+    """A model trained on the source of Python's standard library by :mod:`linattn.train`, and its validation bits per byte.
+
+    Args:
+        stack: its mixers.
+        run: its dim, layers, ffn_dim, context, batch_size, steps, learning_rate, seed and device.
+    """
+    from linattn.train import TrainOptions, load_run, train
+
+    same = {k: run[k] for k in ("dim", "layers", "ffn_dim", "context", "batch_size", "steps", "learning_rate", "seed")}
+    with TemporaryDirectory() as folder:
+        options = TrainOptions(
+            mixer=stack.pattern, mixer_options=stack.options, eval_every=run["steps"], out=Path(folder) / "run", **same
+        )  # fmt: skip
+        result = train(options, progress=False)
+        model, _ = load_run(result.run, device=run["device"])
+    return model, result.validation_bits_per_byte
+
+
+def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tuple[fit.Asked, Examples]]:
+    """A model that learned :func:`linattn.tasks.multi_query_recall`, and examples that it has not seen; yields after every step.
+
+    As in Zoology (arXiv 2312.04927) a gated short convolution, one more layer, stands before the stack: it joins each value to its key,
+    which softmax would need a much longer training for.
+
+    Args:
+        stack: its mixers.
+        run: its dim, layers, ffn_dim, vocab_size, epochs, batch_size, learning_rate, seed and device, and lengths: pairs of tokens and of
+            pairs among them. It learns from ``examples`` of each; those not seen are of the last.
+    """
+    generator = torch.Generator().manual_seed(run["seed"])
+    kinds = [*((run["examples"], *length) for length in run["lengths"]), (UNSEEN, *run["lengths"][-1])]
+    *seen, unseen = (
+        multi_query_recall(count, tokens=tokens, pairs=pairs, vocab_size=run["vocab_size"], generator=generator)
+        for count, tokens, pairs in kinds
+    )
+    torch.manual_seed(run["seed"])
+    layers = [CONVOLUTION, *pattern.fill(pattern.parse(stack.pattern, "mixer"), run["layers"])]
+    sizes = {name: run[name] for name in ("dim", "ffn_dim", "vocab_size")}
+    model = fit.Asked(Stack(", ".join(layers), stack.options).config(layers=len(layers), **sizes)).to(run["device"])
+    yield from fit.train(model, seen, fit.Recipe(run["epochs"], run["batch_size"], run["learning_rate"]), seed=run["seed"])
+    return model, unseen

@@ -1,0 +1,64 @@
+"""A mixer as a study names it: a registered name, with options of its constructor where they are not the defaults.
+
+``deltanet`` or ``deltanet:negative_eigenvalues=true`` or ``softmax:window=16:heads=2``: any registered mixer, any of its options.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from linattn import mixers
+
+# What plots call an option, where its name and value are too long for them.
+_SHORT = {"negative_eigenvalues true": "β<2", "conv_width 1": "", "heads 8": "", "state_size": "K", "head_dim": "V", "substeps": "n"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A mixer with options: ``text`` is how it was written, ``label`` what plots say."""
+
+    text: str
+    name: str
+    options: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The name and what differs from its defaults, in few letters."""
+        said = [self.name]
+        for option, value in self.options.items():
+            pair = f"{option} {json.dumps(value) if isinstance(value, bool) else value}"
+            said.append(_SHORT.get(pair, f"{_SHORT.get(option, option)} {value}"))
+        return " ".join(filter(None, said))
+
+
+def parse(text: str) -> Variant:
+    """The mixer that ``text`` names.
+
+    Raises:
+        ValueError: for a mixer or an option that does not exist, a mixer that no language model can have, and what is no ``option=value``.
+    """
+    name, *pairs = (part.strip() for part in text.split(":"))
+    known = mixers.info(name)
+    if known.kind != "sequence" or not known.causal:
+        raise ValueError(f"mixers must be causal sequence mixers, but {name!r} is none")
+    options: dict[str, Any] = {}
+    has = [option for option in inspect.signature(known.cls).parameters if option != "dim"]
+    for pair in pairs:
+        option, found, value = pair.partition("=")
+        if not found:
+            raise ValueError(f"a mixer must be written as name:option=value, but came as {text!r}")
+        if option not in has:
+            raise ValueError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(has) or 'none but dim'}")
+        options[option] = _value(value)
+    return Variant(text, name, options)
+
+
+def _value(text: str) -> Any:
+    """JSON where it is that, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

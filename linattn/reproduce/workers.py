@@ -1,0 +1,134 @@
+"""Doing runs in processes of their own: on a CPU one for each core, on a GPU a few, each with several trainings on streams; times alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from linattn.report.measure import LeftOut
+from linattn.reproduce.study import Result, Run, Study
+
+GPU_PROCESSES = 4  # while one compiles kernels or waits for the host the others use the card
+STREAMS = 3  # trainings of one process at once: enough that the small kernels of one leave no room unused
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that was done, its result (``{"left_out": reason}`` for what can't be measured) and the seconds from its begin to its end."""
+
+    run: Run
+    result: Result
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that raised an error: a bug or a machine too small. It is not kept, so that it is tried again."""
+
+    run: Run
+    error: str
+
+
+def work(study: Study, runs: Sequence[Run], end: float) -> Iterator[Finished | Failed]:
+    """Do ``runs``, in no promised order; none is begun after ``end`` (of time.monotonic), but what was begun is finished."""
+    todo = (run for run in runs if time.monotonic() < end)  # asked for one run at a time
+    if study.alone:
+        return (measured(study.measure, run) for run in todo)
+    count, together = (GPU_PROCESSES, STREAMS) if torch.cuda.is_available() else (cores(), 1)
+    return _in_processes(study.measure, todo, min(count, len(runs)), together)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measured(measure: Callable, run: Run) -> Finished | Failed:
+    """``measure(run)``, all of it, and how long that took."""
+    *_, last = steps(measure, run)
+    assert last is not None
+    return last
+
+
+def steps(measure: Callable, run: Run) -> Generator[Finished | Failed | None, None, None]:
+    """None after every step of ``measure(run)``, in the end what came of it."""
+    begin = time.perf_counter()
+    try:
+        result = measure(run)
+        if isinstance(result, Generator):
+            result = yield from result
+    except LeftOut as reason:
+        result = {"left_out": str(reason)}
+    except Exception as error:  # of whatever mixer this is; the others go on
+        yield Failed(run, f"{type(error).__name__}: {error}")
+        return
+    yield Finished(run, result, time.perf_counter() - begin)
+
+
+def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: int) -> Iterator[Finished | Failed]:
+    """``count`` processes that do up to ``together`` runs at once."""
+    context: Any = multiprocessing.get_context("spawn")
+    tasks, results = context.Queue(), context.Queue()
+    workers = [context.Process(target=_serve, args=(measure, tasks, results, together), daemon=True) for _ in range(count)]
+    begun = 0
+    try:
+        for worker in workers:
+            worker.start()
+        while True:
+            while begun < count * together and (run := next(todo, None)) is not None:
+                tasks.put(run)
+                begun += 1
+            if not begun:
+                return
+            one = _next(results, workers)
+            begun -= 1
+            yield one
+    finally:  # they wait for more, or what they do is of no use any more
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _next(results: Any, workers: Sequence[Any]) -> Finished | Failed:
+    while True:
+        try:
+            return results.get(timeout=1)
+        except queue.Empty:
+            ended = [worker.exitcode for worker in workers if not worker.is_alive()]
+            if ended:
+                raise RuntimeError(f"a process that did runs ended with exit code {ended[0]}: out of memory?") from None
+
+
+def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
+    """Do what comes until this process is ended; several runs take turns, a step each, every one on its own stream."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends this one
+    torch.set_num_threads(1)  # more would fight over the cores
+    running: list[tuple[Generator, AbstractContextManager]] = []
+    while True:
+        while len(running) < together:
+            try:
+                run = tasks.get(block=not running)
+            except queue.Empty:
+                break
+            running.append((steps(measure, run), _stream()))
+        for turn in list(running):
+            taking, stream = turn
+            with stream:
+                one = next(taking)
+            if one is not None:
+                running.remove(turn)
+                results.put(one)
+
+
+def _stream() -> AbstractContextManager:
+    """Where the kernels of one run go."""
+    return torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()

@@ -1,0 +1,78 @@
+"""What every task makes, and the draws that several of them need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+IGNORED = -100  # label of a position at which nothing is asked; torch's cross entropy leaves it out, too
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sequences and what is asked of them.
+
+    Args:
+        ids: tokens [N, T] int64.
+        labels: [N, T] int64: what the output at each position must be, :data:`IGNORED` where nothing is asked.
+        vocab_size: number of tokens; ids and labels are below it.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: str | torch.device) -> Examples:
+        """The same on ``device``."""
+        return Examples(self.ids.to(device), self.labels.to(device), self.vocab_size)
+
+    def asked(self) -> tuple[Tensor, Tensor]:
+        """Where something is asked and what the answer is: places and answers, both [N, n] int64, n the most questions of an example.
+
+        An example with fewer has places without a question behind its own; their answers are :data:`IGNORED`.
+        """
+        question = self.labels != IGNORED
+        most = int(question.sum(1).max()) if len(self) else 0
+        places = torch.argsort(~question, dim=1, stable=True)[:, :most]
+        return places, self.labels.gather(1, places)
+
+
+def whole(count: int, *, least: int = 0, **numbers: int) -> None:
+    """Refuse a ``count`` below 0 and any of ``numbers`` below ``least``."""
+    for name, value, bound in (("count", count, 0), *((n, v, least) for n, v in numbers.items())):
+        if not isinstance(value, int) or value < bound:
+            raise ValueError(f"{name} must be an integer of at least {bound}, but came as {value!r}")
+
+
+def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Uniform over low, ..., high - 1."""
+    return torch.randint(low, high, shape, generator=generator)
+
+
+def distinct(count: int, size: int, most: int, generator: Generator) -> Tensor:
+    """In each of ``count`` rows ``size`` different integers below ``most``, every ordered choice equally likely: [count, size].
+
+    By Floyd's method: number i is drawn from 0 to j = most - size + i; what was drawn before is replaced by j, which was not.
+    """
+    chosen = torch.empty(count, size, dtype=torch.int64)
+    for i in range(size):
+        j = most - size + i
+        drawn = integers(0, j + 1, (count,), generator)
+        taken = (chosen[:, :i] == drawn[:, None]).any(1)
+        chosen[:, i] = torch.where(taken, j, drawn)
+    order = torch.rand(count, size, generator=generator, dtype=torch.float64).argsort(1)
+    return chosen.gather(1, order)
+
+
+def weighted(count: int, size: int, weights: Tensor, generator: Generator) -> Tensor:
+    """In each row ``size`` different indices of ``weights`` [n], drawn one after the other in proportion to what is left: [count, size].
+
+    Sorting log w plus Gumbel noise gives that distribution at once.
+    """
+    uniform = torch.rand(count, len(weights), generator=generator, dtype=torch.float64).clamp_min(torch.finfo(torch.float64).tiny)
+    return (weights.double().log() - (-uniform.log()).log()).topk(size, 1).indices

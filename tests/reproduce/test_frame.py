@@ -1,0 +1,186 @@
+import json
+import math
+import os
+
+import pytest
+
+from linattn import reproduce
+from linattn.cli.main import main
+from linattn.reproduce import frame, variants
+from linattn.reproduce.study import Column, grouped, mean_and_spread
+from tests.reproduce import toy
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Makes a toy the study "recall"; its value is the list of runs that were done."""
+
+    def give(**changes):
+        done = []
+
+        def measure(run):
+            done.append(run)
+            return toy.measure(run)
+
+        study = toy.study(**{"measure": measure, **changes})
+        monkeypatch.setattr(frame, "load", lambda name: study)
+        return done
+
+    return give
+
+
+def test_a_study_from_runs_to_page(given, tmp_path):
+    done = given()
+    report = reproduce.run("recall", out=tmp_path / "out")
+    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["complete"]
+    assert len(done) == len(report["runs"]) == 9, "two mixers, sizes and seeds, and the one that these led to"
+    assert {run["device"] for run in done} == {report["runs"][0]["run"]["device"]}
+    first = report["rows"][0]
+    assert first == {"mixer": "gla", "size": 4, "score": 4.5 / 32, "score_spread": pytest.approx(math.sqrt(0.5) / 32), "paper_says": "0.5",
+                     "source": "a <paper>"}  # fmt: skip
+    assert [c["key"] for c in report["columns"]] == ["mixer", "size", "score", "paper_says", "source"]
+    assert report["runs"][0]["result"]["loss"] is None, "JSON has no NaN"
+    assert {"cpu", "torch", "linattn", "accelerator"} <= report["machines"][0].keys()
+    assert report["command"] == f"linattn reproduce recall --quick --out {tmp_path / 'out'}"
+    page = (tmp_path / "out" / "report.html").read_text()
+    for said in ("<h1>A toy</h1>", "0.141 ± 0.022", "a &lt;paper&gt;", "A &lt;note&gt;.", "<svg", "9 of 9", "paper says"):
+        assert said in page
+    assert "<note>" not in page
+
+
+def test_what_was_cut_off_goes_on_where_it_was(given, tmp_path):
+    done = given()
+
+    def interrupted(run):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(run)
+        return toy.measure(run)
+
+    given(measure=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.run("recall", out=tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["complete"]
+    assert [entry["run"] for entry in report["runs"]] == done
+    assert len(report["rows"]) == 2, "there is a table of what there is"
+    assert "3 of 8 runs are done" in (tmp_path / "report.html").read_text()
+    after = given()
+    assert reproduce.run("recall", out=tmp_path)["complete"]
+    assert len(after) == 6
+    assert not [run for run in after if run in done]
+    again = given()
+    assert reproduce.run("recall", out=tmp_path)["complete"]
+    assert again == []
+
+
+def test_other_settings_are_other_runs_and_lose_none(given, tmp_path):
+    given()
+    reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
+    done = given()
+    report = reproduce.run("recall", mixers=["deltanet:negative_eigenvalues=true"], seeds=1, out=tmp_path)
+    assert {run["mixer"] for run in done} == {"deltanet:negative_eigenvalues=true"}
+    assert {row["mixer"] for row in report["rows"]} == {"deltanet:negative_eigenvalues=true"}
+    assert len(report["runs"]) == 6
+    both = given()
+    assert {r["mixer"] for r in reproduce.run("recall", full=True, mixers=["gla"], seeds=1, out=tmp_path)["rows"]} == {"gla"}
+    assert [run["size"] for run in both] == [12], "of the full sizes one is new"
+
+
+def test_minutes_end_it_between_two_runs(given, tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 25))
+    monkeypatch.setattr(frame.time, "monotonic", lambda: next(clock))
+    done = given()
+    report = reproduce.run("recall", minutes=1.5, out=tmp_path)
+    assert 0 < len(done) < 8
+    assert not report["complete"]
+
+
+def test_what_cannot_be_measured_is_said_and_what_fails_is_tried_again(given, tmp_path):
+    given()
+    report = reproduce.run("recall", mixers=["lstm", "gru", "gla"], seeds=1, out=tmp_path)
+    assert [x["reason"] for x in report["left_out"]] == ["it is too <long>"] * 2
+    assert [x["error"] for x in report["failures"]] == ["ZeroDivisionError: a bug"] * 2
+    assert {row["mixer"] for row in report["rows"]} == {"gla"}
+    assert not report["complete"]
+    page = (tmp_path / "report.html").read_text()
+    assert "it is too &lt;long&gt;" in page
+    assert "ZeroDivisionError" in page
+    done = given()
+    assert len(reproduce.run("recall", mixers=["lstm", "gru", "gla"], seeds=1, out=tmp_path)["failures"]) == 2
+    assert {run["mixer"] for run in done} == {"gru"}
+
+
+def test_processes_do_what_this_one_would(monkeypatch, tmp_path):
+    study = toy.study(alone=False)
+    monkeypatch.setattr(frame, "load", lambda name: study)
+    report = reproduce.run("recall", mixers=["gla", "gru"], seeds=1, out=tmp_path)
+    assert [row["score"] for row in report["rows"]] == [4 / 32, 8 / 32]
+    assert len(report["failures"]) == 2
+    assert os.getpid() not in {entry["result"]["process"] for entry in report["runs"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"study": "recal"}, "study must be one of recall, capacity"),
+        ({"mixers": []}, "mixers must name"),
+        ({"mixers": ["gla", "gla"]}, "gla came more than once"),
+        ({"mixers": ["gal"]}, "did you mean 'gla'"),
+        ({"mixers": ["gla:heds=4"]}, "no option 'heds'"),
+        ({"mixers": ["gla:heads"]}, "name:option=value"),
+        ({"seeds": 0}, "seeds must be at least 1, but came as 0"),
+        ({"minutes": 0}, "minutes must be above 0"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(options, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        reproduce.run(**{"study": "recall", "out": tmp_path / "out", **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_others_are_refused(given, tmp_path):
+    given()
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match="no linattn report"):
+        reproduce.run("recall", out=tmp_path)
+    reproduce.run("recall", out=tmp_path / "a")
+    with pytest.raises(ValueError, match="holds the study 'recall'"):
+        reproduce.run("capacity", out=tmp_path / "a")
+
+
+def test_the_command_line(given, tmp_path, capsys):
+    given()
+    assert main(["reproduce", "recall", "--mixers", "gla,softmax:window=4", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split("\t") == ["mixer", "size", "score", "score_spread", "paper_says", "source"]
+    assert lines[1].split("\t") == ["gla", "4", "0.125", "-", "0.5", "a <paper>"]
+    assert lines[-1] == f"report: {tmp_path / 'report.html'}"
+    assert "recall: 1 of 4: gla 0: " in err
+    given()
+    assert main(["reproduce", "recall", "--mixers", "gru", "--seeds", "1", "--out", str(tmp_path)]) == 1
+    assert "not complete" in capsys.readouterr().out
+    assert main(["reproduce", "recall", "--quick", "--full"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert main(["reproduce", "moons"]) == 2
+
+
+def test_variants():
+    one = variants.parse("softmax:window=16:heads=2")
+    assert (one.name, one.options, one.label) == ("softmax", {"window": 16, "heads": 2}, "softmax window 16 heads 2")
+    assert variants.parse("performer:kernel=relu").options == {"kernel": "relu"}
+    one = variants.parse("deltanet:conv_width=1:negative_eigenvalues=true")
+    assert one.options == {"conv_width": 1, "negative_eigenvalues": True}
+    assert one.label == "deltanet β<2"
+
+
+def test_figures_over_seeds():
+    assert mean_and_spread("x", [1.0, 3.0]) == {"x": 2.0, "x_spread": pytest.approx(math.sqrt(2))}
+    assert mean_and_spread("x", [1.0, None]) == {"x": 1.0, "x_spread": None}
+    assert mean_and_spread("x", []) == {"x": None, "x_spread": None}
+    groups = grouped([({"m": "a", "s": [1]}, {"v": 1}), ({"m": "a", "s": [1]}, {"left_out": "no"})], "m", "s")
+    assert groups == {("a", (1,)): [({"m": "a", "s": [1]}, {"v": 1})]}
+    column = Column("x", "x", "{:.1f}".format, spread=True)
+    assert [column.cell(row) for row in ({"x": 2.0, "x_spread": 0.5}, {"x": 2.0, "x_spread": None}, {})] == ["2.0 ± 0.5", "2.0", "–"]

@@ -1,0 +1,6 @@
+"""The atlas: an illustrated guide to every registered system whose numbers the library's own ops compute when it is built."""
+
+from __future__ import annotations
+
+from linattn.atlas.build import build as build
+from linattn.atlas.serve import serve as serve

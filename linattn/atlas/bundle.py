@@ -1,0 +1,46 @@
+"""The site's one script: the modules of ``script/`` behind each other, each once, what it imports before it.
+
+Browsers refuse modules from ``file://``, so imports and exports end here: every top-level name is one name of the bundle.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("script")
+IMPORT = re.compile(r'^import (?:\{[^}]*\} from )?"\./([\w/-]+\.js)";\n', re.M)
+NAME = re.compile(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", re.M)
+
+
+def bundle(entry: Path = FOLDER / "main.js") -> str:
+    """A classic script that does what the module ``entry`` does.
+
+    Raises:
+        ValueError: where two modules have one name at their top level, import in a circle, or import in another form.
+    """
+    parts: dict[Path, str] = {}
+    _collect(entry.resolve(), parts, ())
+    owners: dict[str, Path] = {}
+    for path, code in parts.items():
+        for name in NAME.findall(code):
+            if name in owners:
+                raise ValueError(f"{name} stands at the top of {owners[name].name} and of {path.name}; rename one")
+            owners[name] = path
+    body = "\n".join(f"// {path.name}\n{code}" for path, code in parts.items())
+    return f'"use strict";\n(() => {{\n{body}}})();\n'
+
+
+def _collect(path: Path, parts: dict[Path, str], above: tuple[Path, ...]) -> None:
+    """Put what ``path`` imports, and then its own code, into ``parts``."""
+    if path in above:
+        raise ValueError(f"modules import in a circle: {' > '.join(p.name for p in (*above, path))}")
+    if path in parts:
+        return
+    code = path.read_text(encoding="utf-8")
+    for imported in IMPORT.findall(code):
+        _collect((path.parent / imported).resolve(), parts, (*above, path))
+    code = re.sub(r"^export (?!\{|default|\*)", "", IMPORT.sub("", code), flags=re.M)
+    if left := re.search(r"^(?:import|export)\b.*", code, re.M):
+        raise ValueError(f"{path.name} has a form of import or export that the bundle does not know: {left[0]}")
+    parts[path] = code.strip() + "\n"

@@ -1,0 +1,180 @@
+"""The recurrent cell, drawn from a specification: what fades, what is erased, what is written, what is read.
+
+All cells have one skeleton, so that two of them differ only where the systems do: a step that a system does not take is a ghost.
+"""
+
+from __future__ import annotations
+
+from linattn.atlas.look import Look, Spec
+from linattn.atlas.svg import box, drawing, node, text, wire
+from linattn.atlas.text import Both
+
+LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 205, 335, 490, 640, 760  # heights, then places along the line
+
+DECAYS = {
+    "none": Both("nothing fades", "什么都不淡去"),
+    "constant": Both("fades at a fixed rate per head", "每个头以固定速率淡去"),
+    "head": Both("fades per head, as the token says", "按 token 逐头淡去"),
+    "channel": Both("fades per channel, as the token says", "按 token 逐通道淡去"),
+}
+ERASES = {
+    "none": Both("nothing is erased", "什么都不抹掉"),
+    "delta": Both("what the key held is erased", "键上的旧值被抹掉"),
+    "pair": Both("what one vector reads, another erases", "一个向量读出，另一个向量抹掉"),
+}
+
+
+def cell(look: Look) -> str:
+    """The cell of ``look`` as an SVG element."""
+    if look.family == "scores" and look.info.resumable and look.matrix is not None:
+        return _growing(look)
+    if look.spec is None or not look.info.causal:
+        return _other(look)
+    return _recurrent(look.info.title, look.spec)
+
+
+def sentences(spec: Spec) -> list[Both]:
+    """The cell in words, one sentence for each thing that it does."""
+    written = {
+        "delta": Both("written is what is new: the value less what the key held", "写入的是新东西：值减去键上已有的"),
+    }.get(spec.erase, Both("written is the key times the value", "写入键与值的外积"))
+    read = Both("read by the query", "由查询读出")
+    if spec.bonus:
+        read = Both(
+            "read by the query before the token is written, the token itself by a weight of its own",
+            "由查询在写入之前读出，当前 token 另有权重",
+        )
+    elif spec.normalize:
+        read = Both("read by the query and divided by the sum of its weights", "由查询读出，再除以权重之和")
+    return [DECAYS[spec.decay], ERASES[spec.erase], written, read]
+
+
+def _recurrent(title: str, spec: Spec) -> str:
+    _, k, v = spec.sizes
+    state = f"[{k}, {v}]"
+    label = Both(
+        f"The cell of {title}: " + "; ".join(s.en for s in sentences(spec)) + ".",
+        f"{title} 的单元：" + "；".join(s.zh for s in sentences(spec)) + "。",
+    )
+    parts = [
+        wire([(94, LINE), (AFTER - 40, LINE)]),
+        box(58, LINE, "S_{t−1}", state, "state", 72),
+        box(AFTER, LINE, "S_t", state, "state", 72),
+        *_fade(spec, k),
+        *_erase(spec, k),
+        *_write(spec, k, v),
+        *_read(spec, k, v),
+    ]
+    names = (Both("fades", "淡去"), Both("erased", "抹掉"), Both("written", "写入"), Both("read", "读出"))
+    parts += [text(x, 42, name, "axis") for x, name in zip((FADE, ERASE, WRITE, READ), names, strict=True)]
+    return drawing(820, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
+
+
+def _fade(spec: Spec, k: int) -> list[str]:
+    if spec.decay == "none":
+        return [node(FADE, LINE, "", "decay", ghost=True)]
+    name, shape = {"constant": ("γ", "[H]"), "head": ("α_t", "[H]"), "channel": ("α_t", f"[{k}]")}[spec.decay]
+    return [node(FADE, LINE, "⊙", "decay"), wire([(FADE, BOXES - 22), (FADE, LINE + 16)], "decay"), box(FADE, BOXES, name, shape, "decay")]
+
+
+def _erase(spec: Spec, k: int) -> list[str]:
+    if spec.erase == "none":
+        return [node(ERASE, LINE, "", "decay", ghost=True)]
+    up = wire([(ERASE, BOXES - 22), (ERASE, LINE + 16)], "decay")
+    if spec.erase == "delta":
+        return [node(ERASE, LINE, "−", "decay"), up, box(ERASE, BOXES, "β_t k_t^⊤k_t", f"[{k}, {k}]", "decay", 92)]
+    return [node(ERASE, LINE, "+", "decay"), up, box(ERASE, BOXES, "w_t r_t^⊤", f"[{k}, {k}]", "decay", 92)]
+
+
+def _write(spec: Spec, k: int, v: int) -> list[str]:
+    gate = "β_t " if spec.erase == "delta" else ""
+    return [
+        node(WRITE, LINE, "+", "k"),
+        wire([(WRITE, 134), (WRITE, LINE + 16)], "k"),
+        node(WRITE, 150, "×", "v"),
+        wire([(WRITE - 40, BOXES - 22), (WRITE - 12, 161)], "k"),
+        wire([(WRITE + 40, BOXES - 22), (WRITE + 12, 161)], "v"),
+        box(WRITE - 42, BOXES, f"{gate}k_t^⊤", f"[{k}, 1]", "k", 76),
+        box(WRITE + 42, BOXES, "v_t", f"[1, {v}]", "v", 76),
+    ]
+
+
+def _read(spec: Spec, k: int, v: int) -> list[str]:
+    parts = [
+        node(READ, 150, "×", "output"),
+        box(READ, BOXES + (0 if not (spec.normalize or spec.skip) else 48), "o_t", f"[1, {v}]", "output"),
+    ]
+    parts += [wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q", tip=True), box(AFTER, BOXES, "q_t", f"[1, {k}]", "q")]
+    if spec.bonus:  # read from the state before the write, and from the token by its own weight
+        parts += [wire([(58, LINE - 22), (58, 14), (AFTER + 62, 14), (AFTER + 62, 150), (READ - 16, 150)], "state", dashed=True)]
+        parts += [text(READ, 126, "+ u ⊙ k v", "shape")]
+    else:
+        parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)])]
+    low = BOXES + (0 if not (spec.normalize or spec.skip) else 48)
+    parts += [wire([(READ, 166), (READ, low - 23)], "output")]
+    if spec.normalize:
+        parts += [node(READ, BOXES - 10, "÷", "output"), text(READ - 24, BOXES - 5, "q z", "shape", "end")]
+    if spec.skip:
+        parts += [node(READ, BOXES - 10, "+", "v"), text(READ + 22, BOXES - 5, "v", "shape", "start")]
+    return parts
+
+
+def _growing(look: Look) -> str:
+    """What keeps every token: a list that a row is put under, and a query that is compared with all of it."""
+    label = Both(
+        f"The cell of {look.info.title}: a row is kept for every token; the query is compared with each of them.",
+        f"{look.info.title} 的单元：每个 token 留下一行，查询与每一行比较。",
+    )
+    rows = [(58, "[t−1, …]", 3), (AFTER, "[t, …]", 4)]
+    lists = [
+        f'<g class="t tstate"><rect class="box" x="{x - 40}" y="{LINE - 36 + 18 * i}" width="80" height="16" rx="3"/></g>'
+        for x, _, count in rows
+        for i in range(count)
+    ]
+    return drawing(
+        820,
+        252,
+        [
+            wire([(98, LINE), (AFTER - 44, LINE)]),
+            *lists,
+            *(text(x, LINE + 52, shape, "shape") for x, shape, _ in rows),
+            text(58, 34, Both("kept", "保留"), "axis"),
+            text(WRITE, 42, Both("a row more", "多一行"), "axis"),
+            text(READ, 42, Both("reads every row", "读每一行"), "axis"),
+            node(WRITE, LINE, "∪", "k"),
+            wire([(WRITE - 40, BOXES - 22), (WRITE - 8, LINE + 14)], "k"),
+            wire([(WRITE + 40, BOXES - 22), (WRITE + 8, LINE + 14)], "v"),
+            box(WRITE - 42, BOXES, "k_t", "", "k", 76),
+            box(WRITE + 42, BOXES, "v_t", "", "v", 76),
+            wire([(AFTER + 40, LINE), (READ, LINE), (READ, 134)]),
+            node(READ, 150, "Σ", "output"),
+            wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q"),
+            box(AFTER, BOXES, "q_t", "", "q"),
+            wire([(READ, 166), (READ, BOXES - 23)], "output"),
+            box(READ, BOXES, "o_t", "", "output"),
+        ],
+        label,
+        "cell",
+    )
+
+
+def _other(look: Look) -> str:
+    """What can be said of any mixer: tokens in, tokens out, and the states that it hands on, by name and shape."""
+    states = list(look.shapes.items())[:6]
+    height = max(150, 66 + 34 * len(states))
+    middle = height / 2
+    label = Both(f"{look.info.title}: tokens in, its own rules, tokens out; states: {', '.join(look.shapes) or 'none'}.",
+                 f"{look.info.title}：输入 token，按自己的规则，输出 token；状态：{'、'.join(look.shapes) or '无'}。")  # fmt: skip
+    parts = [
+        box(60, middle, "x_t", "[D]", "v"), wire([(96, middle), (296, middle)], "v"),
+        f'<g class="t tstate"><rect class="box" x="300" y="20" width="220" height="{height - 40}" rx="8"/></g>',
+        box(760, middle, "o_t", "[D]", "output"), wire([(520, middle), (724, middle)], "output"),
+    ]  # fmt: skip
+    if not states:
+        parts.append(text(410, middle + 5, Both("rules of its own", "自有规则"), "axis"))
+    for i, (name, shape) in enumerate(states):
+        y = 54 + 34 * i
+        parts.append(text(318, y, name, "t name", "start") + text(504, y, str(list(shape)), "shape", "end"))
+    if states:
+        parts.append(text(410, height - 4, Both("handed from token to token", "逐个 token 传递"), "axis"))
+    return drawing(820, height, parts, label, "cell")

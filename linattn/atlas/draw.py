@@ -1,0 +1,90 @@
+"""One drawing of one system as an SVG file, for papers and slides: the atlas's own cell, matrix, state and cost."""
+
+from __future__ import annotations
+
+from linattn.atlas import sentence
+from linattn.atlas.cell import cell
+from linattn.atlas.look import Look, look
+from linattn.atlas.svg import alone, grid
+from linattn.atlas.text import CODES, Both
+from linattn.mixers import cost
+from linattn.report.plot import Axis, Heading, Series, lines
+from linattn.report.scales import logarithmic
+from linattn.report.words import memory_tick, tokens
+
+KINDS = ("cell", "mask", "state", "cost")
+LENGTHS = tuple(1 << n for n in range(8, 21, 2))  # tokens of the cost's axis
+
+
+def draw(name: str, what: str, *, language: str = "en", head: int = 0) -> str:
+    """An SVG file's content.
+
+    Args:
+        name: a registered mixer.
+        what: "cell" (what fades, is erased, written, read), "mask" (the mixing matrix on the running sentence), "state" (after
+            the last token) or "cost" (bytes kept against length, beside softmax).
+        language: of its words, "en" or "zh".
+        head: which one of a matrix or state, from 0.
+
+    Raises:
+        ValueError: for another name, kind, language or head, and for what this mixer does not have, with the reason.
+    """
+    if what not in KINDS:
+        raise ValueError(f"what must be one of {', '.join(KINDS)}, but came as {what!r}")
+    if language not in CODES:
+        raise ValueError(f"language must be one of {', '.join(CODES)}, but came as {language!r}")
+    seen = look(name)
+    if what == "cost":
+        return alone(_cost(seen), language)
+    return alone(
+        {"cell": lambda: cell(seen), "mask": lambda: mask(seen, head, named=True), "state": lambda: _state(seen, head)}[what](), language
+    )
+
+
+def mask(seen: Look, head: int, *, named: bool = False) -> str:
+    """A head's mixing matrix as an SVG element, with the words of the sentence beside it if ``named``."""
+    if seen.matrix is None:
+        raise ValueError(f"{seen.info.name} has no matrix to draw: {seen.missing['matrix'].en}")
+    matrix = _chosen(seen.matrix, head)
+    shown = [[None if seen.info.causal and j > i else value for j, value in enumerate(row)] for i, row in enumerate(matrix)]
+    label = Both(f"Mixing matrix of {seen.info.title}", f"{seen.info.title} 的混合矩阵")
+    names = sentence.SENTENCE if named else None
+    return grid(shown, _largest(seen.matrix), label, names, names)
+
+
+def _state(seen: Look, head: int) -> str:
+    if seen.states is None:
+        raise ValueError(f"{seen.info.name} has no state to draw: {seen.missing['states'].en}")
+    values = _chosen(seen.states.values[-1], head)
+    label = Both(
+        f"State {seen.states.name} of {seen.info.title} after the sentence", f"{seen.info.title} 读完句子后的状态 {seen.states.name}"
+    )
+    return grid(values, _largest(seen.states.values), label, sentence.SENTENCE if seen.states.grows else None)
+
+
+def _chosen(heads: list, head: int) -> list:
+    if not 0 <= head < len(heads):
+        raise ValueError(f"head must be from 0 to {len(heads) - 1}, but came as {head}")
+    return heads[head]
+
+
+def _largest(values: object) -> float:
+    if isinstance(values, list):
+        return max((_largest(v) for v in values), default=0.0)
+    return abs(values) if isinstance(values, float | int) else 0.0
+
+
+def _cost(seen: Look) -> str:
+    if not seen.info.resumable:
+        raise ValueError(f"{seen.info.name} keeps nothing from token to token, so there are no bytes to draw")
+    names = dict.fromkeys((seen.info.name, "softmax"))
+    found = {n: [(float(t), float(cost(n, dim=512, tokens=t).state_bytes or 0)) for t in LENGTHS] for n in names}
+    axes = (
+        Axis("tokens", logarithmic(LENGTHS, base=2), tokens),
+        Axis("bytes kept by a layer of width 512", logarithmic([b for points in found.values() for _, b in points], base=2), memory_tick),
+    )
+    heading = Heading(
+        "cost", f"What {seen.info.title} keeps", f"Bytes of state of {seen.info.title} and of softmax attention against tokens."
+    )
+    svg = lines(heading, [Series(n, points, i) for i, (n, points) in enumerate(found.items())], *axes)
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)

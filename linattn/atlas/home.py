@@ -1,0 +1,64 @@
+"""The first page: what the atlas is, the one recurrence, and where to go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from linattn.atlas.draw import mask
+from linattn.atlas.mathml import mathml
+from linattn.atlas.page import Page
+from linattn.atlas.systems import FAMILY
+from linattn.atlas.text import Both, spoken
+
+if TYPE_CHECKING:
+    from linattn.atlas.build import Atlas
+
+TITLE = Both("Linear attention, drawn by the code that computes it", "线性注意力图解：由计算它的代码来画")
+LEAD = Both(
+    "Softmax attention looks back at every token and pays for it with a cache that grows. Replace the similarity by one that "
+    "factors, and the whole past fits into one matrix. What to write into it, what to let fade, what to erase: every system here "
+    "is an answer to that one question.",
+    "softmax 注意力回看每一个 token，代价是不断增长的缓存。把相似度换成可以分解的形式，全部历史就能装进一个矩阵。往里写什么、"
+    "让什么淡去、又抹掉什么？这里的每一种方法，都是对这同一个问题的回答。",
+)
+RECURRENCE = (
+    (r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1}", Both("what fades", "什么在淡去"), "decay"),
+    (r"+\; w_t\, (r_t^\top S_{t-1})", Both("what is erased", "什么被抹掉"), "decay"),
+    (r"+\; k_t^\top v_t", Both("what is written", "什么被写入"), "k"),
+    (r"o_t = q_t\, S_t", Both("what is read", "什么被读出"), "output"),
+)
+
+
+GALLERY = ("softmax", "linear_transformer", "retnet", "gla", "gated_deltanet", "rwkv7")  # of those that there are: a step each
+SHOWN = Both("One sentence, read by each of them", "同一句话，各家怎么读")
+HOW = Both(
+    "Rows are outputs, columns the tokens that they read: the library computed every cell from the same twelve words.",
+    "行是输出，列是被读的 token；每一格都由本库从同样的十二个词算出。",
+)
+
+
+def pages(atlas: Atlas) -> Iterator[Page]:
+    """The first page alone."""
+    from linattn.atlas.build import sections
+
+    terms = "".join(f'<div class="term t{tensor}">{mathml(latex)}<span>{spoken(words)}</span></div>' for latex, words, tensor in RECURRENCE)
+    cards = "".join(
+        f'<li><a class="card" href="{escape(part.ENTRY.path)}"><b>{spoken(part.ENTRY.name)}</b>{spoken(part.ENTRY.summary, "p")}</a></li>'
+        for part in sections()
+    )
+    body = f'<div class="recurrence">{terms}</div>\n<ul class="cards">{cards}</ul>{_gallery(atlas)}'
+    yield Page("index.html", TITLE, body, lead=LEAD)
+
+
+def _gallery(atlas: Atlas) -> str:
+    """Some matrices, each with its family's name and a way to its page."""
+    shown = [look for name in GALLERY if (look := atlas.looks.get(name)) and look.matrix is not None]
+    if not shown:
+        return ""
+    items = "".join(
+        f'<li><a href="systems/{look.info.name}.html">{mask(look, 0)}<b>{escape(look.info.title)}</b>{spoken(FAMILY[look.family])}</a></li>'
+        for look in shown
+    )
+    return f'<h2>{spoken(SHOWN)}</h2>{spoken(HOW, "p")}<ul class="gallery">{items}</ul>'

@@ -1,0 +1,240 @@
+"""The lab: a sentence, a rule, and what each token does to the state, computed in the page by a small reference of the recurrence.
+
+Every word is a vector that its letters choose, so that any sentence can be typed. A token's key is the word before it and its value the
+word itself; its query is the word itself. What is read after a word is thus what has followed it so far, and one can see at a glance
+which words a state still holds. ``script/lab.js`` does the same in the page; the tests compare the two cell by cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+import linattn
+from linattn.atlas import sentence
+from linattn.atlas.mathml import mathml
+from linattn.atlas.page import Entry, Page, figure
+from linattn.atlas.text import Both, spoken
+
+if TYPE_CHECKING:
+    from linattn.atlas.build import Atlas
+
+ENTRY = Entry(
+    "lab.html",
+    Both("Lab", "实验台"),
+    Both(
+        "Type a sentence, choose a rule, and step through its tokens: what fades, what is erased, what is written, what is read.",
+        "输入一句话，选一条规则，一个 token 一个 token 地走：什么淡去，什么被抹掉，什么被写入，什么被读出。",
+    ),
+)
+SIZE = 8  # of keys and values
+SALT = 3823530  # of four million, the one whose words of the running sentence are the least alike
+DECAY, BETA = 0.9, 1.0  # where the sliders stand at first
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to update the state, by the arguments of :func:`linattn.linear_attention` that it uses.
+
+    Args:
+        key: its name in the page's data.
+        name: in words.
+        equation: LaTeX.
+        decay: "none", "constant", "head" or "channel".
+        erase: "none", "delta" or "pair" (a read and a write direction, with a rate for every channel).
+        normalize: divide what is read by q z; keys and queries are then made positive.
+    """
+
+    key: str
+    name: Both
+    equation: str
+    decay: str = "none"
+    erase: str = "none"
+    normalize: bool = False
+
+
+RULES = (
+    Rule("none", Both("nothing fades", "不衰减"), r"S_t = S_{t-1} + k_t^\top v_t"),
+    Rule("constant", Both("constant decay", "固定衰减"), r"S_t = \gamma\, S_{t-1} + k_t^\top v_t", "constant"),
+    Rule("head", Both("per head", "逐头衰减"), r"S_t = \alpha_t\, S_{t-1} + k_t^\top v_t", "head"),
+    Rule("channel", Both("per channel", "逐通道衰减"), r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", "channel"),
+    Rule("delta", Both("delta", "delta 规则"), r"S_t = S_{t-1} + \beta\, k_t^\top (v_t - k_t S_{t-1})", "none", "delta"),
+    Rule(
+        "gated_delta",
+        Both("gated delta", "门控 delta"),
+        r"S_t = \alpha_t S_{t-1} + \beta\, k_t^\top (v_t - k_t\, \alpha_t S_{t-1})",
+        "head",
+        "delta",
+    ),
+    Rule(
+        "kda",
+        Both("KDA", "KDA"),
+        r"D_t = \mathrm{Diag}(\alpha_t)\, S_{t-1}, \quad S_t = D_t + \beta\, k_t^\top (v_t - k_t D_t)",
+        "channel",
+        "delta",
+    ),
+    Rule(
+        "rwkv7",
+        Both("RWKV-7", "RWKV-7"),
+        r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} - (a_t \odot k_t)^\top (k_t S_{t-1}) + (a_t \odot k_t)^\top v_t",
+        "channel",
+        "pair",
+    ),
+    Rule(
+        "normalize",
+        Both("normalised", "归一化"),
+        r"o_t = \frac{\phi(q_t)\, S_t}{\phi(q_t)\, z_t}, \quad z_t = z_{t-1} + \phi(k_t)",
+        normalize=True,
+    ),
+)
+
+
+def numbers(word: str, count: int) -> list[float]:
+    """``count`` numbers in [-1, 1) that the letters of ``word`` choose: FNV-1a, then a mixing of its bits for each number."""
+    h = (2166136261 ^ SALT) & 0xFFFFFFFF
+    for byte in word.encode():
+        h = ((h ^ byte) * 16777619) & 0xFFFFFFFF
+    return [_mixed((h + (i + 1) * 0x9E3779B9) & 0xFFFFFFFF) / 2**31 - 1 for i in range(count)]
+
+
+def _mixed(h: int) -> int:
+    """The finaliser of MurmurHash3: every bit of ``h`` reaches every bit of the result."""
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return h ^ (h >> 16)
+
+
+def vector(word: str) -> list[float]:
+    """The word as :data:`SIZE` numbers of length 1."""
+    raw = numbers(word, SIZE)
+    length = math.sqrt(sum(x * x for x in raw))
+    return [x / length for x in raw]
+
+
+def gates(word: str) -> list[float]:
+    """How many times as fast as usual each channel fades at this word: :data:`SIZE` numbers in [0, 5], 1 in the mean, most of them small."""
+    return [5 * x**4 for x in numbers(word, 2 * SIZE)[SIZE:]]
+
+
+def shares(word: str) -> list[float]:
+    """How much of β each channel takes at this word: :data:`SIZE` numbers in [0, 1)."""
+    return [(1 + x) / 2 for x in numbers(word, 3 * SIZE)[2 * SIZE :]]
+
+
+def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA) -> dict[str, object]:
+    """The arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64, one head.
+
+    The first token has no word before it: its key is 0, and it writes nothing.
+    """
+    now = torch.tensor([vector(word) for word in words], dtype=torch.float64)
+    before = torch.cat([torch.zeros_like(now[:1]), now[:-1]])
+    q, k, v = now, before, now
+    if rule.normalize:
+        q, k = torch.nn.functional.elu(now) + 1, torch.nn.functional.elu(before) + 1
+        k[0] = 0
+    made: dict[str, object] = {"q": _token(q), "k": _token(k), "v": _token(v), "scale": 1.0}
+    speed = torch.tensor([gates(word) for word in words], dtype=torch.float64)
+    logs = {"constant": torch.tensor([math.log(decay)], dtype=torch.float64)}
+    logs |= {"head": math.log(decay) * speed[None, :, :1], "channel": _token(math.log(decay) * speed)}
+    if rule.decay != "none":
+        made["decay"] = logs[rule.decay]
+    if rule.erase == "delta":
+        made["beta"] = torch.full((1, len(words), 1), beta, dtype=torch.float64)
+    if rule.erase == "pair":
+        rate = beta * torch.tensor([shares(word) for word in words], dtype=torch.float64)
+        made |= {"k": _token(rate * k), "erase": (_token(-k), _token(rate * k))}
+    if rule.normalize:
+        made["normalize"] = EPS
+    return made
+
+
+def _token(x: Tensor) -> Tensor:
+    return x[None, :, None]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a rule does with a sentence: outputs [T, V], and the states [T, K, V] after each token."""
+
+    outputs: Tensor
+    states: Tensor
+
+
+def trace(made: dict[str, object]) -> Trace:
+    """Run the library's op on ``made``, the arguments that :func:`inputs` makes, in one pass and token by token."""
+    length = made["q"].shape[1]  # type: ignore[attr-defined]
+    whole = linattn.linear_attention(**made)
+    states, state = [], None
+    for t in range(length):
+        _, state = linattn.linear_attention(**_only(made, t), initial_state=state, return_state=True)
+        states.append(state[0] if isinstance(state, tuple) else state)
+    return Trace(whole[0, :, 0], torch.cat(states)[:, 0])
+
+
+def _only(made: dict[str, object], t: int) -> dict[str, object]:
+    """The arguments of token ``t`` alone."""
+
+    def one(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(one(x) for x in value)
+        return value[:, t : t + 1] if isinstance(value, Tensor) and value.ndim > 2 else value
+
+    return {name: one(value) for name, value in made.items()}
+
+
+def recalled(outputs: Tensor, words: Sequence[str]) -> Tensor:
+    """How strongly each output [T, V] speaks of each of ``words``: [T, W], 1 where it is exactly that word's value."""
+    return outputs @ torch.tensor([vector(word) for word in words], dtype=torch.float64).T
+
+
+def vocabulary() -> list[Both]:
+    """The words of the running sentence, each once."""
+    return list(dict.fromkeys(sentence.SENTENCE))
+
+
+def data() -> dict[str, object]:
+    """What the figure "lab" draws, and the library's own outputs and last states on the running sentence, by which the page checks itself."""
+    words = [word.en for word in sentence.SENTENCE]
+    rules = []
+    for rule in RULES:
+        found = trace(inputs(words, rule))
+        own = {"outputs": found.outputs.tolist(), "state": found.states[-1].tolist()}
+        rules.append(
+            {"key": rule.key, "name": rule.name._asdict(), "decay": rule.decay, "erase": rule.erase, "normalize": rule.normalize, **own}
+        )
+    return {"tokens": sentence.tokens(), "size": SIZE, "salt": SALT, "decay": DECAY, "beta": BETA, "eps": EPS, "rules": rules}
+
+
+TEXT = (
+    Both(
+        "Every word here is eight numbers that its letters choose. A token's key is the word before it, its value is the word itself: the state "
+        "learns what follows what. Its query is again the word itself, so the output is a guess at the next word, without any training.",
+        "这里每个词是由它的字母决定的八个数。一个 token 的键是它前面的词，值是它自己：状态学到的是“什么后面接什么”。查询也是这个词自己，"
+        "所以输出就是对下一个词的猜测，完全不用训练。",
+    ),
+    Both(
+        "Try this: stop at the last “loves” and change the rule. Without decay the pot answers tea and milk at once; "
+        "with decay the later one is louder; delta has overwritten the first. Then type a sentence with more words than the key has channels.",
+        "试试看：停在最后一个“爱”上，换不同的规则。不衰减时，这锅粥同时答“茶”和“奶”；有衰减时，后来的更响；delta 则已把前一个覆盖掉。"
+        "再输入一句不同的词多于键通道数的话。",
+    ),
+)
+CAPTION = Both(
+    "Computed in this page, in double precision, by about thirty lines that follow the library's reference; on the running sentence the page compares "
+    "itself with the numbers that the library computed.",
+    "由本页用双精度计算，代码约三十行，与库的参考实现一致；对这句例句，页面会拿自己的结果与库算出的数字对照。",
+)
+
+
+def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
+    """The page alone."""
+    rows = "".join(f'<dt>{spoken(rule.name)}</dt><dd tabindex="0">{mathml(rule.equation)}</dd>' for rule in RULES)
+    rules = f'<h2>{spoken(Both("The rules", "这些规则"))}</h2><dl class="facts equations">{rows}</dl>'
+    body = "".join(spoken(text, "p") for text in TEXT) + figure("lab", "lab", caption=CAPTION) + rules
+    yield Page(ENTRY.path, ENTRY.name, body, {"lab": data()}, lead=ENTRY.summary)

@@ -1,0 +1,127 @@
+"""One page of the site: head, navigation, body, data. Nothing on it is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from linattn.atlas.text import Both, labelled, spoken
+from linattn.report.html import inlined
+
+# The browser is told, too, to load nothing but the site's own script and style sheet.
+POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data:"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: where it lies in the site, its title, its body, and its data sets by name.
+
+    Args:
+        path: such as ``systems/gla.html``; at most one folder deep.
+        title: of the window and of the heading.
+        body: HTML below the heading.
+        data: what the page's figures draw: ``<figure data-figure="mask" data-set="gla">`` draws ``data["gla"]``.
+        lead: a sentence below the heading.
+        heading: whether title and lead are shown above the body.
+    """
+
+    path: str
+    title: Both
+    body: str
+    data: Mapping[str, object] = field(default_factory=dict)
+    lead: Both | None = None
+    heading: bool = True
+
+    @property
+    def root(self) -> str:
+        """The way from this page to the first one's folder."""
+        return "../" * self.path.count("/")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the navigation: the page it leads to, its name, and a sentence on what is there for the first page."""
+
+    path: str
+    name: Both
+    summary: Both
+
+
+def figure(name: str, data: str, *, caption: Both | None = None, label: Both | None = None, kind: str = "") -> str:
+    """The place of a figure that the script's function ``name`` draws from the page's data set ``data``."""
+    told = f"<figcaption>{spoken(caption)}</figcaption>" if caption else ""
+    aria = f" {labelled(label)}" if label else ""
+    return f'<figure class="{kind}" data-figure="{name}" data-set="{data}"{aria}>{told}</figure>'
+
+
+def render(page: Page, entries: Sequence[Entry]) -> str:
+    """The whole file."""
+    sets = "\n".join(f'<script type="application/json" id="data-{escape(k)}">{inlined(v)}</script>' for k, v in page.data.items())
+    title = f"{page.title.en} · linattn atlas"
+    heading = ""
+    if page.heading:
+        lead = spoken(page.lead, "p") if page.lead else ""
+        heading = f'<header class="opening"><h1>{spoken(page.title)}</h1>{lead}</header>\n'
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title data-title-en="{escape(title)}" data-title-zh="{escape(page.title.zh)} · linattn 图册">{escape(title)}</title>
+<link rel="stylesheet" href="{page.root}atlas.css">
+<script defer src="{page.root}atlas.js"></script>
+</head>
+<body>
+<a class="skip" href="#main">{spoken(Both("Skip to the content", "跳到正文"))}</a>
+{_navigation(page, entries)}
+<main id="main" tabindex="-1">
+{heading}{page.body}
+</main>
+<footer>{spoken(FOOT, "p")}</footer>
+<noscript>{spoken(SCRIPT, "p")}</noscript>
+{sets}
+</body>
+</html>
+"""
+
+
+SCRIPT = Both("The figures need JavaScript; the text does not.", "图需要 JavaScript，文字不需要。")
+FOOT = Both(
+    "Every number on this page was computed by linattn's own ops when the page was built.",
+    "本页的每个数字都由 linattn 自己的算子在生成页面时算出。",
+)
+
+
+def _navigation(page: Page, entries: Sequence[Entry]) -> str:
+    links = []
+    for entry in entries:
+        here = page.path == entry.path or ("/" in entry.path and page.path.startswith(entry.path.partition("/")[0] + "/"))
+        current = ' aria-current="page"' if page.path == entry.path else ' aria-current="true"' if here else ""
+        links.append(f'<li><a href="{page.root}{entry.path}"{current}>{spoken(entry.name)}</a></li>')
+    return (
+        f'<nav class="top" {labelled(Both("The atlas", "图册"))}><a class="mark" href="{page.root}index.html">linattn '
+        f"{spoken(Both('atlas', '图册'))}</a><ul>{''.join(links)}</ul>"
+        '<div class="switches"><button type="button" data-switch="language" lang="zh-Hans" data-other="zh" aria-label="中文">中文</button>'
+        '<button type="button" data-switch="theme" '
+        f'{labelled(Both("Light or dark", "浅色或深色"))}><span aria-hidden="true">◐</span></button></div></nav>'
+    )
+
+
+def rounded(value: object, digits: int = 3) -> object:
+    """``value`` (numbers, nested lists, dictionaries) with ``digits`` significant digits; whole numbers stay as they are.
+
+    Raises:
+        ValueError: for what is no number of JSON, such as NaN.
+    """
+    if isinstance(value, float):
+        short = float(f"{value:.{digits}g}")
+        json.dumps(short, allow_nan=False)
+        return 0 if short == 0 else int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if isinstance(value, list | tuple):
+        return [rounded(v, digits) for v in value]
+    if isinstance(value, dict):
+        return {k: rounded(v, digits) for k, v in value.items()}
+    return value

@@ -1,0 +1,198 @@
+// The lab: any sentence, any rule, computed here. linattn/atlas/lab.py says what a word is and does the same with the library's op.
+import { choice, controls, slider } from "./controls.js";
+import { figure } from "./figures.js";
+import { grid, largest, legend, written } from "./grid.js";
+import { bars, counted } from "./memory.js";
+import { dot, recurred, zeros } from "./recurrence.js";
+import { element, language, named, spoken, words } from "./words.js";
+
+const MOST = 40; // tokens of a sentence
+const WORD = /\p{Script=Han}|[\p{L}\p{N}'’_-]+|[^\s\p{L}\p{N}]/gu;
+
+function mixed(bits) {
+  let h = bits;
+  h = Math.imul(h ^ (h >>> 16), 0x85ebca6b);
+  h = Math.imul(h ^ (h >>> 13), 0xc2b2ae35);
+  return (h ^ (h >>> 16)) >>> 0;
+}
+
+// `count` numbers in [-1, 1) that the letters of `word` choose.
+export function numbersOf(word, count, salt) {
+  let h = 2166136261 ^ salt;
+  for (const byte of new TextEncoder().encode(word)) h = Math.imul(h ^ byte, 16777619);
+  return Array.from({ length: count }, (_, i) => mixed(h + Math.imul(i + 1, 0x9e3779b9)) / 2 ** 31 - 1);
+}
+
+function vectorOf(word, { size, salt }) {
+  const raw = numbersOf(word, size, salt);
+  const length = Math.sqrt(dot(raw, raw));
+  return raw.map((x) => x / length);
+}
+
+// The words of `text` as { en, zh } tokens; those of the running sentence are known in both languages and are one word.
+function parsed(text, known) {
+  const pieces = [];
+  let rest = text;
+  while (rest) {
+    const word = known.find((w) => rest.startsWith(w.zh));
+    if (word) {
+      pieces.push(word);
+      rest = rest.slice(word.zh.length);
+      continue;
+    }
+    WORD.lastIndex = 0;
+    const found = WORD.exec(rest);
+    if (!found) break;
+    const skipped = rest.slice(0, found.index);
+    const inside = known.map((w) => found[0].indexOf(w.zh)).filter((at) => at > 0);
+    const piece = inside.length ? found[0].slice(0, Math.min(...inside)) : found[0];
+    if (!skipped.trim()) pieces.push(known.find((w) => w.en === piece || w.zh === piece) ?? { en: piece, zh: piece });
+    rest = rest.slice(found.index + piece.length);
+  }
+  return pieces.slice(0, MOST);
+}
+
+// What each token brings under `rule`: the arguments of the recurrence.
+function brought(tokens, rule, data, decay, beta) {
+  const elu = (x) => (x > 0 ? x : Math.expm1(x)) + 1;
+  const now = tokens.map((token) => vectorOf(token.en, data));
+  return now.map((word, t) => {
+    const before = t ? now[t - 1] : word.map(() => 0);
+    const drawnFrom = numbersOf(tokens[t].en, 3 * data.size, data.salt);
+    const speed = drawnFrom.slice(data.size, 2 * data.size).map((x) => 5 * x ** 4);
+    const made = { q: word, k: before, v: word };
+    if (rule.normalize) Object.assign(made, { q: word.map(elu), k: t ? before.map(elu) : before });
+    const logs = { constant: () => 1, head: () => speed[0], channel: (i) => speed[i] }[rule.decay];
+    if (logs) made.decay = word.map((_, i) => Math.log(decay) * logs(i));
+    if (rule.erase === "delta") made.beta = beta;
+    if (rule.erase === "pair") {
+      const shares = drawnFrom.slice(2 * data.size).map((x) => (1 + x) / 2);
+      const write = before.map((x, i) => beta * shares[i] * x);
+      Object.assign(made, { k: write, read: before.map((x) => -x), write });
+    }
+    return made;
+  });
+}
+
+function apart(found, wanted) {
+  return Math.max(...found.flat().map((value, i) => Math.abs(value - wanted.flat()[i])));
+}
+
+function sentenceInput(place, data, react) {
+  const input = element("input", { type: "text", "data-input": "sentence", autocomplete: "off", spellcheck: "false" });
+  const label = { en: "sentence", zh: "句子" };
+  const given = () => data.tokens.map((token) => token[language()]).join(language() === "en" ? " " : "").replaceAll(" ,", ",");
+  let own = false;
+  named(input, label);
+  spoken(() => {
+    if (!own) input.value = given();
+  });
+  input.addEventListener("input", () => {
+    own = true;
+    react(input.value);
+  });
+  place.append(element("label", { class: "control" }, element("span", { class: "control-name" }, words(label)), input));
+}
+
+function lab(place, data) {
+  const known = [...new Map(data.tokens.map((token) => [token.en, token])).values()];
+  const now = { tokens: data.tokens, rule: data.rules[0], decay: data.decay, beta: data.beta, token: data.tokens.length - 1 };
+  const top = controls(place);
+  const middle = controls(place);
+  const row = controls(place);
+  const beside = element("div", { class: "beside" });
+  const panel = (title, shape, kind) => {
+    const node = element("div", { "data-panel": kind }, element("h3", {}, element("b", { class: `t${kind}` }, words(title)), ` ${shape}`));
+    beside.append(node);
+    return node;
+  };
+  const n = data.size;
+  const cells = { cell: 22 };
+  const places = {
+    token: panel({ en: "this token", zh: "这个 token" }, `q k v α o [${n}]`, "k"),
+    state: panel({ en: "state S", zh: "状态 S" }, `[${n}, ${n}]`, "state"),
+    change: panel({ en: "its change", zh: "它的变化" }, `[${n}, ${n}]`, "decay"),
+    output: panel({ en: "o speaks of", zh: "o 说的是" }, "", "output"),
+  };
+  const lines = ["q", "k", "v", "α", "o"];
+  const place8 = (r, c, value) => ({ en: `row ${r + 1}, column ${c + 1}: ${written(value)}`, zh: `第 ${r + 1} 行，第 ${c + 1} 列：${written(value)}` });
+  const boxes = {
+    token: grid(places.token, { rows: 5, cols: n, ...cells, rowNames: lines, label: { en: "q, k, v, decay, output", zh: "q、k、v、衰减、输出" }, told: (r, c, value) => `${lines[r]}, ${c + 1}: ${written(value)}` }),
+    state: grid(places.state, { rows: n, cols: n, ...cells, label: { en: "state", zh: "状态" }, told: place8 }),
+    change: grid(places.change, { rows: n, cols: n, ...cells, label: { en: "change of the state", zh: "状态的变化" }, told: place8 }),
+  };
+  let shown = null;
+  const scaleNote = element("div", {});
+  places.state.append(scaleNote);
+  const check = element("output", { "data-name": "distance", class: "readout", "aria-live": "polite" });
+  place.append(beside, check);
+  let run = null;
+
+  function compute() {
+    const tokens = brought(now.tokens, now.rule, data, now.decay, now.beta);
+    run = { tokens, ...recurred(tokens, n, n, now.rule.normalize ? data.eps : null) };
+    const same = now.tokens === data.tokens && now.decay === data.decay && now.beta === data.beta;
+    const distance = same ? Math.max(apart(run.outputs, now.rule.outputs), apart(run.states.at(-1), now.rule.state)) : null;
+    check.setAttribute("data-value", distance ?? "");
+    const text = distance === null ? { en: "your own sentence or settings: computed here only", zh: "你自己的句子或设置：只在这里计算" } : { en: `largest distance to the library’s own numbers: ${written(distance, 2)}`, zh: `与库算出的数字的最大差距：${written(distance, 2)}` };
+    check.replaceChildren(...words(text));
+    paint();
+  }
+
+  function paint() {
+    if (!run || !shown) return;
+    const t = Math.min(now.token, now.tokens.length) - 1;
+    const { q, k, v, decay } = run.tokens[t];
+    const alpha = decay ? decay.map(Math.exp) : q.map(() => 1);
+    const before = t ? run.states[t - 1] : zeros(n, n);
+    const scale = Math.max(largest(run.states), 1e-9);
+    boxes.token.paint([q, k, v, alpha, run.outputs[t]], 1);
+    boxes.state.paint(run.states[t], scale);
+    boxes.change.paint(run.states[t].map((line, i) => line.map((value, j) => value - before[i][j])), scale);
+    scaleNote.replaceChildren();
+    legend(scaleNote, scale);
+    const values = shown.names.map((word) => dot(run.outputs[t], vectorOf(word.en, data)));
+    shown.bars.update(values, Math.max(1, largest([values])));
+  }
+
+  function read(tokens) {
+    now.tokens = tokens;
+    const names = [...new Map(tokens.map((token) => [token.en, token])).values()];
+    shown?.bars.node.remove();
+    shown = { names, bars: bars(places.output, names, { en: "How strongly the output speaks of each word", zh: "输出与每个词的相近程度" }) };
+    run = null;
+    const input = row.querySelector("[data-slider=token]");
+    if (!input) return;
+    input.max = tokens.length;
+    step.set(Math.min(now.token, tokens.length));
+    compute();
+  }
+
+  sentenceInput(top, data, (text) => {
+    const tokens = parsed(text, known);
+    const given = tokens.length === data.tokens.length && tokens.every((token, i) => token.en === data.tokens[i].en);
+    if (tokens.length) read(given ? data.tokens : tokens);
+  });
+  read(data.tokens);
+  const step = slider(row, { name: "token", label: { en: "token t", zh: "第 t 个 token" }, min: 1, max: now.tokens.length, value: now.token, show: (t) => counted(now.tokens)(Math.min(t, now.tokens.length)) }, (t) => {
+    now.token = t;
+    paint();
+  });
+  const show = (value) => value.toFixed(2);
+  slider(row, { name: "decay", label: { en: "decay α", zh: "衰减 α" }, min: 0.5, max: 1, step: 0.05, value: now.decay, show }, (value) => {
+    now.decay = value;
+    compute();
+  });
+  slider(row, { name: "beta", label: { en: "strength β", zh: "强度 β" }, min: 0, max: 2, step: 0.1, value: now.beta, show }, (value) => {
+    now.beta = value;
+    compute();
+  });
+  choice(middle, { name: "rule", label: { en: "rule", zh: "规则" }, options: data.rules.map((rule) => [rule.key, rule.name]) }, (key) => {
+    now.rule = data.rules.find((rule) => rule.key === key);
+    row.querySelector("[data-slider=decay]").disabled = now.rule.decay === "none";
+    row.querySelector("[data-slider=beta]").disabled = now.rule.erase === "none";
+    compute();
+  });
+}
+
+figure("lab", lab);

@@ -1,0 +1,57 @@
+// Two orders of one product: what stands in the middle, and what it costs.
+import { controls, slider } from "./controls.js";
+import { figure } from "./figures.js";
+import { power } from "./sheets.js";
+import { drawn, element, named, words } from "./words.js";
+
+const side = (size) => 16 + 9.5 * Math.log2(size / 8);
+
+// A tensor as a rectangle whose sides grow with the logarithm of its shape, around (x, y).
+function block(x, y, name, [rows, cols], tensor, shape) {
+  const [width, height] = [side(cols), side(rows)];
+  return drawn(
+    "g",
+    { class: `t t${tensor}` },
+    drawn("rect", { class: "box", x: x - width / 2, y: y - height / 2, width, height, rx: 3 }),
+    drawn("text", { x, y: y + 5, "text-anchor": "middle", class: "t name" }, name),
+    drawn("text", { x, y: y + height / 2 + 16, "text-anchor": "middle", class: "shape" }, `[${shape}]`),
+  );
+}
+
+function sign(x, y, text) {
+  return drawn("text", { x, y: y + 6, "text-anchor": "middle", class: "sign" }, text);
+}
+
+function oneOrder(place, key, title, parts) {
+  const svg = drawn("svg", { viewBox: "0 0 630 186", "aria-hidden": true });
+  const cost = element("output", { "data-name": key });
+  const note = element("p", { class: "readout" }, element("span", {}, words({ en: "multiply-adds: ", zh: "乘加次数：" })), cost);
+  place.append(element("h3", {}, words(title)), named(element("div", { role: "img", class: "wide", tabindex: 0 }, svg), title), note);
+  return (length, width, count) => {
+    svg.replaceChildren(...parts(length, width));
+    cost.setAttribute("data-value", count);
+    cost.replaceChildren(power(count));
+  };
+}
+
+function bothOrders(place, data) {
+  const row = controls(place);
+  const d = data.width;
+  const y = 88;
+  const left = oneOrder(place, "left", { en: "Queries meet keys first: (Q Kᵀ) V", zh: "查询先遇见键：(Q Kᵀ) V" }, (n) => [
+    block(90, y, "A", [n, n], "decay", `${n}, ${n}`), sign(190, y, "·"), block(240, y, "V", [n, d], "v", `${n}, ${d}`), sign(326, y, "A  ="),
+    block(394, y, "Q", [n, d], "q", `${n}, ${d}`), sign(446, y, "·"), block(536, y, "Kᵀ", [d, n], "k", `${d}, ${n}`),
+  ]);
+  const right = oneOrder(place, "right", { en: "Keys meet values first: Q (Kᵀ V)", zh: "键先遇见值：Q (Kᵀ V)" }, (n) => [
+    block(90, y, "Q", [n, d], "q", `${n}, ${d}`), sign(190, y, "·"), block(240, y, "S", [d, d], "state", `${d}, ${d}`), sign(326, y, "S  ="),
+    block(446, y, "Kᵀ", [d, n], "k", `${d}, ${n}`), sign(540, y, "·"), block(584, y, "V", [n, d], "v", `${n}, ${d}`),
+  ]);
+  const show = (i) => data.stops[i].length.toLocaleString("en");
+  slider(row, { name: "length", label: { en: "tokens L", zh: "长度 L" }, min: 0, max: data.stops.length - 1, value: data.start, show }, (i) => {
+    const stop = data.stops[i];
+    left(stop.length, d, stop.left);
+    right(stop.length, d, stop.right);
+  });
+}
+
+figure("orders", bothOrders);

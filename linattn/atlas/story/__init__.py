@@ -1,0 +1,90 @@
+"""The story in eight parts, each a page written by hand in both languages around figures that the ops compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from linattn.atlas.page import Entry, Page
+from linattn.atlas.story.chapters import FIGURES
+from linattn.atlas.text import Both, fragment, spoken
+
+if TYPE_CHECKING:
+    from linattn.atlas.build import Atlas
+
+ENTRY = Entry(
+    "story/index.html",
+    Both("Story", "故事"),
+    Both(
+        "From softmax to the delta rule in eight short parts, on one sentence, with something to move in each.",
+        "从 softmax 到 delta 规则，短短八章，只用一句话，每章都有可以拨动的东西。",
+    ),
+)
+CHAPTERS = (
+    Both("Why softmax costs L², and what changes the order", "softmax 为什么要 L²，又是什么改变了乘法顺序"),
+    Both("Reading a prompt, writing an answer", "读提示，写回答：prefill 与 decode"),
+    Both("A pot that can neither forget nor stress", "一锅既忘不掉、也突不出的粥"),
+    Both("RNN and LSTM: the line it comes from", "RNN 与 LSTM：它的来路"),
+    Both("Retention and gates", "Retention 与门"),
+    Both("From S4 to Mamba", "从 S4 到 Mamba"),
+    Both("Mamba-2’s two faces", "Mamba-2 的两副面孔"),
+    Both("RWKV, and what came after", "RWKV，以及后来的事"),
+)
+LEADS = (
+    Both("Three matrices multiply to the same result in two orders. One of them never sees the length squared.",
+         "三个矩阵相乘，两种顺序结果相同，其中一种从不出现长度的平方。"),
+    Both("A cache is a list with a row for every token. A state is one matrix, rewritten at every token.",
+         "缓存是一张表，每个 token 占一行；状态是一个矩阵，每来一个 token 就改写一次。"),
+    Both("What happens when everything that was ever said is added into one matrix.", "把说过的一切都加进同一个矩阵，会怎样。"),
+    Both("A state that is carried from token to token is an old idea, and so is the gate that saves it.",
+         "在 token 之间传递一个状态，是个老主意；拯救它的门，也是。"),
+    Both("One number between zero and one, and who may choose it.", "零到一之间的一个数，以及由谁来选它。"),
+    Both("A system of springs learns to listen.", "一组弹簧学会了倾听。"),
+    Both("A recurrence, or a masked square: cut it into chunks and have both.", "既是递推，又是带掩码的方阵：切成块，两者兼得。"),
+    Both("A token’s own bonus, and then the step that none of the older ones took: erase before you write.",
+         "先是给当前 token 的一份奖励，再是前人都没走的那一步：写之前，先擦。"),
+)  # fmt: skip
+
+
+def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
+    """The list of chapters, then the chapters."""
+    cards = "".join(
+        f'<li><a class="card" href="{n}.html"><b>{n} · {spoken(title)}</b>{spoken(lead, "p")}</a></li>'
+        for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1)
+    )
+    yield Page(ENTRY.path, ENTRY.name, f'{spoken(OPENING, "p")}<ol class="cards chapters">{cards}</ol>', lead=ENTRY.summary)
+    for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1):
+        numbers = {name: make() for name, make in FIGURES[n].items()}
+        html = written(Path(__file__).with_name(f"{n}.html"), numbers)
+        shown = {name: value for name, value in numbers.items() if f'data-set="{name}"' in html}
+        yield Page(f"story/{n}.html", title, html + _around(n), shown, lead=lead)
+
+
+OPENING = Both(
+    "The sentence is “Ann loves tea, Ben loves milk, now Ann loves milk”: a fact, a second one, and then one that replaces the first. "
+    "Every picture was computed by the library’s own ops when this page was built; colours mean the same tensor everywhere.",
+    "这句话是“小安爱茶，小本爱奶，现在小安爱奶”：一件事，又一件事，然后一件新事取代了第一件。每张图都在生成页面时由库自己的算子算出；同一种颜色，处处是同一个张量。",
+)
+
+
+RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def written(path: Path, numbers: Mapping[str, object]) -> str:
+    """The fragment ``path`` with its numbers: 1.9e-16 is set as 1.9 × 10⁻¹⁶, and a formula of its own line can be scrolled by keyboard."""
+    html = fragment(path.read_text(encoding="utf-8"), numbers).replace(
+        "<div lang=", '<div class="equation" tabindex="0" role="group" lang='
+    )
+    return re.sub(r"(?<![\w.])(-?\d(?:\.\d+)?)e([+-]\d+)\b", lambda m: f"{m[1]} × 10{str(int(m[2])).translate(RAISED)}", html)
+
+
+def _around(n: int) -> str:
+    """The ways to the chapter before and after."""
+    before = f'<a href="{n - 1}.html">← {spoken(CHAPTERS[n - 2])}</a>' if n > 1 else f'<a href="index.html">← {spoken(ENTRY.name)}</a>'
+    after = Both("Now try it: the lab", "动手试试：实验台")
+    following = (
+        f'<a href="{n + 1}.html">{spoken(CHAPTERS[n])} →</a>' if n < len(CHAPTERS) else f'<a href="../lab.html">{spoken(after)} →</a>'
+    )
+    return f'<div class="around">{before}{following}</div>'

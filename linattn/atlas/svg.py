@@ -1,0 +1,146 @@
+"""Pieces of drawings. On a page the style sheet colours them; alone, for papers and slides, they carry its colours with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from linattn.atlas.text import CODES, Both
+
+CELL, LEFT, TOP = 26, 62, 58  # of a grid, as in script/grid.js
+
+
+def drawing(width: float, height: float, parts: Iterable[str], label: Both, kind: str = "") -> str:
+    """An SVG element of ``parts`` with a name for those who cannot see it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" viewBox="0 0 {width:g} {height:g}" style="max-width:{width * 1.25:g}px" '
+        f'role="img" aria-label="{escape(label.en)}" data-label-en="{escape(label.en)}" data-label-zh="{escape(label.zh)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def text(x: float, y: float, words: Both | str, kind: str = "", anchor: str = "middle", extra: str = "") -> str:
+    """Words at a place: one element, or one for each language."""
+    place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}"{extra}'
+    if isinstance(words, str) or words.en == words.zh:
+        return f"<text {place}>{escape(words if isinstance(words, str) else words.en)}</text>"
+    return "".join(f'<text {place} lang="{code}">{escape(getattr(words, key))}</text>' for key, code in CODES.items())
+
+
+def symbol(x: float, y: float, name: str, kind: str = "t name") -> str:
+    """A formula of one line: ``_t`` or ``_{t−1}`` stands below, ``^⊤`` above."""
+    parts = []
+    for plain, mark, index in re.findall(r"([^_^]+)|([_^])(\{[^}]*\}|.)", name):
+        if plain:
+            parts.append(escape(plain))
+            continue
+        shift = 4 if mark == "_" else -5
+        parts.append(f'<tspan dy="{shift}" font-size="75%">{escape(index.strip("{}"))}</tspan><tspan dy="{-shift}">\u200b</tspan>')
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" class="{kind}">{"".join(parts)}</text>'
+
+
+def box(x: float, y: float, name: str, shape: str, tensor: str, width: float = 66, height: float = 44) -> str:
+    """A tensor: its symbol and its shape in a frame of its colour, around (x, y)."""
+    place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}"'
+    return (
+        f'<g class="t t{tensor}"><rect class="box" {place} rx="6"/>'
+        f"{symbol(x, y - 1 if shape else y + 5, name)}{text(x, y + 15, shape, 'shape') if shape else ''}</g>"
+    )
+
+
+def wire(points: Sequence[tuple[float, float]], tensor: str = "", tip: bool = True, dashed: bool = False) -> str:
+    """A line through ``points``, with an arrow's head at its last one."""
+    path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+    dash = ' stroke-dasharray="4 4"' if dashed else ""
+    (x0, y0), (x, y) = points[-2:]
+    size = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5 or 1.0
+    dx, dy = (x - x0) / size, (y - y0) / size
+    corner = [(x - 8 * dx - 4 * s * dy, y - 8 * dy + 4 * s * dx) for s in (1, -1)]
+    head = (
+        f'<path class="tip" d="M{x:g} {y:g}L{corner[0][0]:.1f} {corner[0][1]:.1f}L{corner[1][0]:.1f} {corner[1][1]:.1f}z"/>' if tip else ""
+    )
+    return f'<g class="t{tensor or "state"}"><path class="wire" d="{path}"{dash}/>{head}</g>'
+
+
+def node(x: float, y: float, sign: str, tensor: str, ghost: bool = False) -> str:
+    """An operation on a line: a disc with its sign; ``ghost`` where nothing is done."""
+    dash = ' stroke-dasharray="3 3" opacity=".45"' if ghost else ""
+    mark = "" if ghost else text(x, y + 5.5, sign, "t name")
+    return f'<g class="t t{tensor}"><circle class="box" cx="{x:g}" cy="{y:g}" r="15"{dash}/>{mark}</g>'
+
+
+def grid(
+    values: Sequence[Sequence[float | None]],
+    scale: float,
+    label: Both,
+    row_names: Sequence[Both] | None = None,
+    col_names: Sequence[Both] | None = None,
+) -> str:
+    """A matrix as cells, the same as script/grid.js paints: strength is size, squares are positive, discs negative, None is no cell."""
+    left, top = LEFT if row_names else 2, TOP if col_names else 2
+    rows, cols = len(values), len(values[0]) if values else 0
+    parts = [text(left - 7, top + (r + 0.5) * CELL + 4, name, "tick", "end") for r, name in enumerate(row_names or ())]
+    for c, name in enumerate(col_names or ()):
+        x, y = left + (c + 0.5) * CELL + 3, top - 7
+        parts.append(text(x, y, name, "tick", "start", f' transform="rotate(-45 {x:g} {y:g})"'))
+    cells = (_cell(value, scale, r, c) for r, row in enumerate(values) for c, value in enumerate(row) if value is not None)
+    parts.append(f'<g transform="translate({left} {top})">{"".join(cells)}</g>')
+    return drawing(left + cols * CELL + (26 if col_names else 2), top + rows * CELL + 2, parts, label, "cells")
+
+
+def _cell(value: float, scale: float, row: int, col: int) -> str:
+    strength = min(abs(value) / scale, 1.0) if scale > 0 else 0.0
+    kind, corner = ("neg", (CELL - 2) / 2) if value < 0 else ("pos", 2)
+    return (
+        f'<rect x="{col * CELL + 1}" y="{row * CELL + 1}" width="{CELL - 2}" height="{CELL - 2}" rx="{corner:g}" class="{kind}" '
+        f'fill-opacity="{round(strength, 2):g}" data-value="{value:.3g}"/>'
+    )
+
+
+def alone(svg: str, language: str) -> str:
+    """``svg`` as a file of its own: in one language, with the light colours of the style sheet written out.
+
+    Raises:
+        ValueError: for a language that is not "en" or "zh".
+    """
+    if language not in CODES:
+        raise ValueError(f"language must be one of {', '.join(CODES)}, but came as {language!r}")
+    other = CODES["zh" if language == "en" else "en"]
+    svg = re.sub(rf'<text [^>]*lang="{other}"[^>]*>.*?</text>', "", svg)
+    label = re.search(rf'data-label-{language}="([^"]*)"', svg)
+    svg = re.sub(r' data-label-(?:en|zh)="[^"]*"', "", svg)
+    if label:
+        svg = re.sub(r'aria-label="[^"]*"', f'aria-label="{label[1]}"', svg, count=1)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + svg.replace(">", f"><style>{_style()}</style>", 1) + "\n"
+
+
+def _style() -> str:
+    """Rules for a drawing that stands alone, in the light colours of the style sheet and without variables, which few programs know."""
+    css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--([\w-]+): light-dark\((#\w+),", css))
+    ink, soft, rule = light["text"], light["soft"], light["rule"]
+    rules = [
+        f"text{{fill:{ink};font:13px 'DejaVu Sans','Noto Sans','Noto Sans CJK SC',Arial,sans-serif}}",
+        f".tick,.axis{{fill:{soft};font-size:12px}} .shape{{fill:{soft};font-size:11.5px}} .name{{font-weight:bold}}",
+        f".pos{{fill:{light['pos']}}} .neg{{fill:{light['neg']}}} .cells rect{{stroke:{rule};stroke-width:.7}}",
+        f".rule,.grid{{stroke:{rule};fill:none}}",
+    ]
+    for tensor in ("q", "k", "v", "state", "decay", "output"):
+        own = light[tensor]
+        rules.append(f".t{tensor} .box{{fill:{_pale(own)};stroke:{own};stroke-width:1.5}}")
+        rules.append(f".t{tensor} .wire{{fill:none;stroke:{own};stroke-width:1.7}}")
+        rules.append(f".t{tensor} .tip,.t{tensor} text.t{{fill:{own}}}")
+    for name, dash in re.findall(r"\.(s\d) \{ --c: var\(--s\d\); --d: ([^;]+);", css):
+        own = light[name]
+        rules.append(f".{name} .line{{fill:none;stroke:{own};stroke-width:2;stroke-dasharray:{dash}}}")
+        rules.append(f".{name}.lead{{fill:none;stroke:{own};stroke-width:1}}")
+        rules.append(f".{name} .mark,text.{name}{{fill:{own}}} .{name} .mark{{stroke:#fff;stroke-width:1}}")
+    return " ".join(rules)
+
+
+def _pale(colour: str) -> str:
+    """An eighth of ``colour`` on white."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * 0.12):02x}" for part in parts)

@@ -1,0 +1,67 @@
+"""Words in two languages, and the HTML that holds both so that a switch, not a server, chooses one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+from linattn.atlas.mathml import mathml
+
+CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute lang
+
+
+class Both(NamedTuple):
+    r"""The same words in English and in Chinese: plain text, in which ``\(...\)`` is LaTeX."""
+
+    en: str
+    zh: str
+
+
+def spoken(words: Both, tag: str = "span") -> str:
+    """``words`` as two elements ``tag``, of which the style sheet shows one."""
+    if words.en == words.zh:
+        return f"<{tag}>{marked(escape(words.en))}</{tag}>"
+    return "".join(f'<{tag} lang="{CODES[k]}">{marked(escape(getattr(words, k)))}</{tag}>' for k in CODES)
+
+
+def labelled(words: Both) -> str:
+    """``words`` as an accessible name: attributes of an element, between which the script chooses."""
+    return f'aria-label="{escape(words.en)}" data-label-en="{escape(words.en)}" data-label-zh="{escape(words.zh)}"'
+
+
+def marked(html: str) -> str:
+    r"""``html`` with MathML for ``\(...\)`` within a line and ``\[...\]`` as a line of its own."""
+    html = re.sub(r"\\\((.+?)\\\)", lambda m: mathml(_plain(m[1])), html, flags=re.S)
+    return re.sub(r"\\\[(.+?)\\\]", lambda m: mathml(_plain(m[1]), display=True), html, flags=re.S)
+
+
+def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
+    """A piece of a page that was written by hand, made ready.
+
+    ``{{place}}`` and ``{{place:.2f}}`` become the number that stands in ``numbers`` at that place (names and indices with points
+    between them: ``pot.error.3``), so that prose never holds a figure that nobody computed. LaTeX becomes MathML.
+
+    Raises:
+        ValueError: for a place that is not there, and where English and Chinese are not element by element as many.
+    """
+    html = re.sub(r"\{\{\s*([\w.-]+)(?::([^}]*))?\s*\}\}", lambda m: escape(format(_at(numbers or {}, m[1]), (m[2] or "").strip())), html)
+    counts = [len(re.findall(rf'lang="{code}"', html)) for code in CODES.values()]
+    if counts[0] != counts[1]:
+        raise ValueError(f"{counts[0]} elements are in English and {counts[1]} in Chinese: {' '.join(html.split())[:80]!r}")
+    return marked(html)
+
+
+def _plain(html: str) -> str:
+    return html.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").replace("&#x27;", "'")
+
+
+def _at(numbers: object, place: str) -> object:
+    found = numbers
+    for step in place.split("."):
+        try:
+            found = found[int(step)] if isinstance(found, list | tuple) else found[step]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"no number stands at {place!r}: there is no {step!r}") from None
+    return found

@@ -1,0 +1,72 @@
+"""The one triangle: the mixing matrices of all systems on one sentence, side by side, and any two of them cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from linattn.atlas import sentence
+from linattn.atlas.look import FAMILIES, Look
+from linattn.atlas.page import Entry, Page, figure, rounded
+from linattn.atlas.systems import FAMILY
+from linattn.atlas.text import Both, spoken
+
+if TYPE_CHECKING:
+    from linattn.atlas.build import Atlas
+
+ENTRY = Entry(
+    "triangle.html",
+    Both("One triangle", "同一个三角"),
+    Both(
+        "Every causal system is a shaded lower triangle, and one that reads both ways a square. All side by side; click any "
+        "two to compare them.",
+        "每种因果方法都是一个深浅不一的下三角，双向的则填满方阵。把它们并排摆开，点任意两个，逐格比较。",
+    ),
+)
+TEXT = Both(
+    "Unroll any of these recurrences and the output is a weighted sum of the values of all tokens so far: a matrix below the diagonal. "
+    "Softmax fills it by comparing every pair; a sum without decay fills it by a product of features; a decay shades it "
+    "towards the lower left; "
+    "erasing takes single columns out again. Repeated words make the pattern plain: “Ann loves” comes twice, and what it is "
+    "followed by changes.",
+    "把任何一种递推展开，输出都是此前所有 token 的值的加权和：对角线以下的一个矩阵。softmax 逐对比较来填满它；无衰减的求和用特征之积来填；"
+    "衰减让它朝左下角变浅；擦除则把个别列重新抹去。重复的词让规律一目了然：“小安爱”出现两次，后面接的东西却变了。",
+)
+HOW = Both(
+    "Mixers as created, before any training; the first head of each, strengths relative to its own strongest cell. Choose two to compare.",
+    "权重为刚创建时，未经训练；各取第一个头，深浅相对于各自最强的一格。选两个来比较。",
+)
+
+
+def pages(atlas: Atlas) -> Iterator[Page]:
+    """The page alone."""
+    body = spoken(TEXT, "p") + figure("triangles", "triangles", caption=HOW, kind="plain")
+    yield Page(ENTRY.path, ENTRY.name, body, {"triangles": data(atlas)}, lead=ENTRY.summary)
+
+
+def data(atlas: Atlas) -> dict[str, object]:
+    """What the figure "triangles" draws: the systems that have a matrix, each with its first head."""
+    shown = [look for look in atlas.looks.values() if look.matrix is not None]
+    families = [{"key": key, "name": FAMILY[key]._asdict()} for key in FAMILIES if any(look.family == key for look in shown)]
+    return {"tokens": sentence.tokens(), "families": families, "systems": [_system(look) for look in shown]}
+
+
+def _system(look: Look) -> dict[str, object]:
+    assert look.matrix is not None
+    head = look.matrix[0]
+    return {
+        "name": look.info.name,
+        "title": look.info.title,
+        "year": look.info.year,
+        "family": look.family,
+        "causal": look.info.causal,
+        "reach": rounded(reach(head)),
+        "matrix": rounded(head),
+    }
+
+
+def reach(matrix: list[list[float]]) -> float:
+    """How far back a matrix looks on average: the distance |i − j| weighed by the size of its cells."""
+    cells = [(abs(i - j), abs(value)) for i, row in enumerate(matrix) for j, value in enumerate(row)]
+    total = sum(size for _, size in cells)
+    return sum(distance * size for distance, size in cells) / total if total else 0.0

@@ -1,0 +1,52 @@
+"""``linattn draw``."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class What(StrEnum):
+    """What can be drawn of a system."""
+
+    cell = "cell"
+    mask = "mask"
+    state = "state"
+    cost = "cost"
+
+
+class Language(StrEnum):
+    """Of the words in a drawing."""
+
+    en = "en"
+    zh = "zh"
+
+
+def draw(
+    name: Annotated[str, typer.Argument(help="A mixer's name in `linattn list`.", show_default=False)],
+    what: Annotated[
+        What,
+        typer.Option(help="The cell, the mixing matrix on the atlas's sentence, the state after it, or bytes against length."),
+    ] = What.cell,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write. [default: standard output]", show_default=False)
+    ] = None,
+    head: Annotated[int, typer.Option(metavar="H", help="Which head of a matrix or state, from 0.")] = 0,
+    language: Annotated[Language, typer.Option(help="Language of the words in the drawing.")] = Language.en,
+) -> None:
+    """Draw one system as an SVG file.
+
+    For papers and slides; every number in it is computed by the mixer as it is created.
+    """
+    from linattn.atlas.draw import draw as drawn
+    from linattn.report.folder import write_text
+
+    svg = drawn(name, what.value, language=language.value, head=head)
+    if out is None:
+        sys.stdout.write(svg)
+    else:
+        write_text(out, svg)

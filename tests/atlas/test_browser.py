@@ -1,0 +1,221 @@
+"""Read in Chromium from disk: no error, no request, the JSON's numbers at every stop, by keyboard, both languages, three widths."""
+
+import re
+
+import pytest
+
+from linattn.atlas.price import evaluate
+from tests.atlas.browser import cells, needed
+from tests.atlas.pages import data
+
+PAGES = [
+    "index.html",
+    "systems/index.html",
+    "triangle.html",
+    "price.html",
+    *(f"systems/{name}.html" for name in ("gla", "softmax", "lstm")),
+]
+CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+@pytest.fixture(autouse=True)
+def _browser():
+    needed()
+
+
+def below(matrix, causal):
+    return [[None if causal and j > i else v for j, v in enumerate(row)] for i, row in enumerate(matrix)]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_opens_draws_and_fits(open_page, path):
+    """The fixture asserts at the end that nothing was said on the console and nothing was asked for elsewhere."""
+    for width, language, scheme in ((390, "zh", "dark"), (820, "en", "light"), (1440, "zh", "light")):
+        reader = open_page(path, width=width, language=language, scheme=scheme)
+        figures = reader.page.locator("figure[data-figure]")
+        assert reader.page.locator("figure[data-ready]").count() == figures.count()
+        assert reader.page.evaluate("document.documentElement.scrollWidth") <= width
+        shown = reader.page.inner_text("main")
+        assert bool(CHINESE.search(shown)) == (language == "zh")
+        assert reader.page.evaluate("document.documentElement.lang") == ("zh-Hans" if language == "zh" else "en")
+
+
+@pytest.mark.parametrize("name", ["gla", "softmax", "lstm", "agent"])
+def test_matrix_and_state_show_the_json_at_every_stop(open_page, site, name):
+    reader, sets = open_page(f"systems/{name}.html"), data(site, f"systems/{name}.html")
+    mask, state = sets.get("mask"), sets.get("state")
+    if mask:
+        for head in range(len(mask["matrix"])):
+            reader.page.locator("[data-choice=head] input").nth(head).check(force=True)
+            assert reader.cells("#mask") == cells(below(mask["matrix"][head], mask["causal"]))
+        for stop in (1, 7, 12):
+            reader.slide("query", stop)
+            bright = "ns => [...new Set(ns.filter(n => !n.classList.contains('dim')).map(n => +n.dataset.row))]"
+            assert reader.page.locator("#mask rect[data-row]").evaluate_all(bright) == [stop - 1]
+    if state:
+        vector = not state["grows"] and len(state["values"][0][0]) == 1
+        for stop in (1, 5, 12):
+            reader.slide("token", stop)
+            if vector:
+                wanted = [step[0][0] for step in state["values"][:stop]]
+            else:
+                wanted = state["values"][stop - 1][0]
+            assert reader.cells("#state") == cells(wanted)
+            assert reader.page.locator("#state output").inner_text().startswith(str(stop))
+
+
+def test_a_slider_reacts_within_a_tenth_of_a_second(open_page):
+    for path, name, stops in (("systems/gla.html", "token", range(1, 13)), ("price.html", "dim", range(8, 14))):
+        page = open_page(path).page
+        script = """([name, stops]) => stops.map(v => { const e = document.querySelector(`[data-slider=${name}]`);
+            const start = performance.now(); e.value = v; e.dispatchEvent(new Event("input")); document.body.offsetHeight;
+            return performance.now() - start; })"""
+        times = sorted(page.evaluate(script, [name, list(stops)]))
+        assert times[len(times) // 2] < 100, times
+
+
+def test_the_price_shows_what_the_formulas_say(open_page, site):
+    reader, shown = open_page("price.html"), data(site, "price.html")["price"]
+    systems = {s["name"]: s for s in shown["systems"]}
+
+    def figures():
+        script = "nodes => nodes.map(n => [n.dataset.system, +n.dataset.value])"
+        return dict(reader.page.locator("td[data-value]").evaluate_all(script))
+
+    for dim, heads, layers, batch, length in ((11, 4, 1, 0, 12), (12, 5, 24, 3, 17)):
+        for name, value in (("dim", dim), ("heads", heads), ("layers", layers), ("batch", batch), ("length", length)):
+            reader.slide(name, value)
+        many = layers * 2**batch
+        for view, key, times in (("prefill", "prefill", 2**length), ("step", "step", 1), ("memory", "state", 1)):
+            reader.page.locator(f"[data-choice=view] input[value={view}]").check(force=True)
+            found = figures()
+            assert set(found) == set(shown["first"])
+            for name, value in found.items():
+                wanted = many * times * evaluate(systems[name][key], 2**dim, 2**heads, 2**length)
+                assert value == pytest.approx(wanted, rel=1e-9), (view, name)
+    assert "softmax" in reader.page.locator("figure .readout").first.inner_text()
+
+
+def test_measured_points_stand_on_the_theory_of_their_size(open_page, site):
+    reader, shown = open_page("price.html"), data(site, "price.html")["price"]
+    assert shown["measured"], "the results of this checkout"
+    reader.page.locator("[data-choice=view] input[value=alone]").check(force=True)
+    kinds = [s["kind"] for s in shown["systems"] if s["name"] in shown["first"]]
+    for heads, size, batch in {(p["H"], p["D"], p["B"]) for p in shown["measured"]}:
+        reader.page.locator(f"[data-button=size-{heads}-{size}-{batch}]").click()
+        found = reader.page.locator("path[data-value]").evaluate_all("nodes => nodes.map(n => +n.dataset.value)")
+        same = [p for p in shown["measured"] if (p["H"], p["D"], p["B"]) == (heads, size, batch)]
+        assert sorted(found) == sorted(p["ms"] / 1e3 for p in same for kind in kinds if p["kind"] == kind)
+    reader.page.locator("[data-choice=view] input[value=step]").check(force=True)
+    assert not reader.page.locator("[data-button^=size]").first.is_visible()
+
+
+def test_two_matrices_are_compared_cell_by_cell(open_page, site):
+    reader, shown = open_page("triangle.html"), data(site, "triangle.html")["triangles"]
+    a, b = (next(s for s in shown["systems"] if s["name"] == name) for name in ("gla", "softmax"))
+    for name in ("gla", "softmax"):
+        reader.page.locator(f"[data-system={name}]").click()
+    assert reader.cells("[data-side=gla]") == cells(below(a["matrix"], True))
+    assert reader.cells("[data-side=softmax]") == cells(below(b["matrix"], True))
+    most, least = (max(abs(v) for row in m for v in row) for m in (a["matrix"], b["matrix"]))
+    for (i, j), value in reader.cells("[data-side=difference]").items():
+        assert value == pytest.approx(a["matrix"][i][j] / most - b["matrix"][i][j] / least, rel=6e-3, abs=1e-9)
+
+
+def test_families_are_filtered_and_order_changes(open_page, site):
+    reader, shown = open_page("triangle.html"), data(site, "triangle.html")["triangles"]["systems"]
+
+    def names():
+        return reader.page.locator(".thumbnails button").evaluate_all("nodes => nodes.map(n => n.dataset.system)")
+
+    assert set(names()) == {s["name"] for s in shown}
+    reader.page.locator("[data-choice=order] input[value=year]").check(force=True)
+    years = {s["name"]: s["year"] for s in shown}
+    assert [years[n] for n in names()] == sorted(years.values())
+    reader.page.locator("[data-family=erase]").click()
+    assert "gated_deltanet" not in names() and "gla" in names()
+
+
+def test_the_switches_work_and_are_remembered(open_page):
+    reader = open_page("index.html")
+    page = reader.page
+    english = page.inner_text("h1")
+    page.locator("[data-switch=language]").click()
+    assert CHINESE.search(page.inner_text("h1")) and page.inner_text("[data-switch=language]") == "English"
+    assert CHINESE.search(page.title()) and CHINESE.search(page.locator("nav.top").get_attribute("aria-label"))
+    page.reload()
+    assert CHINESE.search(page.inner_text("h1"))
+    page.locator("[data-switch=language]").click()
+    assert page.inner_text("h1") == english
+    back = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(back)
+    page.locator("[data-switch=theme]").click()
+    assert page.evaluate(back) != light
+
+
+def test_by_keyboard_alone(open_page, site):
+    reader = open_page("systems/gla.html")
+    page, keys = reader.page, reader.page.keyboard
+    keys.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    keys.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.locator("#mask .grid").focus()
+    keys.press("ArrowDown")
+    keys.press("ArrowDown")
+    assert "(2) reads" in page.locator("#mask .readout").inner_text()
+    page.locator("[data-slider=token]").focus()
+    keys.press("Home")
+    state = data(site, "systems/gla.html")["state"]
+    assert reader.cells("#state") == cells(state["values"][0][0])
+    keys.press("ArrowRight")
+    assert reader.cells("#state") == cells(state["values"][1][0])
+    page.locator("nav.top .mark").focus()
+    reached = []
+    while "SUMMARY" not in reached and len(reached) < 60:
+        keys.press("Tab")
+        reached.append(page.evaluate("document.activeElement.tagName + (document.activeElement.dataset.slider ?? '')"))
+    assert {"INPUTquery", "INPUTtoken", "INPUT", "BUTTON", "A", "DIV", "SUMMARY"} <= set(reached)
+
+
+def test_chinese_has_glyphs(open_page):
+    """Two characters that a font lacks look the same, as the same empty box."""
+    page = open_page("index.html", language="zh").page
+    script = """text => { const c = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+        c.font = "40px " + getComputedStyle(document.body).fontFamily;
+        return [...text].map(s => { c.clearRect(0, 0, 99, 99); c.fillText(s, 5, 45);
+            return c.getImageData(0, 0, 60, 60).data.join(); }); }"""
+    assert len(set(page.evaluate(script, "线性注意力图")) | set(page.evaluate(script, "\U0010fffd"))) == 7
+
+
+def test_nothing_moves_where_that_is_asked_for(open_page):
+    page = open_page("index.html", motion="reduce").page
+    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    assert page.evaluate("document.getAnimations().length") == 0
+
+
+@pytest.mark.parametrize("path", ["index.html", "systems/index.html", "systems/gla.html", "triangle.html", "price.html"])
+def test_axe_finds_nothing_serious(open_page, path):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    for scheme, language in (("light", "en"), ("dark", "zh")):
+        reader = open_page(path, scheme=scheme, language=language)
+        found = axe.Axe().run(reader.page, options={"preload": False}).response["violations"]
+        serious = [
+            (v["id"], v["nodes"][0]["html"][:120], v["nodes"][0].get("failureSummary", "")[:200])
+            for v in found
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+
+
+def test_a_page_of_python_and_one_of_the_browser_draw_the_same_cells(open_page):
+    """`linattn draw` and the script paint the same strengths."""
+    from linattn.atlas.draw import draw
+
+    page = open_page("systems/gla.html").page
+    script = "ns => ns.map(n => [n.getAttribute('class'), +n.getAttribute('fill-opacity'), +n.getAttribute('x'), +n.getAttribute('y')])"
+    shown = page.locator("#mask rect[data-value]").evaluate_all(script)
+    drawn = re.findall(r'<rect x="(\d+)" y="(\d+)"[^>]*class="(pos|neg)" fill-opacity="([\d.]+)"', draw("gla", "mask"))
+    assert len(shown) == len(drawn) == 78
+    for (kind, strength, x, y), (dx, dy, dkind, dstrength) in zip(shown, drawn, strict=True):
+        assert (x, y) == (int(dx), int(dy)) and kind == dkind and strength == pytest.approx(float(dstrength), abs=0.0101)

@@ -1,0 +1,162 @@
+"""The site: its numbers are the ops', its pages are whole and load nothing, its folder is safe."""
+
+import json
+import re
+from html import escape
+
+import pytest
+import torch
+
+import linattn
+from linattn import mixers
+from linattn.atlas import build, look, sentence
+from linattn.atlas.build import SECTIONS
+from linattn.atlas.page import rounded
+from tests.atlas.pages import SYSTEMS, Elements, data, pages
+from tests.docs import pages as links
+
+
+def three(tensor):
+    return rounded(tensor.tolist())
+
+
+@pytest.mark.parametrize("name", [n for n in SYSTEMS if mixers.info(n).linear_in_values])
+def test_matrices_on_the_pages_are_recomputed(site, name):
+    torch.manual_seed(sentence.SEED)
+    mixer = mixers.create(name, dim=sentence.DIM).double()
+    with torch.no_grad():
+        wanted = linattn.mixing_matrix(mixer, *mixer.arguments(sentence.embedded()))[0]
+    shown = data(site, f"systems/{name}.html")["mask"]
+    assert shown["matrix"] == three(wanted[:4]) and shown["causal"] == mixers.info(name).causal
+    (triangle,) = (s for s in data(site, "triangle.html")["triangles"]["systems"] if s["name"] == name)
+    assert triangle["matrix"] == three(wanted[0])
+
+
+@pytest.mark.parametrize("name", [n for n in SYSTEMS if mixers.info(n).resumable])
+def test_states_on_the_pages_are_recomputed(site, name):
+    torch.manual_seed(sentence.SEED)
+    mixer, x, state = mixers.create(name, dim=sentence.DIM).double(), sentence.embedded(), None
+    shown = data(site, f"systems/{name}.html")["state"]
+    with torch.no_grad():
+        for t in range(x.shape[1]):
+            _, state = mixer(x[:, : t + 1], return_state=True)
+            kept = state[shown["name"]][0]
+            first = kept[:, 0, :8] if shown["grows"] else kept[None, :32] if kept.ndim == 1 else kept[0, :8, :8]
+            found = [row for row in shown["values"][t][0] if row[0] is not None]
+            torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), first, rtol=6e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_costs_on_the_pages_are_the_library_s(site, name):
+    c = linattn.cost(name, dim=512, tokens=4096)
+    html = (site / "systems" / f"{name}.html").read_text()
+    for value in (c.parameters, c.flops, c.step_flops, c.state_bytes):
+        assert value is None or f'data-value="{value}"' in html
+    assert escape(linattn.mixers.info(name).oracle) in html
+
+
+def test_every_page_is_whole_and_loads_only_the_script_and_the_sheet(site):
+    root = {path.name for path in site.iterdir()}
+    assert {
+        "index.html",
+        "atlas.css",
+        "atlas.js",
+        "atlas.json",
+        "systems",
+        *(f"{n}.html" for n in SECTIONS if n in ("triangle", "price")),
+    } <= root
+    for path in pages(site):
+        html = path.read_text(encoding="utf-8")
+        found = Elements(html).found
+        tags = [tag for tag, _ in found]
+        assert tags.count("h1") == tags.count("main") == 1, path
+        ids = [a["id"] for _, a in found if "id" in a]
+        assert len(ids) == len(set(ids)), path
+        assert all(not name.startswith("on") for _, a in found for name in a), path
+        assert {a["src"] for t, a in found if t == "script" and "src" in a} <= {"atlas.js", "../atlas.js"}
+        policy = next(a["content"] for t, a in found if t == "meta" and "http-equiv" in a)
+        assert policy.startswith("default-src 'none'")
+        counts = [html.count(f'lang="{code}"') for code in ("en", "zh-Hans")]
+        assert counts[0] == counts[1], f"{path}: the page's own and the switch's aside, both languages are there"
+    assert links.broken(site) == [] and links.foreign(site) == []
+    assert not re.search(
+        r"url\(|@import|@font-face|fetch\(|XMLHttp|innerHTML", (site / "atlas.css").read_text() + (site / "atlas.js").read_text()
+    )
+
+
+def test_sizes(site):
+    assert max(path.stat().st_size for path in pages(site)) < 300_000
+    first = sum((site / name).stat().st_size for name in ("index.html", "atlas.css", "atlas.js"))
+    assert first < 300_000
+    own = [(site / "systems" / f"{name}.html").stat().st_size for name in SYSTEMS]
+    rest = sum(path.stat().st_size for path in site.rglob("*.*") if path.name.removesuffix(".html") not in SYSTEMS)
+    assert sum(own) / len(own) * (len(mixers.available()) + 20) + rest < 4_000_000
+
+
+def test_a_mixer_that_registers_has_its_page(tmp_path):
+    gla = mixers.info("gla")
+
+    @mixers.register("gla_of_mine", title="Mine & <yours>", equation=r"S_t = \strange{x}", paper="P", year=2030)
+    class Mine(gla.cls):
+        pass
+
+    try:
+        build(tmp_path, names=["gla_of_mine"])
+        html = (tmp_path / "systems" / "gla_of_mine.html").read_text()
+    finally:
+        del mixers.registry._registered["gla_of_mine"]
+    assert "Mine &amp; &lt;yours&gt;" in html and r"<code>S_t = \strange{x}</code>" in html
+    assert data(tmp_path, "systems/gla_of_mine.html")["mask"]["matrix"] == rounded(look.look("gla").matrix)
+
+
+def test_a_later_build_replaces_an_earlier_one_and_nothing_else(tmp_path):
+    build(tmp_path, names=["gla", "lstm"])
+    (tmp_path / "mine.txt").write_text("mine")
+    build(tmp_path, names=["gla"])
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert sorted(p.name for p in (tmp_path / "systems").iterdir()) == ["gla.html", "index.html"]
+
+
+def test_folders_that_hold_something_else_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds files that are no atlas"):
+        build(tmp_path, names=["gla"])
+    with pytest.raises(ValueError, match="is a file"):
+        build(tmp_path / "notes.txt", names=["gla"])
+    with pytest.raises(ValueError, match="results must be a folder"):
+        build(tmp_path / "new", names=["gla"], results=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="did you mean 'gla'"):
+        build(tmp_path / "new", names=["gal"])
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_forged_list_of_files_reaches_nothing_outside(tmp_path):
+    (tmp_path / "outside.txt").write_text("precious")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "link").symlink_to(tmp_path)
+    forged = {"schema": "linattn.atlas", "files": ["../outside.txt", "link/outside.txt", str(tmp_path / "outside.txt")]}
+    (site / "atlas.json").write_text(json.dumps(forged))
+    build(site, names=["lstm"])
+    assert (tmp_path / "outside.txt").read_text() == "precious"
+
+
+def test_measured_figures_are_those_of_the_files(tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    row = {"library": "linattn", "family": "channel", "shape": "B1 T64 H2 D16", "mode": "forward", "decay": -0.05, "ms": 1.2345}
+    body = {
+        "schema": "linattn.bench.gpu",
+        "card": "A <card>",
+        "runs": [{"date": "2030-01-01"}],
+        "rows": [row, {**row, "library": "fla", "ms": 7.0}],
+    }
+    (results / "ops-x.json").write_text(json.dumps(body))
+    study = {"schema": "linattn.reproduce", "title": "Recall", "rows": [{"mixer": "gla:heads=2", "accuracy": 0.5, "accuracy_spread": 0.01}]}
+    (results / "recall.json").write_text(json.dumps(study))
+    build(tmp_path / "site", names=["gla", "lstm"], results=results)
+    html = (tmp_path / "site" / "systems" / "gla.html").read_text()
+    assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500 ± 0.010" in html
+    assert 'id="measured"' not in (tmp_path / "site" / "systems" / "lstm.html").read_text()
+    (point,) = data(tmp_path / "site", "price.html")["price"]["measured"]
+    assert point == {"kind": "channel", "card": "A <card>", "ms": 1.2345, "B": 1, "T": 64, "H": 2, "D": 16}

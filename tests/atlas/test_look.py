@@ -1,0 +1,86 @@
+"""What is shown of a system is what its mixer computes."""
+
+import pytest
+import torch
+
+import linattn
+from linattn.atlas import sentence
+from linattn.atlas.look import look, specification
+from linattn.mixers import create
+
+FAMILIES = {
+    "linear": "none", "linear_transformer": "none", "performer": "none", "efficient_attention": "none", "retnet": "constant",
+    "lightning": "constant", "mamba2": "head", "gated_rfa": "head", "mlstm": "head", "gla": "channel", "mamba": "channel",
+    "rwkv6": "channel", "deltanet": "erase", "kda": "erase", "rwkv7": "erase", "softmax": "scores", "fox": "scores", "lstm": "other",
+    "s4": "other", "mesanet": "other",
+}  # fmt: skip
+
+
+def made(name):
+    torch.manual_seed(sentence.SEED)
+    return create(name, dim=sentence.DIM).double().eval()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_family_follows_from_what_the_mixer_does(name):
+    assert look(name).family == FAMILIES[name]
+
+
+@pytest.mark.parametrize("name", ["softmax", "gla", "gated_deltanet", "rwkv7", "mamba", "s4", "fox"])
+def test_the_matrix_is_the_library_s(name):
+    mixer = made(name)
+    with torch.no_grad():
+        wanted = linattn.mixing_matrix(mixer, sentence.embedded())[0]
+    seen = look(name)
+    assert seen.heads == wanted.shape[0]
+    torch.testing.assert_close(torch.tensor(seen.matrix, dtype=torch.float64), wanted[:4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gla", "retnet", "gated_deltanet", "rwkv6"])
+def test_states_are_the_definition_s(name):
+    """Token by token by the reference in float64, from what the mixer projects."""
+    mixer, x = made(name), sentence.embedded()
+    seen = look(name).states
+    with torch.no_grad():
+        r = mixer.recurrence(x, linattn.mixers.Carry(x, returning=False))
+        for t in range(x.shape[1]):
+            parts = {k: None if v is None else v[:, : t + 1] for k, v in {"q": r.q, "k": r.k, "v": r.v, "beta": r.beta}.items()}
+            decay = r.decay[:, : t + 1] if r.decay is not None and r.decay.ndim > 2 else r.decay
+            _, s = linattn.linear_attention(
+                **parts, decay=decay, bonus=r.bonus, scale=r.scale, return_state=True, backend="reference"
+            )  # fmt: skip
+            for head, values in enumerate(seen.values[t]):
+                wanted = s[0, head, :8, :8]
+                torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_cache_grows_by_a_row_and_a_vector_is_one():
+    seen = look("softmax").states
+    assert seen.grows and [sum(row[0] is not None for row in step[0]) for step in seen.values] == list(range(1, 13))
+    assert [len(step[0]) for step in look("lstm").states.values] == [1] * 12
+
+
+def test_what_there_is_not_is_said():
+    assert "not linear" in look("lstm").missing["matrix"].en or "weighted sum" in look("lstm").missing["matrix"].en
+    assert look("lstm").matrix is None and look("lstm").spec is None
+    assert look("agent").states is None and "all tokens at once" in look("agent").missing["states"].en
+
+
+def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
+    assert 0 < look("gla").stepping < 1e-13
+    gla = linattn.mixers.info("gla").cls
+
+    class Forgetful(gla):
+        def attend(self, r, carry):
+            return super().attend(r, linattn.mixers.Carry(r.q, returning=False))
+
+    mixer = Forgetful(sentence.DIM).double()
+    with torch.no_grad():
+        assert specification(mixer, sentence.embedded()) is not None
+
+    class Louder(gla):
+        def attend(self, r, carry):
+            return super().attend(r, carry) * r.v.abs()
+
+    with torch.no_grad():
+        assert specification(Louder(sentence.DIM).double(), sentence.embedded()) is None, "it is not that recurrence"

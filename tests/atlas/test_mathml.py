@@ -1,0 +1,79 @@
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from linattn import mixers
+from linattn.atlas.mathml import mathml
+
+
+def shown(latex: str) -> str:
+    """What a reader sees, without the annotation."""
+    tree = ET.fromstring(mathml(latex).replace("&#x2061;", ""))
+    return "".join(tree.find("semantics/mrow").itertext())
+
+
+@pytest.mark.parametrize("name", mixers.available())
+def test_every_registered_equation_converts_and_loses_no_letter(name):
+    latex = mixers.info(name).equation
+    text = shown(latex)
+    plain = re.sub(r"\\(?:mathrm|operatorname|text|mathbf|boldsymbol)\b", "", latex)
+    letters = re.findall(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", plain))
+    assert [c for c in letters if c not in text] == []
+    assert not set("\\_&") & set(text)
+
+
+@pytest.mark.parametrize(
+    ("latex", "markup"),
+    [
+        ("k_t^\\top", "<msubsup><mi>k</mi><mrow><mi>t</mi></mrow><mrow><mi>⊤</mi></mrow></msubsup>"),
+        ("x^w_t", "<msubsup><mi>x</mi><mrow><mi>t</mi></mrow><mrow><mi>w</mi></mrow></msubsup>"),
+        ("b'", "<msup><mi>b</mi><mrow><mo>′</mo></mrow></msup>"),
+        (r"\frac{1}{2}", "<mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>"),
+        (r"\tfrac12", '<mfrac displaystyle="false"><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>'),
+        (r"\hat x", '<mover accent="true"><mrow><mi>x</mi></mrow><mo stretchy="false">^</mo></mover>'),
+        (r"\mathrm{Diag}", "<mi>Diag</mi>"),
+        (r"\mathrm{d}", '<mi mathvariant="normal">d</mi>'),
+        (r"\left(x\right)", '<mrow><mo stretchy="true" fence="true">(</mo><mi>x</mi><mo stretchy="true" fence="true">)</mo></mrow>'),
+        (r"\text{of } t", "<mtext>of\u00a0</mtext><mi>t</mi>"),
+        ("a < b", "<mi>a</mi><mo>&lt;</mo><mi>b</mi>"),
+        ("-2.5", "<mo>−</mo><mn>2.5</mn>"),
+    ],
+)
+def test_markup(latex, markup):
+    assert f"<semantics><mrow>{markup}</mrow><annotation" in mathml(latex)
+
+
+def test_a_sum_has_its_limits_below_and_above():
+    assert "<munderover><mo" in mathml(r"\sum_{i=1}^{t} x_i", display=True)
+    assert mathml("x", display=True).startswith('<math display="block">')
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        r"\unknown",
+        r"\left( x",
+        "{x",
+        "x}",
+        "x_1_2",
+        "x^1^2",
+        r"\frac{1}",
+        r"\begin{matrix}",
+        "x & y",
+        "§",
+        r"\left x",
+        "x_",
+        r"\text{a",
+        r"\text{\x}",
+    ],
+)
+def test_what_is_not_known_is_refused(latex):
+    with pytest.raises(ValueError, match="in the equation"):
+        mathml(latex)
+
+
+def test_hostile_latex_stays_text():
+    with pytest.raises(ValueError, match="is not known"):
+        mathml('"<script>')
+    assert "<script" not in mathml("x < s c r i p t >")

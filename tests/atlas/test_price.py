@@ -1,0 +1,26 @@
+"""The formulas of the price are the cost's, at sizes that they were not made from."""
+
+import pytest
+
+import linattn
+from linattn.atlas.look import look
+from linattn.atlas.price import evaluate, price
+
+
+@pytest.mark.parametrize("name", ["softmax", "gla", "gated_deltanet", "lstm", "rwkv6"])
+def test_formulas_are_exact(name):
+    p = price(look(name))
+    assert p.error < 1e-12
+    for dim, heads, tokens in ((256, 8, 333), (1536, 12, 5000)):
+        c = linattn.cost(name, dim=dim, tokens=tokens, **({"heads": heads} if p.heads else {}))
+        assert evaluate(p.parameters, dim, heads, tokens) == pytest.approx(c.parameters, rel=1e-12)
+        assert tokens * evaluate(p.prefill, dim, heads, tokens) == pytest.approx(c.flops, rel=1e-12)
+        assert evaluate(p.step, dim, heads, tokens) == pytest.approx(c.step_flops, rel=1e-12)
+        assert evaluate(p.state, dim, heads, tokens) == pytest.approx(c.state_bytes, rel=1e-12)
+
+
+def test_a_price_that_is_no_polynomial_says_how_far_off_it_is():
+    p = price(look("rwkv7"))  # its ranks are rounded
+    c = linattn.cost("rwkv7", dim=3072, tokens=2048)
+    off = abs(evaluate(p.parameters, 3072, 16, 1) - c.parameters) / c.parameters
+    assert 1e-4 < off <= p.error < 0.1

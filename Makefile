@@ -10,12 +10,13 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
 # The stamp's name follows the content of the lock, so that the environment is made once for each.
 READY := $(VENV)/.ready-$(shell cat requirements.lock pyproject.toml .ci/venv | cksum | cut -d' ' -f1)
+ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 # One thread for each worker: more would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test test-all test-gpu lint format docs lock clean
+.PHONY: help venv native browser demo test test-all test-gpu lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -31,6 +32,10 @@ venv: $(READY) ## the virtual environment .venv with everything in it
 
 native: $(READY) ## the CPU kernels, compiled where that has not been done and there is a C++ compiler (CXX=)
 	@$(BIN)/python -I linattn/ops/cpu/build.py >/dev/null
+
+browser: $(READY) ## Chromium and Chinese fonts for the tests of the atlas, from the system's packages (Debian, Ubuntu; asks for root)
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && fc-list :lang=zh 2>/dev/null | grep -q . || \
+		{ $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium fontconfig fonts-noto-cjk; }
 
 demo: native ## train softmax and linear attentions side by side on real text, and compare them (DEMO_ARGS=, DEMO_OUT=)
 	$(BIN)/linattn compare --out $(DEMO_OUT) $(DEMO_ARGS)

@@ -16,7 +16,8 @@ from typer.main import get_command
 
 import linattn
 
-DOORS = ("compare", "train", "generate", "chat", "export", "list", "show", "bench")
+DOORS = ("compare", "train", "generate", "chat", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
+EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
     name="linattn",
@@ -65,7 +66,7 @@ def _message(error: Exception) -> str:
         package = (error.name or "").partition(".")[0]
         if package in ("", "linattn"):
             raise error
-        return f"{package} is not installed; this command needs it: pip install 'linattn[train]'"
+        return f"{package} is not installed; this command needs it: pip install 'linattn[{EXTRAS.get(package, 'train')}]'"
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"
     return str(error)

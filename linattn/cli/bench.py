@@ -60,8 +60,8 @@ def bench(
     foreign = {"--models": models} if suite is Suite.ops else gpu_only
     if suite is Suite.vision:
         foreign |= {"--peers": peers or "", "--seconds": str(seconds or "")}
-    if suite is Suite.ops and device is Device.cpu:
-        foreign |= gpu_only | {"--seconds": str(seconds or "")}
+    if device is Device.cpu and suite is not Suite.vision:
+        foreign |= gpu_only | {"--seconds": str(seconds or "")} | ({"--peers": peers or ""} if suite is Suite.train else {})
     if given := [option for option, value in foreign.items() if value]:
         raise ValueError(f"{' and '.join(given)} mean nothing to {suite.value} on {device.value}")
     match suite, device:
@@ -79,6 +79,10 @@ def bench(
             from linattn.bench.vision import run as run_vision
 
             run_vision(quick=quick, device=device.value, models=_names(models), out=out)
+        case Suite.train, Device.cpu:
+            from linattn.bench.training import run as run_training
+
+            run_training(quick=quick, models=_names(models), out=out)
         case _:
             from linattn.bench.gpu.train import run as run_train
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from linattn.ops.inputs import Inputs, Outputs
 
 FORMS = ("auto", "parallel", "chunk", "recurrent")
-BACKENDS = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
+BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
 _TRITON = find_spec("triton") is not None  # asked once: it looks through the folders of sys.path
 Run = Callable[[Inputs], Outputs]
 

@@ -31,6 +31,9 @@ class Stack(nn.Module):
         self.model = model(dim).model
         del self.model.embedding
 
+    def arguments(self, x):
+        return (x,)
+
     def forward(self, x):
         return self.model(embeddings=x)[0]
 

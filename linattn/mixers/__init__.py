@@ -54,6 +54,8 @@ from linattn.mixers.kinds import GridMixer as GridMixer
 from linattn.mixers.kinds import Resampler as Resampler
 from linattn.mixers.kinds import create_bidirectional as create_bidirectional
 from linattn.mixers.kinds import over_grid as over_grid
+from linattn.mixers.memory import linformer as _linformer  # noqa: F401
+from linattn.mixers.memory import nystromformer as _nystromformer  # noqa: F401
 from linattn.mixers.pattern import axial as _axial  # noqa: F401
 from linattn.mixers.pattern import blockwise as _blockwise  # noqa: F401
 from linattn.mixers.pattern import cluster_former as _cluster_former  # noqa: F401

@@ -22,7 +22,7 @@ def counter() -> FlopCounterMode:
 
 @cache
 def _tell() -> None:
-    from torch.utils.flop_counter import register_flop_formula
+    from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
     import linattn.ops.short_convolution  # noqa: F401  whose operators these are
 
@@ -33,3 +33,14 @@ def _tell() -> None:
     @register_flop_formula(torch.ops.linattn.short_convolution_backward)
     def backward(_, x_shape, __, weight_shape, *___, **____) -> int:
         return 4 * prod(x_shape) * weight_shape[2]
+
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch knows the kernels of GPUs alone
+    if fused not in flop_registry:
+
+        @register_flop_formula(fused)
+        def attention(q_shape, k_shape, v_shape, *_, **__) -> int:
+            return sdpa_flop_count(q_shape, k_shape, v_shape)
+
+        @register_flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
+        def attention_backward(grad_shape, q_shape, k_shape, v_shape, *_, **__) -> int:
+            return sdpa_backward_flop_count(grad_shape, q_shape, k_shape, v_shape)

@@ -39,3 +39,21 @@ def take(mixer: Mixer, weights: Mapping[str, Tensor], lines: Iterable[Line]) -> 
         own |= zip(line.ours, line.read([weights[name] for name in line.theirs], [shapes[name] for name in line.ours]), strict=True)
     mixer.load_state_dict(own)
     return mixer
+
+
+def assert_graded(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], x: Tensor, weights: Iterable[Tensor] = (), tolerance: float = 1e-12
+) -> None:
+    """Two layers that hold the same ``weights`` give the same output for ``x``, and gradients for both along a random direction.
+
+    Errors are relative to the norm, or to 1 where that is less: the gradient of a key's bias under softmax is nothing but rounding.
+    """
+    runs = []
+    for layer in (ours, theirs):
+        own = x.clone().requires_grad_()
+        y = layer(own)
+        direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+        runs.append([y.detach(), *torch.autograd.grad((y * direction).sum(), [own, *weights])])
+    for got, wanted in zip(*runs, strict=True):
+        assert got.shape == wanted.shape
+        assert (got - wanted).norm() < tolerance * max(1.0, wanted.norm().item())

@@ -1,0 +1,1 @@
+"""Softmax attention to something smaller than the sequence: a memory, a low rank, or fewer tokens."""

@@ -1,0 +1,55 @@
+"""What they share: softmax over few slots, and attention whose cost is what it does when it is run."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.mixers.attention.softmax import Softmax
+from linattn.mixers.base import Recurrence
+from linattn.ops import flops
+
+
+class BesideSoftmax(Softmax):
+    """Queries, keys and values of softmax attention over a whole sequence, which a subclass brings together by its own ``attend``.
+
+    No positions: these papers add them to the tokens. Its operations are counted while it runs.
+    """
+
+    packs = False
+
+    def __init__(self, dim: int, heads: int, *, bias: bool = False, out_bias: bool = False) -> None:
+        super().__init__(dim, heads, rotated=0, causal=False, bias=bias, out_bias=out_bias)
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        with flops.counter() as counter:
+            self.attend(r, self.begin(*self.arguments(r.v.flatten(2))))
+        return counter.get_total_flops()
+
+
+def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Softmax attention of q [B, T, H, K] to k [B, S, H, K] and v [B, S, H, V]: [B, T, H, V].
+
+    Args:
+        seen: bool, [B, S] or [B, T, S], which slots there are; a query that sees none gets 0.
+        bias: added to the scores, [B or 1, H, T, S].
+        scale: of q; K ** -0.5.
+    """
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if not k.shape[2]:  # zeros, with gradients
+        return (q @ k.mT @ v).transpose(1, 2)
+    mask = None if bias is None else bias.to(q.dtype)
+    if seen is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+    seen = seen[:, None, None] if seen.ndim == 2 else seen[:, None]  # [B, 1, T or 1, S]
+    none = ~seen.any(-1, keepdim=True)
+    mask = seen | none if mask is None else mask.masked_fill(~(seen | none), -torch.inf)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).masked_fill(none, 0.0).transpose(1, 2)
+
+
+def check_least(least: int, **counts: int) -> None:
+    """Refuse counts below ``least``."""
+    for name, value in counts.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, but came as {value}")

@@ -1,0 +1,46 @@
+"""Linformer (arXiv 2006.04768): keys and values are mixed along the sequence into a fixed number of slots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.memory.attention import BesideSoftmax, check_least, look
+from linattn.mixers.registry import register
+
+
+@register(
+    "linformer",
+    title="Linformer",
+    paper="Linformer: Self-Attention with Linear Complexity",
+    arxiv="2006.04768",
+    year=2020,
+    seeds=("001",),
+    causal=False,
+    equation=r"O = \mathrm{softmax}\big(Q (E^\top K)^\top / \sqrt{d}\big)\, F^\top V,\quad E, F \in \mathbb{R}^{n \times k}",
+    oracle="linformer 0.2.3, LinformerSelfAttention",
+)
+class Linformer(BesideSoftmax):
+    """``slots`` = k of them; E and F are parameters, the same for all heads, with a row for each of at most ``length`` tokens.
+
+    A shorter sequence takes the first rows, so a token's position is in what it writes. ``shared``: F is E. A longer sequence is refused:
+    the rank is bought with parameters that grow with n. Not causal: every slot is a mixture of all tokens, later ones too.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, slots: int = 128, length: int = 16384, shared: bool = False) -> None:
+        super().__init__(dim, heads)
+        check_least(1, slots=slots, length=length)
+        self.length = length
+        self.proj_k = nn.Parameter(torch.empty(length, slots).uniform_(-(slots**-0.5), slots**-0.5))
+        self.proj_v = None if shared else nn.Parameter(torch.empty(length, slots).uniform_(-(slots**-0.5), slots**-0.5))
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        if carry.tokens > self.length:
+            raise ValueError(f"linformer takes at most length={self.length} tokens, but {carry.tokens} came: it has no weights for more")
+        return look(r.q, self._slots(r.k, self.proj_k), self._slots(r.v, self.proj_k if self.proj_v is None else self.proj_v))
+
+    def _slots(self, t: Tensor, weight: Tensor) -> Tensor:
+        """Of t [B, T, H, K], whose padding is 0, the mixtures [B, slots, H, K]."""
+        return torch.einsum("bthk,ts->bshk", t, weight[: t.shape[1]].to(t.dtype))

@@ -1,0 +1,141 @@
+"""Perceiver (arXiv 2103.03206) and Perceiver IO (arXiv 2107.14795): a few latent tokens read the input, however long, and work on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mixers.carry import Carry
+from linattn.mixers.kinds import CrossMixer, Resampler
+from linattn.mixers.memory.attention import check_least, look
+from linattn.mixers.parts import head_size
+from linattn.mixers.registry import register
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward, norms before both: a = o(attention) [+ x], a + dense2(GELU(dense1(norm(a))))."""
+
+    def __init__(self, dim: int, heads: int, widening: int, *, cross: bool, residual: bool = True) -> None:
+        super().__init__()
+        head_size("dim", dim, heads)
+        self.heads, self.residual = heads, residual
+        self.norm_q, self.norm_kv = nn.LayerNorm(dim), nn.LayerNorm(dim) if cross else None
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm, self.dense1, self.dense2 = nn.LayerNorm(dim), nn.Linear(dim, widening * dim), nn.Linear(widening * dim, dim)
+
+    def forward(self, x: Tensor, source: Tensor | None = None, real: Tensor | None = None) -> Tensor:
+        """``x`` [B, T, D] looks at ``source`` [B, S, D] where ``real`` [B, S], at itself without one."""
+        q = self.norm_q(x)
+        kv = q if source is None or self.norm_kv is None else self.norm_kv(source)
+        q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, q), (self.k_proj, kv), (self.v_proj, kv)))
+        a = self.o_proj(look(q, k, v, real).flatten(-2))
+        a = x + a if self.residual else a
+        return a + self.dense2(F.gelu(self.dense1(self.norm(a))))
+
+
+class Latents(nn.Module):
+    """The latent tokens and what they do: ``blocks`` times the same ``layers``, and before ``crosses`` of them a look at the input.
+
+    The first look has weights of its own, all others share theirs.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, latents: int, layers: int, blocks: int, crosses: int, cross_heads: int, widening: int
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_least(1, latents=latents, blocks=blocks, widening=widening)
+        check_least(0, layers=layers)
+        self.blocks, self.crosses = blocks, crosses
+        self.latents = nn.Parameter(0.02 * torch.randn(latents, dim))
+        self.cross = Layer(dim, cross_heads, widening, cross=True)
+        self.again = Layer(dim, cross_heads, widening, cross=True) if crosses > 1 else None
+        self.layers = nn.ModuleList(Layer(dim, heads, widening, cross=False) for _ in range(layers))
+
+    def forward(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+        """Tokens [B, T, D], ``real`` [B, T] -> [B, N, D]."""
+        z = self.cross(self.latents.repeat(tokens.shape[0], 1, 1), tokens, real)
+        for block in range(self.blocks):
+            if self.again is not None and 0 < block < self.crosses:
+                z = self.again(z, tokens, real)
+            for layer in self.layers:
+                z = layer(z)
+        return z
+
+
+@register(
+    "perceiver",
+    title="Perceiver",
+    paper="Perceiver: General Perception with Iterative Attention",
+    arxiv="2103.03206",
+    year=2021,
+    seeds=("001",),
+    kind="resample",
+    causal=False,
+    symmetry="permutation",
+    linear_in_values=False,  # what is read has been worked on
+    equation=r"z \leftarrow z + \mathrm{Attention}(z, x),\quad z \leftarrow z + \mathrm{Attention}(z, z) \ \ (L \text{ times}),"
+    r"\quad z \in \mathbb{R}^{N \times d},\ x \in \mathbb{R}^{n \times d}",
+    oracle="transformers, PerceiverModel's encoder",
+)
+class Perceiver(Resampler):
+    """From n tokens, in whatever order, to ``latents`` = N: every one of ``blocks`` looks at the input with ``cross_heads`` heads and has
+    ``layers`` = L layers of self-attention among the latents, all with norms before and a feed-forward ``widening`` times as wide.
+
+    Blocks share their weights, all but the first look at the input (section 3.1 there). Positions are added to the tokens. Residuals are
+    inside: the latents are not the tokens. Without any token the latents work on what they are.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, latents: int = 64, layers: int = 2, blocks: int = 1, cross_heads: int = 1, widening: int = 1
+    ) -> None:  # fmt: skip
+        super().__init__(dim)
+        self.encoder = Latents(
+            dim, heads, latents=latents, layers=layers, blocks=blocks, crosses=blocks, cross_heads=cross_heads, widening=widening
+        )
+
+    def resampled(self, lengths: Any) -> Any:
+        return 0 * lengths + self.encoder.latents.shape[0]
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.encoder(x, carry.valid)
+
+
+@register(
+    "perceiver_io",
+    title="Perceiver IO",
+    paper="Perceiver IO: A General Architecture for Structured Inputs & Outputs",
+    arxiv="2107.14795",
+    year=2021,
+    seeds=("001",),
+    kind="cross",
+    causal=False,
+    linear_in_values=False,  # what is read has been worked on
+    equation=r"z = \mathrm{Perceiver}(c),\quad y = \mathrm{Attention}(x, z)",
+    oracle="transformers, PerceiverModel's encoder and PerceiverBasicDecoder",
+)
+class PerceiverIO(CrossMixer):
+    """The context is read once into ``latents``, on which the same ``layers`` work ``blocks`` times; the tokens x ask them for outputs.
+
+    State: the latents after that, [B, N, D], whatever the length of the context. ``residual`` adds x to what the last attention gives,
+    before its feed-forward, as the paper does where outputs are of the kind of queries; a stack of layers adds x itself.
+    """
+
+    def __init__(
+        self, dim: int, heads: int = 4, *, latents: int = 64, layers: int = 2, blocks: int = 1, cross_heads: int = 1, widening: int = 1,
+        residual: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(dim)
+        self.encoder = Latents(
+            dim, heads, latents=latents, layers=layers, blocks=blocks, crosses=1, cross_heads=cross_heads, widening=widening
+        )
+        self.decoder = Layer(dim, cross_heads, widening, cross=True, residual=residual)
+
+    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+        assert carry.across is not None
+        z = carry.get("latents")
+        z = self.encoder(carry.across.tokens, carry.across.valid) if z is None else z.to(x.dtype)
+        carry.keep("latents", z)
+        return self.decoder(x, z)

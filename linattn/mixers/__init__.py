@@ -59,6 +59,7 @@ from linattn.mixers.memory import linformer as _linformer  # noqa: F401
 from linattn.mixers.memory import nystromformer as _nystromformer  # noqa: F401
 from linattn.mixers.memory import perceiver as _perceiver  # noqa: F401
 from linattn.mixers.memory import set_transformer as _set_transformer  # noqa: F401
+from linattn.mixers.memory import swin as _swin  # noqa: F401
 from linattn.mixers.pattern import axial as _axial  # noqa: F401
 from linattn.mixers.pattern import blockwise as _blockwise  # noqa: F401
 from linattn.mixers.pattern import cluster_former as _cluster_former  # noqa: F401

@@ -106,10 +106,12 @@ class ImageConfig:
         return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
 
     def options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the mixer of layer number ``layer``."""
-        name = self.mixer_names[layer]
+        """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
+        names = self.mixer_names
+        name = names[layer]
+        placed = mixers.info(name).cls.placed(names[:layer].count(name), names.count(name))
         grid = {"grid": self.grid} if "grid" in mixers.info(name).options else {}
-        return grid | self.mixer_options.get(name, {})
+        return grid | placed | self.mixer_options.get(name, {})
 
     def check(self) -> None:
         """Refuse what no model can be made of."""

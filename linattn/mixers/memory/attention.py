@@ -7,25 +7,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
-from linattn.mixers.base import Recurrence
+from linattn.mixers.base import Mixer, Recurrence
 from linattn.ops import flops
 
 
-class BesideSoftmax(Softmax):
+class Counted(Mixer):
+    """Counts the operations of its ``attend`` while it runs."""
+
+    def attend_flops(self, r: Recurrence, past: int) -> int:
+        with flops.counter() as counter:
+            self.attend(r, self.begin(*self.arguments(r.v.flatten(2))))
+        return counter.get_total_flops()
+
+
+class BesideSoftmax(Counted, Softmax):
     """Queries, keys and values of softmax attention over a whole sequence, which a subclass brings together by its own ``attend``.
 
-    No positions: these papers add them to the tokens. Its operations are counted while it runs.
+    No positions: these papers add them to the tokens.
     """
 
     packs = False
 
     def __init__(self, dim: int, heads: int, *, bias: bool = False, out_bias: bool = False) -> None:
         super().__init__(dim, heads, rotated=0, causal=False, bias=bias, out_bias=out_bias)
-
-    def attend_flops(self, r: Recurrence, past: int) -> int:
-        with flops.counter() as counter:
-            self.attend(r, self.begin(*self.arguments(r.v.flatten(2))))
-        return counter.get_total_flops()
 
 
 def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: Tensor | None = None, scale: float | None = None) -> Tensor:

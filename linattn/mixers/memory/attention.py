@@ -1,4 +1,4 @@
-"""What they share: softmax over few slots, and attention whose cost is what it does when it is run."""
+"""What they share: softmax over few slots, means of neighbours, and attention whose cost is what it does when it is run."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: T
     none = ~seen.any(-1, keepdim=True)
     mask = seen | none if mask is None else mask.masked_fill(~(seen | none), -torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).masked_fill(none, 0.0).transpose(1, 2)
+
+
+def means(x: Tensor, size: int, counts: Tensor) -> Tensor:
+    """The means of every ``size`` tokens of x [B, T, D], of those that are among the first ``counts`` [B]: [B, ⌈T / size⌉, D]."""
+    number = -(-x.shape[1] // size)
+    real = torch.arange(number * size, device=x.device) < counts[:, None]
+    groups = F.pad(x, (0, 0, 0, number * size - x.shape[1])) * real[..., None]
+    return groups.unflatten(1, (number, size)).sum(2) / real.unflatten(1, (number, size)).sum(2).clamp(min=1)[..., None]
 
 
 def check_least(least: int, **counts: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.carry import Carry
 from linattn.mixers.kinds import Resampler
-from linattn.mixers.memory.attention import check_least, look
+from linattn.mixers.memory.attention import check_least, look, means
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
 
@@ -54,20 +54,12 @@ class Funnel(Resampler):
         return (lengths + 1) // 2
 
     def mix(self, x: Tensor, carry: Carry) -> Tensor:
-        pooled = self._pooled(x, carry)
+        pooled = means(torch.cat([x[:, :1], x[:, :-1]], 1) if self.separate_cls else x, 2, carry.counts)
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, pooled), (self.k_proj, x), (self.v_proj, x)))
         near, keys = self._positions(q, x.shape[1])
         q, k = torch.cat([q + self.content_bias, near], -1), torch.cat([k, keys.expand(*k.shape[:3], -1)], -1)  # [B, .., H, K + D]
         o = look(q.to(v.dtype), k.to(v.dtype), v, carry.valid, scale=self.size**-0.5)
         return self.norm(pooled + self.o_proj(o.flatten(-2)))
-
-    def _pooled(self, x: Tensor, carry: Carry) -> Tensor:
-        """The means of pairs of tokens, of the last one alone where there is no other: [B, T', D]."""
-        s = torch.cat([x[:, :1], x[:, :-1]], 1) if self.separate_cls else x
-        count = self.resampled(x.shape[1])
-        real = torch.arange(2 * count, device=x.device) < carry.counts[:, None]  # [B, 2 T']
-        pairs = F.pad(s, (0, 0, 0, 2 * count - s.shape[1])) * real[..., None]
-        return pairs.unflatten(1, (count, 2)).sum(2) / real.unflatten(1, (count, 2)).sum(2).clamp(min=1)[..., None]
 
     def _positions(self, q: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """What is put behind queries [B, T', H, D] and keys [T, 1, D] so that their product is (q + w) (W_R R)ᵀ.

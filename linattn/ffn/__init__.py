@@ -1,37 +1,46 @@
-"""Feed-forwards by name: what a block does to each token on its own."""
+"""Feed-forwards by name: what a block does to each token on its own. They are registered as mixers are, of the kind "feed-forward"."""
 
 from __future__ import annotations
 
-import inspect
-
-from torch import nn
-
 from linattn.ffn.collect import Report as Report
+from linattn.ffn.collect import added_counts as added_counts
+from linattn.ffn.collect import added_loss as added_loss
 from linattn.ffn.collect import report as report
 from linattn.ffn.collect import reports as reports
 from linattn.ffn.experts import Experts as Experts
 from linattn.ffn.geglu import GeGLU as GeGLU
+from linattn.ffn.gshard import GShard as GShard
 from linattn.ffn.mlp import MLP as MLP
+from linattn.ffn.product_key_memory import ProductKeyMemory as ProductKeyMemory
+from linattn.ffn.spread import gathered as gathered
+from linattn.ffn.spread import spread as spread
+from linattn.ffn.st_moe import STMoE as STMoE
 from linattn.ffn.swiglu import SwiGLU as SwiGLU
+from linattn.ffn.switch import Switch as Switch
+from linattn.mixers import Mixer, registry
 
-_KINDS: dict[str, type[nn.Module]] = {"swiglu": SwiGLU, "geglu": GeGLU, "mlp": MLP, "experts": Experts}
 NONE = "none"  # a block without a feed-forward
 
 
 def available() -> list[str]:
     """Names that a feed-forward pattern may hold."""
-    return [NONE, *sorted(_KINDS)]
+    return [NONE, *(name for name in registry.available() if registry.info(name).kind == "feed-forward")]
 
 
 def options(name: str) -> list[str]:
     """What can be said of a feed-forward beside its width."""
-    return [option for option in inspect.signature(_KINDS[name]).parameters if option != "dim"]
+    return registry.info(name).options
 
 
-def create(name: str, dim: int, hidden: int | None = None, **options) -> nn.Module | None:
-    """A new feed-forward [.., dim] -> [.., dim] with ``hidden`` inner channels (its own default if None); None for ``"none"``."""
+def create(name: str, dim: int, hidden: int | None = None, **options) -> Mixer | None:
+    """A new feed-forward [.., dim] -> [.., dim] with ``hidden`` inner channels (its own default if None); None for ``"none"``.
+
+    Raises:
+        ValueError: for a name that is none of :func:`available`.
+        TypeError: for an option that the feed-forward does not have.
+    """
     if name == NONE:
         return None
-    if name not in _KINDS:
+    if name not in available():
         raise ValueError(f"no feed-forward is called {name!r}. There are: {', '.join(available())}")
-    return _KINDS[name](dim, hidden, **options)
+    return registry.create(name, dim=dim, hidden=hidden, **options)

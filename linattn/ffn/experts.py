@@ -6,12 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.ffn.mixture import Mixture
 from linattn.ffn.swiglu import SwiGLU
+from linattn.mixers.registry import register
 
 SCORES = ("softmax", "sigmoid")
+_RAGGED = "how many tokens an expert gets depends on them, so shapes are not known beforehand"
 
 
-class Experts(nn.Module):
+@register(
+    "experts",
+    title="Mixture of experts",
+    paper="Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer",
+    arxiv="1701.06538",
+    year=2017,
+    seeds=("002",),
+    equation=r"y = \sum_{e \in \mathrm{top}_k(p)} \frac{p_e}{\sum_{e'} p_{e'}} E_e(x),\quad p = \mathrm{softmax}(x W_r)",
+    kind="feed-forward",
+    causal=False,
+    linear_in_values=False,
+    oracle="transformers, MixtralSparseMoeBlock; every expert on every token in float64",
+    exemptions=dict.fromkeys(("feed-forward.compile", "feed-forward.growth"), _RAGGED),
+)
+class Experts(Mixture):
     """y = Σ_e w_e(x) SwiGLU_e(x) over the ``active`` experts that the router scores highest, plus a shared expert that sees all.
 
     [.., D] -> [.., D]. ``hidden`` is the inner width of each expert, ``shared`` that of the shared one (0: none), which
@@ -26,7 +43,7 @@ class Experts(nn.Module):
         self, dim: int, hidden: int | None = None, *, count: int = 8, active: int = 2, scores: str = "softmax",
         renormalize: bool = True, scale: float = 1.0, shared: int = 0, shared_gate: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(dim, count)
         if not 1 <= active <= count:
             raise ValueError(f"active must be from 1 to count = {count}, but came as {active}")
         if scores not in SCORES:
@@ -34,28 +51,21 @@ class Experts(nn.Module):
         if shared_gate and not shared:
             raise ValueError("shared_gate weighs a shared expert, but shared is 0")
         hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden
-        self.count, self.active, self.scores, self.renormalize, self.scale = count, active, scores, renormalize, scale
-        self.router = nn.Linear(dim, count, bias=False)
+        self.active, self.scores, self.renormalize, self.scale = active, scores, renormalize, scale
         if scores == "sigmoid":
             self.register_buffer("score_bias", torch.zeros(count))
-        self.gate_proj, self.up_proj = (nn.Parameter(torch.empty(count, hidden, dim)) for _ in range(2))
-        self.down_proj = nn.Parameter(torch.empty(count, dim, hidden))
-        for weight in (self.gate_proj, self.up_proj, self.down_proj):  # as in a linear layer
-            nn.init.uniform_(weight, -(weight.shape[2] ** -0.5), weight.shape[2] ** -0.5)
+        self.gate_proj, self.up_proj, self.down_proj = self.stack(hidden, dim), self.stack(hidden, dim), self.stack(dim, hidden)
         self.shared = SwiGLU(dim, shared) if shared else None
         self.shared_gate = nn.Linear(dim, 1, bias=False) if shared_gate else None
 
     score_bias: Tensor  # [count]
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, -2)  # [N, D]
-        weights, chosen = self.route(tokens)
-        order = chosen.flatten().argsort(stable=True)  # a token's copies, expert by expert
-        counts = chosen.flatten().bincount(minlength=self.count).tolist()
-        pieces = tokens[order // self.active].split(counts)
-        done = torch.cat([self._expert(e, piece) for e, piece in enumerate(pieces) if len(piece)] or [tokens])
-        y = (done[order.argsort()].unflatten(0, (-1, self.active)) * weights[..., None]).sum(1)
-        return (y if self.shared is None else y + self._shared(tokens, self.shared)).view_as(x)
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        tokens = x.flatten(0, -2)[None]  # [1, N, D]
+        weights, chosen = self.route(tokens[0])
+        back, _ = self.dispatched(tokens, chosen[None], torch.ones_like(chosen[None], dtype=torch.bool), None)
+        y = (back[0] * weights[..., None]).sum(1)
+        return (y if self.shared is None else y + self._shared(tokens[0], self.shared)).view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Weights, in the dtype of ``tokens`` [N, D], and numbers of each token's experts, [N, active] both."""
@@ -70,9 +80,6 @@ class Experts(nn.Module):
         if self.renormalize:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
         return (self.scale * weights).to(tokens.dtype), chosen
-
-    def _expert(self, e: int, x: Tensor) -> Tensor:
-        return F.linear(F.silu(F.linear(x, self.gate_proj[e])) * F.linear(x, self.up_proj[e]), self.down_proj[e])
 
     def _shared(self, tokens: Tensor, expert: SwiGLU) -> Tensor:
         y = expert(tokens)

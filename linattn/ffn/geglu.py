@@ -5,15 +5,30 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.mixers import FeedForward
+from linattn.mixers.registry import register
 
-class GeGLU(nn.Module):
+
+@register(
+    "geglu",
+    title="GEGLU feed-forward",
+    paper="GLU Variants Improve Transformer",
+    arxiv="2002.05202",
+    year=2020,
+    equation=r"y = (\mathrm{gelu}(x W) \odot x V)\, U",
+    kind="feed-forward",
+    causal=False,
+    linear_in_values=False,
+    oracle="transformers, GemmaMLP",
+)
+class GeGLU(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` gated channels, by default 3 of D (arXiv 2402.19427, section 2.2)."""
 
     def __init__(self, dim: int, hidden: int | None = None, *, bias: bool = False) -> None:
-        super().__init__()
+        super().__init__(dim)
         hidden = 3 * dim if hidden is None else hidden
         self.gate_proj, self.up_proj = (nn.Linear(dim, hidden, bias=bias) for _ in range(2))
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))

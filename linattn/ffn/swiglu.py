@@ -5,16 +5,31 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.mixers import FeedForward
+from linattn.mixers.registry import register
 
-class SwiGLU(nn.Module):
+
+@register(
+    "swiglu",
+    title="SwiGLU feed-forward",
+    paper="GLU Variants Improve Transformer",
+    arxiv="2002.05202",
+    year=2020,
+    equation=r"y = (\mathrm{silu}(x W) \odot x V)\, U",
+    kind="feed-forward",
+    causal=False,
+    linear_in_values=False,
+    oracle="transformers, LlamaMLP",
+)
+class SwiGLU(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` gated channels; by default 8/3 of D, rounded up to a multiple of 32."""
 
     def __init__(self, dim: int, hidden: int | None = None) -> None:
-        super().__init__()
+        super().__init__(dim)
         hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden
         self.gate_proj = nn.Linear(dim, hidden, bias=False)
         self.up_proj = nn.Linear(dim, hidden, bias=False)
         self.down_proj = nn.Linear(hidden, dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

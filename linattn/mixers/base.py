@@ -66,6 +66,7 @@ class Mixer(nn.Module):
     info: ClassVar[Info]
     keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that no conversion takes below float32: time constants
     shares: ClassVar[bool] = False  # whether layers of this kind pass a tensor on, up through a model: see ``forward``
+    adds_loss: ClassVar[bool] = False  # whether it reports losses of its own, see ``linattn.ffn.reports``
     packs: ClassVar[bool] = True  # whether ``mix`` knows packed sequences; where not, each one comes to it as a row
     causal: bool = True  # set by ``register``, and by mixers that are both
     form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; the same numbers

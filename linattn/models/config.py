@@ -152,6 +152,9 @@ class LMConfig:
             raise ValueError(f"ffn must be in every layer where block is 'reversible', but came as {self.ffn!r}")
         if self.residual_scales:
             raise ValueError(f"residual_scales must be empty where block is 'reversible', but came as {self.residual_scales!r}")
+        for name in pattern.parse(self.ffn, "ffn"):
+            if mixers.info(name).cls.adds_loss:
+                raise ValueError(f"ffn: {name!r} adds to the loss, which block = 'reversible' runs without a graph")
         for name in names:
             if mixers.info(name).cls.shares:
                 raise ValueError(f"mixer: {name!r} passes a tensor on from layer to layer, which block = 'reversible' cannot do")

@@ -1,0 +1,163 @@
+"""What mixtures of experts share: the router's way from scores to experts, capacity, the losses, what is told of a pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.ffn.collect import listening, report
+from linattn.ffn.dispatch import ragged, slots, slotted
+from linattn.ffn.spread import Share
+from linattn.mixers import FeedForward
+from linattn.mixers.parts import wide
+from linattn.ops.checks import no_autocast
+
+ROOM = "an expert has room for so many tokens of a row, and a list of tokens is one row"
+
+
+class Mixture(FeedForward):
+    """Base of feed-forwards in which a token goes through a few of ``count`` experts.
+
+    The experts' weights are parameters [count, ...], named in ``stacked``, and :meth:`expert` says what they do.
+    """
+
+    stacked: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
+    share: Share | None = None  # of the experts that this process has, where they are spread over several
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__(dim)
+        if count < 1:
+            raise ValueError(f"count must be at least 1 expert, but came as {count}")
+        self.count = count
+        self.router = nn.Linear(dim, count, bias=False)
+
+    def stack(self, *shape: int) -> nn.Parameter:
+        """The weights [count, out, in] of a linear layer in every expert."""
+        bound = shape[-1] ** -0.5
+        return nn.Parameter(torch.empty(self.count, *shape).uniform_(-bound, bound))
+
+    def expert(self, x: Tensor, *weights: Tensor) -> Tensor:
+        """Experts on x [.., n, D], their weights [.., out, in] in the order of ``stacked``: one of them, or many side by side."""
+        gate, up, down = weights
+        return (F.silu(x @ gate.mT) * (x @ up.mT)) @ down.mT
+
+    def all_at_once(self, rows: Tensor) -> Tensor:
+        """Each expert on rows of its own, [count, n, D] -> [count, n, D]."""
+        weights = [getattr(self, name) for name in self.stacked]
+        if self.share is None:
+            return self.expert(rows, *weights)
+        return self.share.elsewhere(rows, lambda mine: self.expert(mine, *weights))
+
+    def one(self, e: int, x: Tensor) -> Tensor:
+        """Expert number ``e`` on tokens [n, D]."""
+        return self.expert(x, *(getattr(self, name)[e] for name in self.stacked))
+
+    def dispatched(self, x: Tensor, chosen: Tensor, wanted: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
+        """What comes back from the experts ``chosen`` [G, S, k] of x [G, S, D], [G, S, k, D], and which choices found room.
+
+        At most ``capacity`` tokens of a group find room with an expert; None: all do.
+        """
+        if capacity is None and self.share is None:
+            return ragged(x, chosen, self.count, self.one), wanted
+        if capacity is None:
+            capacity = int(F.one_hot(chosen.flatten(1), self.count).sum(1).max()) if chosen.numel() else 0
+        slot = slots(chosen, wanted, self.count, capacity)
+        return slotted(x, slot, self.count, capacity, self.all_at_once), slot < self.count * x.shape[0] * capacity
+
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        """Of every token at all of its experts, whether they find room or not."""
+        tokens, stacked = math.prod(x.shape[:-1]), [getattr(self, name) for name in self.stacked]
+        own = {id(p) for p in stacked}
+        rest = sum(p.numel() for p in self.parameters() if p.ndim == 2 and id(p) not in own)
+        return 2 * tokens * (self.active * sum(p[0].numel() for p in stacked) + rest)
+
+    active: int  # experts of a token
+
+
+class Routed(Mixture):
+    """Base of the mixtures with a capacity: Switch, GShard, ST-MoE.
+
+    A group is a row of tokens: x [.., S, D]. An expert takes at most ⌈capacity · S / count⌉ tokens of a group, those that come
+    first; a token that no expert has room for comes out as 0, so that only the residual around the feed-forward carries it on.
+    The router computes in float32 at least, autocast or not. Padding is not told from tokens here: it takes its place in the row.
+
+    Within :func:`linattn.ffn.reports` a pass tells the losses ``balance`` and ``z``, weighed, where their weights are not 0, and the
+    counts ``tokens``, ``dropped`` (tokens without any expert) and ``refused`` (choices that found no room).
+    """
+
+    adds_loss = True
+
+    def __init__(
+        self, dim: int, *, count: int, active: int, capacity: float | None, eval_capacity: float | None, balance: float, z: float,
+        jitter: float = 0.0, threshold: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, count)
+        for name, value in (("capacity", capacity), ("eval_capacity", eval_capacity)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a number above 0, or None for room for all, but came as {value!r}")
+        for name, value in (("balance", balance), ("z", z), ("jitter", jitter), ("threshold", threshold)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be at least 0, but came as {value!r}")
+        if not 1 <= active <= count:
+            raise ValueError(f"count must be at least the {active} experts of a token, but came as {count}")
+        self.active, self.capacity, self.eval_capacity = active, capacity, eval_capacity
+        self.balance, self.z, self.jitter, self.threshold = balance, z, jitter, threshold
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        groups = x.reshape(math.prod(x.shape[:-2]), x.shape[-2] if x.ndim > 1 else 1, x.shape[-1])  # [G, S, D]
+        logits = self.logits(groups)
+        scores = logits.softmax(-1)
+        gates, chosen = scores.topk(self.active, -1)  # [G, S, k]
+        gates = self.weights(gates)
+        wanted = self.wanted(gates)
+        back, room = self.dispatched(groups, chosen, wanted, self.room(groups.shape[1]))
+        if listening():
+            report(self.losses(logits, scores, chosen), _counts(wanted, room))
+        return (back * (gates * room).to(back.dtype)[..., None]).sum(2).to(x.dtype).view_as(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The router's, [G, S, count], in float32, float64 for float64; in training of tokens that ``jitter`` shakes."""
+        with no_autocast(x):
+            x = wide(x)
+            if self.training and self.jitter:
+                x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
+            return F.linear(x, wide(self.router.weight))
+
+    def weights(self, gates: Tensor) -> Tensor:
+        """By what the experts' outputs are multiplied, from the scores [G, S, k] of the experts chosen."""
+        return gates / gates.sum(-1, keepdim=True).clamp(min=1e-9)
+
+    def wanted(self, gates: Tensor) -> Tensor:
+        """Which choices are made, [G, S, k] bool: all but, in training, those after the first that chance leaves out."""
+        if not (self.training and self.threshold):
+            return torch.ones_like(gates, dtype=torch.bool)
+        by_chance = torch.rand_like(gates) < gates / self.threshold
+        return by_chance | (torch.arange(self.active, device=gates.device) == 0)
+
+    def room(self, tokens: int) -> int | None:
+        """How many of so many tokens an expert takes; None: all."""
+        capacity = self.capacity if self.training else self.eval_capacity
+        return None if capacity is None else min(tokens, math.ceil(capacity * tokens / self.count - 1e-9))
+
+    def losses(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> dict[str, Tensor]:
+        """Means over the groups, weighed: count Σ_e f_e P_e with f the shares of first choices and P the mean scores, and log² Σ exp."""
+        found, many = {}, max(scores.shape[0] * scores.shape[1], 1)
+        if self.balance:
+            first = F.one_hot(chosen[..., 0], self.count).to(scores.dtype)
+            product = (first.sum(1) * scores.sum(1)).sum() / max(scores.shape[1], 1)  # Σ_g S Σ_e f P
+            found["balance"] = self.balance * self.count * product / many
+        if self.z:
+            found["z"] = self.z * logits.logsumexp(-1).square().sum() / many
+        return found
+
+    def extra_repr(self) -> str:
+        return f"count={self.count}, active={self.active}, capacity={self.capacity}, eval_capacity={self.eval_capacity}"
+
+
+def _counts(wanted: Tensor, room: Tensor) -> dict[str, Any]:
+    served = room.any(-1)
+    return {"tokens": served.numel(), "dropped": (~served).sum(), "refused": (wanted & ~room).sum()}

@@ -29,6 +29,10 @@ def train(
     steps: Annotated[int | None, typer.Option(metavar="N", help="Optimizer steps.", show_default=str(_D.steps))] = None,
     dim: Annotated[int | None, typer.Option(metavar="D", help="Model width.", show_default=str(_D.dim))] = None,
     layers: Annotated[int | None, typer.Option(metavar="L", help="Number of blocks.", show_default=str(_D.layers))] = None,
+    ffn: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help='Feed-forward of each layer, e.g. "swiglu, switch" or "none".', show_default=_D.ffn),
+    ] = None,
     context: Annotated[int | None, typer.Option(metavar="T", help="Tokens of one sequence.", show_default=str(_D.context))] = None,
     batch_size: Annotated[
         int | None, typer.Option(metavar="B", help="Sequences of a step, on each process.", show_default=str(_D.batch_size))
@@ -47,7 +51,7 @@ def train(
     """
     options: dict[str, Any] = {
         "mixer": mixer, "text": None if text is None else tuple(text), "tokenizer": tokenizer, "steps": steps, "dim": dim,
-        "layers": layers, "context": context, "batch_size": batch_size, "learning_rate": learning_rate,
+        "layers": layers, "ffn": ffn, "context": context, "batch_size": batch_size, "learning_rate": learning_rate,
         "save_every": save_every, "eval_every": eval_every, "seed": seed, "out": out,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}

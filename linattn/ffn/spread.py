@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_to_all_single
 
 if TYPE_CHECKING:
     from linattn.ffn.mixture import Mixture
@@ -50,6 +49,8 @@ class Share:
         return every.tolist()
 
     def _exchanged(self, rows: Tensor, there: list[int], here: list[int]) -> Tensor:
+        from torch.distributed.nn.functional import all_to_all_single  # not everywhere that torch is
+
         out = rows.new_empty(sum(here), rows.shape[1])
         return all_to_all_single(out, rows.contiguous(), here, there, group=self.group)
 

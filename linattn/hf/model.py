@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from linattn.ffn import added_loss, report, reports
 from linattn.hf import card
 from linattn.hf.cache import StateCache
 from linattn.hf.config import LMConfig
@@ -137,6 +138,11 @@ class LinattnPreTrainedModel(PreTrainedModel):
         return hidden, cache, None if between is None else (*between, hidden)
 
 
+def _weight(labels: Tensor, items: Tensor | int | None) -> Tensor | float:
+    """The share of this batch in the ``items`` that the losses of several batches are divided by: 1 of a batch on its own."""
+    return 1.0 if items is None else (labels[:, 1:] != -100).sum() / items
+
+
 @contextmanager
 def _recorded(model: Backbone) -> Iterator[list[Tensor]]:
     """Within, what goes into each layer of ``model`` is put into the list, [B, T, D]."""
@@ -212,6 +218,8 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
     ) -> CausalLMOutputWithPast | tuple:
         """Logits [B, T, vocab] of the token after each, and their loss where ``labels`` are given.
 
+        In training the losses that feed-forwards report (:func:`linattn.ffn.reports`) are added to it.
+
         Args:
             input_ids: [B, T].
             attention_mask: [B, past + T], 0 for padding on either side; only its last T columns are read.
@@ -227,11 +235,16 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         """
         how = use_cache, cu_seqlens, output_hidden_states, output_attentions
         asked = self._call(input_ids, inputs_embeds, attention_mask, past_key_values, *how)
-        hidden, cache, between = self._hidden(asked)
+        with reports() if labels is not None and self.training else nullcontext(()) as told:
+            hidden, cache, between = self._hidden(asked)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         logits = self.lm_head(hidden if isinstance(kept, int) else hidden[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch)
+            if told:
+                loss = loss + added_loss(told) * _weight(labels, num_items_in_batch)
+        for r in told:  # whoever collects around this call gets them too
+            report(r.losses, r.counts)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=between)
         return out.to_tuple() if return_dict is False else out

@@ -18,6 +18,7 @@ class TrainOptions:
         steps: optimizer steps.
         dim: model width.
         layers: blocks.
+        ffn: pattern of feed-forward names such as ``"swiglu, switch"``.
         ffn_dim: inner width of the feed-forwards; None: 8/3 of dim.
         context: tokens of one sequence.
         batch_size: sequences of one step, on each process.
@@ -28,6 +29,7 @@ class TrainOptions:
         out: the run's folder; None: ``runs/`` and the mixer's name.
         resume: go on from the newest whole checkpoint in ``out``, or from the start if there is none yet.
         mixer_options: options of each mixer's constructor, by its name.
+        ffn_options: options of each feed-forward's constructor, by its name.
     """
 
     mixer: str = "gla"
@@ -36,6 +38,7 @@ class TrainOptions:
     steps: int = 1000
     dim: int = 256
     layers: int = 4
+    ffn: str = "swiglu"
     ffn_dim: int | None = None
     context: int = 256
     batch_size: int = 16
@@ -46,6 +49,7 @@ class TrainOptions:
     out: Path | None = None
     resume: bool = False
     mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wanted = {"steps": 1, "context": 2, "batch_size": 1, "save_every": 1, "eval_every": 1}
@@ -74,7 +78,8 @@ class TrainResult:
         run: the run's folder.
         parameters: number of trained values.
         history: one dict per validation: step, tokens, train_loss (nats per token, mean since the last one),
-            validation_bits_per_byte, seconds (of training alone, interrupted runs added up).
+            validation_bits_per_byte, seconds (of training alone, interrupted runs added up); of a model with mixtures of experts also
+            dropped, the share of the tokens since the last one that no expert had room for, on the first process.
         validation_bits_per_byte: the last one.
         tokens_per_second: over the whole training.
         corpus_sha256: of the text and the tokenizer.

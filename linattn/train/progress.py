@@ -24,12 +24,18 @@ class Recorder(TrainerCallback):
         self.path, self.history = path, history
         self.seconds: float = seen["seconds"]
         self._losses: list[float] = list(seen["losses"])  # since the last validation
+        self._counts: dict[str, Any] = dict(seen.get("counts", {}))  # of tokens, what mixtures of experts told since then
         self.step_tokens, self.bits_per_byte = step_tokens, bits_per_byte
         self._since: float | None = None  # when what is not yet counted began; None: the clock stands
 
     def seen(self) -> dict[str, Any]:
         """What a resumed run has to know of this one."""
-        return {"seconds": self.seconds, "losses": self._losses}
+        return {"seconds": self.seconds, "losses": self._losses, "counts": {name: int(n) for name, n in self._counts.items()}}
+
+    def count(self, counts: dict[str, Any]) -> None:
+        """Add what the feed-forwards of a pass told of their tokens."""
+        for name, n in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + n
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         self._since = time.perf_counter() if self._since is None else self._since
@@ -61,7 +67,9 @@ class Recorder(TrainerCallback):
             "validation_bits_per_byte": self.bits_per_byte(metrics["eval_loss"]),
             "seconds": self.seconds,
         }
-        self._losses, self._since = [], None
+        if self._counts.get("tokens"):
+            record["dropped"] = int(self._counts.get("dropped", 0)) / int(self._counts["tokens"])
+        self._losses, self._counts, self._since = [], {}, None
         self.history.append(record)
         if state.is_world_process_zero:
             with self.path.open("a") as file:
@@ -69,7 +77,7 @@ class Recorder(TrainerCallback):
 
 
 class Bar(TrainerCallback):
-    """Steps, loss, bits per byte of the last validation, speed and time to go."""
+    """Steps, loss, bits per byte of the last validation, tokens that experts dropped before it, speed and time to go."""
 
     def __init__(self, title: str, recorder: Recorder) -> None:
         columns = (
@@ -99,6 +107,7 @@ class Bar(TrainerCallback):
         steps, seconds = state.global_step - self._first[0], self._recorder.seconds - self._first[1]
         last = self._recorder.history[-1:]
         said = [self._loss, *(f"{r['validation_bits_per_byte']:.3f} bits/byte" for r in last)]
+        said += [f"{r['dropped']:.1%} dropped" for r in last if "dropped" in r]
         said.append(f"{steps * self._recorder.step_tokens / max(seconds, 1e-9):,.0f} tokens/s")
         self._bar.update(self._bar.tasks[0].id, completed=state.global_step, said=" · ".join(filter(None, said)))
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import Trainer
 
 from linattn.data.codec import Codec, TokenizerCodec
 from linattn.data.folders import publish
 from linattn.data.packed import PackedTokens
+from linattn.ffn import added_counts, reports
 from linattn.hf import LinattnForCausalLM
 from linattn.train import checkpoint
 from linattn.train.progress import Recorder
@@ -34,6 +35,14 @@ class RunTrainer(Trainer):
             raise ValueError("training writes whole optimizer states: use plain torchrun, without FSDP or DeepSpeed")
         self.packed, self.codec, self.recorder = packed, codec, recorder
         self._aside: Path | None = None
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer has it; what mixtures of experts tell of their tokens goes to the recorder, in training."""
+        with reports() as told:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if model.training:
+            self.recorder.count({name: n.detach() if isinstance(n, Tensor) else n for name, n in added_counts(told).items()})
+        return loss
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for matrices: not for norms, biases and time constants."""

@@ -37,8 +37,8 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     """
     data = corpus(options.text, options.tokenizer)
     config = LMConfig(
-        vocab_size=data.vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn_dim=options.ffn_dim,
-        mixer_options=options.mixer_options,
+        vocab_size=data.vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn=options.ffn,
+        ffn_dim=options.ffn_dim, mixer_options=options.mixer_options, ffn_options=options.ffn_options,
     )  # fmt: skip
     _long_enough(data, options)
     args = _arguments(options)
@@ -53,7 +53,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
 
 def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus, progress: bool) -> TrainResult:
     start = checkpoint.newest(options.folder)
-    seen = (start and checkpoint.marked(start)) or {"step": 0, "seconds": 0.0, "losses": []}
+    seen = (start and checkpoint.marked(start)) or {"step": 0, "seconds": 0.0, "losses": [], "counts": {}}
     history = run.history(options.folder, seen["step"])
     if args.process_index == 0:
         run.clean(options.folder, history)

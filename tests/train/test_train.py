@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from linattn.cli.main import main
 from linattn.train import TrainOptions, checkpoint, load_run, saved_options, train
+from linattn.train.progress import Recorder
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 80
 
@@ -315,3 +316,23 @@ def test_the_command(text, tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert "new holds no run yet: starting from the beginning" in captured.err
     assert contents(Path("new/checkpoint-4")) == contents(Path("runs/gla/checkpoint-4"))
+
+
+def test_experts(tmp_path, text):
+    """The validations say what share of the tokens found no expert since the last one, and a resumed run says the same."""
+    asked = {"ffn": "swiglu, switch", "ffn_options": {"switch": {"count": 4, "capacity": 0.5}}}
+    whole = train(options(tmp_path / "whole", text, **asked), progress=False)
+    assert load_run(whole.run)[0].config.ffn_names == ["swiglu", "switch"]
+    assert all(0.4 < r["dropped"] < 1 for r in whole.history), "half of a row's tokens find room at most"
+    assert "dropped" not in train(options(tmp_path / "plain", text, steps=3), progress=False).history[0]
+    cut = options(tmp_path / "cut", text, **asked)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "on_evaluate", interrupted)
+        train(cut, progress=False)
+    again = train(replace(cut, resume=True), progress=False)
+    assert [r["dropped"] for r in again.history] == [r["dropped"] for r in whole.history]
+    assert contents(again.run / "checkpoint-6") == contents(whole.run / "checkpoint-6")
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt

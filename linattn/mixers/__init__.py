@@ -42,6 +42,7 @@ from linattn.mixers.kernel import gaussian as _gaussian  # noqa: F401
 from linattn.mixers.kernel import hedgehog as _hedgehog  # noqa: F401
 from linattn.mixers.kernel import linear as _linear  # noqa: F401
 from linattn.mixers.kernel import linear_transformer as _linear_transformer  # noqa: F401
+from linattn.mixers.kernel import linrec as _linrec  # noqa: F401
 from linattn.mixers.kernel import performer as _performer  # noqa: F401
 from linattn.mixers.kernel import polynomial as _polynomial  # noqa: F401
 from linattn.mixers.kernel import rebased as _rebased  # noqa: F401

@@ -33,6 +33,7 @@ def _written(value: object) -> str:
 _MIXERS = "Names from `linattn list`, or all. The first has the usual feed-forward; the others' are as wide as equal parameters need."
 _TASK = "What is learned: text by language models, or something else by models of its own, with defaults of its own."
 _SEEDS = "Models of each mixer, with the seeds S, S + 1, ...; text has one. [default: the task's own, 3]"
+_DATA = "A file that the task learns from: recommend takes a CSV with the columns user,item,time. [default: the task's own data]"
 _OUT = "Folder of the report: a new or an empty one, or one with an earlier report, which is replaced."
 
 
@@ -46,6 +47,7 @@ def compare(
     contexts: Annotated[str | None, _option("contexts", "N,N,...", "Tokens before which prefill, decode and state are measured.")] = None,
     seed: Annotated[int | None, _option("seed", "S", "Seed of weights, order of the data and samples.")] = None,
     seeds: Annotated[int | None, typer.Option(metavar="N", help=_SEEDS, show_default=False)] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help=_DATA, show_default=False)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small models, few steps: does everything work, in under a minute?")] = False,
     out: Annotated[Path | None, _option("out", "DIR", _OUT)] = None,
 ) -> None:
@@ -63,10 +65,13 @@ def compare(
     """
     if task != TEXT:
         asked = {"mixers": mixers, "steps": steps, "dim": dim, "layers": layers, "seeds": seeds, "seed": seed, "out": out, "quick": quick}
+        asked["data"] = data
         _on_task(task, {k: v for k, v in asked.items() if v is not None}, {"--text": text, "--contexts": contexts})
         return
     if seeds is not None:
         raise ValueError("--seeds means nothing to --task text, which trains one model of each mixer")
+    if data is not None:
+        raise ValueError("--data means nothing to --task text, which learns from --text")
     from linattn.cli.table import show
     from linattn.report import compare as run
 
@@ -93,7 +98,10 @@ def _on_task(name: str, given: dict[str, Any], foreign: dict[str, Any]) -> None:
     if "mixers" in given:
         given["mixers"] = tuple(task.mixers()) if given["mixers"] == "all" else _listed(given["mixers"])
     options = TaskOptions(name, **given)
-    show_contest(compete(options, progress=True), task)
+    report = compete(options, progress=True)
+    show_contest(report, task)
+    for note in report["data"].get("notes", ()):
+        print(f"note: {note}", file=sys.stderr)
     print(f"report: {options.out / 'report.html'}")
 
 

@@ -76,7 +76,7 @@ def _cells(mixer: dict, contexts: dict[int, None]) -> list[str]:
 
 def show_contest(report: dict, task: Task) -> None:
     """A table of a comparison on a task on a terminal; elsewhere tab-separated, figures in full and beside each its spread."""
-    from linattn.report.contest_page import cells, heads, seconds
+    from linattn.report.contest_page import cells, heads, reference_cells, seconds
 
     if not sys.stdout.isatty():
         keys = [key for f in task.figures for key in (f.key, f"{f.key}_spread")]
@@ -93,6 +93,8 @@ def show_contest(report: dict, task: Task) -> None:
         column.justify = "right"
     for m in report["mixers"]:
         table.add_row(m["name"], *cells(m, task))
+    for name, told in report["data"].get("references", {}).items():
+        table.add_row(name, *reference_cells(told, task), style="dim")
     Console().print(table)
 
 

@@ -1,7 +1,9 @@
-"""Stacks of mixers and feed-forwards: one language backbone for every mixer, one model of images."""
+"""Stacks of mixers and feed-forwards: one language backbone for every mixer, one model of images, one of histories."""
 
 from linattn.models.config import LMConfig as LMConfig
 from linattn.models.language import Backbone as Backbone
 from linattn.models.language import LanguageModel as LanguageModel
+from linattn.models.recommend import RecommendConfig as RecommendConfig
+from linattn.models.recommend import RecommendModel as RecommendModel
 from linattn.models.vision import ImageConfig as ImageConfig
 from linattn.models.vision import ImageModel as ImageModel

@@ -20,7 +20,7 @@ from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.progress import Progress
 from linattn.report.sizing import Size, equal_sizes
-from linattn.report.tasks import Recipe, Savable, Task, TaskOptions, load
+from linattn.report.tasks import Recipe, Savable, Task, TaskOptions, load, on_data
 
 EVALUATIONS = 10  # of each model while it learns
 
@@ -39,7 +39,7 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
         ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder that holds something else.
         ModuleNotFoundError: what the task's data come with is not installed.
     """
-    task, folder = load(options.task), Folder(options.out)
+    task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)
     recipe = _recipe(task, options)
     sizes = _sizes(task, recipe)
     report = _head(task, options, recipe)

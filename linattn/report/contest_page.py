@@ -45,6 +45,11 @@ def cells(row: dict, task: Task) -> list[str]:
     return [f"{row['parameters']:,}", *told, figure(seconds(row))]
 
 
+def reference_cells(told: dict[str, float], task: Task) -> list[str]:
+    """The same of what is no model and was not trained."""
+    return ["–", *(f.write(told[f.key]) if f.key in told else "–" for f in task.figures), "–"]
+
+
 def heads(task: Task) -> list[str]:
     """The headings above :func:`cells`, and above the mixer's name."""
     return ["mixer", "parameters", *(f.heading for f in task.figures), "training, s"]
@@ -57,6 +62,7 @@ def seconds(row: dict) -> float:
 
 def _figures(report: dict, task: Task) -> str:
     rows = [(named(m["name"], i), cells(m, task)) for i, m in enumerate(report["mixers"])]
+    rows += [(escape(name), reference_cells(told, task)) for name, told in report["data"].get("references", {}).items()]
     return "<h2>The figures</h2>" + table(heads(task), rows, "Mean ± sample standard deviation over the seeds.")
 
 
@@ -95,6 +101,7 @@ def _how(report: dict) -> str:
         "Data": f"{escape(data['name'])}{': ' + escape(others) if others else ''}; sha256 <code>{escape(data['sha256'])}</code>",
         "Training": f"AdamW, {o['steps']:,} steps of {o['batch_size']} examples, learning rate {o['learning_rate']:g}, weight decay "
         f"{o['weight_decay']:g}, {seeds}, float32",
+        **({"Note": " ".join(map(escape, notes))} if (notes := data.get("notes")) else {}),
         **machine_facts(report["machine"]),
         "Made": escape(report["created"]),
         "Mixers": ", ".join(escape(m["title"]) + (f" (arXiv {escape(m['arxiv'])})" if m["arxiv"] else "") for m in report["mixers"]),

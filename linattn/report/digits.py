@@ -15,16 +15,12 @@ from linattn import mixers
 from linattn.data.digits import CLASSES, SIZE, digits, shifted
 from linattn.models import ImageConfig, ImageModel
 from linattn.report.tasks import Figure, Recipe
-from linattn.report.words import figure
+from linattn.report.words import figure, percent
 
 PATCH, SHIFT = 2, 1  # pixels: of a token on a side, and by which an image is moved at most while it is learned
 REPEATS = 5  # of the measured pass
 OPTIONS = {"agent": {"agents": 4}}  # its usual 49 would be more than the 16 tokens that they speak for
 _OURS = ("focused", "agent", "mobile", "efficientvit", "slab")
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
 
 
 class DigitsTask:
@@ -37,7 +33,7 @@ class DigitsTask:
     )
     full = Recipe(mixers=_OURS, steps=900, dim=64, layers=2, batch_size=64, learning_rate=6e-3)
     quick = Recipe(mixers=_OURS, steps=20, dim=32, layers=1, batch_size=64, learning_rate=3e-3, seeds=1)
-    figures = (Figure("accuracy", "test accuracy", _percent), Figure("images_per_second", "images/s", figure))
+    figures = (Figure("accuracy", "test accuracy", percent), Figure("images_per_second", "images/s", figure))
 
     def facts(self) -> dict[str, Any]:
         data = digits()

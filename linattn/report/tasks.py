@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the command line reads the names of the tasks from here
     from torch import Tensor, nn
 
-TASKS = {"digits": "linattn.report.digits"}
+TASKS = {"digits": "linattn.report.digits", "recommend": "linattn.report.recommend"}
 
 
 class Savable(Protocol):
@@ -75,7 +75,11 @@ class Task(Protocol):
     figures: tuple[Figure, ...]
 
     def facts(self) -> dict[str, Any]:
-        """The data: ``name``, ``sha256`` and whatever else there is to say of them, JSON values."""
+        """The data: ``name``, ``sha256`` and whatever else there is to say of them, JSON values.
+
+        ``notes``, a list of sentences, is for whoever asked for the comparison; ``references`` has, by name, figures of what is no model:
+        the best that is possible, or a rule of thumb.
+        """
 
     def mixers(self) -> list[str]:
         """Names of all mixers that can do it."""
@@ -96,6 +100,14 @@ class Task(Protocol):
         """Further figures of a model that has learned all it will: times, bytes."""
 
 
+@runtime_checkable
+class OnFile(Protocol):
+    """A task that can also be done with somebody's own data."""
+
+    def on(self, path: Path, /) -> Task:
+        """The same on the data in the file ``path``."""
+
+
 def load(name: str) -> Task:
     """The task ``name``.
 
@@ -105,6 +117,19 @@ def load(name: str) -> Task:
     if name not in TASKS:
         raise ValueError(f"task must be one of text, {', '.join(TASKS)}, but came as {name!r}")
     return import_module(TASKS[name]).TASK
+
+
+def on_data(name: str, task: Task, data: Path | None) -> Task:
+    """``task``, called ``name``, on the file ``data``; on its own data if that is None.
+
+    Raises:
+        ValueError: for a task that has its own data only.
+    """
+    if data is None:
+        return task
+    if not isinstance(task, OnFile):
+        raise ValueError(f"--data means nothing to --task {name}, which has its own")
+    return task.on(data)
 
 
 @dataclass(frozen=True)
@@ -118,6 +143,7 @@ class TaskOptions:
         seed: the first seed; the others follow it.
         out: folder of report.json, report.html and models/.
         quick: the task's recipe to see whether everything works.
+        data: a file to learn from, for tasks that can; None: the task's own.
     """
 
     task: str
@@ -129,6 +155,7 @@ class TaskOptions:
     seed: int = 0
     out: Path = Path("runs/compare")
     quick: bool = False
+    data: Path | None = None
 
     def __post_init__(self) -> None:
         if self.mixers is not None:
@@ -153,4 +180,5 @@ class TaskOptions:
             if (value := getattr(self, name)) is not None:
                 words += [f"--{name}", str(value)]
         words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--data", str(self.data)] if self.data is not None else []
         return shlex.join([*words, "--out", str(self.out)])

@@ -46,3 +46,8 @@ def memory_tick(value: float) -> str:
 def times(ratio: float) -> str:
     """A ratio: 1.4 times, 64 times."""
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def percent(share: float) -> str:
+    """A share of 1: 97.24 %."""
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,163 @@
+"""The model of what comes next: the items somebody took, blocks of any mixer, a score for every item (SASRec, arXiv 1808.09781)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from linattn import ffn, mixers
+from linattn.models import files, pattern, stack
+
+MODEL_TYPE = "linattn-recommend"
+
+
+@dataclass(kw_only=True)
+class RecommendConfig:
+    """A stack of blocks over the items of a history, each a mixer along time and a feed-forward per item, around residuals.
+
+    Args:
+        items: how many there are.
+        length: of the longest history that is looked at; of longer ones the latest items are.
+        dim: width D of the model.
+        layers: number of blocks.
+        mixer: a pattern of names of sequence mixers such as ``"linrec*3, softmax"``; it repeats until the layers are filled.
+        causal: whether an item sees the earlier ones and itself, or, as in LinRec's official code, the whole history. Then what comes
+            next can be learned at the end of a history only: anywhere else the item that is asked for would be seen.
+        ffn: a pattern of feed-forward names, ``"none"`` among them.
+        mixer_options: for each mixer name the options of its constructor.
+        ffn_dim: inner width of the feed-forwards; None leaves it to each.
+        ffn_options: for each feed-forward name the options of its constructor.
+        dropout: share of channels zeroed, while it learns, behind the embedding and in every branch.
+
+    Raises:
+        ValueError, TypeError: for names, sizes and options that do not exist.
+    """
+
+    items: int
+    length: int = 50
+    dim: int = 64
+    layers: int = 2
+    mixer: str = "linrec"
+    causal: bool = True
+    ffn: str = "mlp"
+    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ffn_dim: int | None = None
+    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def mixer_names(self) -> list[str]:
+        """The mixer of each layer."""
+        return pattern.fill(pattern.parse(self.mixer, "mixer"), self.layers)
+
+    @property
+    def ffn_names(self) -> list[str]:
+        """The feed-forward of each layer."""
+        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
+
+    def check(self) -> None:
+        """Refuse what no model can be made of."""
+        given = {} if self.ffn_dim is None else {"ffn_dim": self.ffn_dim}
+        stack.check_whole(items=self.items, length=self.length, dim=self.dim, layers=self.layers, **given)
+        stack.check_dropout(self.dropout)
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal must be True or False, but came as {self.causal!r}")
+        names, ffn_names = pattern.parse(self.mixer, "mixer"), pattern.parse(self.ffn, "ffn")
+        wanted = f"a model with causal = {self.causal} needs mixers of sequences that are {'' if self.causal else 'not '}causal"
+        stack.check_mixers("mixer", names, wanted, stack.sequence_misfit(self.causal))
+        stack.check_ffns(ffn_names)
+        stack.check_options("mixer_options", self.mixer_options, names, lambda name: mixers.info(name).options)
+        stack.check_options("ffn_options", self.ffn_options, ffn_names, ffn.options)
+        for name, options in self.mixer_options.items():
+            if options.get("causal", self.causal) != self.causal:
+                raise ValueError(f"mixer_options[{name!r}]: causal is {options['causal']!r}, but the model's is {self.causal}")
+
+
+class RecommendModel(nn.Module):
+    """``model(histories)`` -> scores [B, T, items] of what comes after each item: products with the embedding that read the items."""
+
+    def __init__(self, config: RecommendConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.items, config.dim)
+        self.positions = nn.Embedding(config.length, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(_block(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+        for table in (self.embedding, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores of every item after each place of ``histories`` [B, T] int64; ``mask`` [B, T] bool, True = a real item.
+
+        Raises:
+            ValueError: for histories that are longer than ``length``.
+        """
+        return self.hidden(histories, mask) @ self.embedding.weight.T
+
+    def hidden(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the last block gives, normed: [B, T, D]."""
+        if histories.ndim != 2 or histories.shape[1] > self.config.length:
+            raise ValueError(f"histories must be [B, T] with T at most {self.config.length}, but came with {list(histories.shape)}")
+        places = torch.arange(histories.shape[1], device=histories.device)
+        if mask is not None:
+            places = (mask.cumsum(1) - 1).clamp(min=0)  # padding may stand anywhere: places count real items
+        x = self.dropout(self.embedding(histories) * self.config.dim**0.5 + self.positions(places))
+        for layer in self.layers:
+            mixer, feed = cast(nn.ModuleDict, layer).values()
+            x = feed(mixer(x, mask=mask))
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def recommend(self, histories: list[Tensor], count: int = 10) -> Tensor:
+        """For each history [n] the ``count`` items that are likeliest next, [B, count], the likeliest first; those taken before stay in."""
+        items, mask = padded(histories, self.config.length)
+        last = mask.sum(1) - 1
+        hidden = self.hidden(items.to(self.embedding.weight.device), mask.to(self.embedding.weight.device))
+        ends = hidden[torch.arange(len(last)), last]
+        return (ends @ self.embedding.weight.T).topk(min(count, self.config.items)).indices
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model.safetensors and config.json into ``folder``."""
+        files.save(folder, self, {"model_type": MODEL_TYPE, **asdict(self.config)})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RecommendModel:
+        """The model in ``folder``, ready to be asked (``eval``).
+
+        Raises:
+            OSError: where there is none.
+            ValueError: where it is damaged or something else.
+        """
+        config = RecommendConfig(**files.read_config(folder, MODEL_TYPE))
+        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
+
+
+def padded(histories: list[Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """The latest ``length`` items of each history side by side, [B, T], and which are real, [B, T] bool: padding stands behind.
+
+    Raises:
+        ValueError: for a history without items.
+    """
+    if any(len(history) == 0 for history in histories):
+        raise ValueError("histories must have at least one item each, but one came with none")
+    items = nn.utils.rnn.pad_sequence([history[-length:] for history in histories], batch_first=True)
+    lengths = torch.tensor([min(len(history), length) for history in histories])
+    return items, torch.arange(items.shape[1]) < lengths[:, None]
+
+
+def _block(config: RecommendConfig, layer: int) -> nn.ModuleDict:
+    name, ffn_name = config.mixer_names[layer], config.ffn_names[layer]
+    options = {k: v for k, v in config.mixer_options.get(name, {}).items() if k != "causal"}
+    mixer = stack.sequence_mixer(name, dim=config.dim, causal=config.causal, **options)
+    feed = ffn.create(ffn_name, config.dim, **({"hidden": config.ffn_dim} | config.ffn_options.get(ffn_name, {})))
+    branches = {"mixer": stack.Residual(mixer, config.dim, config.dropout)}
+    return nn.ModuleDict(branches | {"ffn": nn.Identity() if feed is None else stack.Residual(feed, config.dim, config.dropout)})

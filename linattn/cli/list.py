@@ -6,48 +6,108 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from linattn.mixers.documents import Named
     from linattn.mixers.registry import Info
 
 
 def list(  # noqa: A001  (a door's function has its name)
+    documents: Annotated[
+        bool, typer.Option("--documents", help="In place of all mixers every system that the five documents behind this library name.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All that is known of each, as a JSON array.")] = False,
 ) -> None:
-    """List every registered mixer, installed plugins' too.
+    """List every registered mixer, installed plugins' too, by the kinds of the survey of efficient Transformers and of what came later.
 
-    On a terminal a table; elsewhere one line each with seven tab-separated columns: name, title, year, arXiv id, kind,
-    recurrent (yes: the state does not grow with the sequence), causal (yes, no). What is not known is "-".
+    On a terminal a table for each kind; elsewhere one line each, kind after kind, with nine tab-separated columns: name, title,
+    year, arXiv id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), how time and memory
+    of a whole sequence grow with its n tokens, and the kinds that it belongs to. What is not known is "-".
+
+    With --documents the columns are name, title, documents, and where it is: "-" for what is nowhere yet.
     """
+    if documents:
+        _list_documents(as_json)
+        return
     from linattn.mixers import available, info
+    from linattn.mixers.taxonomy import FAMILIES, families
 
-    known = [info(name) for name in available()]
+    order = [*FAMILIES]
+    known = sorted((info(name) for name in available()), key=lambda i: (order.index(families(i)[0]), i.name))
     if as_json:
         print(json.dumps([described(i) for i in known], indent=1, ensure_ascii=False))
     elif sys.stdout.isatty():
         _table(known)
     else:
-        print("\n".join("\t".join(_cells(i)) for i in known))
+        print("\n".join("\t".join((*_cells(i), ", ".join(families(i)))) for i in known))
 
 
 def described(info: Info) -> dict:
     """``info`` as JSON values."""
-    return {k: v for k, v in asdict(info).items() if k != "cls"}
+    from linattn.mixers.taxonomy import families
+
+    return {k: v for k, v in asdict(info).items() if k != "cls"} | {"families": [*families(info)]}
 
 
 def _cells(i: Info) -> tuple[str, ...]:
     yes = {True: "yes", False: "no"}
-    return i.name, i.title, str(i.year or "-"), i.arxiv or "-", i.kind, yes[i.recurrent], yes[i.causal]
+    return i.name, i.title, str(i.year or "-"), i.arxiv or "-", i.kind, yes[i.recurrent], yes[i.causal], i.growth
 
 
 def _table(known: Sequence[Info]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("name", "title", "year", "arXiv", "kind", "recurrent", "causal", box=None, header_style="bold", pad_edge=False)
-    for i in known:
-        table.add_row(*_cells(i))
+    from linattn.mixers.taxonomy import families
+
+    table = Table("name", "title", "year", "arXiv", "grows as", "state", box=None, header_style="bold", pad_edge=False)
+    for family, members in groupby(known, key=lambda i: families(i)[0]):
+        table.add_row("", Text(family, style="bold"))
+        for i in members:
+            table.add_row(i.name, i.title, str(i.year or "-"), i.arxiv or "-", i.growth, _state(i))
     Console().print(table)
+
+
+def _state(i: Info) -> str:
+    """How what is kept of the past grows with the tokens; in brackets the call of what keeps none."""
+    if i.kind != "sequence":
+        return f"({i.kind})"
+    if not i.causal:
+        return "(both ways)"
+    return "constant" if i.recurrent else "n"
+
+
+def _list_documents(as_json: bool) -> None:
+    from linattn.mixers.documents import named
+
+    systems = named()
+    if as_json:
+        print(json.dumps([asdict(s) | {"registered": s.registered} for s in systems], indent=1, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _documents_table(systems)
+    else:
+        print("\n".join("\t".join((s.name or "-", s.title, ",".join(s.documents), s.where or "-")) for s in systems))
+
+
+def _documents_table(systems: Sequence[Named]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from linattn.mixers.documents import DOCUMENTS
+
+    table = Table("name", "title", *DOCUMENTS, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    for s in systems:
+        name = s.name if s.registered else f"{s.name or '-'} (not yet)" if s.where is None else "-"
+        title = s.title if s.registered or s.where is None else f"{s.title}: {s.where}"
+        table.add_row(Text(name or "-"), Text(title), *("x" if d in s.documents else "" for d in DOCUMENTS))
+    console = Console()
+    console.print(table)
+    console.print()
+    for number, title in DOCUMENTS.items():
+        console.print(f"{number}  {title}", style="dim", highlight=False)

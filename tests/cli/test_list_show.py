@@ -1,35 +1,68 @@
 import json
 import os
+from itertools import groupby
 
 import pytest
 
 from linattn import mixers
 from linattn.cli.main import main
+from linattn.mixers.documents import named
+from linattn.mixers.taxonomy import FAMILIES
 
 
-def test_list_elsewhere_is_tab_separated(capsys):
+def test_list_elsewhere_is_tab_separated_kind_after_kind(capsys):
     assert main(["list"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == mixers.available()
+    assert sorted(row[0] for row in rows) == mixers.available()
     by_name = {row[0]: row[1:] for row in rows}
-    assert by_name["gla"] == ["Gated Linear Attention", "2023", "2312.06635", "sequence", "yes", "yes"]
-    assert by_name["softmax"][4:] == ["no", "yes"]
+    assert by_name["gla"] == [
+        "Gated Linear Attention", "2023", "2312.06635", "sequence", "yes", "yes", "n", "linear attention with decay",
+    ]  # fmt: skip
+    assert by_name["softmax"][4:] == ["no", "yes", "n^2", "softmax attention"]
+    assert by_name["performer"][-1] == "kernels, low rank" and by_name["axial"][-2] == "n^1.5"
     assert by_name["lstm"][2] == "-"
+    kinds = [kind for kind, _ in groupby(row[-1].partition(", ")[0] for row in rows)]
+    assert kinds == [family for family in FAMILIES if family in kinds], "each kind stands together, in the order of the survey"
 
 
-def test_list_on_a_terminal_is_a_table_within_its_width(run_on_terminal):
+def test_list_on_a_terminal_has_a_heading_for_each_kind_and_stays_within_its_width(run_on_terminal):
     code, text = run_on_terminal("list")
     lines = text.splitlines()
     assert code == 0
-    assert lines[0].split() == ["name", "title", "year", "arXiv", "kind", "recurrent", "causal"]
+    assert lines[0].split() == ["name", "title", "year", "arXiv", "grows", "as", "state"]
     assert max(map(len, lines)) <= 70
     assert not set("\t\x1b") & set(text)
+    at = {word: i for i, line in enumerate(lines) for word in line.split()}
+    assert lines.index(next(line for line in lines if line.strip() == "state spaces")) < at["mamba"] < at["rwkv4"]
+
+
+def test_documents_elsewhere_are_tab_separated(capsys):
+    assert main(["list", "--documents"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert ["gla", "Gated Linear Attention", "000,001,003,004", 'linattn.mixers.create("gla", dim=...)'] in rows
+    assert ["-", "HiPPO", "000,001,004", "linattn.ops.hippo, in s4"] in rows
+    assert [row for row in rows if len(row) != 4] == []
+
+
+def test_documents_json(capsys):
+    assert main(["list", "--documents", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [entry["title"] for entry in told] == [s.title for s in named()]
+    first = next(entry for entry in told if entry["name"] == "linrec")
+    assert first["documents"] == ["001"] and first["registered"] and first["title"] == "LinRec"
+
+
+def test_documents_on_a_terminal(run_on_terminal):
+    code, text = run_on_terminal("list", "--documents")
+    assert code == 0 and max(map(len, text.splitlines())) <= 70
+    assert text.splitlines()[0].split() == ["name", "title", "000", "001", "002", "003", "004"]
 
 
 def test_list_json(capsys):
     assert main(["list", "--json"]) == 0
     known = {i["name"]: i for i in json.loads(capsys.readouterr().out)}
-    assert list(known) == mixers.available()
+    assert sorted(known) == mixers.available()
+    assert known["longformer"]["families"] == ["fixed patterns", "combined patterns", "neural memory"]
     info = mixers.info("gla")
     assert known["gla"]["equation"] == info.equation
     assert known["gla"]["seeds"] == list(info.seeds)

@@ -17,7 +17,7 @@ from linattn.mixers.registry import register
     paper="The Devil in Linear Transformer",
     arxiv="2210.10340",
     year=2022,
-    seeds=("000", "002", "003"),
+    seeds=("000", "001", "002", "003"),
     equation=r"S_t = S_{t-1} + k_t^\top v_t,\quad o_t = q_t S_t",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn without normalisation",

@@ -17,7 +17,7 @@ _CLOSED = 1e4  # a gate's input at which its sigmoid is exactly 0 or 1 in every 
     title="Long short-term memory",
     paper="Long Short-Term Memory (Neural Computation 9(8))",
     year=1997,
-    seeds=("000", "003"),
+    seeds=("000", "001", "003"),
     equation=r"c_t = f_t \odot c_{t-1} + i_t \odot g_t,\quad h_t = o_t \odot \tanh c_t,\quad"
     r" (i, f, g, o)_t = (\sigma, \sigma, \tanh, \sigma)(W x_t + U h_{t-1} + b)",
     linear_in_values=False,

@@ -15,7 +15,7 @@ from linattn.mixers.registry import register
     title="Simple recurrent network (Elman)",
     paper="Finding Structure in Time (Cognitive Science 14(2))",
     year=1990,
-    seeds=("000",),
+    seeds=("000", "001", "003", "004"),
     equation=r"h_t = \tanh(W x_t + U h_{t-1} + b)",
     linear_in_values=False,
     oracle="torch.nn.RNN",

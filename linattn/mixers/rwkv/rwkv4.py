@@ -21,7 +21,7 @@ _NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences ar
     paper="RWKV: Reinventing RNNs for the Transformer Era",
     arxiv="2305.13048",
     year=2023,
-    seeds=("000", "001"),
+    seeds=("000", "001", "003"),
     equation=r"o_t = \sigma(r_t) \odot \frac{\sum_{i<t} e^{-(t-1-i) w + k_i} v_i + e^{u + k_t} v_t}"
     r"{\sum_{i<t} e^{-(t-1-i) w + k_i} + e^{u + k_t}},\quad w = e^{d}",
     oracle="transformers, RwkvSelfAttention and RwkvModel",

@@ -55,7 +55,7 @@ class _Matrix(RWKV):
     paper=_PAPER,
     arxiv="2404.05892",
     year=2024,
-    seeds=("000", "001"),
+    seeds=("000", "001", "003"),
     equation=r"o_t = r_t (S_{t-1} + \mathrm{Diag}(u) k_t^\top v_t),\quad S_t = \mathrm{Diag}(w) S_{t-1} + k_t^\top v_t,\quad"
     r" w = e^{-e^{d}}",
     oracle="rwkv 0.8.32, att_seq_v5_2",
@@ -86,7 +86,7 @@ class RWKV5(_Matrix):
     paper=_PAPER,
     arxiv="2404.05892",
     year=2024,
-    seeds=("000", "001", "003"),
+    seeds=("000", "001", "003", "004"),
     equation=r"o_t = r_t (S_{t-1} + \mathrm{Diag}(u) k_t^\top v_t),\quad S_t = \mathrm{Diag}(w_t) S_{t-1} + k_t^\top v_t,\quad"
     r" w_t = \exp(-\exp(d + \tanh(x^w_t W_1) W_2))",
     oracle="rwkv 0.8.32, att_seq_v6_0; fla-core 0.6.0, naive_recurrent_rwkv6",

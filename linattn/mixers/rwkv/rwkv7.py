@@ -25,7 +25,7 @@ _MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2
     paper='RWKV-7 "Goose" with Expressive Dynamic State Evolution',
     arxiv="2503.14456",
     year=2025,
-    seeds=("000", "001"),
+    seeds=("000", "001", "003"),
     equation=r"S_t = \mathrm{Diag}(w_t) S_{t-1} - (a_t \odot \kappa_t)^\top (\kappa_t S_{t-1}) + k_t^\top v_t,\quad"
     r" w_t = \exp(-e^{-1/2} \sigma(x^w_t W_1 \ldots)),\quad o_t = r_t S_t",
     oracle="rwkv 0.8.32, RWKV_x070_TMix_seq and, for a whole model, RWKV_x070",

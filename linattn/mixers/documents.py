@@ -1,0 +1,102 @@
+"""Every system that the five documents behind this library name, and where it is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linattn.mixers.registry import available, info
+
+# The documents, in Chinese; the numbers are what `Info.seeds` holds.
+DOCUMENTS = {
+    "000": "A simple picture guide to linear attention",
+    "001": "A note on linear attention and the survey of efficient Transformers",
+    "002": "How a language model answers, and linear attention",
+    "003": "Notes on paper: the derivation of gated linear attention",
+    "004": "From softmax to linear and gated attention, state spaces and Mamba",
+}
+
+# What is no mixer of the register but something else here: title, documents, and where it is.
+_ELSEWHERE = (
+    ("Key-value cache", "000 002", "linattn.State, of softmax"),
+    ("Any similarity in place of softmax", "000 003 004", "linattn.ops.features"),
+    ("The state KᵀV: one recurrence for all", "000 003", "linattn.linear_attention"),
+    ("Exact attention that minds memory (FlashAttention)", "000 003", "torch's scaled_dot_product_attention, in softmax"),
+    ("State spaces without time variance, and as a convolution", "000 004", "linattn.ops.lti and linattn.ops.long_conv"),
+    ("HiPPO", "000 001 004", "linattn.ops.hippo, in s4"),
+    ("S6, the selective state space", "000 004", "linattn.ops.selective_scan, in mamba"),
+    ("Parallel scan", "000 003 004", "linattn.diagonal_scan"),
+    ("State space duality and structured masked attention", "000 001", "linattn.mixing_matrix of mamba2"),
+    ("Multi-head state spaces", "000", "the heads of mamba2"),
+    ("Gated linear unit", "003", "the feed-forward swiglu"),
+    ("The table of gates G_t", "004", "the decays of linattn.linear_attention"),
+    ("Hybrids of Mamba-2 and attention", "004", 'linattn.LMConfig(mixer="mamba2*7, softmax")'),
+    ("Modular linearized attention", "001", "linattn.models.Seq2SeqConfig: encoder, decoder and cross"),
+    ("The original Transformer's block", "001 002", 'linattn.LMConfig(block="post", norm="layer")'),
+    ("Tokenization", "002", "linattn.data.TokenizerCodec"),
+    ("Embedding", "002", "linattn.models.Backbone, its embedding"),
+    ("Feed-forward", "002", "linattn.ffn"),
+    ("Mixture of experts", "001 002", "the feed-forward experts"),
+    ("Classifier and sampling", "002", "linattn.generate.sample"),
+    ("Generation until the stop token", "002", "linattn.generate.stream, linattn trace"),
+)
+
+# What a document names in a list of links, as neighbours of its subject.
+_NEIGHBOURS = (
+    "Speculative decoding", "Serving of long contexts", "Disaggregated inference", "Compression of the key-value cache",
+    "Prompt compression", "MInference", "PowerInfer-2", "Quantisation of caches and of diffusion models", "llama.cpp",
+)  # fmt: skip
+
+# What the documents name and nothing here is called yet: its name to be, where it will have one, a title, documents. A name that gets
+# registered leaves this list by itself.
+PLANNED: tuple[tuple[str | None, str, str], ...] = (
+    ("bahdanau", "Additive attention (Bahdanau)", "001"),
+    ("conformer", "Conformer", "001"),
+    ("set_transformer", "Set Transformer", "001"),
+    ("etc", "Extended Transformer Construction (ETC)", "001"),
+    ("linformer", "Linformer", "001"),
+    ("nystromformer", "Nyströmformer", "001"),
+    ("perceiver", "Perceiver", "001"),
+    ("funnel", "Funnel-Transformer", "001"),
+    ("swin", "Swin Transformer", "001"),
+    ("charformer", "Charformer", "001"),
+    ("switch", "Switch Transformer", "001"),
+    ("gshard", "GShard", "001"),
+    ("st_moe", "ST-MoE", "001"),
+    ("product_key_memory", "Product-key memory", "001"),
+    (None, "Hard attention: the key with the largest score", "002 004"),
+    (None, "Sparsified attention weights (top-k)", "001"),
+    (None, "KAM-BERT", "001"),
+    (None, "SR-MAG", "001"),
+    (None, "Dictionary masks", "001"),
+    (None, "Masked image generation", "001"),
+    (None, "CA-Stream", "001"),
+    (None, "Visual attention network (VAN)", "001"),
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A system, what it is called here, and which of :data:`DOCUMENTS` name it.
+
+    ``name`` is None of what is no mixer: ``where`` says where it is then. What is nowhere yet has no ``where``.
+    """
+
+    name: str | None
+    title: str
+    documents: tuple[str, ...]
+    where: str | None
+
+    @property
+    def registered(self) -> bool:
+        """Whether ``linattn.mixers.create`` makes it."""
+        return self.name is not None and self.where is not None
+
+
+def named() -> list[Named]:
+    """Every system that a document names: the registered ones by name, then what is elsewhere, then what is nowhere yet."""
+    known = [info(name) for name in available()]
+    ours = [Named(i.name, i.title, i.seeds, f'linattn.mixers.create("{i.name}", dim=...)') for i in known if i.seeds]
+    elsewhere = [Named(None, title, tuple(documents.split()), where) for title, documents, where in _ELSEWHERE]
+    elsewhere += [Named(None, title, ("000",), "only linked to, as a neighbouring subject") for title in _NEIGHBOURS]
+    missing = [Named(name, title, tuple(documents.split()), None) for name, title, documents in PLANNED if name not in available()]
+    return [*ours, *elsewhere, *missing]

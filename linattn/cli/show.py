@@ -28,7 +28,7 @@ def show(
     tokens: Annotated[int, typer.Option(metavar="T", help="Tokens for which costs are told.")] = 4096,
     as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON object.")] = False,
 ) -> None:
-    """Show one mixer: its paper, equation, costs and code.
+    """Show one mixer: its paper, equation, costs and code, what it was compared with and how far it was from that.
 
     Costs are one layer's, for one sequence in bfloat16; "FLOPs" counts multiplications and additions.
     """
@@ -43,15 +43,23 @@ def show(
     if as_json:
         told = {k: v for k, v in asdict(costs).items() if k not in ("name", "dtype")}
         print(
-            json.dumps({**described(known), "source": _source(known), "cost": {**told, "dtype": "bfloat16"}}, indent=1, ensure_ascii=False)
+            json.dumps(
+                {**described(known), "source": _source(known), "errors": _errors(name), "cost": {**told, "dtype": "bfloat16"}},
+                indent=1,
+                ensure_ascii=False,
+            )
         )
     else:
         print(_sheet(known, costs, heads))
 
 
 def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
+    from linattn.mixers.errors import measured_errors
+    from linattn.mixers.taxonomy import families
+
     paper = known.paper or "-"
     paper = f"{paper} ({known.year})" if known.year else paper
+    errors = measured_errors(known.name)
     facts = {
         "name": known.name,
         "title": known.title,
@@ -59,7 +67,9 @@ def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
         "arXiv": f"https://arxiv.org/abs/{known.arxiv}" if known.arxiv else "-",
         "equation": known.equation or "-",
         "kind": f"{known.kind}, {'causal' if known.causal else 'not causal'}, {_grows(known)}",
+        "family": ", ".join(families(known)),
         "checked against": known.oracle or "-",
+        "relative error": errors.told() if errors else "not recorded",
         "code": _source(known),
     }
     lines = [f"{key:{WIDTH}}{value}" for key, value in facts.items()]
@@ -68,10 +78,19 @@ def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
     return "\n".join([*lines, "", _costs(costs, heads)])
 
 
+def _errors(name: str) -> dict[str, Any] | None:
+    """What was recorded, as JSON values."""
+    from linattn.mixers.errors import measured_errors
+
+    errors = measured_errors(name)
+    return None if errors is None else asdict(errors)
+
+
 def _grows(known: Info) -> str:
     if known.kind != "sequence" or not known.causal:
         return f"grows with the tokens as {known.growth}"
-    return "state of constant size" if known.recurrent else "state grows with the sequence"
+    state = "state of constant size" if known.recurrent else "state grows with the sequence"
+    return f"{state}, a whole sequence costs {known.growth}"
 
 
 def _costs(costs: Cost, heads: int | None) -> str:

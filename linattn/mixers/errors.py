@@ -1,0 +1,45 @@
+"""How far each mixer was from what it is compared with: the largest relative errors that the tests of its oracle found.
+
+``python -m tests.oracles.record`` writes them anew, in a checkout.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What a file of tests found of outputs, states and gradients, ‖ours − theirs‖ / ‖theirs‖ each.
+
+    Args:
+        test: the file, in a checkout.
+        comparisons: how many there were.
+        largest: the largest error by the precision of the comparison, "float64" for example: that of the less precise side.
+    """
+
+    test: str
+    comparisons: int
+    largest: dict[str, float]
+
+    def told(self) -> str:
+        """In a line."""
+        largest = ", ".join(f"{error:.1e} in {dtype}" for dtype, error in self.largest.items())
+        count = "the only comparison" if self.comparisons == 1 else f"the largest of {self.comparisons:,} comparisons"
+        return f"{largest} ({count}, {self.test})"
+
+
+def measured_errors(name: str) -> Errors | None:
+    """Those of the mixer ``name``; None where nothing was recorded of it, as of every plugin."""
+    entry = _recorded().get(name)
+    return None if entry is None else Errors(**entry)
+
+
+@cache
+def _recorded() -> dict[str, dict]:
+    return json.loads(FILE.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from linattn.reproduce.options import STUDIES, ReproduceOptions
 
 Name = StrEnum("Name", {name.replace("-", "_"): name for name in STUDIES})  # type: ignore[misc]  # the names of the studies are data
 
-_MIXERS = "Names from `linattn list`, with options as in softmax:window=16. [default: the study's own choice]"
+_MIXERS = "Names from `linattn list`, with options as in softmax:window=16, or all. [default: the study's own choice]"
 _OUT = "Folder of the report; what is in it is not done again. [default: runs/reproduce/STUDY]"
 
 
@@ -38,8 +38,7 @@ def reproduce(
     """
     if quick and full:
         raise ValueError("--quick and --full exclude each other")
-    names = None if mixers is None else tuple(name.strip() for name in mixers.split(",") if name.strip())
-    options = ReproduceOptions(study.value, full, names, seeds, out, minutes)
+    options = ReproduceOptions(study.value, full, None if mixers is None else _names(mixers), seeds, out, minutes)
     from linattn.cli.table import show_rows
     from linattn.reproduce.frame import load
     from linattn.reproduce.frame import reproduce as run
@@ -51,3 +50,13 @@ def reproduce(
     print(f"report: {options.folder / 'report.html'}" + ("" if report["complete"] else " (not complete; the same command goes on)"))
     if report["failures"]:
         raise typer.Exit(1)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The names in ``text``; "all" is every mixer that a language model can have."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if names != ("all",):
+        return names
+    from linattn.reproduce.variants import everyone
+
+    return everyone()

@@ -134,7 +134,7 @@ def rows(_settings: Settings, done: Done) -> list[Row]:
         for name, enough in (("exact", 1.0), ("known", KNOWN)):
             row |= mean_and_spread(name, (most(counts, result[name], enough) for _, result in group))
         row["curve"] = [_point(n, [result for _, result in group], i) for i, n in enumerate(counts)]
-        table.append({**row, **_paper(keys, size)})
+        table.append({**row, **_paper(row)})
     return table
 
 
@@ -161,10 +161,15 @@ def _rule_name(mixer: str) -> str:
     return " ".join([*(["decayed"] if r.decay is not None else []), "delta" if erases(r) else "additive"])
 
 
-def _paper(keys: str, size: int) -> dict[str, str | None]:
-    """What the paper on linear transformers as fast weight programmers derives."""
-    said = f"a sum returns up to {size} orthogonal keys without error" if keys == "orthonormal" else f"not all of more than {size}"
-    return {"paper_says": said, "source": "arXiv 2102.11174, section 4.1"}
+def _paper(row: Row) -> Row:
+    """What the paper on linear transformers as fast weight programmers derives, of sums of orthogonal keys and of any state."""
+    if row["keys"] == "orthonormal":
+        said, agrees = f"a sum returns up to {row['bound']} orthogonal keys without error", row["exact"] == row["bound"]
+        if row["rule"] != "additive":
+            return {"paper_says": None, "source": None, "agrees": None}
+    else:
+        said, agrees = f"not all of more than {row['bound']}", row["exact"] <= row["bound"]
+    return {"paper_says": said, "source": "arXiv 2102.11174, section 4.1", "agrees": agrees}
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:

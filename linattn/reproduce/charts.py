@@ -51,17 +51,10 @@ def curves(
     for i, name in enumerate(names):
         points = sorted((row[x.key], row[y.key]) for row in rows if str(row[by]) == name and None not in (row.get(x.key), row.get(y.key)))
         if points:
-            series.append(Series(_label(name) if by == "mixer" else name, points, i))
+            series.append(Series(variants.label(name) if by == "mixer" else name, points, i))
     if not series:
         return None
     across, up = ([p[i] for s in series for p in s.points] for i in (0, 1))
     told = Heading(heading.key, heading.title, f"{heading.description} {found}")
     svg = lines(told, series, Axis(x.label, x.scale(across), x.write), Axis(y.label, y.scale(up), y.write))
     return Chart(heading.title, heading.description, found, svg)
-
-
-def _label(mixer: str) -> str:
-    try:
-        return variants.parse(mixer).label
-    except ValueError:  # a study may draw more than mixers
-        return mixer

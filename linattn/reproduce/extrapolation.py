@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linattn import mixers
 from linattn.data import corpus
 from linattn.models import LanguageModel
 from linattn.report.charts import Chart
@@ -144,9 +145,8 @@ def rows(settings: Settings, done: Done) -> list[Row]:
         curve = [_point(i, border, [result for _, result in group]) for i, border in enumerate(group[0][1]["borders"])]
         trained_at = next(point for point in curve if point["positions"] == settings.context)
         learned = {key: trained_at[f"carried{end}"] for key, end in (("learned", ""), ("learned_spread", "_spread"))}
-        said, source = _said(mixer)
-        table.append({"mixer": mixer, **learned, **curve[-1], "paper_says": said, "source": source, "curve": curve})
-    return table
+        table.append({"mixer": mixer, **learned, **curve[-1], "curve": curve})
+    return [{**row, **_paper(row, table)} for row in table]
 
 
 def _point(i: int, border: int, results: list[Result]) -> Row:
@@ -156,9 +156,17 @@ def _point(i: int, border: int, results: list[Result]) -> Row:
     return {"positions": border, **{k: v for name in values for k, v in mean_and_spread(name, values[name]).items()}}
 
 
-def _said(mixer: str) -> tuple[str | None, str | None]:
-    variant = variants.parse(mixer)
-    return (None, None) if "window" in variant.options else _SAID.get(variant.name, (None, None))
+def _paper(row: Row, table: list[Row]) -> Row:
+    """What papers found of its mixer, and whether that shows here: a loss that rises beyond the trained length, or the lowest."""
+    variant = variants.parse(row["mixer"])
+    said, source = (None, None) if "window" in variant.options else _SAID.get(variant.name, (None, None))
+    agrees = None
+    if variant.name == "gated_deltanet":
+        recurrent = (other for other in table if mixers.info(variants.parse(other["mixer"]).name).recurrent)
+        agrees = row["carried"] == min(other["carried"] for other in recurrent)
+    elif said is not None and variant.name != "rwkv7":  # which was asked something else there
+        agrees = row["carried"] > row["learned"]
+    return {"paper_says": said, "source": source, "agrees": agrees}
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:

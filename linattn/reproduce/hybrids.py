@@ -31,6 +31,7 @@ from linattn.reproduce.charts import Measure, curves, in_bytes, share_of
 from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number, share
 from linattn.reproduce.training import VOCABULARY, Stack, on_recall, on_text, widths
 
+ALIKE = 0.05  # in recall, between two shares of softmax
 ROUNDS = 3  # of decoding, in each of which the stacks take turns, so that a busy moment of the machine hits all alike
 
 
@@ -170,9 +171,19 @@ def rows(settings: Settings, done: Done) -> list[Row]:
         row: Row = {"mixer": mixer, "share": part, "part": float(Fraction(part)), "layers": stack(mixer, part, settings.layers).pattern}
         for key in ("recall", "bits_per_byte"):
             row |= mean_and_spread(key, (result.get(key) for _, result in group))
-        said, source = _SAID.get(part, (None, None))
-        table.append({**row, **written.get(mixer, {}).get(part, {}), "paper_says": said, "source": source})
-    return sorted(table, key=lambda row: (settings.mixers.index(row["mixer"]), row["part"]))
+        table.append({**row, **written.get(mixer, {}).get(part, {})})
+    table.sort(key=lambda row: (settings.mixers.index(row["mixer"]), row["part"]))
+    return [{**row, **_paper(row, table)} for row in table]
+
+
+def _paper(row: Row, table: list[Row]) -> Row:
+    """What the studies found at this share, and whether recall is as they say beside softmax alone."""
+    said, source = _SAID.get(row["share"], (None, None))
+    alone = [other["recall"] for other in table if other["mixer"] == row["mixer"] and other["share"] == "1"]
+    agrees = None
+    if said is not None and row["recall"] is not None and alone and alone[0] is not None:
+        agrees = (row["recall"] < alone[0] - ALIKE) if row["share"] == "0" else (row["recall"] >= alone[0] - ALIKE)
+    return {"paper_says": said, "source": source, "agrees": agrees}
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:

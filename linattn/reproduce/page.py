@@ -28,17 +28,10 @@ def _table(report: dict, study: Study) -> str:
     names = list(dict.fromkeys(str(row.get("mixer")) for row in report["rows"]))
     rows = []
     for row in report["rows"]:
-        name = named(_label(row["mixer"]), names.index(row["mixer"])) if first.key == "mixer" else escape(first.cell(row))
+        name = named(variants.label(row["mixer"]), names.index(row["mixer"])) if first.key == "mixer" else escape(first.cell(row))
         rows.append((name, [c.cell(row) for c in others]))
     caption = "Mean ± sample standard deviation over the seeds, where there are several."
     return "<h2>The figures</h2>" + table([c.heading for c in (first, *others)], rows, caption)
-
-
-def _label(mixer: str) -> str:
-    try:
-        return variants.parse(mixer).label
-    except ValueError:  # a study may put more than mixers side by side
-        return mixer
 
 
 def _remarks(report: dict) -> str:

@@ -62,8 +62,9 @@ class Study:
         measure: does one run, a function of a module, since it may be sent to another process. It may be a generator that yields between
             the steps of a training and returns the result: on a GPU several of these take turns, each on a stream of its own. Raises
             :class:`linattn.report.measure.LeftOut` for what can't be measured.
-        rows: the table from the settings and all that is done, with "paper_says" and "source" (None where no paper says anything).
-        columns: its columns; those two come after them.
+        rows: the table from the settings and all that is done, with "paper_says" and "source" (None where no paper says anything), and
+            "agrees" where what came out can be held against that.
+        columns: its columns; those three come after them.
         charts: the plots, from the settings and the rows.
         notes: what was tried where the papers say something else, and what to know before one quotes a figure.
         alone: one run at a time in this process with all its threads: for what measures times.
@@ -83,8 +84,8 @@ class Study:
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
-        """Those of the study and what the papers say."""
-        return (*self.columns, Column("paper_says", "paper says"), Column("source", "source"))
+        """Those of the study, what the papers say, and whether it came out here."""
+        return (*self.columns, Column("paper_says", "paper says"), Column("source", "source"), Column("agrees", "so here", _yes_or_no))
 
 
 def mean_and_spread(name: str, values: Iterable[float | None]) -> dict[str, float | None]:
@@ -105,6 +106,10 @@ def grouped(done: Done, *keys: str) -> dict[tuple, list[tuple[Run, Result]]]:
 
 def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def share(value: float) -> str:

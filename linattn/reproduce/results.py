@@ -1,0 +1,21 @@
+"""What a report says of one system, for whoever shows results by system, as the atlas does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from linattn.reproduce import variants
+from linattn.reproduce.frame import load
+
+
+def of(report: Mapping[str, Any], system: str) -> tuple[list[str], list[list[str]]]:
+    """The rows of ``report``, which is what report.json holds, whose mixer is ``system`` with whatever options, as its study writes them.
+
+    Returns:
+        Headings and rows of the table, without the columns that are empty in all of these rows; two empty lists where there is no row.
+    """
+    columns = load(report["study"]).all_columns
+    rows = [row for row in report["rows"] if str(row.get("mixer", "")).partition(":")[0] == system]
+    shown = [c for c in columns if any(row.get(c.key) is not None for row in rows)]
+    return [c.heading for c in shown], [[variants.label(row["mixer"]) if c.key == "mixer" else c.cell(row) for c in shown] for row in rows]

@@ -127,7 +127,7 @@ def _paper(row: Row) -> Row:
     if variant.name == "mamba":
         said, agrees = "right up to a million tokens", row["longest"] is not None and row["longest"] >= RIGHT
     elif not bounded:
-        said, agrees = "right up to twice the trained length at most", row["beyond"] is not None and row["beyond"] < RIGHT
+        said, agrees = "right up to twice the trained length at most", None if row["beyond"] is None else row["beyond"] < RIGHT
     else:
         return {"paper_says": None, "source": None, "agrees": None}
     return {"paper_says": said, "source": "arXiv 2312.00752, section 4.1", "agrees": agrees}

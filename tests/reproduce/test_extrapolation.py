@@ -98,9 +98,23 @@ def test_a_study_gives_rows_and_plots():
         assert row["carried_spread"] > 0
     assert rows[0]["source"] is None
     assert rows[1]["source"].startswith("arXiv 2507.02782")
+    assert rows[0]["agrees"] is None
+    assert rows[1]["agrees"] is (rows[1]["carried"] > rows[1]["learned"])
     drawn = extrapolation.charts(TINY, rows)
     assert [chart.title for chart in drawn] == ["Loss by position", "What the carried past is worth"]
     assert all("gla" in chart.svg and "softmax window 4" in chart.svg for chart in drawn)
+
+
+def test_what_the_papers_say_and_whether_it_came_out():
+    def row(mixer, learned, carried):
+        return {"mixer": mixer, "learned": learned, "carried": carried}
+
+    table = [row("softmax", 3.0, 4.0), row("gla", 3.0, 2.9), row("gated_deltanet", 3.0, 2.8), row("rwkv7", 3.0, 2.95)]
+    assert [extrapolation._paper(r, table)["agrees"] for r in table] == [True, False, True, None]
+    lower = [*table, row("mamba2", 3.0, 2.7)]
+    assert extrapolation._paper(table[2], lower)["agrees"] is False
+    assert extrapolation._paper(table[2], [*table, row("softmax", 3.0, 2.7)])["agrees"] is True, "of the recurrent ones"
+    assert all(extrapolation._paper(r, table)["source"] for r in table)
 
 
 def test_training_is_part_of_it():

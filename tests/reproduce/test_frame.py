@@ -6,7 +6,7 @@ import pytest
 
 from linattn import reproduce
 from linattn.cli.main import main
-from linattn.reproduce import frame, variants
+from linattn.reproduce import frame, results, variants
 from linattn.reproduce.study import Column, grouped, mean_and_spread
 from tests.reproduce import toy
 
@@ -24,6 +24,7 @@ def given(monkeypatch):
 
         study = toy.study(**{"measure": measure, **changes})
         monkeypatch.setattr(frame, "load", lambda name: study)
+        monkeypatch.setattr(results, "load", lambda name: study)
         return done
 
     return give
@@ -159,6 +160,11 @@ def test_the_command_line(given, tmp_path, capsys):
     assert lines[1].split("\t") == ["gla", "4", "0.125", "-", "0.5", "a <paper>", "True"]
     assert lines[-1] == f"report: {tmp_path / 'report.html'}"
     assert "recall: 1 of 4: gla 0: " in err
+    done = given(runs=lambda settings, done: [{"mixer": m, "size": 4, "seed": 0} for m in settings.mixers])
+    assert main(["reproduce", "recall", "--mixers", "all", "--out", str(tmp_path / "all")]) == 1, "of the toy's two that fail"
+    assert [run["mixer"] for run in done] == list(variants.everyone())
+    assert {"gla", "softmax", "slstm", "titans", "path"} <= set(variants.everyone())
+    capsys.readouterr()
     given()
     assert main(["reproduce", "recall", "--mixers", "gru", "--seeds", "1", "--out", str(tmp_path)]) == 1
     assert "not complete" in capsys.readouterr().out
@@ -174,6 +180,28 @@ def test_variants():
     one = variants.parse("deltanet:conv_width=1:negative_eigenvalues=true")
     assert one.options == {"conv_width": 1, "negative_eigenvalues": True}
     assert one.label == "deltanet β<2"
+
+
+def test_every_mixer_is_one_that_can_be_named():
+    for name in variants.everyone():
+        assert variants.parse(name).name == name
+    assert variants.label("deltanet:negative_eigenvalues=true") == "deltanet β<2"
+    assert variants.label("a rule of a study") == "a rule of a study"
+
+
+def test_a_system_finds_what_was_measured_of_it(given, tmp_path):
+    given(columns=(*toy.study().columns, Column("nothing", "nothing")))
+    reproduce.run("recall", mixers=["gla:heads=2", "gla", "softmax:window=4"], seeds=2, out=tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    heads, rows = results.of(report, "gla")
+    assert heads == ["mixer", "size", "score", "paper says", "source", "so here"]
+    assert [row[:3] for row in rows] == [
+        ["gla heads 2", "4", "0.141 ± 0.022"], ["gla heads 2", "8", "0.266 ± 0.022"], ["gla", "4", "0.141 ± 0.022"],
+        ["gla", "8", "0.266 ± 0.022"], ["gla heads 2", "16", "0.500"],
+    ]  # fmt: skip
+    assert rows[0][3:] == ["0.5", "a <paper>", "yes"]
+    assert results.of(report, "softmax")[1][0][0] == "softmax window 4"
+    assert results.of(report, "deltanet") == ([], [])
 
 
 def test_figures_over_seeds():

@@ -197,7 +197,22 @@ def test_copying():
     assert [row["twice"] is not None for row in table] == [True] * 6
     assert table[0]["paper_says"] == "no more than the state can hold"
     assert table[1]["paper_says"] == "strings far longer than its size"
+    assert [row["agrees"] for row in table] == [None] * 6, "no test beyond twice the length was possible for softmax"
     assert len(charts) == 2
+
+
+def test_what_the_papers_say_of_induction():
+    def row(mixer, whole, tests=(8, 16, 32)):
+        run = {"task": "induction", "mixer": mixer, "train": (8,), "test": tests}
+        results = {str(n): {"whole": w} for n, w in zip(tests, whole, strict=True)}
+        return copying.rows(copying.STUDY.quick, [(run, {"tests": results, "state_bytes": 1})])[0]
+
+    assert row("mamba", (1.0, 1.0, 1.0))["agrees"] is True
+    assert row("mamba", (1.0, 1.0, 0.6))["agrees"] is False
+    assert row("softmax", (1.0, 0.9, 0.5))["agrees"] is True
+    assert row("softmax", (1.0, 1.0, 1.0))["agrees"] is False
+    assert row("softmax", (1.0, 0.9, None))["agrees"] is None
+    assert row("softmax:window=4", (1.0, 0.9, 0.5))["paper_says"] is None is row("gla", (1.0, 1.0, 1.0))["agrees"]
 
 
 @pytest.mark.parametrize("size", [4, 12])
@@ -234,6 +249,9 @@ def test_capacity_attains_the_bound_and_never_passes_it():
     assert by["deltanet", "random", 2000]["exact"] >= 4
     assert by["gla", "orthonormal", 1]["exact"] == 0
     assert by["rwkv7", "random", 1]["rule"] == "decayed delta"
+    assert by["linear", "orthonormal", 1]["agrees"] is True
+    assert by["gla", "orthonormal", 1]["paper_says"] is None is by["deltanet", "orthonormal", 1]["source"], "it speaks of sums"
+    assert all(row["agrees"] for row in table if row["keys"] == "random")
     for _, result in done:
         assert all(e <= 1 for e in result["exact"])
     for row in table:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +16,13 @@ from linattn.atlas.look import Look, look
 from linattn.atlas.page import Page, render
 from linattn.mixers import available, info
 from linattn.report.folder import write_text
+from linattn.report.progress import Progress
 
 # The parts of the site in the order of the navigation. Each is a module here with ENTRY, an Entry, and pages(atlas), which yields Pages.
 SECTIONS = ("story", "systems", "triangle", "price", "capacity", "lab", "slips")
 SCHEMA = "linattn.atlas"
 MARK = "atlas.json"
+FIRST_PAGE = "index.html"
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,28 @@ class Atlas:
     Args:
         names: the systems that are shown, of every kind.
         results: the folder of measured results (``benchmarks/results`` of a checkout), or None.
+        progress: who is told how far it is.
     """
 
     names: tuple[str, ...]
     results: Path | None = None
+    progress: Progress = field(default_factory=lambda: Progress(shown=False))
 
     @cached_property
     def looks(self) -> dict[str, Look]:
         """Every system on the running sentence, computed once."""
-        return {name: look(name) for name in self.names}
+        return {name: look(name) for name in self.each("looking at", self.names)}
+
+    def each(self, doing: str, names: Sequence[str]) -> Iterator[str]:
+        """``names`` one by one, for what takes its time: a bar on a terminal says how far it is, a line elsewhere what is done."""
+        if not self.progress.bars:
+            self.progress.say(f"{doing} {len(names)} system{'s' * (len(names) != 1)}")
+            yield from names
+            return
+        with self.progress.counted(doing, len(names)) as tell:
+            for name in names:
+                yield name
+                tell(name)
 
     def measured(self, pattern: str) -> Iterator[dict]:
         """The result files whose names match ``pattern``, such as ``ops-*.json``."""
@@ -63,29 +78,28 @@ def files(atlas: Atlas) -> Iterator[tuple[str, str]]:
         yield page.path, render(page, entries)
 
 
-def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Path | str | None = None) -> Path:
+def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Path | str | None = None, progress: bool = False) -> Path:
     """Write the atlas into ``folder`` and return its first page.
+
+    Nothing is written before all pages are made. An earlier atlas is replaced file by file, other files beside it are left alone; the
+    first page comes last, so that a build which was cut off is no atlas to :func:`serve`, and the next one takes its place.
 
     Args:
         folder: a new or an empty one, or one with an earlier atlas, which is replaced.
         names: the systems to show; all that are registered if None.
         results: measured results to draw beside the theory; those of the checkout, if this is one, if None.
+        progress: show on stderr how far it is.
 
     Raises:
-        ValueError: for a name that is not registered, and for a folder that holds something else.
+        ValueError: for a name that is not registered, for a folder that holds something else, and for one in which a page would fall on a
+            file that is not the atlas's, or through a link out of the folder.
     """
     folder = Path(folder)
     chosen = tuple(available()) if names is None else tuple(info(name).name for name in names)
-    atlas = Atlas(chosen, _results(results))
-    _clear(folder)
-    written = []
-    for path, content in files(atlas):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(folder / path, content)
-        written.append(path)
-    mark = {"schema": SCHEMA, "linattn": linattn.__version__, "files": written}
-    write_text(folder / MARK, json.dumps(mark, indent=1) + "\n")
-    return folder / "index.html"
+    atlas = Atlas(chosen, _results(results), Progress(progress))
+    earlier = _earlier(folder)
+    _write(folder, dict(files(atlas)), earlier)
+    return folder / FIRST_PAGE
 
 
 def _results(given: Path | str | None) -> Path | None:
@@ -98,21 +112,41 @@ def _results(given: Path | str | None) -> Path | None:
     return own if own.is_dir() else None
 
 
-def _clear(folder: Path) -> None:
-    """Take an earlier atlas away, file by file; refuse a folder that holds anything else."""
+def _earlier(folder: Path) -> list[str]:
+    """The files of an earlier atlas in ``folder``; refuses a folder that holds anything else."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"the atlas needs a folder, but {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not any(folder.iterdir()):
-        return
+    if not folder.exists() or not any(folder.iterdir()):
+        return []
     try:
         mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        old = [str(path) for path in mark["files"]] if mark["schema"] == SCHEMA else None
+        if mark["schema"] == SCHEMA:
+            return [str(path) for path in mark["files"]]
     except (OSError, ValueError, KeyError, TypeError):
-        old = None
-    if old is None:
-        raise ValueError(f"{folder} holds files that are no atlas; name an empty or a new folder")
+        pass
+    raise ValueError(f"{folder} holds files that are no atlas; name an empty or a new folder")
+
+
+def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> None:
+    """Put the files ``made`` in the place of the ``earlier`` ones, each whole or not at all."""
     root = folder.resolve()
-    for path in [*old, MARK]:
+    for path in made:
+        if not (root / path).resolve().is_relative_to(root):
+            raise ValueError(f"{folder / path} leads out of the folder; remove that link or name another folder")
+        if path not in earlier and (root / path).exists():
+            raise ValueError(f"{folder / path} is there and not the atlas's; name an empty or a new folder")
+    root.mkdir(parents=True, exist_ok=True)
+    _mark(root, {*earlier, *made})
+    for path in {*earlier} - ({*made} - {FIRST_PAGE}):
         if (root / path).resolve().is_relative_to(root):
             (root / path).unlink(missing_ok=True)
+    for path in sorted(made, key=lambda path: path == FIRST_PAGE):
+        (root / path).parent.mkdir(exist_ok=True)
+        write_text(root / path, made[path])
+    _mark(root, made)
+
+
+def _mark(root: Path, names: Iterable[str]) -> None:
+    """Say in the folder which files of it are an atlas's, so that a later build may replace them."""
+    mark = {"schema": SCHEMA, "linattn": linattn.__version__, "files": sorted(names)}
+    write_text(root / MARK, json.dumps(mark, indent=1) + "\n")

@@ -164,8 +164,8 @@ COLUMNS = (
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
     """The page alone."""
     found = exact()
-    html = written(Path(__file__).with_name("capacity.html"), {"exact": found, "live": live(), "curves": curves()})
-    body = html.replace("[[table]]", _table(found["rows"]))  # type: ignore[arg-type]
+    numbers = {"exact": found, "live": live(), "curves": curves()}
+    body = written(Path(__file__).with_name("capacity.html"), numbers, {"table": _table(found["rows"])})  # type: ignore[arg-type]
     yield Page(ENTRY.path, ENTRY.name, body, {"capacity": live(), "curves": curves(), "exact": rounded(found)}, lead=ENTRY.summary)
 
 

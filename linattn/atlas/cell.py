@@ -125,7 +125,8 @@ def _growing(look: Look) -> str:
         f"The cell of {look.info.title}: a row is kept for every token; the query is compared with each of them.",
         f"{look.info.title} 的单元：每个 token 留下一行，查询与每一行比较。",
     )
-    rows = [(58, "[t−1, …]", 3), (AFTER, "[t, …]", 4)]
+    k, v = (look.shapes[name][-1] if name in look.shapes else "…" for name in ("k", "v"))
+    rows = [(58, "t−1", 3), (AFTER, "t", 4)]
     lists = [
         f'<g class="t tstate"><rect class="box" x="{x - 40}" y="{LINE - 36 + 18 * i}" width="80" height="16" rx="3"/></g>'
         for x, _, count in rows
@@ -137,21 +138,25 @@ def _growing(look: Look) -> str:
         [
             wire([(98, LINE), (AFTER - 44, LINE)]),
             *lists,
-            *(text(x, LINE + 52, shape, "shape") for x, shape, _ in rows),
+            *(
+                text(x, LINE + 52 + 16 * i, f"{name} [{t}, {size}]", "shape")
+                for x, t, _ in rows
+                for i, (name, size) in enumerate((("K", k), ("V", v)))
+            ),
             text(58, 34, Both("kept", "保留"), "axis"),
             text(WRITE, 42, Both("a row more", "多一行"), "axis"),
             text(READ, 42, Both("reads every row", "读每一行"), "axis"),
             node(WRITE, LINE, "∪", "k"),
             wire([(WRITE - 40, BOXES - 22), (WRITE - 8, LINE + 14)], "k"),
             wire([(WRITE + 40, BOXES - 22), (WRITE + 8, LINE + 14)], "v"),
-            box(WRITE - 42, BOXES, "k_t", "", "k", 76),
-            box(WRITE + 42, BOXES, "v_t", "", "v", 76),
+            box(WRITE - 42, BOXES, "k_t", f"[1, {k}]", "k", 76),
+            box(WRITE + 42, BOXES, "v_t", f"[1, {v}]", "v", 76),
             wire([(AFTER + 40, LINE), (READ, LINE), (READ, 134)]),
             node(READ, 150, "Σ", "output"),
             wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q"),
-            box(AFTER, BOXES, "q_t", "", "q"),
+            box(AFTER, BOXES, "q_t", f"[1, {k}]", "q"),
             wire([(READ, 166), (READ, BOXES - 23)], "output"),
-            box(READ, BOXES, "o_t", "", "output"),
+            box(READ, BOXES, "o_t", f"[1, {v}]", "output"),
         ],
         label,
         "cell",

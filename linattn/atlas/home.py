@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from linattn.atlas.draw import mask
 from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Page
-from linattn.atlas.systems import FAMILY
+from linattn.atlas.systems import gallery
 from linattn.atlas.text import Both, spoken
 
 if TYPE_CHECKING:
@@ -54,11 +53,5 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 
 def _gallery(atlas: Atlas) -> str:
     """Some matrices, each with its family's name and a way to its page."""
-    shown = [look for name in GALLERY if (look := atlas.looks.get(name)) and look.matrix is not None]
-    if not shown:
-        return ""
-    items = "".join(
-        f'<li><a href="systems/{look.info.name}.html">{mask(look, 0)}<b>{escape(look.info.title)}</b>{spoken(FAMILY[look.family])}</a></li>'
-        for look in shown
-    )
-    return f'<h2>{spoken(SHOWN)}</h2>{spoken(HOW, "p")}<ul class="gallery">{items}</ul>'
+    shown = gallery([look for name in GALLERY if (look := atlas.looks.get(name))])
+    return f"<h2>{spoken(SHOWN)}</h2>{spoken(HOW, 'p')}{shown}" if shown else ""

@@ -21,7 +21,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.registry import Info
 
 HEADS = 4  # heads of a matrix that are shown
-SHOWN = 8  # rows and columns of a state that are shown
+SHOWN = 6  # rows and columns of a state that are shown
 VECTOR = 32  # channels of a vector that are shown
 FAMILIES = ("none", "constant", "head", "channel", "erase", "scores", "other")  # scores: keeps every token and compares with each
 PAIRED = ("sequence", "cross", "grid")  # kinds in which tokens read tokens

@@ -90,8 +90,8 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
 
 SCRIPT = Both("The figures need JavaScript; the text does not.", "图需要 JavaScript，文字不需要。")
 FOOT = Both(
-    "Every number on this page was computed by linattn's own ops when the page was built.",
-    "本页的每个数字都由 linattn 自己的算子在生成页面时算出。",
+    "The numbers on this page were computed by linattn's own ops when it was built; what was measured says where and when.",
+    "本页的数字由 linattn 自己的算子在生成页面时算出；实测数据另注明机器与日期。",
 )
 
 

@@ -169,11 +169,14 @@ TIERS = Both(
 
 def data(atlas: Atlas) -> dict[str, object]:
     """What the figure "price" draws."""
-    looks = [look for look in atlas.looks.values() if look.info.resumable]
-    systems = [{**vars(price(look)), "title": look.info.title, "family": look.family, "kind": recurrence(look)} for look in looks]
-    names = [look.info.name for look in looks]
+    names = [name for name, look in atlas.looks.items() if look.info.resumable]
+    systems = [_system(atlas.looks[name]) for name in atlas.each("the price of", names)]
     first = [name for name in FIRST if name in names] or names[:4]
     return {"systems": systems, "first": first, "measured": list(points(atlas))}
+
+
+def _system(look: Look) -> dict[str, object]:
+    return {**vars(price(look)), "title": look.info.title, "family": look.family, "kind": recurrence(look)}
 
 
 def points(atlas: Atlas) -> Iterator[dict[str, object]]:

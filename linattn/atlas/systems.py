@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
 from linattn.atlas import measured, sentence
 from linattn.atlas.cell import cell, sentences
+from linattn.atlas.draw import mask
 from linattn.atlas.look import FAMILIES, Look
 from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Entry, Page, figure, rounded
@@ -59,7 +60,7 @@ def pages(atlas: Atlas) -> Iterator[Page]:
     """A list of all, and one page for each."""
     yield _index(atlas)
     order = list(atlas.names)
-    for i, name in enumerate(order):
+    for i, name in enumerate(atlas.each("a page for", order)):
         around = (order[i - 1] if i else None, order[i + 1] if i + 1 < len(order) else None)
         yield _page(atlas, atlas.looks[name], around)
 
@@ -77,6 +78,16 @@ def _index(atlas: Atlas) -> Page:
         f"{len(atlas.looks)} 种方法，按“写入新内容之前，状态发生什么”来分类。",
     )
     return Page(ENTRY.path, ENTRY.name, "\n".join(parts), lead=lead)
+
+
+def gallery(looks: Iterable[Look], root: str = "") -> str:
+    """The first matrices of ``looks``, each with its family's name and a way to its page; ``root`` leads to the first page's folder."""
+    items = "".join(
+        f'<li><a href="{root}systems/{x.info.name}.html">{mask(x, 0)}<b>{escape(x.info.title)}</b>{spoken(FAMILY[x.family])}</a></li>'
+        for x in looks
+        if x.matrix is not None
+    )
+    return f'<ul class="gallery">{items}</ul>' if items else ""
 
 
 def _page(atlas: Atlas, look: Look, around: tuple[str | None, str | None]) -> Page:

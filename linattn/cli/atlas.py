@@ -47,11 +47,11 @@ def atlas(
     if action is Action.build:
         if folder is None:
             raise ValueError("atlas build needs a folder: linattn atlas build DIR")
-        print(build(folder, names=names, results=results))
+        print(build(folder, names=names, results=results, progress=True))
         return
     if folder is not None:
         serve(folder, port)
         return
     with TemporaryDirectory(prefix="linattn-atlas-") as made:
-        build(made, names=names, results=results)
+        build(made, names=names, results=results, progress=True)
         serve(Path(made), port)

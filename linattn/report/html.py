@@ -38,7 +38,7 @@ def document(title: str, parts: Sequence[str], data: object) -> str:
 
 def inlined(value: object) -> str:
     """JSON that may stand in a script element: no character of it can end the element or a line of a script."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

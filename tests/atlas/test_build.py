@@ -3,6 +3,7 @@
 import json
 import re
 from html import escape
+from importlib import import_module
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from linattn import mixers
 from linattn.atlas import build, look, sentence
 from linattn.atlas.build import SECTIONS
 from linattn.atlas.page import rounded
+from linattn.report.folder import write_text
 from tests.atlas.pages import SYSTEMS, Elements, data, pages
 from tests.docs import pages as links
+
+writing = import_module("linattn.atlas.build")  # the package has its function by this name
 
 
 def three(tensor):
@@ -41,7 +45,8 @@ def test_states_on_the_pages_are_recomputed(site, name):
         for t in range(x.shape[1]):
             _, state = mixer(x[:, : t + 1], return_state=True)
             kept = state[shown["name"]][0]
-            first = kept[:, 0, :8] if shown["grows"] else kept[None, :32] if kept.ndim == 1 else kept[0, :8, :8]
+            n = look.SHOWN
+            first = kept[:, 0, :n] if shown["grows"] else kept[None, : look.VECTOR] if kept.ndim == 1 else kept[0, :n, :n]
             found = [row for row in shown["values"][t][0] if row[0] is not None]
             torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), first, rtol=6e-3, atol=1e-12)
 
@@ -112,9 +117,61 @@ def test_a_mixer_that_registers_has_its_page(tmp_path):
 def test_a_later_build_replaces_an_earlier_one_and_nothing_else(tmp_path):
     build(tmp_path, names=["gla", "lstm"])
     (tmp_path / "mine.txt").write_text("mine")
-    build(tmp_path, names=["gla"])
+    build(tmp_path, names=["lstm"])
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    assert sorted(p.name for p in (tmp_path / "systems").iterdir()) == ["gla.html", "index.html"]
+    assert sorted(p.name for p in (tmp_path / "systems").iterdir()) == ["index.html", "lstm.html"]
+
+
+MADE = {"index.html": "first", "systems/a.html": "a", "atlas.js": "script"}
+
+
+def mark(folder):
+    return json.loads((folder / "atlas.json").read_text())["files"]
+
+
+def test_a_build_that_was_cut_off_is_no_atlas_and_the_next_one_takes_its_place(tmp_path, monkeypatch):
+    for earlier in ([], ["index.html", "systems/old.html"]):
+        folder = tmp_path / f"{len(earlier)}"
+        if earlier:
+            writing._write(folder, dict.fromkeys(earlier, "old"), [])
+
+        def cut(path, text):
+            if path.name == "a.html":
+                raise OSError("the disk is full")
+            write_text(path, text)
+
+        with monkeypatch.context() as m:
+            m.setattr(writing, "write_text", cut)
+            with pytest.raises(OSError, match="the disk is full"):
+                writing._write(folder, MADE, earlier)
+        assert not (folder / "index.html").exists() and not (folder / "systems" / "old.html").exists()
+        writing._write(folder, MADE, writing._earlier(folder))
+        assert mark(folder) == sorted(MADE) and {p: (folder / p).read_text() for p in MADE} == MADE
+
+
+def test_a_page_falls_on_no_file_of_another_s_and_leaves_the_folder_by_no_link(tmp_path):
+    site = tmp_path / "site"
+    writing._write(site, {"index.html": "first"}, [])
+    (site / "atlas.js").write_text("mine")
+    with pytest.raises(ValueError, match=r"atlas\.js is there and not the atlas's"):
+        writing._write(site, MADE, writing._earlier(site))
+    (site / "atlas.js").unlink()
+    (site / "systems").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        writing._write(site, MADE, writing._earlier(site))
+    assert not (tmp_path / "a.html").exists() and (site / "index.html").read_text() == "first"
+
+
+def test_a_system_that_fails_leaves_an_earlier_atlas_as_it_was(tmp_path, monkeypatch):
+    writing._write(tmp_path, {"index.html": "first"}, [])
+
+    def fail(name):
+        raise RuntimeError(name)
+
+    monkeypatch.setattr(writing, "look", fail)
+    with pytest.raises(RuntimeError, match="gla"):
+        build(tmp_path, names=["gla"])
+    assert (tmp_path / "index.html").read_text() == "first" and mark(tmp_path) == ["index.html"]
 
 
 def test_folders_that_hold_something_else_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 import linattn
 from linattn.atlas import sentence
-from linattn.atlas.look import look, specification
+from linattn.atlas.look import SHOWN, look, specification
 from linattn.mixers import create
 
 FAMILIES = {
@@ -50,7 +50,7 @@ def test_states_are_the_definition_s(name):
                 **parts, decay=decay, bonus=r.bonus, scale=r.scale, return_state=True, backend="reference"
             )  # fmt: skip
             for head, values in enumerate(seen.values[t]):
-                wanted = s[0, head, :8, :8]
+                wanted = s[0, head, :SHOWN, :SHOWN]
                 torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), wanted, rtol=1e-9, atol=1e-12)
 
 

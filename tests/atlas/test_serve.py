@@ -72,5 +72,7 @@ def test_a_folder_without_an_atlas_is_refused(tmp_path, capsys):
 
 def test_the_door_builds(tmp_path, capsys):
     assert main(["atlas", "build", str(tmp_path / "x"), "--systems", "lstm"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "x" / "index.html")
+    told = capsys.readouterr()
+    assert told.out.strip() == str(tmp_path / "x" / "index.html")
+    assert told.err.splitlines() == ["looking at 1 system", "a page for 1 system", "the price of 1 system"]
     assert (tmp_path / "x" / "systems" / "lstm.html").is_file()

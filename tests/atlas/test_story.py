@@ -1,6 +1,8 @@
 """The story: its numbers are the ops', its pages show them at every stop, in both languages, at three widths."""
 
 import re
+import xml.etree.ElementTree as ET
+from html import unescape
 
 import pytest
 import torch
@@ -8,13 +10,16 @@ import torch
 import linattn
 from linattn.atlas import lab, sentence
 from linattn.atlas.page import rounded
+from linattn.atlas.story import LINE
 from linattn.atlas.story.chapters import AFTER, CHUNKS, DECAYS, FIGURES
+from linattn.atlas.story.drawings import DRAWINGS
 from tests.atlas.browser import cells, needed
-from tests.atlas.pages import data
+from tests.atlas.pages import SYSTEMS, data
 
 WORDS = [word.en for word in sentence.SENTENCE]
 CHAPTERS = [f"story/{n}.html" for n in FIGURES]
 PAGES = ["story/index.html", *CHAPTERS, "lab.html", "capacity.html", "slips.html"]
+SVG = "{http://www.w3.org/2000/svg}"
 CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
@@ -66,6 +71,22 @@ def test_the_story_tells_what_its_figures_show(site):
     assert numbers["rnn"][0] < numbers["lstm"][1] < numbers["lstm"][2] < numbers["lstm"][3]
     cache = {n["key"]: n["values"] for n in data(site, "story/2.html")["decoding"]["numbers"]}
     assert cache["cache"][3] == cache["kept"][3] == 64 and max(cache["apart"]) < 1e-14
+
+
+@pytest.mark.parametrize(("chapter", "name"), [(n, name) for n, names in DRAWINGS.items() for name in names])
+def test_drawings_are_whole_with_a_shape_on_every_box(site, chapter, name):
+    root = ET.fromstring(DRAWINGS[chapter][name]())
+    boxes = [g for g in root.iter(f"{SVG}g") if g.find(f"{SVG}rect[@rx='6']") is not None]
+    assert boxes or name == "duality"
+    assert all(g.find(f"{SVG}text[@class='shape']") is not None for g in boxes)
+    assert root.get("data-label-en") and CHINESE.search(root.get("data-label-zh"))
+    assert root.get("aria-label") in unescape((site / f"story/{chapter}.html").read_text(encoding="utf-8"))
+
+
+def test_the_line_leads_to_chapters_and_to_pages_that_there_are(site):
+    html = (site / "story" / "index.html").read_text(encoding="utf-8")
+    assert all(f'href="{chapter}.html"' in html for _, chapter, *_ in LINE)
+    assert all(linattn.mixers.info(name) and (f'href="../systems/{name}.html"' in html) == (name in SYSTEMS) for name, *_ in LINE)
 
 
 def test_orders_cost_what_the_products_cost(site):

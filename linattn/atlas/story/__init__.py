@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Entry, Page
 from linattn.atlas.story.chapters import FIGURES
+from linattn.atlas.story.drawings import DRAWINGS, framed
+from linattn.atlas.systems import gallery
 from linattn.atlas.text import Both, fragment, spoken
 
 if TYPE_CHECKING:
@@ -48,16 +51,19 @@ LEADS = (
 )  # fmt: skip
 
 
-def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
+def pages(atlas: Atlas) -> Iterator[Page]:
     """The list of chapters, then the chapters."""
     cards = "".join(
         f'<li><a class="card" href="{n}.html"><b>{n} · {spoken(title)}</b>{spoken(lead, "p")}</a></li>'
         for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1)
     )
-    yield Page(ENTRY.path, ENTRY.name, f'{spoken(OPENING, "p")}<ol class="cards chapters">{cards}</ol>', lead=ENTRY.summary)
+    body = f'{spoken(OPENING, "p")}<ol class="cards chapters">{cards}</ol>{_line(atlas)}'
+    yield Page(ENTRY.path, ENTRY.name, body, lead=ENTRY.summary)
     for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1):
         numbers = {name: make() for name, make in FIGURES[n].items()}
-        html = written(Path(__file__).with_name(f"{n}.html"), numbers)
+        drawn = {name: framed(draw()) for name, draw in DRAWINGS.get(n, {}).items()}
+        drawn["gallery"] = gallery([atlas.looks[name] for name in MASKS if name in atlas.looks], "../")
+        html = written(Path(__file__).with_name(f"{n}.html"), numbers, drawn)
         shown = {name: value for name, value in numbers.items() if f'data-set="{name}"' in html}
         yield Page(f"story/{n}.html", title, html + _around(n), shown, lead=lead)
 
@@ -69,15 +75,44 @@ OPENING = Both(
 )
 
 
+MASKS = ("softmax", "linear", "retnet", "mamba2", "gla", "gated_deltanet")  # of chapter 7: the triangles of the chapters before and after
+LINE = (
+    ("softmax", 1, r"o_t = \mathrm{softmax}(q_t K_t^\top)\, V_t", Both("keeps every token", "每个 token 都留着")),
+    ("linear", 3, r"S_t = S_{t-1} + k_t^\top v_t", Both("adds", "相加")),
+    ("retnet", 5, r"S_t = \gamma\, S_{t-1} + k_t^\top v_t", Both("fades by the clock", "按固定节拍淡去")),
+    ("gla", 5, r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", Both("fades as each token says", "怎么淡去，由 token 说了算")),
+    ("mamba", 6, r"h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t B_t\, x_t", Both("the same, from control theory", "同样的事，从控制论走来")),
+    ("mamba2", 7, r"S_t = \alpha_t\, S_{t-1} + k_t^\top v_t", Both("one decay per head, and a square", "每个头一个衰减，外加一个方阵")),
+    ("rwkv6", 8, r"o_t = q_t\, (S_{t-1} + \mathrm{Diag}(u)\, k_t^\top v_t)", Both("a bonus for the present token", "给当前 token 一份奖励")),
+    ("deltanet", 8, r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", Both("erases before it writes", "先擦再写")),
+    ("kda", 8, r"D_t = \mathrm{Diag}(\alpha_t) S_{t-1}, \quad S_t = D_t + \beta_t k_t^\top (v_t - k_t D_t)", Both("fades and erases", "既淡去，也擦除")),
+)  # fmt: skip
+WHOLE = Both("The whole line at a glance", "整条线一览")
+
+
+def _line(atlas: Atlas) -> str:
+    """What each system added to the one before it, with ways to its chapter and its page."""
+    rows = []
+    for name, chapter, latex, added in LINE:
+        page = f' · <a href="../systems/{name}.html"><code>{name}</code></a>' if name in atlas.looks else ""
+        words = f'<a href="{chapter}.html">{spoken(added)}</a>{page}'
+        rows.append(f'<dt>{words}</dt><dd tabindex="0">{mathml(latex)}</dd>')
+    return f'<h2>{spoken(WHOLE)}</h2><dl class="facts equations line-of">{"".join(rows)}</dl>'
+
+
 RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
-def written(path: Path, numbers: Mapping[str, object]) -> str:
-    """The fragment ``path`` with its numbers: 1.9e-16 is set as 1.9 × 10⁻¹⁶, and a formula of its own line can be scrolled by keyboard."""
+def written(path: Path, numbers: Mapping[str, object], parts: Mapping[str, str] | None = None) -> str:
+    """The fragment ``path`` with its numbers, and with HTML of ``parts`` where it says ``[[name]]``.
+
+    1.9e-16 is set as 1.9 × 10⁻¹⁶, and a formula of its own line can be scrolled by keyboard.
+    """
     html = fragment(path.read_text(encoding="utf-8"), numbers).replace(
         "<div lang=", '<div class="equation" tabindex="0" role="group" lang='
     )
-    return re.sub(r"(?<![\w.])(-?\d(?:\.\d+)?)e([+-]\d+)\b", lambda m: f"{m[1]} × 10{str(int(m[2])).translate(RAISED)}", html)
+    html = re.sub(r"(?<![\w.])(-?\d(?:\.\d+)?)e([+-]\d+)\b", lambda m: f"{m[1]} × 10{str(int(m[2])).translate(RAISED)}", html)
+    return re.sub(r"\[\[(\w+)\]\]", lambda m: (parts or {})[m[1]], html)
 
 
 def _around(n: int) -> str:

@@ -1,0 +1,205 @@
+"""The story's drawings: the cells of chapters that the registry's specification draws, and beside them those of older and wider systems.
+
+All cells have the skeleton of :mod:`linattn.atlas.cell`: the memory runs from left to right, what enters comes from below. Shapes are those
+of the mixers that the library makes of the width :data:`sentence.DIM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from linattn.atlas import sentence
+from linattn.atlas.cell import AFTER, BOXES, FADE, LINE, READ, WRITE, cell
+from linattn.atlas.look import look
+from linattn.atlas.svg import box, drawing, node, text, wire
+from linattn.atlas.text import Both, labelled
+
+WIDE, FLOOR, HALF = 820, 318, 59  # the width of all, where the inputs of gates stand, and half of a box in a row
+
+
+def framed(svg: str) -> str:
+    """A drawing that scrolls by itself where a phone is narrower."""
+    return f'<div class="wide" tabindex="0" role="group" {labelled(Both("Drawing", "图"))}>{svg}</div>'
+
+
+def of(name: str) -> Callable[[], str]:
+    """The cell of a registered system, from what its mixer does."""
+    return lambda: cell(look(name))
+
+
+def rnn() -> str:
+    """A vector that meets a matrix and a tanh at every token."""
+    d = sentence.DIM
+    steps = (("×", 220, "W", f"[{d}, {d}]", "decay"), ("+", 400, "x_t U", f"[1, {d}]", "v"))
+    parts = [wire([(94, LINE), (AFTER - 36, LINE)]), box(58, LINE, "h_{t−1}", f"[1, {d}]", "state", 72)]
+    for sign, x, name, shape, tensor in steps:
+        parts += [node(x, LINE, sign, tensor), wire([(x, BOXES - 22), (x, LINE + 16)], tensor), box(x, BOXES, name, shape, tensor)]
+    parts += [box(532, LINE, "tanh", f"[1, {d}]", "output"), box(AFTER, LINE, "h_t", f"[1, {d}]", "state", 72)]
+    parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, BOXES - 23)], "output"), box(READ, BOXES, "o_t", f"[1, {d}]", "output")]
+    names = ((220, Both("turned", "旋转、混合")), (400, Both("written", "写入")), (532, Both("bent", "压弯")), (READ, Both("read", "读出")))
+    parts += [text(x, 42, name, "axis") for x, name in names]
+    label = Both(
+        "The cell of an RNN: the state times a matrix, plus the token, through a tanh.", "RNN 的单元：状态乘矩阵，加上 token，再过 tanh。"
+    )
+    return drawing(WIDE, 252, parts, label, "cell")
+
+
+def lstm() -> str:
+    """The line of the cell, and three gates that look at the last output."""
+    d = sentence.DIM
+    shape = f"[1, {d}]"
+    gates = ((FADE, "f_t", "decay", LINE + 16), (WRITE - 90, "i_t", "k", 161), (WRITE + 10, "c̃_t", "v", 161), (AFTER + 10, "g_t", "q", 0))
+    parts = [
+        wire([(94, LINE), (AFTER - 36, LINE)]),
+        box(58, LINE, "c_{t−1}", shape, "state", 72),
+        box(AFTER, LINE, "c_t", shape, "state", 72),
+    ]
+    parts += [node(FADE, LINE, "⊙", "decay"), wire([(FADE, BOXES - 22), (FADE, LINE + 16)], "decay")]
+    middle = WRITE - 40
+    parts += [node(middle, LINE, "+", "k"), wire([(middle, 134), (middle, LINE + 16)], "k"), node(middle, 150, "⊙", "v")]
+    parts += [wire([(WRITE - 90, BOXES - 22), (middle - 12, 161)], "k"), wire([(WRITE + 10, BOXES - 22), (middle + 12, 161)], "v")]
+    parts += [
+        wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)]),
+        text(AFTER + 76, LINE - 8, "tanh", "shape"),
+        node(READ, 150, "⊙", "output"),
+    ]
+    parts += [
+        wire([(AFTER + 43, BOXES - 10), (READ - 40, BOXES - 30), (READ - 13, 160)], "q"),
+        wire([(READ, 166), (READ, BOXES - 23)], "output"),
+    ]
+    parts += [box(READ, BOXES, "h_t", shape, "output"), *_fed(gates), box(58, FLOOR, "x_t h_{t−1}", f"[1, {2 * d}]", "output", 92)]
+    parts += [box(x, BOXES, name, shape, tensor) for x, name, tensor, _ in gates]
+    names = ((FADE, Both("fades", "淡去")), (middle, Both("written", "写入")), (READ, Both("read", "读出")))
+    parts += [text(x, 42, name, "axis") for x, name in names]
+    label = Both(
+        "The cell of LSTM: the cell state times a forget gate, plus an input gate times a candidate; the output gate reads it. "
+        "All gates look at the token and at the last output.",
+        "LSTM 的单元：单元状态乘遗忘门，加上输入门乘候选值，再由输出门读出。所有的门都看当前 token 和上一个输出。",
+    )
+    return drawing(WIDE, 350, parts, label, "cell")
+
+
+def _fed(gates: Sequence[tuple[float, str, str, float]]) -> list[str]:
+    """Dashed lines from one input on the floor up to every gate."""
+    return [wire([(104, FLOOR), (x, FLOOR), (x, BOXES + 24)], "output", dashed=True) for x, *_ in gates]
+
+
+def system(selective: bool) -> str:
+    """A state-space model of one channel; in a selective one the token says what its step, its input and its output are."""
+    inner, n = look("mamba").shapes["h"]
+    fade, b, c = ("e^{ΔₜA}", "Δ_tB_t", "C_t") if selective else ("e^{ΔA}", "B̄", "C")
+    state = f"[{n}]"
+    parts = [
+        wire([(94, LINE), (AFTER - 36, LINE)]), box(58, LINE, "h_{t−1}", state, "state", 72), box(AFTER, LINE, "h_t", state, "state", 72),
+        node(FADE, LINE, "⊙", "decay"), wire([(FADE, BOXES - 22), (FADE, LINE + 16)], "decay"), box(FADE, BOXES, fade, state, "decay"),
+        node(WRITE, LINE, "+", "k"), wire([(WRITE, 134), (WRITE, LINE + 16)], "k"), node(WRITE, 150, "×", "v"),
+        wire([(WRITE - 40, BOXES - 22), (WRITE - 12, 161)], "k"), wire([(WRITE + 40, BOXES - 22), (WRITE + 12, 161)], "v"),
+        box(WRITE - 42, BOXES, b, state, "k", 76), box(WRITE + 42, BOXES, "x_t", "[1]", "v", 76),
+        wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)]), node(READ, 150, "×", "output"),
+        wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q"), box(AFTER, BOXES, c, state, "q"),
+        wire([(READ, 166), (READ, BOXES - 23)], "output"), box(READ, BOXES, "y_t", "[1]", "output"), text(READ + 10, 186, "+ D x", "shape", "start"),
+    ]  # fmt: skip
+    for x, name in ((FADE, Both("fades", "淡去")), (WRITE, Both("written", "写入")), (READ, Both("read", "读出"))):
+        parts.append(text(x, 42, name, "axis"))
+    if selective:
+        every = Both(f"all {inner} channels of the token", f"token 的全部 {inner} 个通道")
+        parts += [wire([(WRITE + 42, FLOOR - 16), (x, FLOOR - 16), (x, BOXES + 24)], "v", dashed=True) for x in (FADE, WRITE - 42, AFTER)]
+        parts += [wire([(WRITE + 42, FLOOR - 12), (WRITE + 42, BOXES + 24)], "v", dashed=True), text(WRITE + 42, FLOOR + 6, every, "axis")]
+    label = (
+        Both(
+            "A selective state-space model: step, input and output come from the token.",
+            "选择性状态空间模型：步长、输入与输出都由 token 决定。",
+        )
+        if selective
+        else Both("A state-space model that is the same at every token.", "对每个 token 都一样的状态空间模型。")
+    )
+    return drawing(WIDE, 336 if selective else 252, parts, label, "cell")
+
+
+Part = tuple[str | Both, str, str]  # its name, the shape of what leaves it, its colour
+
+
+def mamba_block() -> str:
+    """What stands around the selective system in a Mamba layer."""
+    d, inner = sentence.DIM, look("mamba").shapes["h"][0]
+    taps = look("mamba").shapes["conv"][0] + 1
+    conv = Both(f"convolution, {taps} wide", f"卷积，宽 {taps}")
+    wide = f"[t, {inner}]"
+    above: tuple[Part, ...] = (("W_x", wide, "v"), (conv, wide, "v"), ("SiLU", wide, "v"), ("S6", wide, "state"))
+    label = Both(
+        "A Mamba layer: a projection, a short convolution, a SiLU and the selective system; beside it a gate by which the result is multiplied.",
+        "Mamba 层：投影、短卷积、SiLU、选择性系统；旁边是一个门，与结果逐元素相乘。",
+    )
+    return _block(above, (("W_z", wide, "q"), ("SiLU", wide, "q")), f"[t, {d}]", label)
+
+
+def rwkv_block() -> str:
+    """What stands around the recurrence in RWKV's time mixing."""
+    flat = f"[t, {sentence.DIM}]"
+    shift, gate = Both("mixed with t − 1", "掺入上一个 token"), "g_t"
+    above: tuple[Part, ...] = ((shift, flat, "v"), ("r_t k_t v_t w_t", f"4 × {flat}", "k"), (Both("recurrence", "递推"), flat, "state"))
+    label = Both(
+        "RWKV's time mixing: each token is mixed with the one before it; from the mixtures come receptance, key, value, decay and gate.",
+        "RWKV 的 time mixing：每个 token 先与前一个掺在一起，再由它们得出 receptance、键、值、衰减和门。",
+    )
+    return _block(above, ((shift, flat, "v"), (gate, flat, "q"), ("SiLU", flat, "q")), flat, label)
+
+
+def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both) -> str:
+    """Two ways from x to y that meet in a product: boxes with the shapes of what leaves them."""
+    top, low, start, end = 62, 178, 60, 700
+    middle = (top + low) / 2
+    parts = [box(start, middle, "x", outside, "v", 72)]
+    for y, row in ((top, above), (low, below)):
+        step = (end - start - 70) / (len(row) + 0.35)
+        x = start + 36.0
+        for i, (name, shape, tensor) in enumerate(row):
+            at = start + 70 + step * (i + 0.5)
+            parts += [wire([(x, middle), (x + 14, middle), (x + 14, y), (at - HALF, y)] if i == 0 else [(x, y), (at - HALF, y)], "v")]
+            parts += [_named(at, y, name, shape, tensor)]
+            x = at + HALF
+        parts.append(wire([(x, y), (end, y), (end, middle - 16 if y < middle else middle + 16)], row[-1][2]))
+    parts += [node(end, middle, "⊙", "output"), wire([(end + 16, middle), (WIDE - 92, middle)], "output")]
+    return drawing(WIDE, 240, [*parts, box(WIDE - 50, middle, "y W_o", outside, "output", 80)], label, "cell")
+
+
+def _named(x: float, y: float, name: str | Both, shape: str, tensor: str) -> str:
+    """A box whose name may be words."""
+    if isinstance(name, str):
+        return box(x, y, name, shape, tensor, 2 * HALF)
+    frame = f'<rect class="box" x="{x - HALF:g}" y="{y - 22:g}" width="{2 * HALF}" height="44" rx="6"/>'
+    return f'<g class="t t{tensor}">{frame}{text(x, y - 2, name, "t small")}{text(x, y + 15, shape, "shape")}</g>'
+
+
+def duality() -> str:
+    """Where the two families of systems overlap."""
+    said = (
+        (165, Both("state-space models", "状态空间模型"), Both("S4, Mamba: any decay", "S4、Mamba：任意的衰减"), "state"),
+        (410, Both("SSD", "SSD"), Both("one decay per head: Mamba-2", "每个头一个衰减：Mamba-2"), "decay"),
+        (655, Both("masked attention", "带掩码的注意力"), Both("scores times any mask", "得分乘任意掩码"), "q"),
+    )
+    frames = ((20, 520, "state"), (280, 520, "q"))
+    parts = [
+        f'<g class="t t{tensor}"><rect class="box" x="{x}" y="16" width="{width}" height="150" rx="75" fill-opacity=".55"/></g>'
+        for x, width, tensor in frames
+    ]
+    parts += [
+        f'<g class="t{tensor}"><rect class="wire" x="{x}" y="16" width="{width}" height="150" rx="75"/></g>' for x, width, tensor in frames
+    ]
+    for x, name, more, tensor in said:
+        parts.append(f'<g class="t t{tensor}">{text(x, 84, name, "t name")}</g>{text(x, 108, more, "axis")}')
+    label = Both(
+        "State-space models and masked attention overlap; what lies in both is SSD, with one decay per head.",
+        "状态空间模型与带掩码的注意力有交集，同时属于两者的是 SSD：每个头一个衰减。",
+    )
+    return drawing(WIDE, 182, parts, label, "cell")
+
+
+DRAWINGS: dict[int, dict[str, Callable[[], str]]] = {
+    2: {"softmax": of("softmax"), "linear": of("linear")},
+    4: {"rnn": rnn, "lstm": lstm, "linear": of("linear")},
+    5: {"retnet": of("retnet"), "gla": of("gla")},
+    6: {"s4": lambda: system(selective=False), "s6": lambda: system(selective=True), "block": mamba_block},
+    7: {"duality": duality},
+    8: {"block": rwkv_block, "rwkv6": of("rwkv6"), "kda": of("kda"), "rwkv7": of("rwkv7")},
+}

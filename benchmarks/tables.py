@@ -20,6 +20,7 @@ TITLES = {
         "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
         "steps": ("one token, microseconds: linattn · fla",),
         "graphed": ("in a CUDA graph, microseconds: linattn · fla", "pass"),
+        "train-cpu": ("training", "dtype", "tokens/s", "beside Llama", "parameters, M"),
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla}, {date}. Softmax is torch's flash attention.",
     },
@@ -28,6 +29,7 @@ TITLES = {
         "ops": ("毫秒：linattn · fla", "计算", "峰值显存（MB）", "首次调用（有缓存时，秒）"),
         "steps": ("单个 token（微秒）：linattn · fla",),
         "graphed": ("CUDA 图中（微秒）：linattn · fla", "计算"),
+        "train-cpu": ("训练", "dtype", "token/秒", "与 Llama 之比", "参数（百万）"),
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}，{date}。softmax 一行是 torch 的 flash attention。",
     },
@@ -57,6 +59,23 @@ def cpu(body: dict, words: dict) -> str:
             )
             for r in body["rows"]
             if r["target"] is not None
+        ),
+    )
+
+
+def trained_on_cpu(body: dict, words: dict) -> str:
+    """A line for each model and dtype."""
+    return markdown(
+        words["train-cpu"],
+        (
+            (
+                f"{r['library']} {r['model']}",
+                r["dtype"],
+                f"{r['tokens_per_second']:,.0f}",
+                f"{r['times_llama']:.2f}",
+                f"{r['parameters'] / 1e6:.1f}",
+            )
+            for r in body["rows"]
         ),
     )
 
@@ -145,7 +164,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    make = train if suite == "train" else cpu if card == "cpu" else gpu
+    make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), train if suite == "train" else gpu)
     return make(body, words)
 
 

@@ -56,6 +56,7 @@ from linattn.mixers.kinds import Resampler as Resampler
 from linattn.mixers.kinds import create_bidirectional as create_bidirectional
 from linattn.mixers.kinds import over_grid as over_grid
 from linattn.mixers.memory import charformer as _charformer  # noqa: F401
+from linattn.mixers.memory import etc as _etc  # noqa: F401
 from linattn.mixers.memory import funnel as _funnel  # noqa: F401
 from linattn.mixers.memory import linformer as _linformer  # noqa: F401
 from linattn.mixers.memory import nystromformer as _nystromformer  # noqa: F401

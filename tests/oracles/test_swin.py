@@ -7,16 +7,14 @@ from torch import nn
 from linattn.mixers import create
 from linattn.mixers.memory.swin import PatchMerging
 from linattn.models import ImageConfig, ImageModel
-from tests.oracles.compare import assert_graded
+from tests.oracles.compare import assert_graded, distance
 from tests.oracles.images import shaken
 
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("shifted", [False, True])
-@pytest.mark.parametrize("grid", [(6, 9), (3, 6), (3, 3)])
-def test_transformers(shifted, grid):
-    """The attention of their layer, whose feed-forward is taken out; nothing is shifted where a side is one window."""
+def both(grid, shifted):
+    """Our layer, and theirs with the same weights and without its feed-forward."""
     from transformers import SwinConfig
     from transformers.models.swin.modeling_swin import SwinLayer
 
@@ -26,13 +24,28 @@ def test_transformers(shifted, grid):
     with torch.no_grad():
         theirs.mlp.fc2.weight.zero_(), theirs.mlp.fc2.bias.zero_()
     ours = create("swin", dim=32, window=3, shifted=shifted).double()
-    table = theirs.attention.relative_position_bias.relative_position_bias_table
-    ours.relative_position_bias_table = table
+    ours.relative_position_bias_table = theirs.attention.relative_position_bias.relative_position_bias_table
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         setattr(ours, name, getattr(theirs.attention, name))
+    return (lambda x: x + ours(theirs.layernorm_before(x), *grid)), theirs
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("grid", [(6, 9), (3, 6), (3, 3)])
+def test_transformers(shifted, grid):
+    """Nothing is shifted where a side is one window."""
+    ours, theirs = both(grid, shifted)
     x = torch.randn(2, grid[0] * grid[1], 32, dtype=torch.float64)
     weights = [*theirs.attention.parameters(), *theirs.layernorm_before.parameters()]
-    assert_graded(lambda x: x + ours(theirs.layernorm_before(x), *grid), lambda x: theirs(x, grid)[0], x, weights, 1e-6)
+    assert_graded(ours, lambda x: theirs(x, grid)[0], x, weights, 1e-10)
+
+
+def test_theirs_sees_what_fills_windows_up():
+    """The first window of a grid of 4 times 6 is full, and is the same; the last is not, and is not."""
+    ours, theirs = both((4, 6), False)
+    x = torch.randn(1, 24, 32, dtype=torch.float64)
+    got, wanted = ours(x), theirs(x, (4, 6))[0]
+    assert distance(got[:, :18], wanted[:, :18]) < 1e-12 and distance(got[:, 18:], wanted[:, 18:]) > 1e-3
 
 
 @pytest.mark.parametrize("shifted", [False, True])

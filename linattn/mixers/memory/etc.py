@@ -48,8 +48,8 @@ class Side(nn.Module):
     oracle="the equations of the authors' FusedGlobalLocalAttention as loops in float64",
 )
 class ETC(Mixer):
-    """The first ``global_tokens`` = g tokens are the global input, all others the long one, whose tokens see each other up to ``radius`` = r
-    tokens away. Both have maps and tables a, b of their own, and one softmax goes over both inputs.
+    """The first ``global_tokens`` = g tokens are the global input, all others the long one, whose tokens see each other up to ``radius`` =
+    r tokens away. Both have maps and tables a, b of their own, and one softmax goes over both inputs.
 
     The label l of a pair of one input is its distance, clipped to ``distance`` on both sides; of a long and a global token, whether they
     belong together: with ``segment`` = s the long tokens from j s to (j + 1) s - 1 belong to global token j, without it none does. With

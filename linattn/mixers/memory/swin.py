@@ -35,7 +35,7 @@ class Swin(Counted, GridMixer):
 
     ``shifted`` windows begin ⌊M / 2⌋ tokens further down and to the right; the parts of windows at opposite borders are put together in
     one, but do not see each other. In a stack every other layer is shifted. Nothing is where height or width fits into one window, as in
-    the authors' code. Where M does not divide them the last windows are not full; there the published code lets tokens see zeros.
+    the authors' code. Where M does not divide them the last windows are not full; there transformers lets tokens see zeros.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, window: int = 7, shifted: bool = False, bias: bool = True) -> None:

@@ -11,9 +11,9 @@ from linattn.ffn.experts import Experts as Experts
 from linattn.ffn.geglu import GeGLU as GeGLU
 from linattn.ffn.gshard import GShard as GShard
 from linattn.ffn.mlp import MLP as MLP
+from linattn.ffn.processes import gathered as gathered
+from linattn.ffn.processes import spread as spread
 from linattn.ffn.product_key_memory import ProductKeyMemory as ProductKeyMemory
-from linattn.ffn.spread import gathered as gathered
-from linattn.ffn.spread import spread as spread
 from linattn.ffn.st_moe import STMoE as STMoE
 from linattn.ffn.swiglu import SwiGLU as SwiGLU
 from linattn.ffn.switch import Switch as Switch

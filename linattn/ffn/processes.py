@@ -10,7 +10,7 @@ gradients of the mean of the processes' losses.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from linattn.ffn.mixture import Mixture
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 class Share:
@@ -55,7 +53,7 @@ class Share:
         return all_to_all_single(out, rows.contiguous(), here, there, group=self.group)
 
 
-def spread(model: Model, group: dist.ProcessGroup | None = None) -> Model:
+def spread(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Let each process of ``group`` (None: all) keep its share of the experts of every mixture in ``model``, and return ``model``.
 
     The model must be whole and the same on every process; it is changed in place, before optimizers and wrappers are made.

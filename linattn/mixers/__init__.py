@@ -1,9 +1,12 @@
 """How a sequence becomes (q, k, v, decay, ...) and back: one file per system."""
 
+from linattn.mixers.attention import bahdanau as _bahdanau  # noqa: F401
 from linattn.mixers.attention import fox as _fox  # noqa: F401
+from linattn.mixers.attention import hard_attention as _hard_attention  # noqa: F401
 from linattn.mixers.attention import mla as _mla  # noqa: F401
 from linattn.mixers.attention import path as _path  # noqa: F401
 from linattn.mixers.attention import softmax as _softmax  # noqa: F401  (importing registers)
+from linattn.mixers.attention import topk as _topk  # noqa: F401
 from linattn.mixers.attention import transformer_xl as _transformer_xl  # noqa: F401
 from linattn.mixers.base import Mixer as Mixer
 from linattn.mixers.base import Recurrence as Recurrence
@@ -95,7 +98,9 @@ from linattn.mixers.ssm import s4 as _s4  # noqa: F401
 from linattn.mixers.ssm import s4d as _s4d  # noqa: F401
 from linattn.mixers.ssm import s5 as _s5  # noqa: F401
 from linattn.mixers.vision import agent as _agent  # noqa: F401
+from linattn.mixers.vision import ca_stream as _ca_stream  # noqa: F401
 from linattn.mixers.vision import efficientvit as _efficientvit  # noqa: F401
 from linattn.mixers.vision import focused as _focused  # noqa: F401
 from linattn.mixers.vision import mobile as _mobile  # noqa: F401
 from linattn.mixers.vision import slab as _slab  # noqa: F401
+from linattn.mixers.vision import van as _van  # noqa: F401

@@ -1,0 +1,39 @@
+"""Hard attention: every token reads the one that fits best, the limit of softmax attention where differences of scores grow."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from linattn.mixers.attention.weighed import Weighed
+from linattn.mixers.registry import register
+
+
+@register(
+    "hard_attention",
+    title="Hard attention",
+    paper="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
+    arxiv="1502.03044",
+    year=2015,
+    seeds=("002", "004"),
+    equation=r"o_t = v_i,\quad i = \mathrm{argmax}_{i \le t}\ q_t k_i^\top = \lim_{\beta \to \infty}"
+    r" \sum_{i \le t} \mathrm{softmax}_i(\beta\, q_t k_i^\top)\, v_i",
+    recurrent=False,
+    oracle="x-transformers 2.31.10, Attend(hard=True); softmax attention of ever larger scores",
+)
+class HardAttention(Weighed):
+    """Tokens that fit equally well share the weight, as in the limit. State and parameters are those of ``softmax``.
+
+    No score has a gradient in the limit, so the gradient is that of softmax in place of the weights (straight-through estimator,
+    arXiv 1308.3432); the paper, which draws the token by chance, estimates it otherwise.
+
+    Args:
+        dim: width D of the model.
+        heads: H; dim must be a multiple.
+        causal: False lets every token read all of its sequence.
+        rotary: whether queries and keys are turned by their positions.
+    """
+
+    def weights(self, scores: Tensor) -> Tensor:
+        best = (scores == scores.amax(-1, keepdim=True)).to(scores.dtype)
+        soft = scores.softmax(-1)
+        return best / best.sum(-1, keepdim=True) + (soft - soft.detach())

@@ -1,0 +1,40 @@
+"""What attentions share that are softmax attention but for the weights that they make of the scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.attention.scores import PIECE, cached, pieces, upto
+from linattn.mixers.attention.softmax import Softmax
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.parts import wide
+
+
+class Weighed(Softmax):
+    """A subclass says what :meth:`weights` the scores give. Everything else, state, positions and parameters, is that of ``softmax``."""
+
+    packs = False
+
+    def __init__(self, dim: int, heads: int = 4, *, causal: bool = True, rotary: bool = True) -> None:
+        super().__init__(dim, heads, rotated=None if rotary else 0, causal=causal)
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Of scores [rows, H, T, slots], -inf where nothing is to be seen: the same shape, each row of weights adding up to 1."""
+        raise NotImplementedError(f"{type(self).__name__} must implement weights(scores)")
+
+    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+        slots, real, before = cached(carry, k=r.k, v=r.v)
+        if not self.causal and carry.valid is not None:
+            real = carry.valid | (carry.counts == 0)[:, None]
+        out = []
+        for start, stop in pieces(carry.tokens, PIECE):
+            last = before + stop if self.causal else carry.tokens
+            seen = upto(real, before + start, last) if self.causal else real[:, None]
+            k, v = (slots[name][:, :last] for name in ("k", "v"))
+            scores = torch.einsum("rthk,rshk->rhts", wide(r.q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = scores.masked_fill(~seen[:, None], -torch.inf)
+            weights = self.weights(scores) if scores.shape[-1] else scores
+            out.append(torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype))
+        return torch.cat(out, 1)

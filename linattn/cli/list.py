@@ -22,7 +22,9 @@ def list(  # noqa: A001  (a door's function has its name)
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All that is known of each, as a JSON array.")] = False,
 ) -> None:
-    """List every registered mixer, installed plugins' too, by the kinds of the survey of efficient Transformers and of what came later.
+    """List every registered mixer, kind by kind.
+
+    Installed plugins' are among them; the kinds are those of the survey of efficient Transformers, and of what came after it.
 
     On a terminal a table for each kind; elsewhere one line each, kind after kind, with nine tab-separated columns: name, title,
     year, arXiv id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), how time and memory

@@ -28,7 +28,9 @@ def show(
     tokens: Annotated[int, typer.Option(metavar="T", help="Tokens for which costs are told.")] = 4096,
     as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON object.")] = False,
 ) -> None:
-    """Show one mixer: its paper, equation, costs and code, what it was compared with and how far it was from that.
+    """Show one mixer: its paper, equation, costs and code.
+
+    It says too what the mixer was compared with, and how far it was from that: the largest relative error of its tests.
 
     Costs are one layer's, for one sequence in bfloat16; "FLOPs" counts multiplications and additions.
     """

@@ -13,6 +13,8 @@ from linattn.mixers.base import Recurrence as Recurrence
 from linattn.mixers.carry import Carry as Carry
 from linattn.mixers.cost import Cost as Cost
 from linattn.mixers.cost import cost as cost
+from linattn.mixers.cross import kernel as _cross_kernel  # noqa: F401
+from linattn.mixers.cross import softmax as _cross_softmax  # noqa: F401
 from linattn.mixers.decay import dfw as _dfw  # noqa: F401
 from linattn.mixers.decay import gated_retnet as _gated_retnet  # noqa: F401
 from linattn.mixers.decay import gateloop as _gateloop  # noqa: F401

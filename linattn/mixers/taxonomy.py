@@ -7,7 +7,7 @@ from linattn.mixers.registry import Info
 # Every kind with its names; some belong to several, as in the survey's figure 2, and are listed under the first. Names may stand here
 # before they are registered. One that is nowhere here has the kind of the folder that its code lies in, see _HOMES.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "softmax attention": (),
+    "softmax attention": ("cross_softmax",),
     "fixed patterns": (
         "blockwise", "etc", "local", "local_2d", "longformer", "memory_compressed", "sparse_transformer", "swin",
     ),

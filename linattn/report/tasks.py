@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:  # the command line reads the names of the tasks from here
     from torch import Tensor, nn
 
-TASKS = {"digits": "linattn.report.digits", "recommend": "linattn.report.recommend"}
+TASKS = {  # module, and what it is called there if not TASK
+    "digits": "linattn.report.digits",
+    "recommend": "linattn.report.recommend",
+    "reverse": "linattn.report.sequences",
+    "sort": "linattn.report.sequences:SORT",
+}
 
 
 class Savable(Protocol):
@@ -116,7 +121,8 @@ def load(name: str) -> Task:
     """
     if name not in TASKS:
         raise ValueError(f"task must be one of text, {', '.join(TASKS)}, but came as {name!r}")
-    return import_module(TASKS[name]).TASK
+    module, _, own = TASKS[name].partition(":")
+    return getattr(import_module(module), own or "TASK")
 
 
 def on_data(name: str, task: Task, data: Path | None) -> Task:

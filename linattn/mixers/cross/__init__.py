@@ -1,0 +1,1 @@
+"""Attention from one sequence to another: softmax, and three of its linear forms."""

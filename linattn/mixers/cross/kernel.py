@@ -1,0 +1,142 @@
+"""Linear attention to a context: what a sequence says is summed once, and then every query reads the sum.
+
+The three are those among which modular linearized attention (arXiv 2304.08453) chooses beside softmax, and the Linear Transformer's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from linattn.mixers.base import Recurrence
+from linattn.mixers.carry import Carry
+from linattn.mixers.kernel.attention import KernelAttention
+from linattn.mixers.kinds import CrossMixer
+from linattn.mixers.parts import wide
+from linattn.mixers.registry import register
+from linattn.ops.features import elu1
+
+_PAPER = "Improving Autoregressive NLP Tasks via Modular Linearized Attention"
+_LEAST = 0.1  # denominators of the paper's code are at least this
+
+
+class CrossKernel(CrossMixer, KernelAttention):
+    """Queries of the tokens, keys and values of the context; a subclass gives ``features`` as in :class:`KernelAttention`."""
+
+    normalize: float | str = "return"
+
+    def __init__(self, dim: int, heads: int, *, bias: bool = False) -> None:
+        super().__init__(dim, heads, causal=False, bias=bias)
+
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
+        assert state.across is not None
+        maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
+        q, k, v = (project(t).unflatten(-1, (self.heads, -1)) for project, t in maps)
+        q, k = self.features(wide(q), wide(k), state)
+        return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
+
+
+@register(
+    "cross_linear_transformer",
+    title="Linear Transformer, to a context",
+    paper="Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
+    arxiv="2006.16236",
+    year=2020,
+    seeds=("001",),
+    equation=r"o_t = \frac{\phi(q_t) \sum_i \phi(k_i)^\top v_i}{\phi(q_t) \sum_i \phi(k_i)^\top + \varepsilon},"
+    r"\quad \phi(x) = \mathrm{elu}(x) + 1",
+    kind="cross",
+    causal=False,
+    symmetry="permutation",
+    oracle="the quadratic formula in float64, written in the test from the paper's equation",
+)
+class CrossLinearTransformer(CrossKernel):
+    """The state is the pair (S, z) of the context."""
+
+    normalize = 1e-6
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__(dim, heads)
+
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        return elu1(q), elu1(k)
+
+
+@register(
+    "cross_relu_attention",
+    title="Simple ReLU attention, to a context",
+    paper=_PAPER,
+    arxiv="2304.08453",
+    year=2023,
+    seeds=("001",),
+    equation=r"o_t = \frac{\phi(q_t) \sum_i \phi(k_i)^\top v_i}{\max(\phi(q_t) \sum_i \phi(k_i)^\top, 0.1)},\quad \phi(x) = \max(x, 0)",
+    kind="cross",
+    causal=False,
+    symmetry="permutation",
+    oracle="the quadratic formula in float64, and figures of the authors' simple_attn_baseline_infer",
+)
+class CrossReLUAttention(CrossKernel):
+    """Without a scale; a query that meets little gives little, since it is divided by 0.1 at least."""
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__(dim, heads, bias=True)
+
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        return q.relu(), k.relu()
+
+    def guard(self, denominator: Tensor) -> Tensor:
+        return denominator.clamp_min(_LEAST)
+
+
+@register(
+    "cross_cosformer",
+    title="cosFormer, to a context, with an estimate of the target's length",
+    paper=_PAPER,
+    arxiv="2304.08453",
+    year=2023,
+    seeds=("001",),
+    equation=r"o_t = \frac{\sum_i s_{ti} v_i}{\max(\sum_i s_{ti}, 0.1)},\quad s_{ti} = \mathrm{ReLU}(q_t)\, \mathrm{ReLU}(k_i)^\top"
+    r"\cos\left(\frac{\pi}{2} \left(\frac{t}{\rho n} - \frac{i}{n}\right)\right)",
+    kind="cross",
+    causal=False,
+    oracle="the quadratic formula in float64, and figures of the authors' cosformer_attn_cache_infer",
+)
+class CrossCosFormer(CrossKernel):
+    """Where a query stands in the target is measured by how long that will be: ρ = ``ratio`` times the n tokens of the context.
+
+    A decoder does not know the length of what it has begun; the paper estimates it so. Of positions beyond the estimate the
+    authors' code makes weights below 0; here they count as its end. What is kept beside S and z is n, ``length`` [B].
+    """
+
+    def __init__(self, dim: int, heads: int = 4, *, ratio: float = 1.0) -> None:
+        super().__init__(dim, heads, bias=True)
+        if not 0 < ratio < math.inf:
+            raise ValueError(f"ratio must be a number above 0, target tokens for each of the context, but came as {ratio}")
+        self.ratio = ratio
+
+    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+        n = self._length(k, state)
+        state.keep("length", n)
+        n = n.clamp(min=1).to(q.dtype)[:, None]
+        places = torch.arange(1, k.shape[1] + 1, device=k.device) / n  # [B, T]
+        expected = ((state.positions + 1) / (self.ratio * n)).clamp(max=1.0)  # [B, Tq]
+        return _turned(q.relu(), expected), _turned(k.relu(), places)
+
+    def _length(self, k: Tensor, state: Carry) -> Tensor:
+        if not state.fresh:
+            return cast(Tensor, state.get("length"))
+        assert state.across is not None
+        valid = state.across.valid
+        return torch.full(k.shape[:1], k.shape[1], device=k.device) if valid is None else valid.sum(1)
+
+    def guard(self, denominator: Tensor) -> Tensor:
+        return denominator.clamp_min(_LEAST)
+
+
+def _turned(x: Tensor, share: Tensor) -> Tensor:
+    """x [B, T, H, K] by the sine and the cosine of ``share`` [B, T] of a right angle: [B, T, H, 2 K]."""
+    angles = (math.pi / 2 * share.to(x.dtype))[..., None, None]
+    return torch.cat([x * angles.sin(), x * angles.cos()], -1)

@@ -1,0 +1,280 @@
+"""From one sequence to another: an encoder, a decoder and what lets the one look at the other, each of any mixer.
+
+To choose the mixer of each of the three on its own is modular linearized attention (arXiv 2304.08453).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn import ffn, mixers
+from linattn.mixers.carry import State
+from linattn.mixers.registry import Info
+from linattn.models import files, pattern, stack
+
+MODEL_TYPE = "linattn-seq2seq"
+STOP = 0  # the token that begins a target and ends it
+ROLES = ("encoder", "decoder", "cross")
+
+
+@dataclass(kw_only=True)
+class Seq2SeqConfig:
+    """An encoder of the source and a decoder of the target, both with residuals; a decoder's block looks at the encoder's output.
+
+    Args:
+        source_vocab, target_vocab: numbers of tokens; token 0 begins and ends a target and is padding of both.
+        length: of the longest source and of the longest target, the stop token included.
+        dim: width D of the model.
+        layers: blocks of the encoder, and of the decoder.
+        encoder: a pattern of sequence mixers; those that can read both ways do, the others read from left to right.
+        decoder: a pattern of causal sequence mixers.
+        cross: a pattern of cross mixers, one for each of the decoder's blocks.
+        ffn: a pattern of feed-forward names, ``"none"`` among them, of both.
+        mixer_options: for each mixer name the options of its constructor.
+        ffn_dim: inner width of the feed-forwards; None leaves it to each.
+        ffn_options: for each feed-forward name the options of its constructor.
+        ratio: target tokens for each of the source, as they are expected: a target's length is not known while it is written, and
+            cosFormer, and places that are spread over ``length``, need to know it.
+        spread: places of tokens are drawn at random from ``length`` while it learns, in order, and spread evenly over them later, so
+            that lengths never seen have no places never seen (arXiv 2305.16843); False: places are counted from 0.
+        dropout: share of channels zeroed, while it learns, behind the embeddings and in every branch.
+
+    Raises:
+        ValueError, TypeError: for names, sizes and options that do not exist.
+    """
+
+    source_vocab: int
+    target_vocab: int
+    length: int = 64
+    dim: int = 64
+    layers: int = 2
+    encoder: str = "softmax"
+    decoder: str = "softmax"
+    cross: str = "cross_softmax"
+    ffn: str = "mlp"
+    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ffn_dim: int | None = None
+    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ratio: float = 1.0
+    spread: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def names(self, role: str) -> list[str]:
+        """The mixer of each block in the role ``"encoder"``, ``"decoder"`` or ``"cross"``."""
+        return pattern.fill(pattern.parse(getattr(self, role), role), self.layers)
+
+    @property
+    def ffn_names(self) -> list[str]:
+        """The feed-forward of each block."""
+        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
+
+    def check(self) -> None:
+        """Refuse what no model can be made of."""
+        sizes = {name: getattr(self, name) for name in ("source_vocab", "target_vocab", "length", "dim", "layers")}
+        stack.check_whole(**sizes, **({} if self.ffn_dim is None else {"ffn_dim": self.ffn_dim}))
+        stack.check_dropout(self.dropout)
+        if not isinstance(self.ratio, int | float) or isinstance(self.ratio, bool) or not 0 < self.ratio < math.inf:
+            raise ValueError(f"ratio must be a number above 0, target tokens for each of the source, but came as {self.ratio!r}")
+        used = {role: pattern.parse(getattr(self, role), role) for role in ROLES}
+        for role, names in used.items():
+            stack.check_mixers(role, names, _WANTED[role], _MISFITS[role])
+        ffn_names = pattern.parse(self.ffn, "ffn")
+        stack.check_ffns(ffn_names)
+        every = [name for names in used.values() for name in names]
+        stack.check_options("mixer_options", self.mixer_options, every, lambda name: mixers.info(name).options)
+        stack.check_options("ffn_options", self.ffn_options, ffn_names, ffn.options)
+        for name, options in self.mixer_options.items():
+            if "causal" in options:
+                raise ValueError(f"mixer_options[{name!r}]: what is causal follows from the role, but causal is {options['causal']!r}")
+
+
+def _encodes(known: Info) -> str | None:
+    return None if stack.sequence_misfit(causal=False)(known) is None else stack.sequence_misfit(causal=True)(known)
+
+
+def _crosses(known: Info) -> str | None:
+    return None if known.kind == "cross" else f"is of the kind {known.kind}"
+
+
+_WANTED = {
+    "encoder": "mixers of sequences are wanted",
+    "decoder": "causal mixers of sequences are wanted",
+    "cross": "cross mixers are wanted",
+}
+_MISFITS = {"encoder": _encodes, "decoder": stack.sequence_misfit(causal=True), "cross": _crosses}
+
+
+class Encoder(nn.Module):
+    """x [B, T, D] -> the same, every block a mixer and a feed-forward."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(_branch(config, "encoder", layer) for layer in range(config.layers))
+        self.ffns = nn.ModuleList(_feed(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for mixer, feed in zip(self.mixers, self.ffns, strict=True):
+            x = feed(mixer(x, mask=mask))
+        return self.norm(x)
+
+
+class Decoder(nn.Module):
+    """x [B, Tt, D] and the encoded source [B, Ts, D] -> [B, Tt, D], causal; goes on from a state, which knows the source."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(_branch(config, "decoder", layer) for layer in range(config.layers))
+        self.crosses = nn.ModuleList(_branch(config, "cross", layer) for layer in range(config.layers))
+        self.ffns = nn.ModuleList(_feed(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(self, x: Tensor, encoded: Tensor, mask: Tensor | None = None) -> Tensor:
+        for mixer, cross, feed in zip(self.mixers, self.crosses, self.ffns, strict=True):
+            x = feed(cross(mixer(x), encoded, context_mask=mask))
+        return self.norm(x)
+
+    def step(self, x: Tensor, known: list[tuple[State, State]] | tuple[Tensor, Tensor | None]) -> tuple[Tensor, list[tuple[State, State]]]:
+        """The same of the next tokens. ``known`` is what the last step returned, before the first the encoded source and its mask."""
+        states: list[tuple[State, State]] = []
+        for i, (mixer, cross, feed) in enumerate(zip(self.mixers, self.crosses, self.ffns, strict=True)):
+            if isinstance(known, list):
+                x, own = mixer(x, known[i][0], return_state=True)
+                x, across = cross(x, state=known[i][1], return_state=True)
+            else:
+                x, own = mixer(x, return_state=True)
+                x, across = cross(x, known[0], context_mask=known[1], return_state=True)
+            x = feed(x)
+            states.append((own, across))
+        return self.norm(x), states
+
+
+class Seq2SeqModel(nn.Module):
+    """``model(source, target)`` -> logits [B, Tt, target_vocab]; :meth:`decode` writes a target, token by token."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source, self.target = (nn.Embedding(n, config.dim) for n in (config.source_vocab, config.target_vocab))
+        self.source_places, self.target_places = (nn.Embedding(config.length, config.dim) for _ in range(2))
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.head = nn.Linear(config.dim, config.target_vocab)
+
+    def forward(self, source: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of the token after each of ``target`` [B, Tt], which begins with the stop token.
+
+        Args:
+            source: tokens [B, Ts] int64.
+            target: tokens [B, Tt] int64; padding may stand behind them.
+            mask: [B, Ts] bool, True = a real token of the source.
+
+        Raises:
+            ValueError: for sources and targets longer than ``length``.
+        """
+        encoded = self.encode(source, mask)
+        counts = _counts(source, mask)
+        x = self._embedded(target, self.target, self.target_places, self._expected(counts))
+        return self.head(self.decoder(x, encoded, mask))
+
+    def encode(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The source as the decoder sees it, [B, Ts, D]."""
+        return self.encoder(self._embedded(source, self.source, self.source_places, _counts(source, mask)), mask)
+
+    @torch.inference_mode()
+    def decode(self, source: Tensor, mask: Tensor | None = None, *, max_tokens: int | None = None) -> list[Tensor]:
+        """The likeliest target of each source, greedily, in a state that does not grow where the mixers are recurrent.
+
+        ``source`` [B, Ts] and ``mask`` are as in a call. Returns for each row its tokens, up to ``max_tokens`` (``length`` - 1 if
+        None) and without the stop token.
+        """
+        most = self.config.length - 1 if max_tokens is None else max_tokens
+        if not 0 <= most < self.config.length:
+            raise ValueError(f"max_tokens must be from 0 to length - 1, {self.config.length - 1}, but came as {max_tokens!r}")
+        known: Any = (self.encode(source, mask), mask)
+        expected = self._expected(_counts(source, mask))
+        token = torch.full_like(source[:, :1], STOP)
+        written, going = [], torch.ones(len(source), dtype=torch.bool, device=source.device)
+        for place in range(most):
+            x = self._embedded(token, self.target, self.target_places, expected, start=place)
+            x, known = self.decoder.step(x, known)
+            token = self.head(x).argmax(-1)
+            written.append(token[:, 0])
+            going = going & (token[:, 0] != STOP)
+            if not going.any():
+                break
+        rows = torch.stack(written, 1) if written else source[:, :0]
+        stops = (rows == STOP).int().argmax(1) if rows.shape[1] else rows.new_zeros(len(rows))
+        ends = torch.where((rows == STOP).any(1), stops, rows.shape[1])
+        return [row[:end] for row, end in zip(rows, ends.tolist(), strict=True)]
+
+    def _expected(self, counts: Tensor) -> Tensor:
+        """How many tokens the targets of sources of ``counts`` [B] tokens are expected to have, the stop token included."""
+        return counts * self.config.ratio + 1
+
+    def _embedded(self, tokens: Tensor, table: nn.Embedding, places: nn.Embedding, counts: Tensor, start: int = 0) -> Tensor:
+        """``tokens`` [B, T], the first at place ``start`` of ``counts`` [B], as vectors."""
+        if start + tokens.shape[1] > self.config.length:
+            raise ValueError(f"a source or target may have {self.config.length} tokens, but came with {start + tokens.shape[1]}")
+        at = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        if self.config.spread:
+            at = self._drawn(tokens) if self.training else self._spread(at, counts)
+        return self.dropout(table(tokens) + places(at))
+
+    def _drawn(self, tokens: Tensor) -> Tensor:
+        """For each row places in order, any as likely as any other: [B, T]."""
+        order = torch.rand(len(tokens), self.config.length, device=tokens.device).argsort(1)
+        return order[:, : tokens.shape[1]].sort(1).values
+
+    def _spread(self, at: Tensor, counts: Tensor) -> Tensor:
+        """Places ``at`` [T] of ``counts`` [B] in the middle of equal shares of all places: [B, T]."""
+        share = (at + 0.5) / counts.clamp(min=1)[:, None]
+        return (share * self.config.length).long().clamp(max=self.config.length - 1)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model.safetensors and config.json into ``folder``."""
+        files.save(folder, self, {"model_type": MODEL_TYPE, **asdict(self.config)})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Seq2SeqModel:
+        """The model in ``folder``, ready to be asked (``eval``).
+
+        Raises:
+            OSError: where there is none.
+            ValueError: where it is damaged or something else.
+        """
+        config = Seq2SeqConfig(**files.read_config(folder, MODEL_TYPE))
+        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
+
+
+def _counts(source: Tensor, mask: Tensor | None) -> Tensor:
+    """Real tokens of each row, [B]."""
+    return torch.full((len(source),), source.shape[1], device=source.device) if mask is None else mask.sum(1)
+
+
+def _branch(config: Seq2SeqConfig, role: str, layer: int) -> stack.Residual:
+    name = config.names(role)[layer]
+    options = dict(config.mixer_options.get(name, {}))
+    known = mixers.info(name)
+    if role == "cross":
+        given = {"ratio": config.ratio} if "ratio" in known.options else {}
+        mixer = mixers.create(name, dim=config.dim, **(given | options))
+    else:
+        mixer = stack.sequence_mixer(name, dim=config.dim, causal=role == "decoder" or not known.bidirectional, **options)
+    return stack.Residual(mixer, config.dim, config.dropout)
+
+
+def _feed(config: Seq2SeqConfig, layer: int) -> nn.Module:
+    name = config.ffn_names[layer]
+    feed = ffn.create(name, config.dim, **({"hidden": config.ffn_dim} | config.ffn_options.get(name, {})))
+    return nn.Identity() if feed is None else stack.Residual(feed, config.dim, config.dropout)

@@ -10,6 +10,7 @@ from linattn.atlas.look import Look, Spec
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import DECAY
 from linattn.report.words import figure
+from linattn.reproduce import results
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
@@ -110,21 +111,10 @@ def _compared(body: dict, look: Look) -> Measured | None:
 
 
 def _reproduced(body: dict, look: Look) -> Measured | None:
-    """Rows of a study of ``linattn reproduce`` whose mixer this is, as they stand there."""
-    mine = [row for row in body["rows"] if str(row.get("mixer", "")).partition(":")[0] == look.info.name]
-    keys = [k for k in (mine[0] if mine else {}) if not k.endswith("_spread") and k != "source"]
-    rows = [[_with_spread(row, key) for key in keys] for row in mine]
-    title = str(body.get("title") or body.get("study"))
-    return Measured(Both(title, title), str(body.get("command", "")), [Both(k.replace("_", " "), k.replace("_", " ")) for k in keys], rows)
-
-
-def _with_spread(row: dict, key: str) -> str:
-    value, spread = row.get(key), row.get(f"{key}_spread")
-    if value is None:
-        return "–"
-    if not isinstance(value, float):
-        return str(value)
-    return figure(value) + (f" ± {figure(spread, 2)}" if spread is not None else "")
+    """Rows of a study of ``linattn reproduce`` whose mixer this is, written as in its report."""
+    heads, rows = results.of(body, look.info.name)
+    made = [str(body["command"]), *(m["accelerator"] or m["cpu"] for m in body["machines"]), str(body["created"])[:10]]
+    return Measured(Both(body["title"], body["title"]), ", ".join(made), [Both(h, h) for h in heads], rows)
 
 
 def _nothing(_body: dict, _look: Look) -> None:

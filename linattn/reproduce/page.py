@@ -58,4 +58,6 @@ def _facts(report: dict, counts: tuple[int, int]) -> dict[str, str]:
 
 
 def _written(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, dict):
+        return f"({', '.join(f'{k} {_written(v)}' for k, v in value.items())})"
+    return " ".join(map(_written, value)) if isinstance(value, list | tuple) else str(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from linattn.reproduce import variants
 from linattn.reproduce.frame import load
+from linattn.reproduce.options import STUDIES
 
 
 def of(report: Mapping[str, Any], system: str) -> tuple[list[str], list[list[str]]]:
@@ -14,7 +15,12 @@ def of(report: Mapping[str, Any], system: str) -> tuple[list[str], list[list[str
 
     Returns:
         Headings and rows of the table, without the columns that are empty in all of these rows; two empty lists where there is no row.
+
+    Raises:
+        ValueError: for a report of no study.
     """
+    if report.get("study") not in STUDIES:
+        raise ValueError(f"the report must be of one of {', '.join(STUDIES)}, but says {report.get('study')!r}")
     columns = load(report["study"]).all_columns
     rows = [row for row in report["rows"] if str(row.get("mixer", "")).partition(":")[0] == system]
     shown = [c for c in columns if any(row.get(c.key) is not None for row in rows)]

@@ -209,11 +209,14 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
         "rows": [row, {**row, "library": "fla", "ms": 7.0}],
     }
     (results / "ops-x.json").write_text(json.dumps(body))
-    study = {"schema": "linattn.reproduce", "title": "Recall", "rows": [{"mixer": "gla:heads=2", "accuracy": 0.5, "accuracy_spread": 0.01}]}
+    study = {"schema": "linattn.reproduce", "study": "recall", "title": "Recall", "command": "linattn reproduce recall", "created": "2030-01-01T",
+             "machines": [{"cpu": "A <cpu>", "accelerator": None}],
+             "rows": [{"mixer": "gla:heads=2", "accuracy": 0.5, "accuracy_spread": 0.01, "curve": {"2 pairs": 1}}]}  # fmt: skip
     (results / "recall.json").write_text(json.dumps(study))
     build(tmp_path / "site", names=["gla", "lstm"], results=results)
     html = (tmp_path / "site" / "systems" / "gla.html").read_text()
     assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500 ± 0.010" in html
+    assert "linattn reproduce recall, A &lt;cpu&gt;, 2030-01-01" in html and "<td>gla heads 2</td>" in html and "2 pairs" not in html
     assert 'id="measured"' not in (tmp_path / "site" / "systems" / "lstm.html").read_text()
     (point,) = data(tmp_path / "site", "price.html")["price"]["measured"]
     assert point == {"kind": "channel", "card": "A <card>", "ms": 1.2345, "B": 1, "T": 64, "H": 2, "D": 16}

@@ -202,6 +202,8 @@ def test_a_system_finds_what_was_measured_of_it(given, tmp_path):
     assert rows[0][3:] == ["0.5", "a <paper>", "yes"]
     assert results.of(report, "softmax")[1][0][0] == "softmax window 4"
     assert results.of(report, "deltanet") == ([], [])
+    with pytest.raises(ValueError, match="one of recall, .*, but says 'os'"):
+        results.of({**report, "study": "os"}, "gla")
 
 
 def test_figures_over_seeds():

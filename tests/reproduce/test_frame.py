@@ -76,6 +76,18 @@ def test_what_was_cut_off_goes_on_where_it_was(given, tmp_path):
     assert again == []
 
 
+def test_every_run_is_on_disk_before_the_next(given, tmp_path):
+    saved = []
+
+    def measure(run):
+        saved.append(len(json.loads((tmp_path / "report.json").read_text())["runs"]))
+        return toy.measure(run)
+
+    given(measure=measure)
+    reproduce.run("recall", out=tmp_path)
+    assert saved == list(range(9))
+
+
 def test_other_settings_are_other_runs_and_lose_none(given, tmp_path):
     given()
     reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)

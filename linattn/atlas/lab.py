@@ -1,4 +1,4 @@
-"""The lab: a sentence, a rule, and what each token does to the state, computed in the page by a small reference of the recurrence.
+"""The lab: a sentence, a system reduced to its rule, and what each token does to the state, computed in the page by a small reference of the recurrence.
 
 Every word is a vector that its letters choose, so that any sentence can be typed. A token's key is the word before it and its value the
 word itself; its query is the word itself. What is read after a word is thus what has followed it so far, and one can see at a glance
@@ -28,8 +28,8 @@ ENTRY = Entry(
     "lab.html",
     Both("Lab", "实验台"),
     Both(
-        "Type a sentence, choose a rule, and step through its tokens: what fades, what is erased, what is written, what is read.",
-        "输入一句话，选一条规则，一个 token 一个 token 地走：什么淡去，什么被抹掉，什么被写入，什么被读出。",
+        "Type a sentence, pick a system, and step through its tokens: what fades, what is erased, what is written, what is read.",
+        "输入一句话，选一种方法，一个 token 一个 token 地走：什么淡去，什么被抹掉，什么被写入，什么被读出。",
     ),
 )
 SIZE = 8  # of keys and values
@@ -44,7 +44,7 @@ class Rule:
 
     Args:
         key: its name in the page's data.
-        name: in words.
+        name: the system whose recurrence this is.
         equation: LaTeX.
         decay: "none", "constant", "head" or "channel".
         erase: "none", "delta" or "pair" (a read and a write direction, with a rate for every channel).
@@ -60,14 +60,14 @@ class Rule:
 
 
 RULES = (
-    Rule("none", Both("nothing fades", "不衰减"), r"S_t = S_{t-1} + k_t^\top v_t"),
-    Rule("constant", Both("constant decay", "固定衰减"), r"S_t = \gamma\, S_{t-1} + k_t^\top v_t", "constant"),
-    Rule("head", Both("per head", "逐头衰减"), r"S_t = \alpha_t\, S_{t-1} + k_t^\top v_t", "head"),
-    Rule("channel", Both("per channel", "逐通道衰减"), r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", "channel"),
-    Rule("delta", Both("delta", "delta 规则"), r"S_t = S_{t-1} + \beta\, k_t^\top (v_t - k_t S_{t-1})", "none", "delta"),
+    Rule("none", Both("plain sum", "纯求和"), r"S_t = S_{t-1} + k_t^\top v_t"),
+    Rule("constant", Both("RetNet", "RetNet"), r"S_t = \gamma\, S_{t-1} + k_t^\top v_t", "constant"),
+    Rule("head", Both("Mamba-2", "Mamba-2"), r"S_t = \alpha_t\, S_{t-1} + k_t^\top v_t", "head"),
+    Rule("channel", Both("GLA", "GLA"), r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", "channel"),
+    Rule("delta", Both("DeltaNet", "DeltaNet"), r"S_t = S_{t-1} + \beta\, k_t^\top (v_t - k_t S_{t-1})", "none", "delta"),
     Rule(
         "gated_delta",
-        Both("gated delta", "门控 delta"),
+        Both("Gated DeltaNet", "Gated DeltaNet"),
         r"S_t = \alpha_t S_{t-1} + \beta\, k_t^\top (v_t - k_t\, \alpha_t S_{t-1})",
         "head",
         "delta",
@@ -88,7 +88,7 @@ RULES = (
     ),
     Rule(
         "normalize",
-        Both("normalised", "归一化"),
+        Both("Linear Transformer", "Linear Transformer"),
         r"o_t = \frac{\phi(q_t)\, S_t}{\phi(q_t)\, z_t}, \quad z_t = z_{t-1} + \phi(k_t)",
         normalize=True,
     ),
@@ -219,10 +219,11 @@ TEXT = (
         "所以输出就是对下一个词的猜测，完全不用训练。",
     ),
     Both(
-        "Try this: stop at the last “loves” and change the rule. Without decay the pot answers tea and milk at once; "
-        "with decay the later one is louder; delta has overwritten the first. Then type a sentence with more words than the key has channels.",
-        "试试看：停在最后一个“爱”上，换不同的规则。不衰减时，这锅粥同时答“茶”和“奶”；有衰减时，后来的更响；delta 则已把前一个覆盖掉。"
-        "再输入一句不同的词多于键通道数的话。",
+        "Try this: stop at the last “loves” and change the system. The plain sum answers tea and milk at once; with RetNet’s decay the later one "
+        "is louder; DeltaNet has overwritten the first. Then type a sentence with more words than the key has channels. Each system is reduced "
+        "to its recurrence: all get the same queries, keys and values, and nothing is projected or trained.",
+        "试试看：停在最后一个“爱”上，换不同的方法。纯求和这锅粥同时答“茶”和“奶”；有了 RetNet 的衰减，后来的更响；DeltaNet 则已把前一个覆盖掉。"
+        "再输入一句不同的词多于键通道数的话。这里的每种方法都只留下递推：查询、键、值人人相同，没有投影，也没有训练。",
     ),
 )
 CAPTION = Both(
@@ -235,6 +236,6 @@ CAPTION = Both(
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
     """The page alone."""
     rows = "".join(f'<dt>{spoken(rule.name)}</dt><dd tabindex="0">{mathml(rule.equation)}</dd>' for rule in RULES)
-    rules = f'<h2>{spoken(Both("The rules", "这些规则"))}</h2><dl class="facts equations">{rows}</dl>'
+    rules = f'<h2>{spoken(Both("Their recurrences", "各自的递推"))}</h2><dl class="facts equations">{rows}</dl>'
     body = "".join(spoken(text, "p") for text in TEXT) + figure("lab", "lab", caption=CAPTION) + rules
     yield Page(ENTRY.path, ENTRY.name, body, {"lab": data()}, lead=ENTRY.summary)

@@ -46,7 +46,7 @@ def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
     Raises:
         ValueError: for a place that is not there, and where English and Chinese are not element by element as many.
     """
-    html = re.sub(r"\{\{\s*([\w.-]+)(?::([^}]*))?\s*\}\}", lambda m: escape(format(_at(numbers or {}, m[1]), (m[2] or "").strip())), html)
+    html = re.sub(r"\{\{\s*([\w.-]+)(?::([^}]*))?\s*\}\}", lambda m: escape(_written(_at(numbers or {}, m[1]), m[2])), html)
     counts = [len(re.findall(rf'lang="{code}"', html)) for code in CODES.values()]
     if counts[0] != counts[1]:
         raise ValueError(f"{counts[0]} elements are in English and {counts[1]} in Chinese: {' '.join(html.split())[:80]!r}")
@@ -55,6 +55,11 @@ def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
 
 def _plain(html: str) -> str:
     return html.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").replace("&#x27;", "'")
+
+
+def _written(value: object, form: str | None) -> str:
+    """``value`` by its format, with a minus sign before a negative number, which a hyphen is not."""
+    return re.sub(r"^-", "−", format(value, (form or "").strip()))
 
 
 def _at(numbers: object, place: str) -> object:

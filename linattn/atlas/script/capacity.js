@@ -2,7 +2,7 @@
 import { choice, controls, slider } from "./controls.js";
 import { figure } from "./figures.js";
 import { grid, legend, written } from "./grid.js";
-import { linear, plot } from "./plot.js";
+import { lineKey, linear, plot } from "./plot.js";
 import { dot, through, updated, zeros } from "./recurrence.js";
 import { power } from "./sheets.js";
 import { element, language, spoken, words } from "./words.js";
@@ -108,7 +108,7 @@ function curves(place, data) {
       y: { axis: linear(0, top), label, write: (v) => String(v) },
       series,
     });
-    const head = element("tr", {}, element("th", { scope: "col" }, "n / d"), names.map((key) => element("th", { scope: "col" }, words(data.names[key]))));
+    const head = element("tr", {}, element("th", { scope: "col" }, "n / d"), names.map((key, i) => element("th", { scope: "col" }, lineKey(i), words(data.names[key]))));
     const body = lines[0].map(([times], r) =>
       element("tr", {}, element("th", { scope: "row" }, String(times)), lines.map((line, i) => element("td", { "data-value": line[r][1], "data-name": names[i] }, power(line[r][1])))),
     );

@@ -4,6 +4,7 @@ import { figure } from "./figures.js";
 import { grid, largest, legend, written } from "./grid.js";
 import { bars, counted } from "./memory.js";
 import { dot, recurred, zeros } from "./recurrence.js";
+import { power } from "./sheets.js";
 import { element, language, named, spoken, words } from "./words.js";
 
 const MOST = 40; // tokens of a sentence
@@ -134,7 +135,7 @@ function lab(place, data) {
     const same = now.tokens === data.tokens && now.decay === data.decay && now.beta === data.beta;
     const distance = same ? Math.max(apart(run.outputs, now.rule.outputs), apart(run.states.at(-1), now.rule.state)) : null;
     check.setAttribute("data-value", distance ?? "");
-    const text = distance === null ? { en: "your own sentence or settings: computed here only", zh: "你自己的句子或设置：只在这里计算" } : { en: `largest distance to the library’s own numbers: ${written(distance, 2)}`, zh: `与库算出的数字的最大差距：${written(distance, 2)}` };
+    const text = distance === null ? { en: "your own sentence or settings: computed here only", zh: "你自己的句子或设置：只在这里计算" } : { en: `largest distance to the library’s own numbers: ${power(Number(distance.toPrecision(2)))}`, zh: `与库算出的数字的最大差距：${power(Number(distance.toPrecision(2)))}` };
     check.replaceChildren(...words(text));
     paint();
   }
@@ -187,7 +188,7 @@ function lab(place, data) {
     now.beta = value;
     compute();
   });
-  choice(middle, { name: "rule", label: { en: "rule", zh: "规则" }, options: data.rules.map((rule) => [rule.key, rule.name]) }, (key) => {
+  choice(middle, { name: "rule", label: { en: "system", zh: "方法" }, options: data.rules.map((rule) => [rule.key, rule.name]) }, (key) => {
     now.rule = data.rules.find((rule) => rule.key === key);
     row.querySelector("[data-slider=decay]").disabled = now.rule.decay === "none";
     row.querySelector("[data-slider=beta]").disabled = now.rule.erase === "none";

@@ -1,9 +1,9 @@
 // Lines over two axes. `update` draws anew: cheap, since a plot has few points.
 import { drawn, drawnWords, element, named } from "./words.js";
 
-const WIDTH = 760;
 const HEIGHT = 430;
-const BOX = { left: 78, right: 590, top: 30, bottom: 386 };
+const WIDE = { width: 760, left: 78, right: 590, top: 30, bottom: 386 };
+const NARROW = { width: 420, left: 58, right: 406, top: 30, bottom: 386 }; // on a phone: without the names at the ends of lines
 const MARKS = ["m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z", "m-3.2-3.2h6.4v6.4h-6.4z", "m0-4.3l4.1 7.2h-8.2z", "m0-4.6l4.6 4.6l-4.6 4.6l-4.6-4.6z"];
 
 export const styles = 10; // colours and dashes in the style sheet
@@ -32,18 +32,27 @@ export function linear(low, high) {
 // `update({ x, y, series, points, rules })`: axes { axis, label, write }; series [{ name, style, values: [[x, y]] }]; points
 // [{ style, x, y, told }]; rules [{ y, words }] are horizontal lines.
 export function plot(place, label) {
-  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", "aria-hidden": true });
-  place.append(named(element("div", { class: "wide", role: "img", tabindex: 0 }, svg), label));
-  const px = (axis, value) => BOX.left + (BOX.right - BOX.left) * axis.at(value);
-  const py = (axis, value) => BOX.bottom - (BOX.bottom - BOX.top) * axis.at(value);
-  return {
-    update({ x, y, series, points = [], rules = [] }) {
-      svg.replaceChildren(...rulers(x, y, px, py));
+  const svg = drawn("svg", { class: "plot", "aria-hidden": true });
+  const frame = named(element("div", { role: "img" }, svg), label);
+  place.append(frame);
+  let box = WIDE;
+  let last = null;
+  const px = (axis, value) => box.left + (box.right - box.left) * axis.at(value);
+  const py = (axis, value) => box.bottom - (box.bottom - box.top) * axis.at(value);
+  addEventListener("resize", () => {
+    if (last && box !== fitting(frame)) shown.update(last);
+  });
+  const shown = {
+    update(given) {
+      const { x, y, series, points = [], rules = [] } = given;
+      [last, box] = [given, fitting(frame)];
+      svg.setAttribute("viewBox", `0 0 ${box.width} ${HEIGHT}`);
+      svg.replaceChildren(...rulers(x, y, px, py, box));
       for (const rule of rules) {
         const at = py(y.axis, rule.y);
-        if (at < BOX.top - 1 || at > BOX.bottom + 1) continue;
-        svg.append(drawn("path", { class: "limit", d: `M${BOX.left} ${at}H${BOX.right}` }));
-        svg.append(...drawnWords(rule.words, { x: BOX.left + 6, y: at - 5, class: "tick" }));
+        if (at < box.top - 1 || at > box.bottom + 1) continue;
+        svg.append(drawn("path", { class: "limit", d: `M${box.left} ${at}H${box.right}` }));
+        svg.append(...drawnWords(rule.words, { x: box.left + 6, y: at - 5, class: "tick" }));
       }
       for (const { name, style, values } of series) {
         const path = values.map(([a, b]) => `${px(x.axis, a).toFixed(1)} ${py(y.axis, b).toFixed(1)}`).join("L");
@@ -54,22 +63,35 @@ export function plot(place, label) {
         const node = drawn("path", { class: "mark-point", d, "data-value": point.y }, drawn("title", {}, point.told));
         svg.append(drawn("g", { class: `s${point.style % styles}` }, node));
       }
-      svg.append(...ends(series, x, y, px, py));
+      if (box === WIDE) svg.append(...ends(series, x, y, px, py));
     },
   };
+  return shown;
 }
 
-function rulers(x, y, px, py) {
-  const parts = [...drawnWords(y.label, { x: 2, y: 14, class: "axis" }), ...drawnWords(x.label, { x: BOX.right, y: HEIGHT - 6, "text-anchor": "end", class: "axis" })];
+function fitting(frame) {
+  return frame.clientWidth < 560 ? NARROW : WIDE;
+}
+
+// A piece of a series's line, for tables and their heads.
+export function lineKey(style) {
+  const line = drawn("path", { class: "line", d: "M1 6H33" });
+  return drawn("svg", { viewBox: "0 0 34 12", class: `line-key s${style % styles}`, "aria-hidden": true }, line);
+}
+
+function rulers(x, y, px, py, box) {
+  const parts = [...drawnWords(y.label, { x: 2, y: 14, class: "axis" }), ...drawnWords(x.label, { x: box.right, y: HEIGHT - 6, "text-anchor": "end", class: "axis" })];
   for (const tick of y.axis.ticks) {
     const at = py(y.axis, tick);
-    parts.push(drawn("path", { class: "rule", d: `M${BOX.left} ${at}H${BOX.right}` }));
-    parts.push(drawn("text", { x: BOX.left - 8, y: at + 4, "text-anchor": "end", class: "tick" }, y.write(tick)));
+    parts.push(drawn("path", { class: "rule", d: `M${box.left} ${at}H${box.right}` }));
+    parts.push(drawn("text", { x: box.left - 8, y: at + 4, "text-anchor": "end", class: "tick" }, y.write(tick)));
   }
-  for (const tick of x.axis.ticks) {
+  const every = box === NARROW && x.axis.ticks.length > 6 ? 2 : 1;
+  for (const [i, tick] of x.axis.ticks.entries()) {
+    if (i % every) continue;
     const at = px(x.axis, tick);
-    parts.push(drawn("path", { class: "rule", d: `M${at} ${BOX.top}V${BOX.bottom + 4}` }));
-    parts.push(drawn("text", { x: at, y: BOX.bottom + 18, "text-anchor": "middle", class: "tick" }, x.write(tick)));
+    parts.push(drawn("path", { class: "rule", d: `M${at} ${box.top}V${box.bottom + 4}` }));
+    parts.push(drawn("text", { x: at, y: box.bottom + 18, "text-anchor": "middle", class: "tick" }, x.write(tick)));
   }
   return parts;
 }
@@ -78,12 +100,12 @@ function rulers(x, y, px, py) {
 function ends(series, x, y, px, py) {
   const labels = series.map((s) => ({ ...s, at: py(y.axis, s.values.at(-1)[1]), from: px(x.axis, s.values.at(-1)[0]) }));
   labels.sort((a, b) => a.at - b.at);
-  let last = BOX.top - 16;
+  let last = WIDE.top - 16;
   for (const l of labels) last = l.y = Math.max(l.at, last + 16);
-  let next = BOX.bottom + 16;
+  let next = WIDE.bottom + 16;
   for (const l of labels.toReversed()) next = l.y = Math.min(l.y, next - 16);
   return labels.flatMap((l) => [
-    drawn("path", { class: `lead s${l.style % styles}`, d: `M${l.from + 4} ${l.at}L${BOX.right + 12} ${l.y}` }),
-    drawn("text", { class: `name s${l.style % styles}`, x: BOX.right + 16, y: l.y + 4 }, l.name),
+    drawn("path", { class: `lead s${l.style % styles}`, d: `M${l.from + 4} ${l.at}L${WIDE.right + 12} ${l.y}` }),
+    drawn("text", { class: `name s${l.style % styles}`, x: WIDE.right + 16, y: l.y + 4 }, l.name),
   ]);
 }

@@ -1,8 +1,8 @@
 // What systems cost against length: formulas that Python made from linattn.cost, for the reader's own model and machine.
 import { button, choice, controls, slider } from "./controls.js";
 import { figure } from "./figures.js";
-import { logarithmic, plot, styles } from "./plot.js";
-import { drawn, element, named, words } from "./words.js";
+import { lineKey, logarithmic, plot, styles } from "./plot.js";
+import { element, named, words } from "./words.js";
 
 const LENGTHS = Array.from({ length: 53 }, (_, i) => 2 ** (7 + i / 4)); // 128 to a million tokens
 const views = {
@@ -83,12 +83,6 @@ function number(place, { name, label, value, min, step }, react) {
   react(value);
 }
 
-// A piece of a series's line, for the table.
-function key(style) {
-  const line = drawn("path", { class: "line", d: "M1 6H33" });
-  return drawn("svg", { viewBox: "0 0 34 12", class: `line-key s${style % styles}`, "aria-hidden": true }, line);
-}
-
 function price(place, data) {
   const model = {};
   const machine = {};
@@ -141,7 +135,7 @@ function price(place, data) {
       ...shown.map((system, style) => {
         const value = quantity(view, system, model, machine, length);
         const off = system.error > 1e-9 ? ` (± ${(100 * system.error).toPrecision(1)} %)` : "";
-        return element("tr", {}, element("th", { scope: "row" }, key(style), system.title), element("td", { class: "number", "data-system": system.name, "data-value": value }, short(value, views[view].suffix) + off));
+        return element("tr", {}, element("th", { scope: "row" }, lineKey(style), system.title), element("td", { class: "number", "data-system": system.name, "data-value": value }, short(value, views[view].suffix) + off));
       }),
     );
   }

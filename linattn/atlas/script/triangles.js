@@ -38,7 +38,7 @@ export function shapeDifference(a, b) {
 function compared(place, data, first, second) {
   place.replaceChildren();
   if (!second) {
-    place.append(element("p", { class: "soft" }, words(first ? { en: "Choose a second one.", zh: "再选一个。" } : { en: "Choose two.", zh: "选两个。" })));
+    place.append(element("p", { class: "soft" }, words(first ? { en: "Choose a second one.", zh: "再选一个。" } : { en: "Choose two of these; they are compared here.", zh: "从下面选两个，对照就显示在这里。" })));
     return;
   }
   const causal = first.causal && second.causal;
@@ -85,7 +85,7 @@ function triangles(place, data) {
       "button",
       { type: "button", class: "thumbnail", "aria-pressed": "false", "data-system": system.name, title: system.title },
       thumbnail(system),
-      element("span", {}, system.name),
+      element("span", {}, system.name.replaceAll("_", "_\u200b")),
     );
     node.addEventListener("click", () => {
       const at = chosen.indexOf(system);
@@ -93,6 +93,7 @@ function triangles(place, data) {
       else if (chosen.push(system) > 2) chosen.shift();
       for (const [other, button] of cards) button.setAttribute("aria-pressed", String(chosen.includes(other)));
       compared(comparison, data, ...chosen);
+      if (chosen.length === 2) comparison.scrollIntoView({ block: "nearest" });
     });
     return node;
   }
@@ -123,7 +124,7 @@ function triangles(place, data) {
     order = key;
     arrange();
   });
-  place.append(families, list, comparison);
+  place.append(comparison, families, list);
   compared(comparison, data);
 }
 

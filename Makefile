@@ -16,7 +16,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser demo test test-all test-gpu lint format docs lock clean
+.PHONY: help venv native browser figures demo test test-all test-gpu lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -36,6 +36,12 @@ native: $(READY) ## the CPU kernels, compiled where that has not been done and t
 browser: $(READY) ## Chromium and Chinese fonts for the tests of the atlas, from the system's packages (Debian, Ubuntu; asks for root)
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && fc-list :lang=zh 2>/dev/null | grep -q . || \
 		{ $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium fontconfig fonts-noto-cjk; }
+
+figures: $(READY) ## the drawings of the README, into docs/images (tests say when they are old)
+	@for scheme in light dark; do \
+		$(BIN)/linattn draw kda --what cell --scheme $$scheme -o docs/images/cell-$$scheme.svg && \
+		$(BIN)/linattn draw gla --what mask --scheme $$scheme -o docs/images/mask-$$scheme.svg && \
+		$(BIN)/linattn draw gla --what cost --scheme $$scheme -o docs/images/cost-$$scheme.svg || exit 1; done
 
 demo: native ## train softmax and linear attentions side by side on real text, and compare them (DEMO_ARGS=, DEMO_OUT=)
 	$(BIN)/linattn compare --out $(DEMO_OUT) $(DEMO_ARGS)

@@ -6,17 +6,23 @@ from linattn.atlas import sentence
 from linattn.atlas.cell import cell
 from linattn.atlas.look import Look, look
 from linattn.atlas.svg import alone, grid
-from linattn.atlas.text import CODES, Both
+from linattn.atlas.text import Both
 from linattn.mixers import cost
 from linattn.report.plot import Axis, Heading, Series, lines
 from linattn.report.scales import logarithmic
 from linattn.report.words import memory_tick, tokens
 
 KINDS = ("cell", "mask", "state", "cost")
+COST = {
+    "tokens": Both("tokens", "token 数"),
+    "bytes": Both("bytes kept by a layer of width 512", "宽 512 的一层所保留的字节数"),
+    "title": Both("What {} keeps", "{} 要保留多少"),
+    "told": Both("Bytes of state of {} and of softmax attention against tokens.", "{} 与 softmax 注意力的状态字节数随 token 数的变化。"),
+}
 LENGTHS = tuple(1 << n for n in range(8, 21, 2))  # tokens of the cost's axis
 
 
-def draw(name: str, what: str, *, language: str = "en", head: int = 0) -> str:
+def draw(name: str, what: str, *, language: str = "en", scheme: str = "light", head: int = 0) -> str:
     """An SVG file's content.
 
     Args:
@@ -24,21 +30,22 @@ def draw(name: str, what: str, *, language: str = "en", head: int = 0) -> str:
         what: "cell" (what fades, is erased, written, read), "mask" (the mixing matrix on the running sentence), "state" (after
             the last token) or "cost" (bytes kept against length, beside softmax).
         language: of its words, "en" or "zh".
+        scheme: whether its colours are for a "light" or a "dark" background.
         head: which one of a matrix or state, from 0.
 
     Raises:
-        ValueError: for another name, kind, language or head, and for what this mixer does not have, with the reason.
+        ValueError: for another name, kind, language, scheme or head, and for what this mixer does not have, with the reason.
     """
     if what not in KINDS:
         raise ValueError(f"what must be one of {', '.join(KINDS)}, but came as {what!r}")
-    if language not in CODES:
-        raise ValueError(f"language must be one of {', '.join(CODES)}, but came as {language!r}")
     seen = look(name)
-    if what == "cost":
-        return alone(_cost(seen), language)
-    return alone(
-        {"cell": lambda: cell(seen), "mask": lambda: mask(seen, head, named=True), "state": lambda: _state(seen, head)}[what](), language
-    )
+    made = {
+        "cell": lambda: cell(seen),
+        "mask": lambda: mask(seen, head, named=True),
+        "state": lambda: _state(seen, head),
+        "cost": lambda: _cost(seen, language),
+    }
+    return alone(made[what](), language, scheme)
 
 
 def mask(seen: Look, head: int, *, named: bool = False) -> str:
@@ -74,17 +81,17 @@ def _largest(values: object) -> float:
     return abs(values) if isinstance(values, float | int) else 0.0
 
 
-def _cost(seen: Look) -> str:
+def _cost(seen: Look, language: str) -> str:
+    """Bytes against length; a plot of the reports, whose words are in one language."""
     if not seen.info.resumable:
         raise ValueError(f"{seen.info.name} keeps nothing from token to token, so there are no bytes to draw")
+    words = {key: both.zh if language == "zh" else both.en for key, both in COST.items()}
     names = dict.fromkeys((seen.info.name, "softmax"))
     found = {n: [(float(t), float(cost(n, dim=512, tokens=t).state_bytes or 0)) for t in LENGTHS] for n in names}
     axes = (
-        Axis("tokens", logarithmic(LENGTHS, base=2), tokens),
-        Axis("bytes kept by a layer of width 512", logarithmic([b for points in found.values() for _, b in points], base=2), memory_tick),
+        Axis(words["tokens"], logarithmic(LENGTHS, base=2), tokens),
+        Axis(words["bytes"], logarithmic([b for points in found.values() for _, b in points], base=2), memory_tick),
     )
-    heading = Heading(
-        "cost", f"What {seen.info.title} keeps", f"Bytes of state of {seen.info.title} and of softmax attention against tokens."
-    )
+    heading = Heading("cost", words["title"].format(seen.info.title), words["told"].format(seen.info.title))
     svg = lines(heading, [Series(n, points, i) for i, (n, points) in enumerate(found.items())], *axes)
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)

@@ -11,6 +11,8 @@ from linattn.atlas.text import CODES, Both
 
 CELL, LEFT, TOP = 26, 62, 58  # of a grid, as in script/grid.js
 
+SCHEMES = ("light", "dark")  # of colours, in the order in which the style sheet names them
+
 
 def drawing(width: float, height: float, parts: Iterable[str], label: Both, kind: str = "") -> str:
     """An SVG element of ``parts`` with a name for those who cannot see it."""
@@ -99,48 +101,50 @@ def _cell(value: float, scale: float, row: int, col: int) -> str:
     )
 
 
-def alone(svg: str, language: str) -> str:
-    """``svg`` as a file of its own: in one language, with the light colours of the style sheet written out.
+def alone(svg: str, language: str, scheme: str = "light") -> str:
+    """``svg`` as a file of its own: in one language, with the colours of one scheme of the style sheet written out, on no background.
 
     Raises:
-        ValueError: for a language that is not "en" or "zh".
+        ValueError: for a language that is not "en" or "zh", and a scheme that is not "light" or "dark".
     """
-    if language not in CODES:
-        raise ValueError(f"language must be one of {', '.join(CODES)}, but came as {language!r}")
+    for argument, value, known in (("language", language, CODES), ("scheme", scheme, SCHEMES)):
+        if value not in known:
+            raise ValueError(f"{argument} must be one of {', '.join(known)}, but came as {value!r}")
     other = CODES["zh" if language == "en" else "en"]
     svg = re.sub(rf'<text [^>]*lang="{other}"[^>]*>.*?</text>', "", svg)
     label = re.search(rf'data-label-{language}="([^"]*)"', svg)
     svg = re.sub(r' data-label-(?:en|zh)="[^"]*"', "", svg)
     if label:
         svg = re.sub(r'aria-label="[^"]*"', f'aria-label="{label[1]}"', svg, count=1)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + svg.replace(">", f"><style>{_style()}</style>", 1) + "\n"
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + svg.replace(">", f"><style>{_style(scheme)}</style>", 1) + "\n"
 
 
-def _style() -> str:
-    """Rules for a drawing that stands alone, in the light colours of the style sheet and without variables, which few programs know."""
+def _style(scheme: str) -> str:
+    """Rules for a drawing that stands alone, in the colours of the style sheet and without variables, which few programs know."""
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    light = dict(re.findall(r"--([\w-]+): light-dark\((#\w+),", css))
-    ink, soft, rule = light["text"], light["soft"], light["rule"]
+    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", css)
+    colours = {name: pair[SCHEMES.index(scheme)] for name, *pair in found}
+    ink, soft, rule, back = (colours[name] for name in ("text", "soft", "rule", "back"))
     rules = [
         f"text{{fill:{ink};font:13px 'DejaVu Sans','Noto Sans','Noto Sans CJK SC',Arial,sans-serif}}",
         f".tick,.axis{{fill:{soft};font-size:12px}} .shape{{fill:{soft};font-size:11.5px}} .name{{font-weight:bold}}",
-        f".pos{{fill:{light['pos']}}} .neg{{fill:{light['neg']}}} .cells rect{{stroke:{rule};stroke-width:.7}}",
+        f".pos{{fill:{colours['pos']}}} .neg{{fill:{colours['neg']}}} .cells rect{{stroke:{rule};stroke-width:.7}}",
         f".rule,.grid{{stroke:{rule};fill:none}}",
     ]
     for tensor in ("q", "k", "v", "state", "decay", "output"):
-        own = light[tensor]
-        rules.append(f".t{tensor} .box{{fill:{_pale(own)};stroke:{own};stroke-width:1.5}}")
+        own = colours[tensor]
+        rules.append(f".t{tensor} .box{{fill:{_pale(own, back)};stroke:{own};stroke-width:1.5}}")
         rules.append(f".t{tensor} .wire{{fill:none;stroke:{own};stroke-width:1.7}}")
         rules.append(f".t{tensor} .tip,.t{tensor} text.t{{fill:{own}}}")
     for name, dash in re.findall(r"\.(s\d) \{ --c: var\(--s\d\); --d: ([^;]+);", css):
-        own = light[name]
+        own = colours[name]
         rules.append(f".{name} .line{{fill:none;stroke:{own};stroke-width:2;stroke-dasharray:{dash}}}")
         rules.append(f".{name}.lead{{fill:none;stroke:{own};stroke-width:1}}")
-        rules.append(f".{name} .mark,text.{name}{{fill:{own}}} .{name} .mark{{stroke:#fff;stroke-width:1}}")
+        rules.append(f".{name} .mark,text.{name}{{fill:{own}}} .{name} .mark{{stroke:{back};stroke-width:1}}")
     return " ".join(rules)
 
 
-def _pale(colour: str) -> str:
-    """An eighth of ``colour`` on white."""
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - (255 - part) * 0.12):02x}" for part in parts)
+def _pale(colour: str, back: str) -> str:
+    """An eighth of ``colour`` on ``back``."""
+    parts = ((int(colour[i : i + 2], 16), int(back[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(0.88 * under + 0.12 * own):02x}" for own, under in parts)

@@ -39,7 +39,7 @@ def atlas(
     """Build or show the atlas, the illustrated guide.
 
     A static site in English and Chinese, drawn by the running code, that opens from disk: DIR/index.html. It needs no network and
-    no server.
+    no server. All systems take a minute or two; --systems gla,softmax some seconds.
     """
     from linattn.atlas import build, serve
 

@@ -26,6 +26,13 @@ class Language(StrEnum):
     zh = "zh"
 
 
+class Scheme(StrEnum):
+    """Of the colours of a drawing."""
+
+    light = "light"
+    dark = "dark"
+
+
 def draw(
     name: Annotated[str, typer.Argument(help="A mixer's name in `linattn list`.", show_default=False)],
     what: Annotated[
@@ -37,15 +44,17 @@ def draw(
     ] = None,
     head: Annotated[int, typer.Option(metavar="H", help="Which head of a matrix or state, from 0.")] = 0,
     language: Annotated[Language, typer.Option(help="Language of the words in the drawing.")] = Language.en,
+    scheme: Annotated[Scheme, typer.Option(help="Colours for a light or a dark background; there is none in the file.")] = Scheme.light,
 ) -> None:
     """Draw one system as an SVG file.
 
-    For papers and slides; every number in it is computed by the mixer as it is created.
+    For papers and slides; every number in it is computed by the mixer as it is created, without training.
+    What a system does not have, such as a matrix of an LSTM, is refused with the reason.
     """
     from linattn.atlas.draw import draw as drawn
     from linattn.report.folder import write_text
 
-    svg = drawn(name, what.value, language=language.value, head=head)
+    svg = drawn(name, what.value, language=language.value, scheme=scheme.value, head=head)
     if out is None:
         sys.stdout.write(svg)
     else:

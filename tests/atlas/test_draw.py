@@ -2,9 +2,12 @@
 
 import re
 import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+import linattn.atlas.draw as drawing
 from linattn import mixers
 from linattn.atlas.draw import KINDS, draw
 from linattn.atlas.look import look
@@ -21,12 +24,37 @@ def test_files_stand_alone(name, what):
     assert root.tag == f"{SVG}svg" and (root.get("aria-label") or root.get("aria-labelledby"))
     assert "var(" not in svg and "color-mix" not in svg and "http" not in svg.replace("http://www.w3.org/2000/svg", "")
     assert not re.search("[\u4e00-\u9fff]", svg)
-    assert what == "cost" or re.search("[\u4e00-\u9fff]", draw(name, what, language="zh"))
+    assert re.search("[\u4e00-\u9fff]", draw(name, what, language="zh"))
 
 
 @pytest.mark.parametrize("name", mixers.available())
-def test_every_system_has_a_cell(name):
+def test_every_system_is_drawn_or_says_what_it_lacks(name, monkeypatch):
+    monkeypatch.setattr(drawing, "look", cache(look))
     ET.fromstring(draw(name, "cell"))
+    for what, there in (("mask", look(name).matrix), ("state", look(name).states)):
+        if there is None:
+            with pytest.raises(ValueError, match=f"^{name} has no (matrix|state) to draw: .{{20}}"):
+                draw(name, what)
+        else:
+            assert cells(draw(name, what))
+
+
+def test_the_two_schemes_differ_in_colours_alone():
+    light, dark = (draw("kda", "cell", scheme=scheme) for scheme in ("light", "dark"))
+    colour = re.compile("#[0-9a-f]{6}")
+    assert light != dark and colour.sub("", light) == colour.sub("", dark)
+
+
+@pytest.mark.parametrize(("figure", "name", "what"), [("cell", "kda", "cell"), ("mask", "gla", "mask"), ("cost", "gla", "cost")])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_figures_of_the_readme_are_not_old(figure, name, what, scheme):
+    """``make figures`` draws them anew."""
+    path = Path(__file__).parents[2] / "docs" / "images" / f"{figure}-{scheme}.svg"
+    number = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+    found, wanted = path.read_text(encoding="utf-8"), draw(name, what, scheme=scheme)
+    assert number.sub("", found) == number.sub("", wanted)
+    values = [[float(x) for x in number.findall(svg)] for svg in (found, wanted)]
+    assert values[0] == pytest.approx(values[1], rel=6e-3, abs=0.0101)
 
 
 def cells(svg):
@@ -60,7 +88,7 @@ def test_refusals(args, says):
 
 
 def test_bad_heads_and_languages_are_refused():
-    for bad in ({"head": 4}, {"head": -1}, {"language": "fr"}):
+    for bad in ({"head": 4}, {"head": -1}, {"language": "fr"}, {"scheme": "sepia"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             draw("gla", "mask", **bad)
 

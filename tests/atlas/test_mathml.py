@@ -17,7 +17,8 @@ def shown(latex: str) -> str:
 def test_every_registered_equation_converts_and_loses_no_letter(name):
     latex = mixers.info(name).equation
     text = shown(latex)
-    plain = re.sub(r"\\(?:mathrm|operatorname|text|mathbf|boldsymbol)\b", "", latex)
+    assert latex.count(r"\mathbb{R}") == text.count("ℝ")
+    plain = re.sub(r"\\(?:mathrm|operatorname|text|mathbf|boldsymbol)\b|\\mathbb\{R\}", "", latex)
     letters = re.findall(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", plain))
     assert [c for c in letters if c not in text] == []
     assert not set("\\_&") & set(text)

@@ -143,7 +143,7 @@ def test_a_model_trains(tmp_path):
         (["ops", "--device", "cpu", "--models", "gla"], "--models mean nothing"),
         (["train", "--device", "cpu", "--shapes", "B1T1H1D1"], "--shapes mean nothing to train"),
         (["train", "--device", "cpu", "--models", "gal"], "--models must be among"),
-        (["train", "--device", "cpu", "--peers", "torch"], "--peers must be among transformers, fla"),
+        (["train", "--device", "cpu", "--peers", "torch"], "--peers mean nothing to train on cpu"),
         (["ops", "--device", "cuda", "--shapes", "1x2"], "--shapes must be like"),
         pytest.param(
             ["ops", "--device", "cuda"], "torch sees none", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it has a GPU")
@@ -191,3 +191,8 @@ def test_a_table_is_made_of_a_cards_figures_and_of_nothing_else(tables, name, tm
     assert "| head | forward+backward | 0.80 · refuses |" in text and "600 · refuses" in text
     assert "NVIDIA H200" in text and "| none |" not in text
     assert "| linattn gla | – | 210,000 | 40 | 20.2 | 374 |" in text
+
+
+def test_peers_of_training_are_known():
+    with pytest.raises(ValueError, match="--peers must be among transformers, fla, but has torch"):
+        train.run(quick=True, device="cpu", peers=("torch",))

@@ -84,8 +84,7 @@ class Swin(Counted, GridMixer):
         y, x = (torch.arange(n, device=like.device) < shift for n in grid)  # what comes round to the other border
         label = 1 + 2 * y.long()[:, None] + x.long()
         label = self._windows(label[None, :, :, None, None], shift)[..., 0, 0]  # [windows, M M], 0 where there is no token
-        seen = (label[:, :, None] == label[:, None]) & (label > 0)[:, None]
-        return seen.repeat(like.shape[0], 1, 1)
+        return (label[:, :, None] == label[:, None]).repeat(like.shape[0], 1, 1)
 
     def _bias(self) -> Tensor:
         """B as a matrix [1, H, M M, M M]."""

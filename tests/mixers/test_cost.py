@@ -82,3 +82,9 @@ def test_refusals():
         linattn.cost("gla", dim=64, tokens=1, head=3)
     with pytest.raises(ValueError, match="did you mean 'gla'"):
         linattn.cost("glaa", dim=64, tokens=1)
+
+
+def test_fused_attention_is_counted():
+    """One seed that looks at n elements: four linear maps, two of them of all elements, and two products of n by d."""
+    n, d = 100, 32
+    assert linattn.cost("pma", dim=d, tokens=n).flops == 2 * d * d * (2 + 2 * n) + 4 * n * d

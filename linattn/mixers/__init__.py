@@ -1,6 +1,7 @@
 """How a sequence becomes (q, k, v, decay, ...) and back: one file per system."""
 
 from linattn.mixers.attention import bahdanau as _bahdanau  # noqa: F401
+from linattn.mixers.attention import conformer as _conformer  # noqa: F401
 from linattn.mixers.attention import fox as _fox  # noqa: F401
 from linattn.mixers.attention import hard_attention as _hard_attention  # noqa: F401
 from linattn.mixers.attention import mla as _mla  # noqa: F401

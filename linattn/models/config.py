@@ -20,6 +20,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mixer": "base_conv, based, softmax, base_conv*2",
         "mixer_options": {"softmax": {"window": 64}},
     },
+    # arXiv 1706.03762: its block. Its positions are sinusoids added to the embedding; here queries and keys are turned by them.
+    "transformer": {
+        "mixer": "softmax",
+        "mixer_options": {"softmax": {"bias": True, "out_bias": True}},
+        "ffn": "mlp",
+        "ffn_options": {"mlp": {"activation": "relu"}},
+        "norm": "layer",
+        "block": "post",
+    },
     "rwkv7": {  # arXiv 2503.14456: a block is two of our layers
         "mixer": "rwkv7, rwkv_channel",
         "mixer_options": {"rwkv_channel": {"gated": False}},

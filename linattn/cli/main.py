@@ -16,7 +16,7 @@ from typer.main import get_command
 
 import linattn
 
-DOORS = ("compare", "train", "generate", "chat", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
+DOORS = ("compare", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
 EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(

@@ -1,0 +1,130 @@
+"""A traced step of a generation as a drawing, and as a page that holds the drawing and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from linattn.atlas.svg import alone, drawing, text, wire
+from linattn.atlas.text import Both
+from linattn.generate.trace import Stage, Token, Trace
+from linattn.report.trace import how, largest, lines, name_of, quoted, shape, told
+from linattn.report.words import percent
+
+WIDTH, LEFT, ROW = 980, 190, 34
+CELLS, CELL = 48, 9  # of a strip: neighbouring channels share a cell, which shows the one farthest from 0
+CHIP = 7.8  # mean width of a character
+
+
+def svg(trace: Trace) -> str:
+    """A file of its own."""
+    return alone(_drawn(trace), "en")
+
+
+def page(trace: Trace) -> str:
+    """A page that needs nothing else."""
+    title = f"From text to text: {quoted(trace.prompt)}"
+    picture = svg(trace).partition("\n")[2]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(title)} · linattn</title>
+<style>
+:root {{ color-scheme: light; }}
+body {{ margin: 1.5rem auto; padding: 0 1rem; max-width: 1240px; background: #fff; color: #1b1f24; font-family: sans-serif; }}
+h1 {{ font-size: 1.3rem; overflow-wrap: anywhere; }}
+svg {{ display: block; width: 100%; height: auto; }}
+pre {{ overflow-x: auto; padding: .8rem; background: #f6f8fa; border-radius: 8px; font-size: .82rem; }}
+</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{picture}<h2>The same in figures</h2>
+<pre tabindex="0">{escape(chr(10).join(lines(trace)))}</pre>
+</main>
+</body>
+</html>
+"""
+
+
+def _drawn(trace: Trace) -> str:
+    """From top to bottom: tokens, a strip for every stage, the candidates, the loop."""
+    parts: list[str] = []
+    y = 20.0
+    y = _add(parts, *_chips("1 tokenise", trace.tokens, y))
+    for stage in trace.stages[:-1]:
+        title = {"embedding": "2 embed", "norm": "norm"}.get(stage.part, name_of(stage).strip())
+        parts.append(wire([(LEFT - 12, y - 12), (LEFT - 12, y + 6)]))
+        y = _add(parts, _strip(stage, title, y), y + ROW + (14 if told(stage) else 0))
+    y = _add(parts, *_candidates(trace, y + 8))
+    y = _add(parts, *_chips("6 loop", trace.written, y + 8))
+    parts.append(text(LEFT, y, f"ended {trace.ended}", "tick", "start"))
+    parts.append(wire([(WIDTH - 26, y - 33), (WIDTH - 10, y - 33), (WIDTH - 10, 31), (WIDTH - 26, 31)], dashed=True))
+    label = Both(f"One step of a generation after {quoted(trace.prompt)}", f"{quoted(trace.prompt)} 之后的一步生成")
+    return drawing(WIDTH, y + 16, parts, label, "cells")
+
+
+def _add(parts: list[str], drawn: str, y: float) -> float:
+    parts.append(drawn)
+    return y
+
+
+def _chips(title: str, tokens: Sequence[Token], y: float) -> tuple[str, float]:
+    """Tokens in boxes, line after line, and where the next thing may stand; of many the first and the last."""
+    parts, x = [text(8, y + 15, title, "name", "start")], float(LEFT)
+    for word in _words(tokens):
+        width = CHIP * len(word) + 12
+        if x + width > WIDTH - 40:
+            x, y = float(LEFT), y + 28
+        parts.append(f'<g class="tk"><rect class="box" x="{x:g}" y="{y:g}" width="{width:g}" height="22" rx="5"/></g>')
+        parts.append(text(x + width / 2, y + 15, word))
+        x += width + 5
+    return "".join(parts), y + 44
+
+
+def _words(tokens: Sequence[Token], most: int = 60) -> Iterator[str]:
+    for i, token in enumerate(tokens):
+        if len(tokens) <= most or i < most // 2 or i >= len(tokens) - most // 2:
+            yield quoted(token.text)
+        elif i == most // 2:
+            yield f"… {len(tokens) - most} more …"
+
+
+def _strip(stage: Stage, title: str, y: float) -> str:
+    """The last token's vector in cells, size as strength, sign as colour and form; its shape, its largest entries, what it keeps."""
+    count = min(CELLS, len(stage.vector))
+    bins = [part[part.abs().argmax()].item() for part in stage.vector.tensor_split(count)]
+    scale = max(map(abs, bins)) or 1.0
+    parts = [text(8 if stage.part != "ffn" else 34, y + 13, title, "name" if stage.part != "ffn" else "", "start")]
+    for i, value in enumerate(bins):
+        kind, round_ = ("neg", 4) if value < 0 else ("pos", 1)
+        parts.append(
+            f'<rect x="{LEFT + i * CELL}" y="{y + 2:g}" width="{CELL - 1}" height="16" rx="{round_}" class="{kind}" '
+            f'fill-opacity="{abs(value) / scale:.2f}" data-value="{value:.3g}"/>'
+        )
+    right = LEFT + CELLS * CELL + 12
+    parts.append(text(right, y + 9, shape(stage.shape), "shape", "start"))
+    parts.append(text(right, y + 22, largest(stage), "shape", "start"))
+    if more := told(stage):
+        parts.append(text(LEFT, y + 31, more, "shape", "start"))
+    return "".join(parts)
+
+
+def _candidates(trace: Trace, y: float) -> tuple[str, float]:
+    """Logits of the likeliest tokens, and their probabilities as bars; the chosen one is marked."""
+    size = trace.stages[-1].shape
+    parts = [text(8, y + 13, "4 classify", "name", "start"), text(LEFT, y + 13, f"{shape(size)}: a logit for each token", "shape", "start")]
+    y += 26
+    parts.append(text(8, y + 13, "5 sample", "name", "start") + text(8, y + 29, how(trace), "shape", "start"))
+    for token in trace.likeliest:
+        chosen = token.number == trace.written[0].number
+        parts.append(text(LEFT + 80, y + 13, quoted(token.text), "name" if chosen else "", "end"))
+        parts.append(f'<rect x="{LEFT + 90}" y="{y + 2:g}" width="{max(1.0, 360 * token.probability):.1f}" height="15" class="pos"/>')
+        words = f"{percent(token.probability)}, logit {token.logit:.2f}" + ("  ← chosen" if chosen else "")
+        parts.append(text(LEFT + 98 + max(1.0, 360 * token.probability), y + 13, words, "shape", "start"))
+        y += 22
+    return "".join(parts), y + 8

@@ -1,0 +1,211 @@
+"""One step of a generation, looked at from the text to the next token: what comes out of every stage, and the loop behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.data.codec import REPLACEMENT, ByteCodec
+from linattn.generate.sampling import Sampling, draw, probabilities
+
+if TYPE_CHECKING:
+    from linattn.data.codec import Codec
+    from linattn.models import LanguageModel
+
+LARGEST, LIKELIEST = 3, 8  # entries of a vector, and tokens, that are told
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token, the text that it decodes to (of half a character its byte), its logit and its probability, 0 for those that were given."""
+
+    number: int
+    text: str
+    logit: float = 0.0
+    probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a part of the model gave, and what it gave for the last token.
+
+    Args:
+        part: "embedding", "mixer", "ffn", "norm" or "classifier".
+        layer: number of the block, from 1; 0 outside of blocks.
+        name: of the mixer or feed-forward.
+        shape: of its output.
+        vector: its output for the last token, [D] or [vocab] float32.
+        state: for a mixer the shape of each tensor that it keeps.
+        state_bytes: of those.
+        experts: for a mixture of experts the ones that the last token went to, with their weights.
+    """
+
+    part: str
+    layer: int
+    name: str
+    shape: tuple[int, ...]
+    vector: Tensor
+    state: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    state_bytes: int = 0
+    experts: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square of ``vector``."""
+        return self.vector.square().mean().sqrt().item()
+
+    @property
+    def largest(self) -> list[tuple[int, float]]:
+        """The channels of ``vector`` that are farthest from 0, with their values."""
+        places = self.vector.abs().topk(min(LARGEST, len(self.vector))).indices.tolist()
+        return [(place, self.vector[place].item()) for place in places]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step of a generation and what followed.
+
+    Args:
+        prompt: its text.
+        tokens: of the prompt.
+        stages: in the order in which they ran.
+        likeliest: the tokens that could have come next, the likeliest first.
+        sampling: how one of them was chosen.
+        written: the tokens that were chosen, this step's first.
+        text: what they decode to, up to the stop text.
+        ended: why the loop ended.
+    """
+
+    prompt: str
+    tokens: list[Token]
+    stages: list[Stage]
+    likeliest: list[Token]
+    sampling: Sampling
+    written: list[Token]
+    text: str
+    ended: str
+
+
+@torch.inference_mode()
+def trace(
+    model: LanguageModel,
+    codec: Codec,
+    prompt: str,
+    *,
+    max_new_tokens: int = 16,
+    sampling: Sampling | None = None,
+    stop: Sequence[str] = (),
+    generator: torch.Generator | None = None,
+) -> Trace:
+    """Read ``prompt`` in one pass, look at every stage of it, choose the next token, and go on until a stop.
+
+    Args:
+        model: a :class:`linattn.LanguageModel`, in ``eval``.
+        codec: turns text into its tokens and back.
+        prompt: the text to continue, at least one token.
+        max_new_tokens: how many are written at most, at least 1.
+        sampling: how one is chosen; None: with their probabilities.
+        stop: the loop ends before the first of these texts.
+        generator: of the random numbers; None: torch's own.
+
+    Raises:
+        ValueError: for an empty prompt and a number out of range.
+    """
+    sampling = Sampling() if sampling is None else sampling
+    ids = codec.encode(prompt)
+    if not ids:
+        raise ValueError("prompt must be a text of at least one token, but came empty")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, but came as {max_new_tokens}")
+    with _watched(model) as stages:
+        logits, state = model(torch.tensor([ids], device=model.lm_head.weight.device), return_state=True)
+    likeliest = _likeliest(logits[:, -1], sampling, codec)
+    written: list[Token] = []
+    while True:
+        written.append(_chosen(logits[:, -1], sampling, codec, generator))
+        text = codec.decode([token.number for token in written])
+        found = [(text.find(s), s) for s in stop if s in text]
+        if found:
+            at, s = min(found)
+            return Trace(prompt, _tokens(ids, codec), stages, likeliest, sampling, written, text[:at], f"at the stop text {s!r}")
+        if len(written) == max_new_tokens:
+            ended = f"after {max_new_tokens} {'token' if max_new_tokens == 1 else 'tokens'}, as asked"
+            return Trace(prompt, _tokens(ids, codec), stages, likeliest, sampling, written, text, ended)
+        token = torch.tensor([[written[-1].number]], device=logits.device)
+        logits, state = model(token, state, return_state=True)
+
+
+def _tokens(ids: Sequence[int], codec: Codec) -> list[Token]:
+    return [Token(number, _text(codec, number)) for number in ids]
+
+
+def _text(codec: Codec, number: int) -> str:
+    text = codec.decode([number])
+    return f"\\x{number:02x}" if isinstance(codec, ByteCodec) and REPLACEMENT in text else text
+
+
+def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """[1, V]; where the likeliest is taken, what the model itself says."""
+    return logits.float().softmax(-1) if sampling.temperature == 0 else probabilities(logits, sampling)
+
+
+def _likeliest(logits: Tensor, sampling: Sampling, codec: Codec) -> list[Token]:
+    p = _probabilities(logits, sampling)[0]
+    best = p.topk(min(LIKELIEST, len(p))).indices.tolist()
+    return [Token(n, _text(codec, n), logits[0, n].item(), p[n].item()) for n in best]
+
+
+def _chosen(logits: Tensor, sampling: Sampling, codec: Codec, generator: torch.Generator | None) -> Token:
+    p = _probabilities(logits, sampling)
+    n = int(logits.argmax() if sampling.temperature == 0 else draw(p, generator))
+    return Token(n, _text(codec, n), logits[0, n].item(), p[0, n].item())
+
+
+@contextmanager
+def _watched(model: LanguageModel) -> Iterator[list[Stage]]:
+    """Within it every part of ``model`` that runs leaves a stage."""
+    stages: list[Stage] = []
+    handles = []
+
+    def watch(module: nn.Module | None, part: str, name: str, layer: int = 0) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            y, *others = output if isinstance(output, tuple) else (output,)
+            kept = next((other for other in others if isinstance(other, dict)), {})
+            stages.append(Stage(
+                part, layer, name, tuple(y.shape), y[0, -1].float().clone(),
+                {key: tuple(t.shape) for key, t in kept.items()}, sum(t.numel() * t.element_size() for t in kept.values()),
+                experts_of(module, args[0][:, -1]) if part == "ffn" else [],
+            ))  # fmt: skip
+
+        if module is not None:
+            handles.append(module.register_forward_hook(hook))
+
+    backbone, config = model.model, model.config
+    watch(backbone.embedding, "embedding", "embedding")
+    for i, (block, mixer, ffn) in enumerate(zip(backbone.layers, config.mixer_names, config.ffn_names, strict=True)):
+        watch(getattr(block, "mixer"), "mixer", mixer, i + 1)  # noqa: B009  (a module list's modules are of no known class)
+        watch(getattr(block, "ffn"), "ffn", ffn, i + 1)  # noqa: B009
+    watch(backbone.norm, "norm", config.norm)
+    watch(model.lm_head, "classifier", "classifier")
+    try:
+        yield stages
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def experts_of(ffn: nn.Module, x: Tensor) -> list[tuple[int, float]]:
+    """The experts that a mixture sends the token x [1, D] to, and their weights; none of another feed-forward."""
+    router, active = getattr(ffn, "router", None), getattr(ffn, "active", None)
+    if router is None or active is None:
+        return []
+    if callable(route := getattr(ffn, "route", None)):
+        weights, chosen = route(x)
+    else:
+        weights, chosen = router(x.to(router.weight.dtype)).softmax(-1).topk(active, -1)
+    return list(zip(chosen[0].tolist(), weights[0].tolist(), strict=True))

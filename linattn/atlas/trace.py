@@ -120,7 +120,7 @@ def _candidates(trace: Trace, y: float) -> tuple[str, float]:
     parts = [text(8, y + 13, "4 classify", "name", "start"), text(LEFT, y + 13, f"{shape(size)}: a logit for each token", "shape", "start")]
     y += 26
     parts.append(text(8, y + 13, "5 sample", "name", "start") + text(8, y + 29, how(trace), "shape", "start"))
-    for token in trace.likeliest:
+    for token in trace.candidates:
         chosen = token.number == trace.written[0].number
         parts.append(text(LEFT + 80, y + 13, quoted(token.text), "name" if chosen else "", "end"))
         parts.append(f'<rect x="{LEFT + 90}" y="{y + 2:g}" width="{max(1.0, 360 * token.probability):.1f}" height="15" class="pos"/>')

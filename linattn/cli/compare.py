@@ -33,7 +33,10 @@ def _written(value: object) -> str:
 _MIXERS = "Names from `linattn list`, or all. The first has the usual feed-forward; the others' are as wide as equal parameters need."
 _TASK = "What is learned: text by language models, or something else by models of its own, with defaults of its own."
 _SEEDS = "Models of each mixer, with the seeds S, S + 1, ...; text has one. [default: the task's own, 3]"
-_DATA = "A file that the task learns from: recommend takes a CSV with the columns user,item,time. [default: the task's own data]"
+_DATA = (
+    "A file that the task learns from: recommend takes a CSV with the columns user,item,time, translate lines of a source, a tab and its "
+    "target. [default: the task's own data]"
+)
 _OUT = "Folder of the report: a new or an empty one, or one with an earlier report, which is replaced."
 
 

@@ -90,6 +90,12 @@ class Trace:
     text: str
     ended: str
 
+    @property
+    def candidates(self) -> list[Token]:
+        """The likeliest, and behind them the one that was chosen if it is another."""
+        first = self.written[0]
+        return self.likeliest if any(t.number == first.number for t in self.likeliest) else [*self.likeliest, first]
+
 
 @torch.inference_mode()
 def trace(

@@ -20,6 +20,7 @@ TASKS = {  # module, and what it is called there if not TASK
     "recommend": "linattn.report.recommend",
     "reverse": "linattn.report.sequences",
     "sort": "linattn.report.sequences:SORT",
+    "translate": "linattn.report.translate",
 }
 
 

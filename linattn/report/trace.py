@@ -26,8 +26,8 @@ def lines(trace: Trace) -> Iterator[str]:
     classifier = trace.stages[-1]
     yield f"4 classify    {shape(classifier.shape)}: a logit for each of {classifier.shape[-1]:,} tokens"
     yield f"5 sample      {how(trace)}"
-    width = max(len(quoted(t.text)) for t in trace.likeliest)
-    for t in trace.likeliest:
+    width = max(len(quoted(t.text)) for t in trace.candidates)
+    for t in trace.candidates:
         chosen = " <" if t.number == trace.written[0].number else ""
         bar = "#" * round(BAR * t.probability) + chosen
         yield f"    {quoted(t.text):{width}} {t.number:6}  logit {t.logit:7.2f}  {percent(t.probability):>8} {bar}".rstrip()

@@ -73,6 +73,14 @@ def test_the_loop_writes_what_generation_writes(model, sampling):
     assert found.ended == "after 7 tokens, as asked"
 
 
+def test_what_is_chosen_is_always_among_the_candidates(model):
+    found = [trace(model, ByteCodec(), "abc", max_new_tokens=1, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+    for one in found:
+        assert one.written[0].number in [t.number for t in one.candidates] and len(one.candidates) in (8, 9)
+        assert "\n".join(lines(one)).count(" <") == 1 and svg(one).count("← chosen") == 1
+    assert any(len(one.candidates) == 9 for one in found)
+
+
 def test_it_ends_before_the_first_stop_text(model):
     free = trace(model, ByteCodec(), "abc", max_new_tokens=6, sampling=GREEDY)
     stop = free.text[2:4]

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -111,6 +112,7 @@ def _next(results: Any, workers: Sequence[Any]) -> Finished | Failed:
 def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
     """Do what comes until this process is ended; several runs take turns, a step each, every one on its own stream."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # more would fight over the cores
     running: list[tuple[Generator, AbstractContextManager]] = []
     while True:
@@ -127,6 +129,14 @@ def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
             if one is not None:
                 running.remove(turn)
                 results.put(one)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it ends, however that comes: nobody would ever send it another run."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _stream() -> AbstractContextManager:

@@ -1,6 +1,12 @@
 import json
 import math
 import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +138,32 @@ def test_processes_do_what_this_one_would(monkeypatch, tmp_path):
     assert [row["score"] for row in report["rows"]] == [4 / 32, 8 / 32]
     assert len(report["failures"]) == 2
     assert os.getpid() not in {entry["result"]["process"] for entry in report["runs"]}
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    """However it ends: here without a word to anybody."""
+    (script := tmp_path / "parent.py").write_text("""
+import multiprocessing, os
+from linattn.reproduce import workers
+from tests.reproduce import toy
+if __name__ == "__main__":  # the spawned process reads this file, too
+    runs = workers._in_processes(toy.measure, iter([{"mixer": "gla", "size": 4, "seed": 0}] * 9), 1, 1)
+    assert next(runs).result["score"] == 4 / 32
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    input()
+    os._exit(0)
+""")
+    root = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=root) as parent:
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.communicate("now\n")
+        try:
+            assert select.select([worker], [], [], 60)[0], "it waits for a parent that is no more"
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+            os.close(worker)
 
 
 @pytest.mark.parametrize(

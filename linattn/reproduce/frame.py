@@ -72,9 +72,7 @@ class Ledger:
         if old and old["study"] != self.options.study:
             raise ValueError(f"--out {self.folder.path} holds the study {old['study']!r}; name another folder for {self.options.study!r}")
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        here, machines = machine(), old.get("machines", [])
-        machines = machines if here in machines else [*machines, here]
-        self.here = machines.index(here)
+        self.machine = machine()
         self.done: dict[str, dict] = {_key(entry["run"]): entry for entry in old.get("runs", [])}
         self.wanted: list[Run] = []
         self.report: dict[str, Any] = {
@@ -87,7 +85,7 @@ class Ledger:
             "complete": False,
             "command": self.options.command(),
             "created": old.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
-            "machines": machines,
+            "machines": old.get("machines", []),
             "settings": json.loads(json.dumps(asdict(self.settings))),
             "columns": [],
             "rows": [],
@@ -116,7 +114,11 @@ class Ledger:
         if isinstance(one, Failed):
             self.report["failures"].append({"run": one.run, "error": one.error})
         else:
-            entry = {"run": one.run, "result": _finite(one.result), "seconds": round(one.seconds, 3), "machine": self.here}
+            machines = self.report["machines"]
+            if self.machine not in machines:
+                machines.append(self.machine)
+            here = machines.index(self.machine)
+            entry = {"run": one.run, "result": _finite(one.result), "seconds": round(one.seconds, 3), "machine": here}
             self.done[_key(one.run)] = entry
         self._save()
 

@@ -94,6 +94,16 @@ def test_every_run_is_on_disk_before_the_next(given, tmp_path):
     assert saved == list(range(9))
 
 
+def test_a_run_knows_its_machine(given, tmp_path, monkeypatch):
+    given()
+    first = reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
+    monkeypatch.setattr(frame, "machine", lambda: {**first["machines"][0], "cpu": "Another"})
+    assert reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)["machines"] == first["machines"], "it did nothing"
+    report = reproduce.run("recall", mixers=["gla"], seeds=2, out=tmp_path)
+    assert [m["cpu"] for m in report["machines"]] == [first["machines"][0]["cpu"], "Another"]
+    assert {entry["run"]["seed"]: entry["machine"] for entry in report["runs"] if not entry["run"]["again"]} == {0: 0, 1: 1}
+
+
 def test_other_settings_are_other_runs_and_lose_none(given, tmp_path):
     given()
     reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)

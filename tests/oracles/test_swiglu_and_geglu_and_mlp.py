@@ -16,7 +16,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     ("name", "options", "theirs"),
     [
         ("swiglu", {}, lambda: modeling_llama.LlamaMLP(modeling_llama.LlamaConfig(**SIZES))),
-        ("geglu", {}, lambda: modeling_gemma.GemmaMLP(modeling_gemma.GemmaConfig(**SIZES, hidden_activation="gelu_pytorch_tanh"))),
+        ("geglu", {}, lambda: modeling_gemma.GemmaMLP(modeling_gemma.GemmaConfig(**SIZES))),
         ("mlp", {}, lambda: modeling_vit.ViTMLP(modeling_vit.ViTConfig(**SIZES))),
         ("mlp", {"activation": "relu"}, lambda: modeling_vit.ViTMLP(modeling_vit.ViTConfig(**SIZES, hidden_act="relu"))),
     ],

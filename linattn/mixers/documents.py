@@ -32,10 +32,13 @@ _ELSEWHERE = (
     ("Hybrids of Mamba-2 and attention", "004", 'linattn.LMConfig(mixer="mamba2*7, softmax")'),
     ("Modular linearized attention", "001", "linattn.models.Seq2SeqConfig: encoder, decoder and cross"),
     ("The original Transformer's block", "001 002", 'linattn.LMConfig(block="post", norm="layer")'),
+    ("Dictionary masks", "001", "linattn.ops.definitions"),
+    ("Masked image generation (MaskGIT)", "001", "linattn.generate.masked"),
+    ("KAM-BERT", "001", "not built; the documentation says why"),
+    ("SR-MAG", "001", "not built; the documentation says why"),
     ("Tokenization", "002", "linattn.data.TokenizerCodec"),
     ("Embedding", "002", "linattn.models.Backbone, its embedding"),
     ("Feed-forward", "002", "linattn.ffn"),
-    ("Mixture of experts", "001 002", "the feed-forward experts"),
     ("Classifier and sampling", "002", "linattn.generate.sample"),
     ("Generation until the stop token", "002", "linattn.generate.stream, linattn trace"),
 )
@@ -46,9 +49,9 @@ _NEIGHBOURS = (
     "Prompt compression", "MInference", "PowerInfer-2", "Quantisation of caches and of diffusion models", "llama.cpp",
 )  # fmt: skip
 
-# What the documents name and nothing here is called yet: its name to be, where it will have one, a title, documents. A name that gets
-# registered leaves this list by itself.
-PLANNED: tuple[tuple[str | None, str, str], ...] = (
+# What the documents name and nothing here is called yet: its name to be, a title, documents. A name that gets registered leaves this
+# list by itself.
+PLANNED: tuple[tuple[str, str, str], ...] = (
     ("bahdanau", "Additive attention (Bahdanau)", "001"),
     ("conformer", "Conformer", "001"),
     ("set_transformer", "Set Transformer", "001"),
@@ -63,14 +66,11 @@ PLANNED: tuple[tuple[str | None, str, str], ...] = (
     ("gshard", "GShard", "001"),
     ("st_moe", "ST-MoE", "001"),
     ("product_key_memory", "Product-key memory", "001"),
-    (None, "Hard attention: the key with the largest score", "002 004"),
-    (None, "Sparsified attention weights (top-k)", "001"),
-    (None, "KAM-BERT", "001"),
-    (None, "SR-MAG", "001"),
-    (None, "Dictionary masks", "001"),
-    (None, "Masked image generation", "001"),
-    (None, "CA-Stream", "001"),
-    (None, "Visual attention network (VAN)", "001"),
+    ("experts", "Mixture of experts", "002"),
+    ("hard_attention", "Hard attention", "002 004"),
+    ("topk", "Top-k attention", "001"),
+    ("ca_stream", "CA-Stream, cross-attention pooling", "001"),
+    ("van", "VAN, large kernel attention", "001"),
 )
 
 

@@ -7,20 +7,20 @@ from linattn.mixers.registry import Info
 # Every kind with its names; some belong to several, as in the survey's figure 2, and are listed under the first. Names may stand here
 # before they are registered. One that is nowhere here has the kind of the folder that its code lies in, see _HOMES.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "softmax attention": ("cross_softmax",),
+    "softmax attention": ("cross_softmax", "topk"),
     "fixed patterns": (
         "blockwise", "etc", "local", "local_2d", "longformer", "memory_compressed", "sparse_transformer", "swin",
     ),
     "combined patterns": ("axial", "etc", "longformer", "sparse_transformer"),
     "learnable patterns": ("cluster_former", "clustered", "improved_clustered", "reformer", "routing", "sinkhorn"),
-    "neural memory": ("etc", "longformer", "memory_compressed", "perceiver", "perceiver_io", "set_transformer"),
+    "neural memory": ("etc", "longformer", "memory_compressed", "perceiver", "perceiver_io", "pma", "set_transformer"),
     "kernels": ("linear_transformer", "performer"),
     "low rank": ("linear_transformer", "linformer", "nystromformer", "performer"),
     "recurrence": ("compressive_transformer", "transformer_xl"),
     "down-sampling": (
-        "agent", "charformer", "funnel", "memory_compressed", "nystromformer", "perceiver", "perceiver_io", "swin",
+        "agent", "ca_stream", "charformer", "funnel", "memory_compressed", "nystromformer", "perceiver", "perceiver_io", "swin",
     ),
-    "sparse": ("experts", "gshard", "product_key_memory", "st_moe", "switch"),
+    "sparse": ("experts", "gshard", "product_key_memory", "st_moe", "switch", "topk"),
     "linear attention of images": (),
     "linear attention with decay": (),
     "delta rule and learning in the state": (),

@@ -16,14 +16,13 @@ INVENTORY = {
         compression of the key-value cache | quantisation | llama.cpp
     """,
     "001": """
-        bahdanau | original transformer | kam-bert | sr-mag | dictionary mask | masked image generation | ca-stream | visual
-        attention network | linear_transformer | efficient_attention | taylor | cosformer | focused | agent | mobile |
-        efficientvit | modular linearized attention | slab | linrec | based | retnet | gla | mamba | mamba2 | state space
-        duality | hippo | rwkv4 | rwkv_channel | blockwise | local | local_2d | sparse_transformer | longformer |
-        memory_compressed | axial | clustered | improved_clustered | cluster_former | reformer | routing | sinkhorn |
-        set_transformer | etc | linformer | performer | rfa | gated_rfa | transformer_xl | perceiver | funnel | swin |
-        charformer | nystromformer | switch | st_moe | gshard | product_key_memory | sparsified attention weights | gaussian |
-        linear | polynomial | relu_attention | conformer | mixture of experts | rnn | lstm | softmax
+        bahdanau | original transformer | kam-bert | sr-mag | dictionary mask | masked image generation | ca-stream | van |
+        linear_transformer | efficient_attention | taylor | cosformer | focused | agent | mobile | efficientvit | modular
+        linearized attention | slab | linrec | based | retnet | gla | mamba | mamba2 | state space duality | hippo | rwkv4 |
+        rwkv_channel | blockwise | local | local_2d | sparse_transformer | longformer | memory_compressed | axial | clustered |
+        improved_clustered | cluster_former | reformer | routing | sinkhorn | set_transformer | etc | linformer | performer |
+        rfa | gated_rfa | transformer_xl | perceiver | funnel | swin | charformer | nystromformer | switch | st_moe | gshard |
+        product_key_memory | topk | gaussian | linear | polynomial | relu_attention | conformer | rnn | lstm | softmax
     """,
     "002": """
         tokenization | embedding | original transformer | softmax | hard attention | feed-forward | mixture of experts |

@@ -41,7 +41,14 @@ def recurrence(look: Look) -> str | None:
     return _kind(look.spec) if look.spec and look.info.causal else None
 
 
+def _scanned(spec: Spec) -> bool:
+    """Whether keys or values are single numbers: such a recurrence runs as a scan, by other kernels."""
+    return 1 in spec.sizes[1:]
+
+
 def _kind(spec: Spec) -> str | None:
+    if spec.normalize or _scanned(spec):
+        return None
     kinds = {
         ("none", "none"): "none", ("constant", "none"): "constant", ("head", "none"): "head", ("channel", "none"): "channel",
         ("none", "delta"): "delta", ("head", "delta"): "gated_delta", ("channel", "delta"): "kda", ("channel", "pair"): "erase",

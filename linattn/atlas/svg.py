@@ -85,8 +85,8 @@ def grid(
     rows, cols = len(values), len(values[0]) if values else 0
     parts = [text(left - 7, top + (r + 0.5) * CELL + 4, name, "tick", "end") for r, name in enumerate(row_names or ())]
     for c, name in enumerate(col_names or ()):
-        x, y = left + (c + 0.5) * CELL + 3, top - 7
-        parts.append(text(x, y, name, "tick", "start", f' transform="rotate(-45 {x:g} {y:g})"'))
+        x, y = left + (c + 0.5) * CELL + 4, top - 7
+        parts.append(text(x, y, name, "tick", "start", f' transform="rotate(-60 {x:g} {y:g})"'))
     cells = (_cell(value, scale, r, c) for r, row in enumerate(values) for c, value in enumerate(row) if value is not None)
     parts.append(f'<g transform="translate({left} {top})">{"".join(cells)}</g>')
     return drawing(left + cols * CELL + (26 if col_names else 2), top + rows * CELL + 2, parts, label, "cells")

@@ -65,13 +65,38 @@ def test_matrix_and_state_show_the_json_at_every_stop(open_page, site, name):
 
 
 def test_a_slider_reacts_within_a_tenth_of_a_second(open_page):
-    for path, name, stops in (("systems/gla.html", "token", range(1, 13)), ("price.html", "dim", range(8, 14))):
+    sliders = (
+        ("systems/gla.html", "token", range(1, 13)), ("systems/gla.html", "query", range(13)), ("price.html", "dim", range(8, 14)),
+        ("story/1.html", "length", range(14)), ("story/2.html", "token", range(12)), ("story/8.html", "rule", range(8)),
+        ("capacity.html", "pairs", range(1, 65, 9)), ("lab.html", "decay", (0.5, 0.6, 0.9)),
+    )  # fmt: skip
+    for path, name, stops in sliders:
         page = open_page(path).page
         script = """([name, stops]) => stops.map(v => { const e = document.querySelector(`[data-slider=${name}]`);
             const start = performance.now(); e.value = v; e.dispatchEvent(new Event("input")); document.body.offsetHeight;
             return performance.now() - start; })"""
         times = sorted(page.evaluate(script, [name, list(stops)]))
         assert times[len(times) // 2] < 100, times
+
+
+def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page):
+    for path, place in (("price.html", "svg.plot"), ("capacity.html", "svg.plot"), ("story/1.html", ".orders > svg")):
+        page = open_page(path, width=390).page
+        narrow = page.locator(place).first.bounding_box()
+        assert narrow["x"] >= 0 and narrow["x"] + narrow["width"] <= 390
+        letters = "ns => Math.min(...ns.filter(n => n.textContent && n.getClientRects().length).map(n => n.getBoundingClientRect().height))"
+        assert page.locator(f"{place} text").evaluate_all(letters) >= 10
+        page.set_viewport_size({"width": 1280, "height": 900})
+        assert page.locator(place).first.bounding_box()["width"] > 600
+        assert page.locator(place).first.get_attribute("viewBox").split()[2] in ("760", "640")
+
+
+def test_what_is_compared_is_in_sight(open_page):
+    page = open_page("triangle.html", width=390).page
+    for name in ("gla", "softmax"):
+        page.locator(f"[data-system={name}]").click()
+    box = page.locator(".comparison").bounding_box()
+    assert box["y"] < 900 and box["y"] + box["height"] > 0
 
 
 def test_the_price_shows_what_the_formulas_say(open_page, site):

@@ -4,6 +4,7 @@ import pytest
 
 import linattn
 from linattn.atlas.look import look
+from linattn.atlas.measured import recurrence
 from linattn.atlas.price import evaluate, price
 
 
@@ -17,6 +18,14 @@ def test_formulas_are_exact(name):
         assert tokens * evaluate(p.prefill, dim, heads, tokens) == pytest.approx(c.flops, rel=1e-12)
         assert evaluate(p.step, dim, heads, tokens) == pytest.approx(c.step_flops, rel=1e-12)
         assert evaluate(p.state, dim, heads, tokens) == pytest.approx(c.state_bytes, rel=1e-12)
+
+
+def test_only_a_system_that_runs_the_kernels_has_their_times():
+    kinds = {"gla": "channel", "retnet": "constant", "kda": "kda", "softmax": "softmax"}
+    assert {name: recurrence(look(name)) for name in kinds} == kinds
+    assert not any(recurrence(look(name)) for name in ("mamba", "rg_lru", "linear_transformer", "mlstm", "lstm")), (
+        "scans, quotients, own rules"
+    )
 
 
 def test_a_price_that_is_no_polynomial_says_how_far_off_it_is():

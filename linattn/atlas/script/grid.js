@@ -105,8 +105,8 @@ function names(rowNames, colNames, left, top, cell) {
     drawnWords(name, { x: left - 7, y: top + (r + 0.5) * cell + 4, "text-anchor": "end", class: "tick" }),
   );
   const cols = (colNames ?? []).map((name, c) => {
-    const [x, y] = [left + (c + 0.5) * cell + 3, top - 7];
-    return drawnWords(name, { x, y, transform: `rotate(-45 ${x} ${y})`, class: "tick" });
+    const [x, y] = [left + (c + 0.5) * cell + 4, top - 7];
+    return drawnWords(name, { x, y, transform: `rotate(-60 ${x} ${y})`, class: "tick" });
   });
   return [...rows, ...cols].flat();
 }

@@ -22,13 +22,18 @@ function sign(x, y, text) {
   return drawn("text", { x, y: y + 6, "text-anchor": "middle", class: "sign" }, text);
 }
 
+// `parts(length, width)` gives two groups: the product, and what its middle is made of, which stands below it on a phone.
 function oneOrder(place, key, title, parts) {
-  const svg = drawn("svg", { viewBox: "0 0 630 186", "aria-hidden": true });
+  const svg = drawn("svg", { "aria-hidden": true });
+  const frame = named(element("div", { role: "img", class: "orders" }, svg), title);
   const cost = element("output", { "data-name": key });
   const note = element("p", { class: "readout" }, element("span", {}, words({ en: "multiply-adds: ", zh: "乘加次数：" })), cost);
-  place.append(element("h3", {}, words(title)), named(element("div", { role: "img", class: "wide", tabindex: 0 }, svg), title), note);
+  place.append(element("h3", {}, words(title)), frame, note);
   return (length, width, count) => {
-    svg.replaceChildren(...parts(length, width));
+    const narrow = frame.clientWidth < 560;
+    const [product, middle] = parts(length, width);
+    svg.setAttribute("viewBox", narrow ? "0 0 330 372" : "0 0 640 186");
+    svg.replaceChildren(drawn("g", {}, product), drawn("g", narrow ? { transform: "translate(-310 186)" } : {}, middle));
     cost.setAttribute("data-value", count);
     cost.replaceChildren(power(count));
   };
@@ -39,19 +44,20 @@ function bothOrders(place, data) {
   const d = data.width;
   const y = 88;
   const left = oneOrder(place, "left", { en: "Queries meet keys first: (Q Kᵀ) V", zh: "查询先遇见键：(Q Kᵀ) V" }, (n) => [
-    block(90, y, "A", [n, n], "decay", `${n}, ${n}`), sign(190, y, "·"), block(240, y, "V", [n, d], "v", `${n}, ${d}`), sign(326, y, "A  ="),
-    block(394, y, "Q", [n, d], "q", `${n}, ${d}`), sign(446, y, "·"), block(536, y, "Kᵀ", [d, n], "k", `${d}, ${n}`),
+    [block(90, y, "A", [n, n], "decay", `${n}, ${n}`), sign(190, y, "·"), block(240, y, "V", [n, d], "v", `${n}, ${d}`)],
+    [sign(336, y, "A  ="), block(404, y, "Q", [n, d], "q", `${n}, ${d}`), sign(456, y, "·"), block(546, y, "Kᵀ", [d, n], "k", `${d}, ${n}`)],
   ]);
   const right = oneOrder(place, "right", { en: "Keys meet values first: Q (Kᵀ V)", zh: "键先遇见值：Q (Kᵀ V)" }, (n) => [
-    block(90, y, "Q", [n, d], "q", `${n}, ${d}`), sign(190, y, "·"), block(240, y, "S", [d, d], "state", `${d}, ${d}`), sign(326, y, "S  ="),
-    block(446, y, "Kᵀ", [d, n], "k", `${d}, ${n}`), sign(540, y, "·"), block(584, y, "V", [n, d], "v", `${n}, ${d}`),
+    [block(90, y, "Q", [n, d], "q", `${n}, ${d}`), sign(190, y, "·"), block(240, y, "S", [d, d], "state", `${d}, ${d}`)],
+    [sign(336, y, "S  ="), block(456, y, "Kᵀ", [d, n], "k", `${d}, ${n}`), sign(550, y, "·"), block(596, y, "V", [n, d], "v", `${n}, ${d}`)],
   ]);
   const show = (i) => data.stops[i].length.toLocaleString("en");
-  slider(row, { name: "length", label: { en: "tokens L", zh: "长度 L" }, min: 0, max: data.stops.length - 1, value: data.start, show }, (i) => {
+  const length = slider(row, { name: "length", label: { en: "tokens L", zh: "长度 L" }, min: 0, max: data.stops.length - 1, value: data.start, show }, (i) => {
     const stop = data.stops[i];
     left(stop.length, d, stop.left);
     right(stop.length, d, stop.right);
   });
+  addEventListener("resize", () => length.set(length.value));
 }
 
 figure("orders", bothOrders);

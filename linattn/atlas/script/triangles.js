@@ -124,7 +124,7 @@ function triangles(place, data) {
     order = key;
     arrange();
   });
-  place.append(comparison, families, list);
+  place.append(families, comparison, list);
   compared(comparison, data);
 }
 

@@ -14,6 +14,7 @@ from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Entry, Page, figure, rounded
 from linattn.atlas.text import Both, labelled, spoken
 from linattn.mixers import Cost, cost
+from linattn.mixers.errors import measured_errors
 from linattn.report.words import figure as three
 from linattn.report.words import memory, times
 
@@ -236,6 +237,12 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
 
 def _checked(look: Look) -> str:
     facts = [(Both("oracle", "对照实现"), escape(look.info.oracle) or "–")]
+    if errors := measured_errors(look.info.name):
+        found = ", ".join(f'<span data-value="{error!r}">{error:.1e}</span> {dtype}' for dtype, error in errors.largest.items())
+        number = "the only comparison" if errors.comparisons == 1 else f"the largest of {errors.comparisons:,} comparisons"
+        count = Both(f"(relative, {number},", f"（相对误差，{errors.comparisons:,} 次比较中最大，")
+        where = f"<code>{escape(errors.test)}</code>{spoken(Both(')', '）'))}"
+        facts.append((Both("distance to it", "与它的差距"), f"{found} {spoken(count)} {where}"))
     if look.stepping is not None:
         told = f'<span data-value="{look.stepping:.3g}">{look.stepping:.0e}</span>'
         facts.append(

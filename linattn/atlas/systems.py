@@ -239,8 +239,9 @@ def _checked(look: Look) -> str:
     facts = [(Both("oracle", "对照实现"), escape(look.info.oracle) or "–")]
     if errors := measured_errors(look.info.name):
         found = ", ".join(f'<span data-value="{error!r}">{error:.1e}</span> {dtype}' for dtype, error in errors.largest.items())
-        number = "the only comparison" if errors.comparisons == 1 else f"the largest of {errors.comparisons:,} comparisons"
-        count = Both(f"(relative, {number},", f"（相对误差，{errors.comparisons:,} 次比较中最大，")
+        many = Both(f"the largest of {errors.comparisons:,} comparisons", f"{errors.comparisons:,} 次比较中最大")
+        number = many if errors.comparisons > 1 else Both("the only comparison", "唯一一次比较")
+        count = Both(f"(relative, {number.en},", f"（相对误差，{number.zh}，")
         where = f"<code>{escape(errors.test)}</code>{spoken(Both(')', '）'))}"
         facts.append((Both("distance to it", "与它的差距"), f"{found} {spoken(count)} {where}"))
     if look.stepping is not None:
@@ -264,7 +265,7 @@ def _measured(atlas: Atlas, look: Look) -> Iterator[str]:
     for t in tables:
         head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in t.heads)
         rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in t.rows)
-        caption = f'<caption>{spoken(t.title)} · <span class="small">{escape(t.source)}</span></caption>'
+        caption = f'<caption>{spoken(t.title)} <span class="small">{escape(t.source)}</span></caption>'
         region = f'<div class="scroll" tabindex="0" role="region" {labelled(t.title)}>'
         parts.append(f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
     yield _section("measured", Both("What was measured", "实测"), *parts)

@@ -30,7 +30,7 @@ def list(  # noqa: A001  (a door's function has its name)
     year, arXiv id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), how time and memory
     of a whole sequence grow with its n tokens, and the kinds that it belongs to. What is not known is "-".
 
-    With --documents the columns are name, title, documents, and where it is: "-" for what is nowhere yet.
+    With --documents the columns are name ("-" of what is no mixer), title, documents, and where it is.
     """
     if documents:
         _list_documents(as_json)
@@ -89,11 +89,11 @@ def _list_documents(as_json: bool) -> None:
 
     systems = named()
     if as_json:
-        print(json.dumps([asdict(s) | {"registered": s.registered} for s in systems], indent=1, ensure_ascii=False))
+        print(json.dumps([asdict(s) for s in systems], indent=1, ensure_ascii=False))
     elif sys.stdout.isatty():
         _documents_table(systems)
     else:
-        print("\n".join("\t".join((s.name or "-", s.title, ",".join(s.documents), s.where or "-")) for s in systems))
+        print("\n".join("\t".join((s.name or "-", s.title, ",".join(s.documents), s.where)) for s in systems))
 
 
 def _documents_table(systems: Sequence[Named]) -> None:
@@ -105,9 +105,8 @@ def _documents_table(systems: Sequence[Named]) -> None:
 
     table = Table("name", "title", *DOCUMENTS, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for s in systems:
-        name = s.name if s.registered else f"{s.name or '-'} (not yet)" if s.where is None else "-"
-        title = s.title if s.registered or s.where is None else f"{s.title}: {s.where}"
-        table.add_row(Text(name or "-"), Text(title), *("x" if d in s.documents else "" for d in DOCUMENTS))
+        title = s.title if s.name else f"{s.title}: {s.where}"
+        table.add_row(Text(s.name or "-"), Text(title), *("x" if d in s.documents else "" for d in DOCUMENTS))
     console = Console()
     console.print(table)
     console.print()

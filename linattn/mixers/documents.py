@@ -49,54 +49,24 @@ _NEIGHBOURS = (
     "Prompt compression", "MInference", "PowerInfer-2", "Quantisation of caches and of diffusion models", "llama.cpp",
 )  # fmt: skip
 
-# What the documents name and nothing here is called yet: its name to be, a title, documents. A name that gets registered leaves this
-# list by itself.
-PLANNED: tuple[tuple[str, str, str], ...] = (
-    ("bahdanau", "Additive attention (Bahdanau)", "001"),
-    ("conformer", "Conformer", "001"),
-    ("set_transformer", "Set Transformer", "001"),
-    ("etc", "Extended Transformer Construction (ETC)", "001"),
-    ("linformer", "Linformer", "001"),
-    ("nystromformer", "Nyströmformer", "001"),
-    ("perceiver", "Perceiver", "001"),
-    ("funnel", "Funnel-Transformer", "001"),
-    ("swin", "Swin Transformer", "001"),
-    ("charformer", "Charformer", "001"),
-    ("switch", "Switch Transformer", "001"),
-    ("gshard", "GShard", "001"),
-    ("st_moe", "ST-MoE", "001"),
-    ("product_key_memory", "Product-key memory", "001"),
-    ("experts", "Mixture of experts", "002"),
-    ("hard_attention", "Hard attention", "002 004"),
-    ("topk", "Top-k attention", "001"),
-    ("ca_stream", "CA-Stream, cross-attention pooling", "001"),
-    ("van", "VAN, large kernel attention", "001"),
-)
-
 
 @dataclass(frozen=True)
 class Named:
-    """A system, what it is called here, and which of :data:`DOCUMENTS` name it.
+    """A system, and which of :data:`DOCUMENTS` name it.
 
-    ``name`` is None of what is no mixer: ``where`` says where it is then. What is nowhere yet has no ``where``.
+    ``name`` is what ``linattn.mixers.create`` makes it by, None of what is no mixer; ``where`` says where it is.
     """
 
     name: str | None
     title: str
     documents: tuple[str, ...]
-    where: str | None
-
-    @property
-    def registered(self) -> bool:
-        """Whether ``linattn.mixers.create`` makes it."""
-        return self.name is not None and self.where is not None
+    where: str
 
 
 def named() -> list[Named]:
-    """Every system that a document names: the registered ones by name, then what is elsewhere, then what is nowhere yet."""
+    """Every system that a document names: the registered ones by name, then what is elsewhere."""
     known = [info(name) for name in available()]
     ours = [Named(i.name, i.title, i.seeds, f'linattn.mixers.create("{i.name}", dim=...)') for i in known if i.seeds]
     elsewhere = [Named(None, title, tuple(documents.split()), where) for title, documents, where in _ELSEWHERE]
-    elsewhere += [Named(None, title, ("000",), "only linked to, as a neighbouring subject") for title in _NEIGHBOURS]
-    missing = [Named(name, title, tuple(documents.split()), None) for name, title, documents in PLANNED if name not in available()]
-    return [*ours, *elsewhere, *missing]
+    neighbours = [Named(None, title, ("000",), "only linked to, as a neighbouring subject") for title in _NEIGHBOURS]
+    return [*ours, *elsewhere, *neighbours]

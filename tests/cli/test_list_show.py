@@ -49,7 +49,7 @@ def test_documents_json(capsys):
     told = json.loads(capsys.readouterr().out)
     assert [entry["title"] for entry in told] == [s.title for s in named()]
     first = next(entry for entry in told if entry["name"] == "linrec")
-    assert first["documents"] == ["001"] and first["registered"] and first["title"] == "LinRec"
+    assert first["documents"] == ["001"] and first["title"] == "LinRec"
 
 
 def test_documents_on_a_terminal(run_on_terminal):

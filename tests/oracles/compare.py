@@ -35,9 +35,9 @@ class Error(float):
     __le__ = __lt__
 
 
-def distance(got: Tensor, wanted: Tensor) -> Error:
-    """‖got − wanted‖ / ‖wanted‖."""
-    error = Error(((got - wanted).norm() / wanted.norm()).item())
+def distance(got: Tensor, wanted: Tensor, least: float = 0.0) -> Error:
+    """‖got − wanted‖ / ‖wanted‖, and at ``least`` that divided by."""
+    error = Error(((got - wanted).norm() / wanted.norm().clamp(min=least)).item())
     error.dtype = min(got.dtype, wanted.dtype, key=lambda dtype: dtype.itemsize)
     return error
 
@@ -77,4 +77,4 @@ def assert_graded(
         runs.append([y.detach(), *torch.autograd.grad((y * direction).sum(), [own, *weights], materialize_grads=True)])
     for got, wanted in zip(*runs, strict=True):
         assert got.shape == wanted.shape
-        assert (got - wanted).norm() < tolerance * max(1.0, wanted.norm().item())
+        assert distance(got, wanted, 1.0) < tolerance

@@ -31,7 +31,7 @@ _ELSEWHERE = (
     ("The table of gates G_t", "004", "the decays of linattn.linear_attention"),
     ("Hybrids of Mamba-2 and attention", "004", 'linattn.LMConfig(mixer="mamba2*7, softmax")'),
     ("Modular linearized attention", "001", "linattn.models.Seq2SeqConfig: encoder, decoder and cross"),
-    ("The original Transformer's block", "001 002", 'linattn.LMConfig(block="post", norm="layer")'),
+    ("The original Transformer's block", "001 002", 'linattn.LMConfig.preset("transformer")'),
     ("Dictionary masks", "001", "linattn.ops.definitions"),
     ("Masked image generation (MaskGIT)", "001", "linattn.generate.masked"),
     ("KAM-BERT", "001", "not built; the documentation says why"),

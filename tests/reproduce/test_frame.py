@@ -167,7 +167,9 @@ if __name__ == "__main__":  # the spawned process reads this file, too
     root = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=root) as parent:
         worker = os.pidfd_open(int(parent.stdout.readline()))
-        parent.communicate("now\n")
+        parent.stdin.write("now\n")
+        parent.stdin.flush()
+        parent.wait(60)
         try:
             assert select.select([worker], [], [], 60)[0], "it waits for a parent that is no more"
         finally:

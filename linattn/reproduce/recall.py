@@ -322,8 +322,8 @@ STUDY = Study(
         ),
         (
             "With --quick the vocabulary has 256 tokens, one learning rate is tried, and a model sees 50,000 examples once, of both tasks: "
-            "what comes out is how soon they learn it and in which order, not what each could learn in the end. gated_deltanet has not "
-            "begun to after these 1,600 steps, from the strong decays that it starts with; with other rates (5e-3, 1.5e-2) neither. "
+            "what comes out is how soon they learn it and in which order, not what each could learn in the end. gated_deltanet "
+            "begins last, from the strong decays that it starts with, and in some seeds not within these 1,600 steps. "
             "Zoology warns that it takes a vocabulary of more than a thousand to tell models apart."
         ),
         (

@@ -36,11 +36,15 @@ def create(name: str, dim: int, hidden: int | None = None, **options) -> Mixer |
     """A new feed-forward [.., dim] -> [.., dim] with ``hidden`` inner channels (its own default if None); None for ``"none"``.
 
     Raises:
-        ValueError: for a name that is none of :func:`available`.
+        ValueError: for a name that is none of :func:`available`, and for ``hidden`` that is no number of channels.
         TypeError: for an option that the feed-forward does not have.
     """
     if name == NONE:
         return None
     if name not in available():
         raise ValueError(f"no feed-forward is called {name!r}. There are: {', '.join(available())}")
+    if hidden is None:  # its own default, and a plugin's need not have the option
+        return registry.create(name, dim=dim, **options)
+    if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:
+        raise ValueError(f"hidden must be an integer of at least 1, but came as {hidden!r}")
     return registry.create(name, dim=dim, hidden=hidden, **options)

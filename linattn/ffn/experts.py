@@ -61,6 +61,7 @@ class Experts(Mixture):
     score_bias: Tensor  # [count]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.check_width("x", x)
         tokens = x.flatten(0, -2)[None]  # [1, N, D]
         weights, chosen = self.route(tokens[0])
         back, _ = self.dispatched(tokens, chosen[None], torch.ones_like(chosen[None], dtype=torch.bool), None)

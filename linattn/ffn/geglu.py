@@ -31,4 +31,5 @@ class GeGLU(FeedForward):
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.check_width("x", x)
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))

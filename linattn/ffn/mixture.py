@@ -37,6 +37,8 @@ class Mixture(FeedForward):
 
     def stack(self, *shape: int) -> nn.Parameter:
         """The weights [count, out, in] of a linear layer in every expert."""
+        if min(shape) < 1:
+            raise ValueError(f"hidden must be at least 1 channel, but came as {min(shape)}")
         bound = shape[-1] ** -0.5
         return nn.Parameter(torch.empty(self.count, *shape).uniform_(-bound, bound))
 
@@ -108,6 +110,7 @@ class Routed(Mixture):
         self.balance, self.z, self.jitter, self.threshold = balance, z, jitter, threshold
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.check_width("x", x)
         groups = x.reshape(math.prod(x.shape[:-2]), x.shape[-2] if x.ndim > 1 else 1, x.shape[-1])  # [G, S, D]
         logits = self.logits(groups)
         scores = logits.softmax(-1)

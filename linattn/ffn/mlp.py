@@ -39,4 +39,5 @@ class MLP(FeedForward):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.check_width("x", x)
         return self.fc2(ACTIVATIONS[self.activation](self.fc1(x)))

@@ -65,6 +65,7 @@ class ProductKeyMemory(FeedForward):
         self.values = nn.Parameter(torch.randn(hidden, dim) * dim**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.check_width("x", x)
         tokens = x.reshape(-1, x.shape[-1])
         scores, index = self.found(tokens)  # [N, H, active] both
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(self.values.dtype)

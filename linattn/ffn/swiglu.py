@@ -32,4 +32,5 @@ class SwiGLU(FeedForward):
         self.down_proj = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.check_width("x", x)
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

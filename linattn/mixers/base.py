@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.carry import Carry, State, from_front, to_front
 from linattn.ops import flops, linear_attention
-from linattn.ops.checks import packed_lengths, values_visible
+from linattn.ops.checks import packed_lengths, tensor, values_visible
 
 if TYPE_CHECKING:
     from linattn.mixers.registry import Info
@@ -220,7 +220,9 @@ class Mixer(nn.Module):
         return layout.from_rows(self.mix(rows, carry)), carry
 
     def check_width(self, name: str, x: Tensor) -> None:
-        """Refuse what is not [B, T, D] of the mixer's width."""
+        """Refuse what is not [B, T, D] of the mixer's width, in floating point."""
+        if not tensor(name, x).is_floating_point():
+            raise ValueError(f"{name} must be floating point, but came as {x.dtype}")
         if x.ndim != 3 or (self.dim is not None and x.shape[2] != self.dim):
             raise ValueError(f"{name} must have shape [B, T, D] with D = {self.dim}, but came with {list(x.shape)}")
 

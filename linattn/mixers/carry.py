@@ -50,6 +50,8 @@ class Carry:
         self.across = context  # of a cross mixer; without tokens where the state has already seen them
         self.grid = grid  # of a grid mixer: height and width, T = height * width with rows first
         self.new: State = {}
+        if state is not None and not isinstance(state, dict):
+            raise TypeError(f"state must be a dict of tensors, as an earlier call returned it, but came as {type(state).__name__}")
         self._old, self._device = state, x.device
         if state is not None and tuple(self.start.shape) != (self.rows,):
             raise ValueError(f"state must have one row a sequence, {self.rows} here, but came with {self.start.shape[0]}")

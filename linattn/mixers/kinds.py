@@ -93,6 +93,9 @@ class GridMixer(Mixer):
         height, width = others
         return Carry(x, returning=False, grid=(height, width))
 
+    def flops(self, x: Tensor, past: int = 0) -> int:
+        return super().flops(x, past) if x.shape[1] else 0
+
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:  # type: ignore[override]
         """Mix ``x`` [B, height * width, D] over the grid; height and width may be 0.
 
@@ -133,6 +136,11 @@ class FeedForward(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         raise NotImplementedError(f"{type(self).__name__} must implement forward(x)")
+
+    def check_width(self, name: str, x: Tensor) -> None:
+        """Refuse what is not [..., D] of the mixer's width."""
+        if not x.ndim or x.shape[-1] != self.dim:
+            raise ValueError(f"{name} must have shape [..., D] with D = {self.dim}, but came with {list(x.shape)}")
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return self.counted(x)

@@ -131,10 +131,12 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     """A new mixer ``name`` of width ``dim``; every option but ``dim`` has a default that is good for multiples of 32.
 
     Raises:
-        ValueError: for a name that is not registered, and for sizes that do not divide.
+        ValueError: for a name that is not registered, and for sizes that are none or do not divide.
         TypeError: for an option that the mixer does not have.
     """
     known = info(name)
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
+        raise ValueError(f"dim must be an integer of at least 1, but came as {dim!r}")
     for option in options:
         if option not in known.options:
             raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")

@@ -139,6 +139,9 @@ class LMConfig:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a number above 0, but came as {value!r}")
+        for name in ("embedding_norm", "tie_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, but came as {getattr(self, name)!r}")
         for name, options in (("norm", NORMS), ("block", BLOCKS)):
             if getattr(self, name) not in options:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but came as {getattr(self, name)!r}")
@@ -197,6 +200,8 @@ class LMConfig:
             _check_mixer(f"layer_options[{i}]", name, options)
 
     def _check_scales(self, names: list[str]) -> None:
+        if not isinstance(self.residual_scales, dict):
+            raise TypeError(f'residual_scales must be a dict such as {{"gla": [1.0, 0.5]}}, but came as {self.residual_scales!r}')
         known = list(dict.fromkeys([*names, *pattern.parse(self.ffn, "ffn")]))
         for name, pair in self.residual_scales.items():
             if name not in known:

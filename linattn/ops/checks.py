@@ -57,6 +57,8 @@ def shape(name: str, t: Tensor, wanted: str, *shapes: tuple[int, ...]) -> None:
 def tensor(name: str, t: object, like: Tensor | None = None) -> Tensor:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, but came as {type(t).__name__}")
+    if t.layout != torch.strided or t.is_nested:
+        raise ValueError(f"{name} must be a dense tensor, but came as a {'nested' if t.is_nested else t.layout} one")
     if like is not None and t.device != like.device:
         raise ValueError(f"{name} must be on {like.device} like the other arguments, but is on {t.device}")
     return t
@@ -87,6 +89,8 @@ def call(
 ) -> tuple[Inputs, float | str | None]:  # fmt: skip
     """Check the arguments of :func:`linattn.linear_attention`; return them as data, and what to do with the normaliser."""
     mode = normalizer(normalize)
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal must be True or False, but came as {causal!r}")
     denominator = mode is not None
     _combinations(decay=decay, beta=beta, erase=erase, bonus=bonus, denominator=denominator, causal=causal)
     _sequences(q, k, v, causal)
@@ -109,7 +113,7 @@ def call(
     initial, z = _initial(initial_state, v, denominator, (rows, heads, size, v.shape[3]))
     return Inputs(
         q, k, v, size**-0.5 if scale is None else number("scale", scale), decay, beta, erase, bonus, denominator,
-        bool(causal), initial, z, bool(return_state), cu_seqlens,
+        causal, initial, z, bool(return_state), cu_seqlens,
     ), mode  # fmt: skip
 
 

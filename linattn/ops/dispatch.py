@@ -56,6 +56,8 @@ def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
     from linattn.ops import checks
 
     if args and callable(args[0]):
+        if form != "auto":
+            raise ValueError(f"form is for linear_attention: a scan has none, but it came as {form!r}")
         return _explain_scan(*args, backend=backend, **kwargs)
 
     inputs, _ = checks.call(*args, **kwargs)

@@ -47,9 +47,9 @@ def linear_attention(
         return_state: return ``(o, S)``, with ``normalize`` ``(o, (S, z))``.
         cu_seqlens: [N + 1] integers: B is 1 and N sequences, empty ones allowed, lie end to end; none sees another.
         form: ``"parallel"`` (quadratic), ``"chunk"``, ``"recurrent"``, or ``"auto"``. They give the same numbers.
-        backend: ``"reference"`` (the definition), ``"torch"`` (every device), ``"triton"`` (NVIDIA GPUs from Ampere on; float32
-            is multiplied in three tf32 parts, as is float16 with ``beta`` or ``erase``, else in tf32; differentiable once), or
-            ``"auto"``; see :func:`linattn.explain`.
+        backend: ``"reference"`` (the definition), ``"torch"`` (every device), ``"cpu"`` (native, in float32; differentiable once),
+            ``"triton"`` (NVIDIA GPUs from Ampere on; float32 is multiplied in three tf32 parts, as is float16 with ``beta`` or
+            ``erase``, else in tf32; differentiable once), or ``"auto"``; see :func:`linattn.explain`.
 
     Returns:
         ``o`` [B, T, H, V] in the dtype of v (with ``normalize="return"`` the pair), and the state if asked for.

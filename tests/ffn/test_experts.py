@@ -65,3 +65,10 @@ def test_geglu():
     assert m.up_proj.out_features == 24
     wanted = m.down_proj(F.gelu(m.gate_proj(x), approximate="tanh") * m.up_proj(x))
     torch.testing.assert_close(m(x), wanted)
+
+
+@pytest.mark.parametrize("hidden", [0, -4, 1.5, "64"])
+@pytest.mark.parametrize("name", ["swiglu", "experts"])
+def test_an_inner_width_that_is_none_is_refused(name, hidden):
+    with pytest.raises(ValueError, match="hidden must be an integer of at least 1, but came as"):
+        ffn.create(name, 32, hidden)

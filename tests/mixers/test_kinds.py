@@ -111,3 +111,24 @@ def test_what_a_kind_must_implement():
     ):
         with pytest.raises(NotImplementedError, match=wanted):
             call(mixer)
+
+
+@pytest.mark.parametrize("name", [n for n in linattn.mixers.available() if info(n).kind == "feed-forward"])
+def test_feed_forwards_refuse_another_width(name):
+    with pytest.raises(ValueError, match=r"x must have shape \[\.\.\., D\] with D = 32, but came with \[2, 3, 31\]"):
+        create(name, dim=32)(torch.randn(2, 3, 31))
+
+
+@pytest.mark.parametrize("name", ["agent", "focused", "slab"])
+@pytest.mark.parametrize("grid", [7, (7,), (0, 7), (7, 7.0)])
+def test_tables_of_images_refuse_what_is_no_grid(name, grid):
+    with pytest.raises(ValueError, match="grid must be"):
+        create(name, dim=32, grid=grid)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("switch", "hidden"), ("bahdanau", "hidden"), ("conformer", "hidden"), ("mbconv", "expansion")]
+)
+def test_inner_widths_of_nothing_are_refused(name, option):
+    with pytest.raises(ValueError, match=f"{option} must be at least 1.* came as 0"):
+        create(name, dim=32, **{option: 0})

@@ -113,3 +113,39 @@ def test_a_package_that_fails_takes_nobody_down(distribution):
     distribution("linattn_test_good", MODULE, "stranger = linattn_test_good")
     with pytest.warns(UserWarning, match="mixer plugin bad \\(linattn_test_bad\\) did not load: no luck"):
         assert set(available()) >= NINE | {"stranger"}
+
+
+@pytest.mark.parametrize("dim", [0, -32, "32", 32.0, True])
+def test_a_dim_that_is_no_width_is_refused(dim):
+    with pytest.raises(ValueError, match="dim must be an integer of at least 1, but came as"):
+        create("hgrn", dim=dim)
+
+
+def test_a_call_refuses_what_is_no_tensor_or_state():
+    mixer = create("rwkv6", dim=32)
+    with pytest.raises(TypeError, match="x must be a tensor, but came as list"):
+        mixer([1.0])
+    with pytest.raises(ValueError, match=r"x must be floating point, but came as torch\.int32"):
+        mixer(torch.zeros(1, 2, 32, dtype=torch.int32))
+    for state in (linattn.State([]), torch.zeros(1), "S"):
+        with pytest.raises(TypeError, match=f"state must be a dict of tensors.*{type(state).__name__}"):
+            mixer(torch.zeros(1, 2, 32), state)
+
+
+def test_routing_takes_a_batch_without_rows():
+    assert create("routing", dim=32)(torch.zeros(0, 4, 32)).shape == (0, 4, 32)
+
+
+@pytest.mark.parametrize("name", [n for n in available() if info(n).kind == "grid"])
+def test_a_grid_without_places_costs_no_operations(name):
+    assert linattn.cost(name, dim=32, tokens=0).flops == 0
+
+
+def test_a_feed_forward_of_others_needs_no_inner_width(own_register):
+    @linattn.register("third_ffn", title="Third", kind="feed-forward", causal=False, linear_in_values=False)
+    class Third(linattn.mixers.kinds.FeedForward):
+        def forward(self, x):
+            return x
+
+    config = linattn.LMConfig(vocab_size=8, dim=32, layers=1, mixer="gla", ffn="third_ffn")
+    assert linattn.LanguageModel(config)(torch.zeros(1, 3, dtype=torch.int64)).shape == (1, 3, 8)

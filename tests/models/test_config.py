@@ -114,3 +114,14 @@ def test_presets_decode_as_they_read(name):
             logits, state = lm(piece, state, return_state=True)
             steps.append(logits)
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["tie_embeddings", "embedding_norm"])
+def test_switches_are_true_or_false(name):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, but came as 'no'"):
+        LMConfig(**{name: "no"})
+
+
+def test_residual_scales_are_a_dict():
+    with pytest.raises(TypeError, match="residual_scales must be a dict"):
+        LMConfig(residual_scales=[1.0])

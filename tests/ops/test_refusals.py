@@ -252,3 +252,26 @@ def test_a_subclass_and_a_parameter_are_tensors():
     call = case("normalize")
     call.with_(**{n: torch.nn.Parameter(t) for n, t in call.tensors.items()})()
     refused(call.with_(decay=torch.nn.Parameter(-call.tensors["decay"])), "decay", "<= 0")
+
+
+@pytest.mark.parametrize("causal", ["no", 0, None, torch.tensor(True)])
+def test_a_causal_that_is_neither_true_nor_false_is_refused(causal):
+    refused(case(), "causal", "True or False", causal=causal)
+
+
+def test_tensors_that_are_not_dense_are_refused():
+    call = case().arguments()
+    refused({**call, "q": call["q"].to_sparse()}, "q must be a dense tensor", "sparse")
+
+
+def test_explaining_a_scan_refuses_a_form():
+    decay = -torch.rand(1, 3, 4)
+    with pytest.raises(ValueError, match="form is for linear_attention"):
+        linattn.explain(linattn.diagonal_scan, decay, decay, form="chunk")
+
+
+@pytest.mark.parametrize("lengths", [[3, 7], [-1, 2], [3.0, 2.0]])
+def test_lti_refuses_lengths_that_are_none(lengths):
+    a = -torch.rand(4, 3)
+    with pytest.raises(ValueError, match="lengths must be"):
+        linattn.lti(torch.randn(2, 5, 4), a, a, a, lengths=torch.tensor(lengths))

@@ -39,6 +39,8 @@ class Bahdanau(Across):
     def __init__(self, dim: int, hidden: int | None = None) -> None:
         super().__init__(dim)
         hidden = dim if hidden is None else hidden
+        if hidden < 1:
+            raise ValueError(f"hidden must be at least 1 channel, but came as {hidden}")
         self.q_proj = nn.Linear(dim, hidden, bias=False)  # W_a
         self.k_proj = nn.Linear(dim, hidden)  # U_a
         self.score = nn.Linear(hidden, 1, bias=False)  # v_a

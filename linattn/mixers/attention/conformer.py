@@ -51,6 +51,8 @@ class Conformer(Mixer):
         if dim % 2:
             raise ValueError(f"dim must be even, for sines and cosines, but came as {dim}")
         hidden = 4 * dim if hidden is None else hidden
+        if hidden < 1:
+            raise ValueError(f"hidden must be at least 1 channel, but came as {hidden}")
         self.ffn1_layer_norm, self.ffn1 = nn.LayerNorm(dim), Half(dim, hidden)
         self.self_attn_layer_norm, self.self_attn = nn.LayerNorm(dim), RelativeAttention(dim, heads)
         self.conv_module = Convolution(dim, kernel_size)

@@ -92,12 +92,10 @@ class ETC(Mixer):
 
     def _long(self, few: Tensor, many: Tensor, real: Tensor) -> Tensor:
         """That of the long input: blocks of queries, each beside the keys around it and the global ones."""
-        rows, tokens, _ = many.shape
-        if not tokens:
-            return many
+        rows, tokens, _ = many.shape  # of no tokens one block is filled in, so that every parameter has a gradient at every length
         q, k, v, k_global, v_global = self.long.project(many, few)
-        reach, size = self.radius, min(self.radius, tokens)
-        count = -(-tokens // size)
+        reach, size = self.radius, max(1, min(self.radius, tokens))
+        count = max(1, -(-tokens // size))
         fill = count * size - tokens
         q = F.pad(q, (0, 0, 0, 0, 0, fill)).unflatten(1, (count, size)).flatten(0, 1)  # [B N, C, H, K]
         k, v = (F.pad(t, (0, 0, 0, 0, reach, reach + fill)).unfold(1, size + 2 * reach, size) for t in (k, v))

@@ -79,7 +79,7 @@ class Routing(Softmax):
         real = (places >= 0).flatten()[:, None].to(o.dtype)
         total = o.new_zeros(batch * heads * tokens, o.shape[-1]).index_put((at,), o.flatten(0, 2) * real, accumulate=True)
         count = real.new_zeros(batch * heads * tokens, 1).index_put((at,), real, accumulate=True)
-        return (total / (count + 1e-5)).view(batch, heads, tokens, -1)
+        return (total / (count + 1e-5)).view(batch, heads, tokens, o.shape[-1])
 
     @torch.no_grad()
     def learn(self, x: Tensor, decay: float = 0.999) -> None:

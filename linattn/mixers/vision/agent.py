@@ -13,7 +13,7 @@ from linattn.mixers.carry import Carry
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
-from linattn.mixers.vision.parts import depthwise, grid_of, resized, to_image, to_tokens
+from linattn.mixers.vision.parts import depthwise, grid_of, resized, sides, to_image, to_tokens
 
 _BASE = 7  # tokens on a side of the tables of biases that are drawn larger
 
@@ -58,7 +58,7 @@ class Agent(GridMixer):
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim)
         self.dwc = depthwise(dim, kernel_size)
-        height, width = grid
+        height, width = sides(grid)
         self.an_bias, self.na_bias = (_table(heads, agents, _BASE, _BASE) for _ in range(2))
         self.ah_bias, self.aw_bias = _table(1, heads, agents, height, 1), _table(1, heads, agents, 1, width)
         self.ha_bias, self.wa_bias = _table(1, heads, height, 1, agents), _table(1, heads, 1, width, agents)

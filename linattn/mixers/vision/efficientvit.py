@@ -99,6 +99,8 @@ class MBConv(GridMixer):
 
     def __init__(self, dim: int, *, expansion: int = 4, kernel_size: int = 3) -> None:
         super().__init__(dim)
+        if expansion < 1:
+            raise ValueError(f"expansion must be at least 1, but came as {expansion}")
         inner = expansion * dim
         self.inverted_conv = Convolution(nn.Conv2d(dim, inner, 1), activation=True)
         self.depth_conv = Convolution(depthwise(inner, kernel_size), activation=True)

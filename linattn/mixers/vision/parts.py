@@ -38,6 +38,14 @@ def depthwise(channels: int, kernel_size: int, *, bias: bool = True) -> nn.Conv2
     return nn.Conv2d(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias)
 
 
+def sides(grid: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of a table's ``grid``; refuses what is no such pair."""
+    if not isinstance(grid, tuple | list) or len(grid) != 2 or not all(isinstance(side, int) and side > 0 for side in grid):
+        raise ValueError(f"grid must be (height, width), both at least 1, but came as {grid!r}")
+    height, width = grid
+    return height, width
+
+
 def grid_of(state: Carry) -> tuple[int, int]:
     """Height and width of the call's grid."""
     return cast("tuple[int, int]", state.grid)
@@ -58,11 +66,11 @@ class ConvolvedAttention(GridMixer):
 
     def __init__(self, dim: int, heads: int, *, kernel_size: int, grid: tuple[int, int], bias: bool) -> None:
         super().__init__(dim)
-        self.heads, self.grid = heads, tuple(grid)
+        self.heads, self.grid = heads, sides(grid)
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim)
         self.dwc = depthwise(head_size("dim", dim, heads), kernel_size)
-        self.positional_encoding = nn.Parameter(torch.zeros(1, grid[0] * grid[1], dim))
+        self.positional_encoding = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], dim))
 
     def feature(self, x: Tensor) -> Tensor:
         """φ of queries or keys [B, T, D] in float32 (float64 for float64)."""

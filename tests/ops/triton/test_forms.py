@@ -67,8 +67,8 @@ def test_wide_values_go_as_heads(kind, rank, monkeypatch):
         from linattn.ops.triton import hopper
 
         monkeypatch.setattr(hopper, "parts", lambda k, v: 3 if v.shape[3] == 9 else 1)
-    K, V, T = (5, 9, 18) if INTERPRETED else (128, 256, 700)
-    check_tame(make(kind, rank, B=2, T=T, H=4, Hk=2, K=K, V=V), HALVES[-1])
+    sizes = dict(B=1, T=18, H=2, Hk=1, K=5, V=9) if INTERPRETED else dict(B=2, T=700, H=4, Hk=2, K=128, V=256)
+    check_tame(make(kind, rank, **sizes), HALVES[-1])
 
 
 @pytest.mark.parametrize(("kind", "T"), list(product(KINDS, [1, 16, 17] if INTERPRETED else [1, 64, 65])))

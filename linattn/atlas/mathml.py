@@ -39,6 +39,7 @@ SPACES = {
 ACCENTS = {"hat": "^", "widehat": "^", "tilde": "~", "widetilde": "~", "bar": "¯", "overline": "¯", "vec": "→", "dot": "˙", "ddot": "¨"}
 SIZES = ("big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr")
 VARIANTS = {"mathrm", "operatorname", "text", "mathit", "textrm", "mathbf", "boldsymbol", "mathbb", "mathcal"}
+APPLY = "<mo>&#x2061;</mo>"  # between a function and its argument
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\d+(?:\.\d+)?|\s+|.", re.S)
 
 
@@ -96,6 +97,7 @@ class _Parser:
             base = "<mrow></mrow>"
         else:
             base = self.element()
+        base, applied = base.removesuffix(APPLY), APPLY if base.endswith(APPLY) else ""
         below, above = "", ""
         while self.peek() in ("^", "_", "'"):
             mark = self.take()
@@ -108,12 +110,12 @@ class _Parser:
             else:
                 raise self.wrong(f"a second {mark!r} at one place")
         if not below and not above:
-            return base
+            return base + applied
         low, high = f"<mrow>{below}</mrow>", f"<mrow>{above}</mrow>"
         under, over, both = ("munder", "mover", "munderover") if limits else ("msub", "msup", "msubsup")
         if below and above:
-            return f"<{both}>{base}{low}{high}</{both}>"
-        return f"<{under}>{base}{low}</{under}>" if below else f"<{over}>{base}{high}</{over}>"
+            return f"<{both}>{base}{low}{high}</{both}>{applied}"
+        return f"<{under}>{base}{low}</{under}>{applied}" if below else f"<{over}>{base}{high}</{over}>{applied}"
 
     def argument(self) -> str:
         """One element, or what stands in braces."""
@@ -151,7 +153,7 @@ class _Parser:
             if name in table:
                 return write(table[name])
         if name in FUNCTIONS:
-            return f"<mi>{name}</mi><mo>&#x2061;</mo>"
+            return f"<mi>{name}</mi>{APPLY}"
         if name in SUMS:
             return f'<mo largeop="true" movablelimits="true">{SUMS[name]}</mo>'
         if name in ACCENTS:
@@ -224,6 +226,6 @@ _TABLES: tuple[tuple[dict[str, str], Callable[[str], str]], ...] = (
     (GREEK, lambda s: f"<mi>{s}</mi>"),
     (OPERATORS, lambda s: f"<mo>{s}</mo>"),
     (FENCES, lambda s: f'<mo stretchy="false">{s}</mo>'),
-    (LIMITS, lambda s: f"<mi>{s}</mi><mo>&#x2061;</mo>"),
+    (LIMITS, lambda s: f"<mi>{s}</mi>{APPLY}"),
     (SPACES, lambda s: f'<mspace width="{s}"></mspace>'),
 )

@@ -22,6 +22,22 @@ def test_every_registered_equation_converts_and_loses_no_letter(name):
     letters = re.findall(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", plain))
     assert [c for c in letters if c not in text] == []
     assert not set("\\_&") & set(text)
+    assert_whole(latex)
+
+
+COUNTS = {"msub": 2, "msup": 2, "munder": 2, "mover": 2, "mfrac": 2, "msubsup": 3, "munderover": 3}
+
+
+def assert_whole(latex: str) -> None:
+    """A script or a fraction with another number of parts is drawn as a row."""
+    wrong = [(e.tag, len(e)) for e in ET.fromstring(mathml(latex)).iter() if len(e) != COUNTS.get(e.tag, len(e))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("latex", [r"\min_S x", r"\log_2 n", r"\tanh^2 x", r"\max_{i}^{t} x_i", r"\sum_i^t x", r"\exp"])
+def test_scripts_of_functions_have_their_places(latex):
+    assert_whole(latex)
+    assert mathml(r"\log_2 n").count("\u2061") + mathml(r"\log_2 n").count("&#x2061;") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # whatever port leads here
+
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files below one resolved root; what leads out of it, a link too, is not there. No lists of folders."""
+    """Files below one resolved root; what leads out of it, a link too, is not there. No lists of folders.
+
+    Only who asks by this machine's own name is answered: a page elsewhere, whose name was made to lead here, reads nothing.
+    """
 
     def send_head(self) -> Any:
+        if not OWN_NAME.fullmatch(self.headers.get("Host", "localhost")):
+            self.send_error(421)
+            return None
+        try:
+            return self._send(self._wanted())
+        except (OSError, ValueError):  # also of a path that no file can have
+            self.send_error(404)
+            return None
+
+    def _wanted(self) -> Path:
+        """The file that was asked for; raises OSError or ValueError where it is none."""
         root = Path(self.directory).resolve()
         wanted = (root / posixpath.normpath(unquote(urlsplit(self.path).path)).lstrip("/")).resolve()
         if wanted.is_dir():
             wanted = (wanted / "index.html").resolve()
         if not wanted.is_relative_to(root) or not wanted.is_file():
-            self.send_error(404)
-            return None
-        return self._send(wanted)
+            raise FileNotFoundError(self.path)
+        return wanted
 
     def _send(self, path: Path) -> IO[bytes]:
+        content = path.open("rb")
         self.send_response(200)
         self.send_header("Content-Type", self.guess_type(str(path)))
         self.send_header("Content-Length", str(path.stat().st_size))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
-        return path.open("rb")
+        return content
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
         """Say nothing of what was asked for."""

@@ -22,9 +22,11 @@ def running(folder):
             thread.join()
 
 
-def get(address, path, method="GET"):
+def get(address, path, method="GET", host=None):
     connection = http.client.HTTPConnection(*address)
-    connection.putrequest(method, path)
+    connection.putrequest(method, path, skip_host=host is not None)
+    if host:
+        connection.putheader("Host", host)
     connection.endheaders()
     answer = connection.getresponse()
     body = answer.read()
@@ -55,12 +57,22 @@ def test_pages_are_served_on_this_machine_alone(folder):
 
 @pytest.mark.parametrize(
     "path",
-    ["/../secret.txt", "/%2e%2e/secret.txt", "/systems/../../secret.txt", "/link.txt", "/up/secret.txt", "//secret.txt", "/bare/", "/none"],
-)
+    ["/../secret.txt", "/%2e%2e/secret.txt", "/systems/../../secret.txt", "/link.txt", "/up/secret.txt", "//secret.txt", "/bare/", "/none",
+     "/%00", "/" + "x" * 5000, "/systems/index.html/..%2f..%2f..%2fsecret.txt", "/..%5csecret.txt", "*"],
+)  # fmt: skip
 def test_nothing_outside_is_there(folder, path):
     with running(folder) as address:
         status, _, body = get(address, path)
         assert status == 404 and b"secret" not in body.replace(path.encode(), b"")
+
+
+def test_only_this_machine_s_own_names_are_answered(folder):
+    with running(folder) as address:
+        for host in ("localhost", "LOCALHOST:9000", f"127.0.0.1:{address[1]}", "[::1]:8000", ""):
+            assert get(address, "/", host=host)[2] == b"first"
+        for host in ("elsewhere.example", "localhost.elsewhere.example", "127.0.0.1.elsewhere.example:8000", "a@localhost", "localhost:x"):
+            status, _, body = get(address, "/", host=host)
+            assert status == 421 and b"first" not in body
 
 
 def test_a_folder_without_an_atlas_is_refused(tmp_path, capsys):

@@ -48,8 +48,9 @@ class Interactions:
 def read_interactions(path: str | os.PathLike[str]) -> Interactions:
     """The interactions in a CSV file with the columns user, item and time.
 
-    The first line may name the columns, in any order and among others; without such a line there are these three. A time is a number
-    or a date by ISO 8601; interactions at the same time keep their order. Rows that are none of this are left out and counted.
+    The first line that is not blank may name the columns, in any order and among others; without such a line there are these three. A
+    time is a number, whole ones of any size kept exactly, or a date by ISO 8601; interactions at the same time keep their order. Rows
+    that are none of this are left out and counted.
 
     Raises:
         OSError: where the file cannot be read.
@@ -59,14 +60,15 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file with the columns {','.join(COLUMNS)}")
     content = path.read_bytes()
-    taken: dict[str, list[tuple[float, str]]] = {}
+    taken: dict[str, list[tuple[int | float, str]]] = {}
     bad: list[int] = []
-    places, width = (0, 1, 2), len(COLUMNS)
+    places, width, first = (0, 1, 2), len(COLUMNS), True
     for number, cells in enumerate(_rows(content), 1):
         if cells == []:
             continue
-        if number == 1 and cells is not None and (named := _header(cells)) is not None:
-            places, width = named, len(cells)
+        named, first = _header(cells) if first and cells is not None else None, False
+        if named is not None:
+            places, width = named, len(cells or ())
             continue
         row = _parsed(cells, places, width)
         if row is None:
@@ -88,7 +90,7 @@ def _rows(content: bytes) -> Iterator[list[str] | None]:
     """The cells of each line, none of a blank one, None where the line is no CSV. A quote that never ends spoils its own line only."""
     for line in content.removeprefix(b"\xef\xbb\xbf").splitlines():
         try:
-            yield next(csv.reader([line.decode()], strict=True), [])
+            yield next(csv.reader([line.decode()], strict=True), []) if line.strip() else []
         except (csv.Error, UnicodeDecodeError):
             yield None
 
@@ -102,20 +104,21 @@ def _header(cells: Sequence[str]) -> tuple[int, int, int] | None:
     return user, item, time
 
 
-def _parsed(cells: list[str] | None, places: tuple[int, int, int], width: int) -> tuple[str, str, float] | None:
+def _parsed(cells: list[str] | None, places: tuple[int, int, int], width: int) -> tuple[str, str, int | float] | None:
     if cells is None or len(cells) != width:
         return None
     user, item, time = (cells[place].strip() for place in places)
     seconds = _seconds(time)
-    return (user, item, seconds) if user and item and math.isfinite(seconds) else None
+    return (user, item, seconds) if user and item and -math.inf < seconds < math.inf else None
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str) -> int | float:
     """A number as it is, a date in seconds since 1970, UTC where it names no zone; NaN for anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
+    for number in (int, float):  # nanoseconds since 1970 have more digits than a float
+        try:
+            return number(text)
+        except ValueError:
+            pass
     try:
         date = datetime.fromisoformat(text)
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

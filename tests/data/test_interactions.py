@@ -29,6 +29,20 @@ def test_columns_may_be_named_in_any_order_among_others(tmp_path):
     assert named(log) == [["jam", "tea, green", "milk"]] and log.bad == 0
 
 
+def test_columns_may_be_named_behind_blank_lines(tmp_path):
+    log = read_interactions(write(tmp_path / "log.csv", "\n  \nitem,user,time\ntea,u,2\njam,u,1\n \t\n"))
+    assert named(log) == [["jam", "tea"]] and log.bad == 0
+    log = read_interactions(write(tmp_path / "log.csv", "u,jam,1\nuser,item,time\nu,tea,2\n"))
+    assert (named(log), log.bad_lines) == ([["jam", "tea"]], [2]), "names stand before all rows or nowhere"
+
+
+def test_whole_numbers_of_any_size_are_told_apart(tmp_path):
+    late, early = 1_700_000_000_000_000_001, 1_700_000_000_000_000_000  # nanoseconds; the same number as floats
+    text = f"u,late,{late}\nu,early,{early}\nu,last,{10**400}\nu,first,-1e300\nu,never,{'9' * 5000}\n"
+    log = read_interactions(write(tmp_path / "log.csv", text))
+    assert (named(log), log.bad_lines) == ([["first", "early", "late", "last"]], [5])
+
+
 def test_bad_rows_are_counted_and_the_first_named(tmp_path):
     good = b"u,a,1\n"
     bad = [b"u,a\n", b"u,a,soon\n", b",a,1\n", b"u,,1\n", b'u,"a,1\n', b"u,\xff,1\n", b"u,a,nan\n", b"u,a,inf\n", b"u,a,1,2\n", b"\x00\n"]

@@ -46,7 +46,8 @@ _ELSEWHERE = (
 # What a document names in a list of links, as neighbours of its subject.
 _NEIGHBOURS = (
     "Speculative decoding", "Serving of long contexts", "Disaggregated inference", "Compression of the key-value cache",
-    "Prompt compression", "MInference", "PowerInfer-2", "Quantisation of caches and of diffusion models", "llama.cpp",
+    "Heterogeneous key-value caches", "Prompt compression", "MInference", "PowerInfer-2",
+    "Quantisation of caches and of diffusion models", "llama.cpp",
 )  # fmt: skip
 
 

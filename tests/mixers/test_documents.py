@@ -13,7 +13,7 @@ INVENTORY = {
         gru | retnet | gla | s4 | s4d | hippo | without time variance | s6 | parallel scan | mamba | mamba2 | state space
         duality | multi-head state spaces | rwkv4 | rwkv5 | rwkv6 | rwkv7 | rwkv_channel | minds memory | efficient_attention |
         taylor | speculative decoding | minference | powerinfer | disaggregated | prompt compression | long contexts |
-        compression of the key-value cache | quantisation | llama.cpp
+        compression of the key-value cache | heterogeneous | quantisation | llama.cpp
     """,
     "001": """
         bahdanau | original transformer | kam-bert | sr-mag | dictionary mask | masked image generation | ca-stream | van |

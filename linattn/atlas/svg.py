@@ -115,7 +115,7 @@ def alone(svg: str, language: str, scheme: str = "light") -> str:
     label = re.search(rf'data-label-{language}="([^"]*)"', svg)
     svg = re.sub(r' data-label-(?:en|zh)="[^"]*"', "", svg)
     if label:
-        svg = re.sub(r'aria-label="[^"]*"', f'aria-label="{label[1]}"', svg, count=1)
+        svg = re.sub(r'aria-label="[^"]*"', lambda _: f'aria-label="{label[1]}"', svg, count=1)  # as it is: it may have backslashes
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + svg.replace(">", f"><style>{_style(scheme)}</style>", 1) + "\n"
 
 

@@ -37,8 +37,8 @@ def lines(trace: Trace) -> Iterator[str]:
 
 
 def quoted(text: str) -> str:
-    """``text`` in quotes on one line, without what a terminal would obey."""
-    return "'" + printable(text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")) + "'"
+    """``text`` in quotes on one line, what a terminal would obey as Python writes it."""
+    return "'" + "".join(c if c not in "\n\t" and printable(c) else c.encode("unicode_escape").decode() for c in text) + "'"
 
 
 def shape(size: Iterable[int]) -> str:

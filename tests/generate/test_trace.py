@@ -116,12 +116,19 @@ def test_the_lines_and_the_drawing_are_safe_and_complete(model):
     assert "\x1b" not in told and max(map(len, told.splitlines())) < 100
     assert [line[:1] for line in told.splitlines() if line[:1].isdigit()] == list("123456")
     assert "'\\xcf' 207" in told and "[1, 10, 256]: a logit for each of 256 tokens" in told and "experts" in told
+    assert r"'<b>\x1b[31mπ'" in told and r"'\x1b' 27" in told, "a control code is shown, not sent"
     picture, whole = svg(found), page(found)
     root = ET.fromstring(picture)
     values = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("data-value")]
     assert len(values) == 7 * 32, "a cell for every channel of every stage but the classifier"
     assert "<b>" not in whole and "\x1b" not in whole + picture
     assert not re.search(r"(src|href)=|@import|<script", whole)
+
+
+def test_a_prompt_with_backslashes_is_drawn(model):
+    found = trace(model, ByteCodec(), "C:\\path\n\\1", max_new_tokens=1, sampling=GREEDY)
+    label = ET.fromstring(svg(found)).get("aria-label")
+    assert r"'C:\path\n\1'" in label
 
 
 def test_the_command(model, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ class TrainOptions:
                 raise ValueError(f"{name} must be an integer of at least {least}, but came as {value!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, but came as {self.seed!r}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, but came as {self.learning_rate!r}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
 
     @property
     def folder(self) -> Path:

@@ -41,6 +41,8 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         ffn_dim=options.ffn_dim, mixer_options=options.mixer_options, ffn_options=options.ffn_options,
     )  # fmt: skip
     _long_enough(data, options)
+    with torch.device("meta"):  # widths that do not divide are refused before there is a folder
+        LinattnForCausalLM(config)
     args = _arguments(options)
     main = args.process_index == 0
     with args.main_process_first(local=False):

@@ -188,6 +188,7 @@ def test_folders_with_something_else_are_refused(text, tmp_path):
         ({"context": 4096}, "too short for a context of 4096: 3420 tokens to learn from and 180 to validate on"),
         ({"mixer": "gla*"}, "mixer must be names"),
         ({"mixer": "nothing"}, "no mixer is called 'nothing'"),
+        ({"dim": 33}, "must be a positive multiple of its heads, but came as 33"),
         ({"text": ("missing.txt",)}, "missing.txt"),
         ({"tokenizer": "missing.json"}, "missing.json"),
     ],
@@ -202,7 +203,16 @@ def test_nothing_is_written_before_all_is_well(change, message, text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"context": 1}, {"save_every": 0}, {"seed": -1}, {"learning_rate": 0.0}, {"batch_size": 1.5}]
+    "wrong",
+    [
+        {"steps": 0},
+        {"context": 1},
+        {"save_every": 0},
+        {"seed": -1},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("inf")},
+        {"batch_size": 1.5},
+    ],
 )
 def test_options_out_of_range(wrong):
     name = next(iter(wrong))

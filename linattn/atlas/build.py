@@ -91,10 +91,12 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
         progress: show on stderr how far it is.
 
     Raises:
-        ValueError: for a name that is not registered, for a folder that holds something else, and for one in which a page would fall on a
-            file that is not the atlas's, or through a link out of the folder.
+        ValueError: for no name at all, or one that is not registered, for a folder that holds something else, and for one in which a page
+            would fall on a file that is not the atlas's, or through a link out of the folder.
     """
     folder = Path(folder)
+    if names is not None and not names:
+        raise ValueError("an atlas needs at least one system, but names came empty")
     chosen = tuple(available()) if names is None else tuple(info(name).name for name in names)
     atlas = Atlas(chosen, _results(results), Progress(progress))
     earlier = _earlier(folder)

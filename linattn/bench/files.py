@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from linattn.state import writable
+
 
 def file_for(out: Path, kind: str, card: str) -> Path:
-    """``out``, or in it, if it is a folder, a file with the name of the card: ``ops-h200.json``."""
+    """``out``, or in it, if it is a folder, a file with the name of the card: ``ops-h200.json``.
+
+    Raises:
+        OSError: where it could not be written, which had better be known before anything is measured.
+    """
     if not out.is_dir():
-        return out
+        return writable(out)
     short = re.sub(r"[^a-z0-9]+", "-", card.lower().removeprefix("nvidia ")).strip("-")
-    return out / f"{kind}-{short}.json"
+    return writable(out / f"{kind}-{short}.json")

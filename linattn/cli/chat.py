@@ -37,20 +37,22 @@ def chat(
 
     from linattn.cli.status import Status
     from linattn.generate import prefill, stream, stream_text
+    from linattn.generate.sampling import generator
     from linattn.generate.text import printable
-    from linattn.state import State
+    from linattn.state import State, writable
     from linattn.train import load_run
 
     if not stop:
         raise ValueError("--stop is empty: give a text that ends a reply")
+    if save_state is not None:  # not after the first reply
+        writable(save_state)
+    chance = generator(seed)
     model, codec = load_run(run)
     state = None if load_state is None else State.load(load_state, model=model)
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
     for line in _lines():
         tokens = stream(
             model, codec.encode(f"{line}\n"), max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            generator=generator, state=state,
+            generator=chance, state=state,
         )  # fmt: skip
         said: list[int] = []
         with Status() as status:

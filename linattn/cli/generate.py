@@ -34,25 +34,25 @@ def generate(
 
     The continuation appears as it is written. Memory stays the same however long the text becomes, where the mixers are recurrent.
     """
-    import torch
-
     from linattn.cli.status import Status
     from linattn.generate import stream, stream_text
+    from linattn.generate.sampling import generator
     from linattn.generate.text import printable
-    from linattn.state import State
+    from linattn.state import State, writable
     from linattn.train import load_run
 
     if not prompt:
         raise ValueError("--prompt is empty: give the model a text to continue")
     if any(not s for s in stop or ()):
         raise ValueError("--stop is empty: give a text to stop at")
+    if save_state is not None:  # not after all is written
+        writable(save_state)
+    chance = generator(seed)
     model, codec = load_run(run)
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
     state = None if load_state is None else State.load(load_state, model=model)
     tokens = stream(
         model, codec.encode(prompt), max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        generator=generator, state=state,
+        generator=chance, state=state,
     )  # fmt: skip
     show = printable if sys.stdout.isatty() else str
     with Status() as status:

@@ -33,11 +33,10 @@ def trace(
     experts that were asked), the classifier, the choice of the next token, and then the loop up to the stop. Beside each stage stand
     the shape of what comes out of it and the largest entries for the last token.
     """
-    import torch
-
-    from linattn.generate.sampling import Sampling
+    from linattn.generate.sampling import Sampling, generator
     from linattn.generate.trace import trace as traced
     from linattn.report.trace import lines
+    from linattn.state import writable
     from linattn.train import load_run
 
     if not prompt:
@@ -46,13 +45,19 @@ def trace(
         raise ValueError("--stop is empty: give a text to stop at")
     if out is not None and out.suffix not in (".svg", ".html"):
         raise ValueError(f"--out must be a file that ends in .svg or .html, but came as {out}")
+    if out is not None:
+        writable(out)
     if max_tokens < 1:
         raise ValueError(f"--max-tokens must be at least 1, but came as {max_tokens}")
     model, codec = load_run(run)
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
     found = traced(
-        model, codec, prompt, max_new_tokens=max_tokens, sampling=Sampling(temperature, top_k, top_p), stop=stop or (), generator=generator
+        model,
+        codec,
+        prompt,
+        max_new_tokens=max_tokens,
+        sampling=Sampling(temperature, top_k, top_p),
+        stop=stop or (),
+        generator=generator(seed),
     )
     print("\n".join(lines(found)))
     if out is not None:

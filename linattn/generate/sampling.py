@@ -32,6 +32,17 @@ class Sampling:
             raise ValueError(f"top_p must be above 0 and at most 1, but came as {self.top_p!r}")
 
 
+def generator(seed: int | None) -> torch.Generator:
+    """A generator on the CPU that begins at ``seed``, None: somewhere else each time."""
+    made = torch.Generator()
+    if seed is None:
+        made.seed()
+        return made
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be from 0 to 2**64 - 1, but came as {seed}")
+    return made.manual_seed(seed)
+
+
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """[B, V] logits -> [B, V] float32 probabilities; ``sampling.temperature`` is not 0."""
     logits, order = logits.float() / sampling.temperature, None

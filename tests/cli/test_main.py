@@ -81,6 +81,13 @@ def test_version(capsys):
         (["compare", "--seed", "-1"], "seed must be"),
         (["compare", "--dim", "33"], "33"),
         (["compare", "--text", "nowhere.txt"], "nowhere.txt"),
+        (["generate", "run", "--prompt", "x", "--seed", "9" * 23], "seed must be from 0 to 2**64 - 1"),
+        (["generate", "run", "--prompt", "x", "--save-state", "nowhere/s"], "nowhere/s cannot be written: there is no folder nowhere"),
+        (["chat", "run", "--save-state", "."], ". cannot be written: it is a folder"),
+        (["trace", "run", "--prompt", "x", "--out", "nowhere/x.svg"], "nowhere/x.svg cannot be written"),
+        (["draw", "gla", "--out", "."], ". cannot be written: it is a folder"),
+        (["bench", "ops", "--peers", "products", "--quick", "--device", "cpu", "--out", "nowhere/x"], "nowhere/x cannot be written"),
+        (["atlas", "build", "site", "--systems", ""], "at least one system"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(args, says, capsys, tmp_path, monkeypatch):

@@ -173,6 +173,8 @@ def test_missing_files_and_folders(tmp_path):
         State.load(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="no folder"):
         make().save(tmp_path / "none" / "s")
+    with pytest.raises(IsADirectoryError, match="cannot be written: it is a folder"):
+        make().save(tmp_path)
     with pytest.raises(OSError, match=r"Is a directory|denied"):
         State.load(tmp_path)
 

@@ -41,6 +41,12 @@ def head_size(name: str, channels: int, heads: int) -> int:
     return channels // heads
 
 
+def check_place(layer: int, layers: int) -> None:
+    """Refuse a place in a stack that there is none of: ``layer`` counts from 0."""
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer must be at least 0 and less than layers = {layers}, but came as {layer}")
+
+
 class ShortConvolution(nn.Module):
     """Causal depthwise convolution over time; ``name`` is its place in the mixer's state ([rows, width - 1, D])."""
 

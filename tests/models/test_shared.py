@@ -49,7 +49,7 @@ def test_options_follow_from_the_place():
     plain = LanguageModel(LMConfig(dim=32, layers=2, mixer="rwkv7", mixer_options={"rwkv7": {"value_residual": False}}))
     assert not any(layer.mixer.value_residual for layer in plain.model.layers), "a model's config wins"
     depths = LanguageModel(LMConfig(dim=32, layers=3, mixer="rwkv4")).model.layers
-    close(depths[1].mixer.time_mix_key, (torch.arange(32) / 32) ** 0.5)  # the ramp that starts at depth 1/2
+    close(depths[1].mixer.time_mix_key, (torch.arange(32) / 32) ** (1 - 1 / 3))  # from 1 to almost 0: two thirds in the second of three
 
 
 def test_the_first_values_reach_every_later_layer():

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from linattn.mixers import create
+from linattn.models import LanguageModel, LMConfig
 from tests.oracles.compare import distance, fla, naive_distance
 
 
@@ -33,3 +34,13 @@ def test_the_block_token_by_token(lower_bound):
         o = torch.einsum("bhk,bhkv->bhv", q, s).flatten(1) / 4  # √16
         outputs.append(F.rms_norm(o, (64,), mixer.norm.weight, 1e-5) @ mixer.o_proj.weight.T)
     assert distance(mixer(x), torch.stack(outputs, 1)) < 1e-12
+
+
+@pytest.mark.parametrize("mixer", ["hgrn", "hgrn2"])
+def test_lower_bounds_rise_in_a_model_as_a_softmax_of_zeros_has_them(mixer):
+    layers = LanguageModel(LMConfig(vocab_size=8, dim=32, layers=4, mixer=mixer, ffn="none")).model.layers
+    share = torch.zeros(4, 32).softmax(0)
+    assert torch.equal(torch.stack([layer.mixer.lower_bound for layer in layers]), share.cumsum(0) - share[0])
+    options = {mixer: {"lower_bound": 0.5}}
+    layers = LanguageModel(LMConfig(vocab_size=8, dim=32, layers=2, mixer=mixer, mixer_options=options, ffn="none")).model.layers
+    assert all((layer.mixer.lower_bound == 0.5).all() for layer in layers)

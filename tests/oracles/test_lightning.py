@@ -7,6 +7,8 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache, MiniMaxLi
 
 from linattn.hf.convert.minimax import LIGHTNING
 from linattn.mixers import create
+from linattn.mixers.carry import Carry
+from linattn.models import LanguageModel, LMConfig
 from tests.oracles.compare import distance, take
 
 
@@ -49,3 +51,12 @@ def test_heads_of_another_size_and_number():
     ours, theirs = pair(1, heads=6, head_dim=20)
     x = torch.randn(2, 40, 64)
     assert distance(ours(x), theirs(x, None, None)[0]) < 1e-5
+
+
+def test_a_model_gives_each_layer_its_place():
+    config = LMConfig(vocab_size=8, dim=64, layers=3, mixer="lightning", ffn="none")
+    for i, layer in enumerate(LanguageModel(config).model.layers):
+        ours, (wanted, theirs) = layer.mixer, pair(i)
+        assert ours.strength == wanted.strength
+        rates = -ours.recurrence(torch.zeros(1, 1, 64), Carry(torch.zeros(1, 1, 64))).decay
+        assert distance(rates, theirs.slope_rate.flatten()) < 1e-6

@@ -91,3 +91,14 @@ def test_the_sum_itself():
         weights = torch.cat([torch.exp(-ages * w + k[:t]), torch.exp(ours.time_first + k[t])[None]])
         outputs.append((weights * v[: t + 1]).sum(0) / weights.sum(0))
     assert distance(ours(x)[0], ours.o_proj(torch.sigmoid(r) * torch.stack(outputs))) < 1e-9
+
+
+def test_layers_start_as_theirs():
+    config = RwkvConfig(vocab_size=50, hidden_size=32, num_hidden_layers=3, attention_hidden_size=32)
+    ours = LanguageModel(LMConfig(vocab_size=50, dim=32, layers=6, mixer="rwkv4, rwkv_channel", ffn="none")).model.layers
+    for i, theirs in enumerate(RwkvModel(config).blocks):
+        for mine, their, lines in ((ours[2 * i].mixer, theirs.attention, TIME), (ours[2 * i + 1].mixer, theirs.feed_forward, CHANNEL)):
+            wanted, own = their.state_dict(), mine.state_dict()
+            # not time_first, where they take ones_like of what they mean to start from
+            for name in (n for line in lines for n in line.theirs if n.startswith(("time_mix", "time_decay"))):
+                assert distance(own[name], wanted[name].flatten()) < 1e-6, (i, name)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
-from linattn.mixers.decay.hgrn2 import bound, forget
+from linattn.mixers.decay.hgrn2 import bound, forget, rising
 from linattn.mixers.parts import HeadNorm, wide
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
@@ -48,6 +50,10 @@ class HGRN(Mixer):
         self.norm = nn.LayerNorm(2 * dim) if complex_valued else HeadNorm(dim)
         angles = 10000.0 ** (-2 * torch.arange(dim, dtype=torch.float32) / dim)
         self.register_parameter("theta", nn.Parameter(angles) if complex_valued else None)
+
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        return rising(index, count)
 
     def mix(self, x: Tensor, carry: Carry) -> Tensor:
         decay, new = forget(self.f_proj(x), self.lower_bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ class HGRN2(Mixer):
     """Queries through swish, one RMS norm over all heads; ``head_dim`` is the paper's expansion of the state (128 where it divides dim).
 
     ``lower_bound`` is γ. In the paper's stack it is learned for all layers together: the first layer has 0, later ones more
-    (a cumulative softmax over layers), so that they remember longer. Here it is a buffer [dim], filled with the given number.
+    (a cumulative softmax over layers), so that they remember longer. Here it is a buffer [dim], filled with the given number; a
+    model gives the layer l of L what that softmax starts from, l / L.
     Checked against fla's HGRN2Attention: no bias in the gates, q scaled by K ** -0.5.
     """
 
@@ -46,6 +48,10 @@ class HGRN2(Mixer):
         self.q_proj, self.f_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.norm = HeadNorm(dim)
 
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        return rising(index, count)
+
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         decay, key = forget(self.f_proj(x), self.lower_bound)
         q, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (F.silu(self.q_proj(x)), key, self.v_proj(x), decay))
@@ -53,6 +59,11 @@ class HGRN2(Mixer):
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o.flatten(-2)))
+
+
+def rising(index: int, count: int) -> dict[str, Any]:
+    """The option ``lower_bound`` of layer ``index`` of ``count``: as a cumulative softmax of equal numbers, from 0."""
+    return {"lower_bound": index / count}
 
 
 def bound(dim: int, value: float) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.parts import HeadNorm, check_place, head_size, wide
 from linattn.mixers.registry import register
 
 
@@ -24,20 +26,24 @@ from linattn.mixers.registry import register
 class Lightning(Mixer):
     """SiLU on queries, keys and values, no scale; RMS norm over all heads together and a sigmoid gate on the output.
 
-    ``layer`` of ``layers`` is the place l of L in a stack: heads of later layers forget less, those of the last hardly at all.
+    ``layer`` of ``layers`` is the place l of L in a stack: heads of later layers forget less, those of the last hardly at all. A model
+    gives each of its Lightning layers its place among them; MiniMax-01 counts its softmax layers too.
     The rates, and ``head_dim`` beside heads (128 and 64 for a width of 6144), are those of MiniMax-01 in transformers.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, head_dim: int | None = None, layer: int = 0, layers: int = 1) -> None:
         super().__init__(dim)
-        if not 0 <= layer < layers:
-            raise ValueError(f"layer must be at least 0 and less than layers = {layers}, but came as {layer}")
+        check_place(layer, layers)
         self.heads, width = heads, heads * (head_size("dim", dim, heads) if head_dim is None else head_dim)
         self.strength = 1 - layer / (layers - 1 + 1e-5) + 1e-5
         self.qkv_proj = nn.Linear(dim, 3 * width, bias=False)
         self.g_proj = nn.Linear(dim, width, bias=False)
         self.norm = HeadNorm(width, eps=1e-6)
         self.o_proj = nn.Linear(width, dim, bias=False)
+
+    @classmethod
+    def placed(cls, index: int, count: int) -> dict[str, Any]:
+        return {"layer": index, "layers": count}
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = F.silu(self.qkv_proj(x)).unflatten(-1, (self.heads, 3, -1)).unbind(-2)

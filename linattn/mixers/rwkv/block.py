@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import check_place, head_size, wide
 from linattn.ops import flops
 
 
@@ -39,9 +39,15 @@ def heads_of(dim: int, size: int | None) -> int:
     return dim // size
 
 
-def depth_of(index: int, count: int) -> dict[str, Any]:
-    """The option ``depth`` of layer ``index`` of ``count``."""
-    return {"depth": index / max(count - 1, 1)}
+def ratios(layer: int, layers: int) -> tuple[float, float]:
+    """What the initialisation of layer ``layer`` of ``layers`` depends on: a number from 0 to 1, and one from 1 to almost 0."""
+    check_place(layer, layers)
+    return layer / max(layers - 1, 1), 1 - layer / layers
+
+
+def place_of(index: int, count: int) -> dict[str, Any]:
+    """The options of layer ``index`` of ``count`` that :func:`ratios` takes."""
+    return {"layer": index, "layers": count}
 
 
 class GroupNorm(nn.Module):
@@ -96,4 +102,4 @@ class RWKV(TimeMixing):
 
     @classmethod
     def placed(cls, index: int, count: int) -> dict[str, Any]:
-        return depth_of(index, count)
+        return place_of(index, count)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import depth_of, previous, ramp
+from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
 
 
 @register(
@@ -28,22 +28,23 @@ from linattn.mixers.rwkv.block import depth_of, previous, ramp
 class RWKVChannel(Mixer):
     """A model of RWKV blocks is the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: each block of RWKV is two of ours.
 
-    ``gated=False`` leaves out the receptance, as RWKV-7 does. The state is the last token [rows, 1, D].
+    ``gated=False`` leaves out the receptance, as RWKV-7 does. How much of the token before is mixed in at the start depends on the place,
+    ``layer`` of ``layers``. The state is the last token [rows, 1, D].
     """
 
-    def __init__(self, dim: int, *, hidden: int | None = None, gated: bool = True, depth: float = 0.0) -> None:
+    def __init__(self, dim: int, *, hidden: int | None = None, gated: bool = True, layer: int = 0, layers: int = 1) -> None:
         super().__init__(dim)
         hidden = 4 * dim if hidden is None else hidden
-        self.gated = gated
-        self.time_mix_key = nn.Parameter(ramp(dim, 1 - depth))
+        self.gated, (_, almost) = gated, ratios(layer, layers)
+        self.time_mix_key = nn.Parameter(ramp(dim, almost if gated else almost**4))
         self.k_proj, self.o_proj = nn.Linear(dim, hidden, bias=False), nn.Linear(hidden, dim, bias=False)
         if gated:
-            self.time_mix_receptance = nn.Parameter(ramp(dim, 1 - depth))
+            self.time_mix_receptance = nn.Parameter(ramp(dim, almost))
             self.r_proj = nn.Linear(dim, dim, bias=False)
 
     @classmethod
     def placed(cls, index: int, count: int) -> dict[str, Any]:
-        return depth_of(index, count)
+        return place_of(index, count)
 
     def mix(self, x: Tensor, carry: Carry) -> Tensor:
         before = previous(x, carry)

@@ -9,7 +9,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import RWKV, previous, ramp, zigzag
+from linattn.mixers.rwkv.block import RWKV, previous, ramp, ratios, zigzag
 from linattn.ops import diagonal_scan, running_max
 
 _NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are
@@ -30,18 +30,19 @@ class RWKV4(RWKV):
     """Time mixing. Every channel is a head with a key and a value of size 1; the state is num, den [rows, D] and their exponent max.
 
     Both sums are kept relative to e^max, the largest weight so far, so no key overflows. Gradients take max as constant: the
-    output does not depend on it. ``depth`` in [0, 1] is how far up in the stack the layer stands: the initialisation depends on it.
+    output does not depend on it. The initialisation depends on the place in a stack, ``layer`` of ``layers``.
     """
 
     keep_float32 = ("time_decay", "time_first")
 
-    def __init__(self, dim: int, *, depth: float = 0.0) -> None:
+    def __init__(self, dim: int, *, layer: int = 0, layers: int = 1) -> None:
         super().__init__(dim)
+        depth, almost = ratios(layer, layers)
         self.time_decay = nn.Parameter(-5 + 8 * (torch.arange(dim) / max(dim - 1, 1)) ** (0.7 + 1.3 * depth))
         self.time_first = nn.Parameter(torch.full((dim,), 0.3).log() + 0.5 * zigzag(dim))
-        self.time_mix_key = nn.Parameter(ramp(dim, 1 - depth))
-        self.time_mix_value = nn.Parameter(ramp(dim, 1 - depth) + 0.3 * depth)
-        self.time_mix_receptance = nn.Parameter(ramp(dim, 0.5 * (1 - depth)))
+        self.time_mix_key = nn.Parameter(ramp(dim, almost))
+        self.time_mix_value = nn.Parameter(ramp(dim, almost) + 0.3 * depth)
+        self.time_mix_receptance = nn.Parameter(ramp(dim, 0.5 * almost))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
     def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:

@@ -12,7 +12,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, zigzag
+from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios, zigzag
 
 _PAPER = "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence"
 _NAMES = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "gate": "g_proj", "output": "o_proj", "ln_x": "norm"}
@@ -21,7 +21,7 @@ _NAMES = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "gate": "g
 class _Matrix(RWKV):
     """What the two share: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
 
-    ``depth`` in [0, 1] is how far up in the stack the layer stands: the initialisation depends on it.
+    The initialisation depends on the place in a stack, ``layer`` of ``layers``; ``depth`` is the first of its :func:`ratios`.
     """
 
     keep_float32 = ("time_decay", "time_faaaa")
@@ -66,11 +66,12 @@ class RWKV5(_Matrix):
     Checked against RWKV-LM (RWKV_Tmix_x052); its norm of o / 8 with eps 1e-5 is that of o with 64e-5.
     """
 
-    def __init__(self, dim: int, *, head_size: int | None = None, depth: float = 0.0) -> None:
+    def __init__(self, dim: int, *, head_size: int | None = None, layer: int = 0, layers: int = 1) -> None:
+        depth, almost = ratios(layer, layers)
         super().__init__(dim, head_size, depth)
-        self.time_mix_k = nn.Parameter(ramp(dim, 1 - depth))
-        self.time_mix_v = nn.Parameter(ramp(dim, 1 - depth) + 0.3 * depth)
-        self.time_mix_r, self.time_mix_g = (nn.Parameter(ramp(dim, 0.5 * (1 - depth))) for _ in range(2))
+        self.time_mix_k = nn.Parameter(ramp(dim, almost))
+        self.time_mix_v = nn.Parameter(ramp(dim, almost) + 0.3 * depth)
+        self.time_mix_r, self.time_mix_g = (nn.Parameter(ramp(dim, 0.5 * almost)) for _ in range(2))
 
     def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
         before = previous(x, carry)
@@ -99,11 +100,13 @@ class RWKV6(_Matrix):
     """
 
     def __init__(
-        self, dim: int, *, head_size: int | None = None, depth: float = 0.0, mix_rank: int = 32, decay_rank: int = 64, eps: float = 64e-5
-    ) -> None:
+        self, dim: int, *, head_size: int | None = None, layer: int = 0, layers: int = 1, mix_rank: int = 32, decay_rank: int = 64,
+        eps: float = 64e-5,
+    ) -> None:  # fmt: skip
+        depth, almost = ratios(layer, layers)
         super().__init__(dim, head_size, depth, eps)
         for name, power, less in (("x", 1, 0), ("w", 1, 0), ("k", 1, 0), ("v", 1, 0.3 * depth), ("r", 0.5, 0), ("g", 0.5, 0)):
-            self.register_parameter(f"time_maa_{name}", nn.Parameter(1 - ramp(dim, power * (1 - depth)) - less))
+            self.register_parameter(f"time_maa_{name}", nn.Parameter(1 - ramp(dim, power * almost) - less))
         self.time_maa_w1 = nn.Parameter(torch.zeros(dim, 5 * mix_rank))
         self.time_maa_w2 = nn.Parameter(torch.empty(5, mix_rank, dim).uniform_(-0.01, 0.01))
         self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))

@@ -14,7 +14,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
-from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp
+from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios
 
 _MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}  # powers of the ramps that they start as
 
@@ -39,8 +39,8 @@ class RWKV7(RWKV):
 
     ``value_residual``: v goes part of the way to the values of the stack's first layer, σ(``v0`` + x^v ``v1`` ``v2``) of it in each
     channel. A model switches it on in all RWKV-7 layers but its first, and passes that one's values on [B, T, H, V]; they are
-    values of the same tokens, so no state holds them. ``depth`` in [0, 1] is how far up in the stack the layer stands: the
-    initialisation depends on it. ``rank`` is that of the low-rank maps, or a dict for those called w, a, g and v; ``eps`` is that
+    values of the same tokens, so no state holds them. The initialisation depends on the place in a stack, ``layer`` of
+    ``layers``. ``rank`` is that of the low-rank maps, or a dict for those called w, a, g and v; ``eps`` is that
     of the norm of each head.
     """
 
@@ -48,14 +48,15 @@ class RWKV7(RWKV):
     shares = True
 
     def __init__(
-        self, dim: int, *, head_size: int | None = None, depth: float = 0.0, rank: int | dict[str, int] | None = None,
+        self, dim: int, *, head_size: int | None = None, layer: int = 0, layers: int = 1, rank: int | dict[str, int] | None = None,
         value_residual: bool = False, eps: float = 64e-5,
     ) -> None:  # fmt: skip
         super().__init__(dim)
+        depth, almost = ratios(layer, layers)
         self.heads, self.value_residual = heads_of(dim, head_size), value_residual
         size = dim // self.heads
         for name, power in _MIXES.items():
-            self.register_parameter(name, nn.Parameter(1 - ramp(dim, power * (1 - depth))))
+            self.register_parameter(name, nn.Parameter(1 - ramp(dim, power * almost)))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         for linear, scale in ((self.r_proj, 0.5), (self.k_proj, 0.05), (self.v_proj, 0.5)):
             nn.init.uniform_(linear.weight, -scale * dim**-0.5, scale * dim**-0.5)

@@ -191,6 +191,8 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
     if prefixes is not None and (ids is None or embeddings is not None):
         raise ValueError("prefixes goes by tokens: give generate input_ids, and no inputs_embeds")
     if state is None:
+        if ids is not None and embeddings is None and not ids.shape[-1]:
+            raise ValueError(f"input_ids must be a prompt [B, T] of at least one token, but came with shape {list(ids.shape)}")
         return
     if not isinstance(state, State):
         raise TypeError(f"state must be a linattn.State, but came as {type(state).__name__}")

@@ -122,8 +122,7 @@ def _read(path: Path) -> LinattnForCausalLM:
                 if isinstance(count := content.get(name), int) and count > len(weights.names):
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
             config = _understood(content)
-            with torch.device("meta"):
-                model = LinattnForCausalLM(config)
+            model = _empty(config)
             state = _state(model, content["model_type"], weights)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
@@ -131,6 +130,15 @@ def _read(path: Path) -> LinattnForCausalLM:
     if config.tie_embeddings:
         model.lm_head.weight = model.model.embedding.weight
     return _moved(model, state["model.embedding.weight"].dtype)
+
+
+def _empty(config: LMConfig) -> LinattnForCausalLM:
+    """The model of ``config`` without memory; sizes that no tensor can have are a ValueError."""
+    try:
+        with torch.device("meta"):
+            return LinattnForCausalLM(config)
+    except RuntimeError as error:
+        raise ValueError(f"{folders.CONFIG} asks for tensors that there cannot be: {error}") from None
 
 
 def _understood(content: dict[str, Any]) -> LMConfig:

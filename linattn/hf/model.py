@@ -38,11 +38,15 @@ class Call:
     output_hidden_states: bool
 
     @property
-    def tokens(self) -> int:
+    def shape(self) -> torch.Size:
+        """B and T."""
         given = self.input_ids if self.inputs_embeds is None else self.inputs_embeds
         if given is None or (self.input_ids is not None) == (self.inputs_embeds is not None):
             raise ValueError("give either input_ids [B, T] or inputs_embeds [B, T, D]")
-        return given.shape[1]
+        name, wanted = ("input_ids", "[B, T]") if self.inputs_embeds is None else ("inputs_embeds", "[B, T, D]")
+        if given.ndim != wanted.count(",") + 1:
+            raise ValueError(f"{name} must have shape {wanted}, but came with {list(given.shape)}")
+        return given.shape[:2]
 
     @property
     def mask(self) -> Tensor | None:
@@ -50,9 +54,11 @@ class Call:
         mask = self.attention_mask
         if mask is None:
             return None
-        if mask.ndim != 2:
-            raise ValueError(f"attention_mask must have shape [B, T], 1 for real tokens, but came with {list(mask.shape)}")
-        mask = mask[:, mask.shape[1] - self.tokens :].bool()
+        rows, tokens = self.shape
+        if mask.ndim != 2 or mask.shape[0] != rows or mask.shape[1] < tokens:
+            wanted = f"[B, T], 1 for real tokens, with B = {rows} and T at least {tokens}"
+            raise ValueError(f"attention_mask must have shape {wanted}, but came with {list(mask.shape)}")
+        mask = mask[:, mask.shape[1] - tokens :].bool()
         return None if values_visible(mask) and bool(mask.all()) else mask
 
 
@@ -119,7 +125,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
         return Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens, bool(recording))
 
     def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
-        tokens, cache = call.tokens, call.past_key_values
+        tokens, cache = call.shape[1], call.past_key_values
         if cache is not None and not isinstance(cache, StateCache):
             raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
         if cache is None and call.use_cache:

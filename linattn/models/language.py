@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from linattn.models.block import Block, norm
 from linattn.models.config import LMConfig
 from linattn.models.reversible import through
+from linattn.ops.checks import values_visible
 from linattn.state import State
 
 
@@ -50,9 +51,15 @@ class Backbone(nn.Module):
             return_state: whether the second value is the state after the last token; None otherwise.
             mask: [B, T] bool, True = real token.
             cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
+
+        Raises:
+            ValueError: for ``ids`` that are no integers [B, T] or, where they may be looked at, no tokens of the vocabulary, and for a
+                state of another model.
         """
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
+        if embeddings is None:
+            _check_ids(ids, self.embedding.num_embeddings)
         x = self.embedding(ids) if embeddings is None else embeddings
         x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
@@ -79,6 +86,16 @@ class Backbone(nn.Module):
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             return self._gradient_checkpointing_func(layer, x, old, shared, **how)
         return layer(x, old, shared, **how)
+
+
+def _check_ids(ids: Tensor | None, vocab_size: int) -> None:
+    if ids is None or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+        came = "None" if ids is None else f"{ids.dtype} {list(ids.shape)}"
+        raise ValueError(f"ids must be integers of shape [B, T], but came as {came}")
+    if ids.numel() and values_visible(ids):
+        low, high = ids.aminmax()
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"ids must be from 0 to {vocab_size - 1}, but hold {int(low if low < 0 else high)}")
 
 
 class LanguageModel(nn.Module):

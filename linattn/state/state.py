@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from linattn.ops.checks import values_visible
 from linattn.state.files import replacing
 from linattn.state.identity import difference, identity
 
@@ -58,6 +59,8 @@ class State:
         index = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.int64)
         if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"rows must be integers of shape [n], but came as {index.dtype} {list(index.shape)}")
+        if index.numel() and values_visible(index) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
+            raise IndexError(f"rows must be from 0 to {self.rows - 1}, but came as {index.tolist()}")
         return self._map(lambda t: t.index_select(0, index.to(t.device)))
 
     def fork(self, n: int) -> State:

@@ -261,6 +261,7 @@ def test_what_a_state_is_not_is_said():
         (lambda: lm.generate(ids, state=state, past_key_values=StateCache(), max_new_tokens=1), ValueError, "give generate one of them"),
         (lambda: lm.generate(ids, state=state, use_cache=False, max_new_tokens=1), ValueError, "use_cache=False reads everything"),
         (lambda: lm.prefill(ids[:1], state=state), ValueError, "a row for each prompt, 1, but came with 2"),
+        (lambda: lm.generate(ids[:, :0], max_new_tokens=1), ValueError, r"at least one token, but came with shape \[2, 0\]"),
         (lambda: lm.prefill(ids[:, :0]), ValueError, r"at least one token, but came with shape \[2, 0\]"),
         (lambda: lm.prefill(ids, ids[:1]), ValueError, r"attention_mask must have the shape of input_ids, \[2, 3\], but came with .*1, 3"),
         (lambda: lm.prefill([[1]], ids), ValueError, "attention_mask must have a tensor beside it as input_ids"),

@@ -93,6 +93,11 @@ def test_what_a_cache_cannot_do_is_said():
         StateCache().crop(1)
     with pytest.raises(ValueError, match=r"attention_mask must have shape \[B, T\]"):
         lm(ids, attention_mask=torch.ones(1, 1, 2, 2))
+    for shape in ((1, 1), (2, 2)):
+        with pytest.raises(ValueError, match=r"attention_mask must have shape \[B, T\], .* with B = 1 and T at least 2, but came with \["):
+            lm(ids, attention_mask=torch.ones(shape))
+    with pytest.raises(ValueError, match=r"input_ids must have shape \[B, T\], but came with \[2\]"):
+        lm(ids[0])
     with pytest.raises(ValueError, match="either input_ids"):
         lm()
 

@@ -80,6 +80,20 @@ def test_a_state_of_another_model_is_refused():
         model()(torch.zeros(1, 1, dtype=torch.long), state)
 
 
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (torch.zeros(3, dtype=torch.int64), r"integers of shape \[B, T\], but came as torch.int64 \[3\]"),
+        (torch.zeros(1, 3), r"integers of shape \[B, T\], but came as torch.float32 \[1, 3\]"),
+        (torch.tensor([[0, 50]]), "from 0 to 49, but hold 50"),
+        (torch.tensor([[0, -1]]), "from 0 to 49, but hold -1"),
+    ],
+)
+def test_what_is_no_token_is_refused(ids, said):
+    with pytest.raises(ValueError, match=f"^ids must be {said}$"):
+        LanguageModel(LMConfig(vocab_size=50, dim=32, layers=1))(ids)
+
+
 def test_the_feed_forward_grows_in_steps_of_one():
     sizes = [sum(p.numel() for p in model(ffn_dim=n).parameters()) for n in (63, 64, 65)]
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1] == 2 * 3 * 32

@@ -72,6 +72,12 @@ def test_select_wants_integers(rows):
         make().select(rows)
 
 
+@pytest.mark.parametrize("row", [3, -1])
+def test_select_wants_rows_that_there_are(row):
+    with pytest.raises(IndexError, match=rf"rows must be from 0 to 2, but came as \[0, {row}\]"):
+        make().select([0, row])
+
+
 @pytest.mark.parametrize("n", [0, -1, 1.5])
 def test_fork_wants_a_count(n):
     with pytest.raises(ValueError, match="at least 1"):

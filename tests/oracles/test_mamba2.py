@@ -59,13 +59,13 @@ def test_padding_on_the_left():
     assert distance(y[mask], wanted[mask]) < 1e-5
 
 
-@pytest.mark.parametrize("pattern", ["mva", "mqa", "mka", "mha"])
+@pytest.mark.parametrize("pattern", ["mva", "mvs", "mqa", "mka", "mha"])
 def test_patterns(pattern):
     """Head by head in float64: which of x, B and C a head has of its own, and which the first one has for all."""
     mixer = create("mamba2", dim=32, head_dim=16, state_size=12, pattern=pattern).double()
     for parameter in (mixer.D, mixer.norm.weight, mixer.conv.bias):
         torch.nn.init.normal_(parameter)
-    heads, own = 4, {"mva": "x", "mqa": "C", "mka": "B", "mha": "xBC"}[pattern]
+    heads, own = 4, {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}[pattern]
     counts = {name: heads if name in own else 1 for name in "xBC"}
     widths = {"x": 16, "B": 12, "C": 12}
     tokens = torch.randn(2, 20, 32, dtype=torch.float64)
@@ -89,6 +89,6 @@ def test_patterns(pattern):
 
 def test_refused():
     with pytest.raises(ValueError, match="pattern must be one of"):
-        create("mamba2", dim=32, pattern="mvs")
+        create("mamba2", dim=32, pattern="all")
     with pytest.raises(ValueError, match="groups are for pattern 'mva'"):
         create("mamba2", dim=64, head_dim=32, groups=2, pattern="mqa")

@@ -14,7 +14,7 @@ from linattn.mixers.carry import Carry
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, wide
 from linattn.mixers.registry import register
 
-_OWN = {"mva": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
+_OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
 
 
 @register(
@@ -34,7 +34,7 @@ class Mamba2(Mixer):
     Short convolution and SiLU on x, B and C; the gate comes before the norm, as in the paper's code.
 
     ``pattern`` says what each head has of its own, and what one head has for all (section 7.2 of the paper); decays are always
-    each head's own: ``"mva"`` x (multi-value, multi-input: the paper's choice), ``"mqa"`` C (multi-query, multi-contract),
+    each head's own: ``"mva"`` or ``"mvs"`` x (multi-value attention or SSM: the paper's choice), ``"mqa"`` C (multi-query, multi-contract),
     ``"mka"`` B (multi-key, multi-expand), ``"mha"`` all three, which is ``groups`` = heads.
 
     ``eps`` is the norm's; ``step_limits`` are the lowest and the highest value that a time step Δ may take.
@@ -57,7 +57,7 @@ class Mamba2(Mixer):
         head_size("the number of heads, expand * dim / head_dim,", self.heads, groups)
         if pattern not in _OWN:
             raise ValueError(f"pattern must be one of {', '.join(map(repr, _OWN))}, but came as {pattern!r}")
-        if groups != 1 and pattern != "mva":
+        if groups != 1 and _OWN[pattern] != "x":
             raise ValueError(f"groups are for pattern 'mva', but came as {groups} with pattern {pattern!r}")
         self.groups = self.heads if pattern == "mha" else groups
         own = [self.heads if name in _OWN[pattern] else self.groups for name in "xBC"]

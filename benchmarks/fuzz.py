@@ -229,6 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = [options.seed * 1_000_000 + i for i in range(options.cases)]
     families: dict[str, dict] = {}
     failures, skipped = [], 0
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several processes that spin take the cores from each other
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
         futures = [pool.submit(run, seed, options.backend) for seed in seeds]

@@ -44,10 +44,11 @@ def run(call: Call, x: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[Tenso
     ends = call.options.get("cu_seqlens")
     spans = [(0, x["v"].shape[1])] if ends is None else list(zip(ends.tolist()[:-1], ends.tolist()[1:], strict=True))
     o, last, states = [x["v"][:, :0, :, 0]], [], []
+    tokens = {name: y.unbind(1) for name, y in x.items() if name not in ("S", "bonus")}  # the gradient of y[:, t] is as large as y's
     for n, (start, stop) in enumerate(spans):
         s = x["S"] if ends is None else x["S"][n : n + 1]
         for t in range(start, stop):
-            read, s = token({name: y[:, t] for name, y in x.items() if name not in ("S", "bonus")}, x.get("bonus"), s)
+            read, s = token({name: y[t] for name, y in tokens.items()}, x.get("bonus"), s)
             o.append((read * (call.options.get("scale") or x["v"].shape[3] ** -0.5))[:, None])
             states.append(s)
         last.append(s)

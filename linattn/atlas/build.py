@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -57,8 +58,13 @@ class Atlas:
 
     def measured(self, pattern: str) -> Iterator[dict]:
         """The result files whose names match ``pattern``, such as ``ops-*.json``."""
-        for path in sorted(self.results.glob(pattern)) if self.results else ():
-            yield json.loads(path.read_text(encoding="utf-8"))
+        return (body for name, body in self._bodies if fnmatch(name, pattern))
+
+    @cached_property
+    def _bodies(self) -> list[tuple[str, dict]]:
+        """Every result file by name, read once."""
+        paths = sorted(self.results.glob("*.json")) if self.results else []
+        return [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def sections() -> list[ModuleType]:

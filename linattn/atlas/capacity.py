@@ -16,7 +16,7 @@ from torch import Tensor
 
 import linattn
 from linattn.atlas.page import Entry, Page, rounded
-from linattn.atlas.story import written
+from linattn.atlas.story import raised, written
 from linattn.atlas.text import Both, spoken
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def states(keys: Tensor, values: Tensor, *, decay: float = 1.0, beta: float | No
 RULES = {
     "sum": (Both("sum", "求和"), {}),
     "decayed": (Both("decayed", "衰减"), {"decay": DECAY}),
-    "delta": (Both("delta", "delta 规则"), {"beta": BETA}),
+    "delta": (Both("delta", "delta"), {"beta": BETA}),
 }
 
 
@@ -173,7 +173,7 @@ def _table(rows: list[dict[str, float]]) -> str:
     head = "".join(f'<th class="number" scope="col">{spoken(name)}</th>' for _, name, _ in COLUMNS)
     lines = "".join(
         "<tr>"
-        + "".join(f'<td class="number" data-value="{row[key]!r}">{escape(format(row[key], form))}</td>' for key, _, form in COLUMNS)
+        + "".join(f'<td class="number" data-value="{row[key]!r}">{escape(raised(format(row[key], form)))}</td>' for key, _, form in COLUMNS)
         + "</tr>"
         for row in rows
     )

@@ -28,9 +28,9 @@ def cell(look: Look) -> str:
     """The cell of ``look`` as an SVG element."""
     if look.family == "scores" and look.info.resumable and look.matrix is not None:
         return _growing(look)
-    if look.spec is None or not look.info.causal:
+    if look.spec is None:
         return _other(look)
-    return _recurrent(look.info.title, look.spec)
+    return _recurrent(look.info.title, look.spec) if look.info.causal else _summed(look.info.title, look.spec)
 
 
 def sentences(spec: Spec) -> list[Both]:
@@ -70,6 +70,23 @@ def _recurrent(title: str, spec: Spec) -> str:
     return drawing(820, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
 
 
+def _summed(title: str, spec: Spec) -> str:
+    """The cell of what reads both ways: one sum over all tokens, which every query reads."""
+    _, k, v = spec.sizes
+    label = Both(f"The cell of {title}: the sum over all tokens of key times value is read by every query.",
+                 f"{title} 的单元：所有 token 的键值外积之和，供每个查询读取。")  # fmt: skip
+    names = ((WRITE, Both("all tokens", "全部 token")), (READ, Both("read", "读出")))
+    parts = [
+        wire([(WRITE + 16, LINE), (AFTER - 40, LINE)]),
+        box(AFTER, LINE, "S", f"[{k}, {v}]", "state", 72),
+        *_write(spec, k, v, sign="Σ", index="j"),
+        *_read(spec, k, v),
+        *(text(x, 42, name, "axis") for x, name in names),
+    ]
+    middle = f'<g transform="translate(-200 0)">{"".join(parts)}</g>'
+    return drawing(820, 300 if spec.normalize or spec.skip else 252, [middle], label, "cell")
+
+
 def _fade(spec: Spec, k: int) -> list[str]:
     if spec.decay == "none":
         return [node(FADE, LINE, "", "decay", ghost=True)]
@@ -86,16 +103,16 @@ def _erase(spec: Spec, k: int) -> list[str]:
     return [node(ERASE, LINE, "+", "decay"), up, box(ERASE, BOXES, "w_t r_t^⊤", f"[{k}, {k}]", "decay", 92)]
 
 
-def _write(spec: Spec, k: int, v: int) -> list[str]:
+def _write(spec: Spec, k: int, v: int, sign: str = "+", index: str = "t") -> list[str]:
     gate = "β_t " if spec.erase == "delta" else ""
     return [
-        node(WRITE, LINE, "+", "k"),
+        node(WRITE, LINE, sign, "k"),
         wire([(WRITE, 134), (WRITE, LINE + 16)], "k"),
         node(WRITE, 150, "×", "v"),
         wire([(WRITE - 40, BOXES - 22), (WRITE - 12, 161)], "k"),
         wire([(WRITE + 40, BOXES - 22), (WRITE + 12, 161)], "v"),
-        box(WRITE - 42, BOXES, f"{gate}k_t^⊤", f"[{k}, 1]", "k", 76),
-        box(WRITE + 42, BOXES, "v_t", f"[1, {v}]", "v", 76),
+        box(WRITE - 42, BOXES, f"{gate}k_{index}^⊤", f"[{k}, 1]", "k", 76),
+        box(WRITE + 42, BOXES, f"v_{index}", f"[1, {v}]", "v", 76),
     ]
 
 

@@ -117,7 +117,8 @@ def _look(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor) -> L
     if spec is None:
         missing["spec"] = NO_PAIRS if known.kind not in PAIRED else OWN_RULES
     if not known.resumable:
-        return Look(known, options, spec, matrix, heads, missing={**missing, "states": NO_STATE})
+        why = NOTHING_HANDED if known.kind == "feed-forward" else NO_STATE
+        return Look(known, options, spec, matrix, heads, missing={**missing, "states": why})
     steps, stepping = _steps(mixer, x)
     shapes = {k: tuple(t.shape[1:]) for k, t in steps[-1].items() if k != "position"}
     return Look(known, options, spec, matrix, heads, states_of(steps), shapes, stepping, missing)
@@ -131,6 +132,7 @@ NOT_LINEAR = Both(
 OWN_RULES = Both(
     "its tokens mix by rules of its own and not by the one linear recurrence", "它的 token 按自己的规则混合，不是那个统一的线性递推"
 )
+NOTHING_HANDED = Both("it hands nothing from token to token", "它不在 token 之间传递任何东西")
 NO_STATE = Both(
     "it takes all tokens at once, so there is no state from token to token", "它一次读入全部 token，所以没有逐个 token 传递的状态"
 )

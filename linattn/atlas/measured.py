@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from linattn.atlas.look import Look, Spec
+from linattn.atlas.study_words import both
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import DECAY
 from linattn.report.words import figure
@@ -121,7 +122,7 @@ def _reproduced(body: dict, look: Look) -> Measured | None:
     """Rows of a study of ``linattn reproduce`` whose mixer this is, written as in its report."""
     heads, rows = results.of(body, look.info.name)
     made = [str(body["command"]), *(m["accelerator"] or m["cpu"] for m in body["machines"]), str(body["created"])[:10]]
-    return Measured(Both(body["title"], body["title"]), ", ".join(made), [Both(h, h) for h in heads], rows)
+    return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
 
 
 def _nothing(_body: dict, _look: Look) -> None:

@@ -202,8 +202,14 @@ FIGURES: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
+@cache
+def _numbers() -> dict[str, dict[str, object]]:
+    """What the figures draw, by name."""
+    return {name: make() for name, make in FIGURES.items()}
+
+
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
     """The page alone."""
-    numbers = {name: make() for name, make in FIGURES.items()}
+    numbers = _numbers()
     html = written(Path(__file__).with_name("slips.html"), numbers)
     yield Page(ENTRY.path, ENTRY.name, html, numbers, lead=ENTRY.summary)

@@ -54,6 +54,14 @@ ABOUT = {
         "它的更新不是那个统一递推的特例，页面会说明能展示什么。",
     ),
 }
+AT_ONCE = Both(
+    "All tokens are there at once, the later ones too; nothing is handed from one to the next.",
+    "所有 token 同时在场，后文也在内；token 之间不传递任何东西。",
+)
+FEED_FORWARD = Both(
+    "A feed-forward: it works on what each token holds by now, and leaves it to the mixers who reads whom.",
+    "前馈层：加工每个 token 此刻所持有的内容；谁读谁，是混合器的事。",
+)
 DIM, TOKENS = 512, 4096  # of the cost sheet
 
 
@@ -100,7 +108,14 @@ def _page(atlas: Atlas, look: Look, around: tuple[str | None, str | None]) -> Pa
         data["state"] = state_data(look)
     parts = [_facts(look), _equation(i.equation), _cell(look), _mask(look), _state(look), _cost(look), _checked(look)]
     parts += [*_measured(atlas, look), _code(look), _around(around)]
-    return Page(f"systems/{i.name}.html", Both(i.title, i.title), "\n".join(parts), data, lead=ABOUT[look.family])
+    return Page(f"systems/{i.name}.html", Both(i.title, i.title), "\n".join(parts), data, lead=about(look))
+
+
+def about(look: Look) -> Both:
+    """What a page says first: what its kind does, or its family."""
+    if look.info.kind == "feed-forward":
+        return FEED_FORWARD
+    return AT_ONCE if look.family == "scores" and not look.info.causal else ABOUT[look.family]
 
 
 def mask_data(look: Look) -> dict[str, object]:
@@ -238,18 +253,20 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
 def _checked(look: Look) -> str:
     facts = [(Both("oracle", "对照实现"), escape(look.info.oracle) or "–")]
     if errors := measured_errors(look.info.name):
-        found = ", ".join(f'<span data-value="{error!r}">{error:.1e}</span> {dtype}' for dtype, error in errors.largest.items())
+        found = ", ".join(
+            f'<span data-value="{error!r}">{f"{error:.1e}" if error else "0"}</span> {dtype}' for dtype, error in errors.largest.items()
+        )
         many = Both(f"the largest of {errors.comparisons:,} comparisons", f"{errors.comparisons:,} 次比较中最大")
         number = many if errors.comparisons > 1 else Both("the only comparison", "唯一一次比较")
-        count = Both(f"(relative, {number.en},", f"（相对误差，{number.zh}，")
+        count = Both(f" (relative, {number.en}, ", f"（相对误差，{number.zh}，")
         where = f"<code>{escape(errors.test)}</code>{spoken(Both(')', '）'))}"
-        facts.append((Both("distance to it", "与它的差距"), f"{found} {spoken(count)} {where}"))
+        facts.append((Both("distance to it", "与它的差距"), f"{found}{spoken(count)}{where}"))
     if look.stepping is not None:
         told = f'<span data-value="{look.stepping:.3g}">{look.stepping:.0e}</span>'
         facts.append(
             (
                 Both("one pass against single steps", "整段计算与逐步计算之差"),
-                f"{told} {spoken(Both('(relative, float64, this sentence)', '（相对误差，float64，本句）'))}",
+                f"{told}{spoken(Both(' (relative, float64, this sentence)', '（相对误差，float64，本句）'))}",
             )
         )
     for check, reason in look.info.exemptions.items():

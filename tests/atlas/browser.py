@@ -24,19 +24,33 @@ def needed() -> None:
         (pytest.fail if os.environ.get("LINATTN_BROWSER") == "1" else pytest.skip)(MISSING)
 
 
-class Reader:
-    """One page in a browser; :meth:`check` says that nothing went wrong on it so far."""
+AXE = {"preload": False, "resultTypes": ["violations"]}  # options of axe: nothing is loaded, and only what is wrong is told in full
+LOCALES = {"en": "en-GB", "zh": "zh-CN"}
 
-    def __init__(self, browser, url: str, *, language: str = "en", width: int = 1280, scheme: str = "light", motion: str = "no-preference"):
+
+class Reader:
+    """A page in a tab that many tests share one after another; :meth:`check` says that nothing went wrong on it so far."""
+
+    def __init__(self, tab, url: str, *, width: int = 1280, scheme: str = "light", motion: str = "no-preference"):
         self.wrong: list[str] = []
         self.requests: list[str] = []
-        options = {"color_scheme": scheme, "reduced_motion": motion, "locale": "zh-CN" if language == "zh" else "en-GB"}
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.page.on("console", lambda m: self.wrong.append(f"{m.type}: {m.text}"))
-        self.page.on("pageerror", lambda e: self.wrong.append(str(e)))
-        self.page.on("request", lambda r: self.requests.append(r.url))
-        self.page.goto(url)
+        self.page = tab
+        self.heard = {
+            "console": lambda m: self.wrong.append(f"{m.type}: {m.text}"),
+            "pageerror": lambda e: self.wrong.append(str(e)),
+            "request": lambda r: self.requests.append(r.url),
+        }
+        for event, note in self.heard.items():
+            tab.on(event, note)
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme, reduced_motion=motion)
+        tab.goto(url)
+
+    def leave(self) -> None:
+        """Hand the tab on as it was found."""
+        self.page.evaluate("localStorage.clear()")
+        for event, note in self.heard.items():
+            self.page.remove_listener(event, note)
 
     def check(self, root: Path) -> None:
         assert not self.wrong, self.wrong

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from linattn.atlas.price import evaluate
-from tests.atlas.browser import cells, needed
+from tests.atlas.browser import AXE, cells, needed
 from tests.atlas.pages import data
 
 PAGES = [
@@ -70,13 +70,14 @@ def test_a_slider_reacts_within_a_tenth_of_a_second(open_page):
         ("story/1.html", "length", range(14)), ("story/2.html", "token", range(12)), ("story/8.html", "rule", range(8)),
         ("capacity.html", "pairs", range(1, 65, 9)), ("lab.html", "decay", (0.5, 0.6, 0.9)),
     )  # fmt: skip
+    script = """([name, stops]) => stops.map(v => { const e = document.querySelector(`[data-slider=${name}]`);
+        const start = performance.now(); e.value = v; e.dispatchEvent(new Event("input")); document.body.offsetHeight;
+        return performance.now() - start; })"""
     for path, name, stops in sliders:
         page = open_page(path).page
-        script = """([name, stops]) => stops.map(v => { const e = document.querySelector(`[data-slider=${name}]`);
-            const start = performance.now(); e.value = v; e.dispatchEvent(new Event("input")); document.body.offsetHeight;
-            return performance.now() - start; })"""
-        times = sorted(page.evaluate(script, [name, list(stops)]))
-        assert times[len(times) // 2] < 100, times
+        tries = [page.evaluate(script, [name, list(stops)]) for _ in range(5)]
+        best = [min(times) for times in zip(*tries, strict=True)]  # whoever else uses the machine does not slow down all tries
+        assert max(best) < 100, (path, name, best)
 
 
 def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page):
@@ -224,7 +225,7 @@ def test_axe_finds_nothing_serious(open_page, path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     for scheme, language in (("light", "en"), ("dark", "zh")):
         reader = open_page(path, scheme=scheme, language=language)
-        found = axe.Axe().run(reader.page, options={"preload": False}).response["violations"]
+        found = axe.Axe().run(reader.page, options=AXE).response["violations"]
         serious = [
             (v["id"], v["nodes"][0]["html"][:120], v["nodes"][0].get("failureSummary", "")[:200])
             for v in found

@@ -5,7 +5,9 @@ import torch
 
 import linattn
 from linattn.atlas import sentence
+from linattn.atlas.cell import cell
 from linattn.atlas.look import SHOWN, look, specification
+from linattn.atlas.systems import about
 from linattn.mixers import create
 
 FAMILIES = {
@@ -84,3 +86,18 @@ def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
 
     with torch.no_grad():
         assert specification(Louder(sentence.DIM).double(), sentence.embedded()) is None, "it is not that recurrence"
+
+
+def test_the_cell_of_what_reads_both_ways_is_the_sum_that_it_reads():
+    seen = look("efficientvit")
+    drawn = cell(seen)
+    assert seen.spec and not seen.info.causal
+    assert "Σ" in drawn and "÷" in drawn and "rules of its own" not in drawn and "t−1" not in drawn
+
+
+def test_what_does_not_hand_anything_on_is_not_said_to_have_a_past():
+    assert "grows" in about(look("softmax")).en
+    assert not any(
+        word in about(look(name)).en for name in ("cross_softmax", "agent", "swiglu") for word in ("past", "grows", "recurrence")
+    )
+    assert "all tokens" not in look("swiglu").missing["states"].en

@@ -13,7 +13,7 @@ from linattn.atlas.page import rounded
 from linattn.atlas.story import LINE
 from linattn.atlas.story.chapters import AFTER, CHUNKS, DECAYS, FIGURES
 from linattn.atlas.story.drawings import DRAWINGS
-from tests.atlas.browser import cells, needed
+from tests.atlas.browser import AXE, cells, needed
 from tests.atlas.pages import SYSTEMS, data
 
 WORDS = [word.en for word in sentence.SENTENCE]
@@ -194,7 +194,7 @@ class TestReading:
     def test_axe_finds_nothing_serious(self, open_page, path, scheme, language, width):
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
         reader = open_page(path, scheme=scheme, language=language, width=width)
-        found = axe.Axe().run(reader.page, options={"preload": False}).response["violations"]
+        found = axe.Axe().run(reader.page, options=AXE).response["violations"]
         serious = [
             (v["id"], v["nodes"][0]["html"][:160], v["nodes"][0].get("failureSummary", "")[:200])
             for v in found

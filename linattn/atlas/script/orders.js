@@ -2,7 +2,7 @@
 import { controls, slider } from "./controls.js";
 import { figure } from "./figures.js";
 import { power } from "./sheets.js";
-import { drawn, element, named, words } from "./words.js";
+import { drawn, drawnWords, element, named, words } from "./words.js";
 
 const side = (size) => 16 + 9.5 * Math.log2(size / 8);
 
@@ -20,6 +20,11 @@ function block(x, y, name, [rows, cols], tensor, shape) {
 
 function sign(x, y, text) {
   return drawn("text", { x, y: y + 6, "text-anchor": "middle", class: "sign" }, text);
+}
+
+// What stands in the product by the name `name`.
+function where(x, y, name) {
+  return [sign(x, y, `${name}  =`), ...drawnWords({ en: "where", zh: "其中" }, { x, y: y - 18, "text-anchor": "middle", class: "tick" })];
 }
 
 // `parts(length, width)` gives two groups: the product, and what its middle is made of, which stands below it on a phone.
@@ -45,11 +50,11 @@ function bothOrders(place, data) {
   const y = 88;
   const left = oneOrder(place, "left", { en: "Queries meet keys first: (Q Kᵀ) V", zh: "查询先遇见键：(Q Kᵀ) V" }, (n) => [
     [block(90, y, "A", [n, n], "decay", `${n}, ${n}`), sign(190, y, "·"), block(240, y, "V", [n, d], "v", `${n}, ${d}`)],
-    [sign(336, y, "A  ="), block(404, y, "Q", [n, d], "q", `${n}, ${d}`), sign(456, y, "·"), block(546, y, "Kᵀ", [d, n], "k", `${d}, ${n}`)],
+    [...where(336, y, "A"), block(404, y, "Q", [n, d], "q", `${n}, ${d}`), sign(456, y, "·"), block(546, y, "Kᵀ", [d, n], "k", `${d}, ${n}`)],
   ]);
   const right = oneOrder(place, "right", { en: "Keys meet values first: Q (Kᵀ V)", zh: "键先遇见值：Q (Kᵀ V)" }, (n) => [
     [block(90, y, "Q", [n, d], "q", `${n}, ${d}`), sign(190, y, "·"), block(240, y, "S", [d, d], "state", `${d}, ${d}`)],
-    [sign(336, y, "S  ="), block(456, y, "Kᵀ", [d, n], "k", `${d}, ${n}`), sign(550, y, "·"), block(596, y, "V", [n, d], "v", `${n}, ${d}`)],
+    [...where(336, y, "S"), block(456, y, "Kᵀ", [d, n], "k", `${d}, ${n}`), sign(550, y, "·"), block(596, y, "V", [n, d], "v", `${n}, ${d}`)],
   ]);
   const show = (i) => data.stops[i].length.toLocaleString("en");
   const length = slider(row, { name: "length", label: { en: "tokens L", zh: "长度 L" }, min: 0, max: data.stops.length - 1, value: data.start, show }, (i) => {

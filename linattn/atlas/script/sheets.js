@@ -10,7 +10,7 @@ export function power(value) {
   const [digits, exponent] = written(value).split("e");
   if (exponent === undefined) return digits;
   const raised = [...String(Number(exponent))].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("");
-  return `${digits} × 10${raised}`;
+  return `${digits}\u00a0×\u00a010${raised}`;
 }
 
 // `data`: control { name, label, shows, start } and sheets [{ name, rowNames, colNames, values: one matrix for each stop (null: no cell),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,18 @@ def pages(atlas: Atlas) -> Iterator[Page]:
     body = f'{spoken(OPENING, "p")}<ol class="cards chapters">{cards}</ol>{_line(atlas)}'
     yield Page(ENTRY.path, ENTRY.name, body, lead=ENTRY.summary)
     for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1):
-        numbers = {name: make() for name, make in FIGURES[n].items()}
+        numbers = _numbers(n)
         drawn = {name: framed(draw()) for name, draw in DRAWINGS.get(n, {}).items()}
         drawn["gallery"] = gallery([atlas.looks[name] for name in MASKS if name in atlas.looks], "../")
         html = written(Path(__file__).with_name(f"{n}.html"), numbers, drawn)
         shown = {name: value for name, value in numbers.items() if f'data-set="{name}"' in html}
         yield Page(f"story/{n}.html", title, html + _around(n), shown, lead=lead)
+
+
+@cache
+def _numbers(chapter: int) -> dict[str, dict[str, object]]:
+    """What the figures of ``chapter`` draw, by name; the same whatever systems are shown."""
+    return {name: make() for name, make in FIGURES[chapter].items()}
 
 
 OPENING = Both(
@@ -111,8 +118,13 @@ def written(path: Path, numbers: Mapping[str, object], parts: Mapping[str, str] 
     html = fragment(path.read_text(encoding="utf-8"), numbers).replace(
         "<div lang=", '<div class="equation" tabindex="0" role="group" lang='
     )
-    html = re.sub(r"(?<![\w.])(-?\d(?:\.\d+)?)e([+-]\d+)\b", lambda m: f"{m[1]} × 10{str(int(m[2])).translate(RAISED)}", html)
-    return re.sub(r"\[\[(\w+)\]\]", lambda m: (parts or {})[m[1]], html)
+    return re.sub(r"\[\[(\w+)\]\]", lambda m: (parts or {})[m[1]], raised(html))
+
+
+def raised(text: str) -> str:
+    """``text`` with powers of ten for 1.9e-16, kept on one line."""
+    power = r"(?<![\w.])(-?\d(?:\.\d+)?)e([+-]\d+)\b"
+    return re.sub(power, lambda m: f"{m[1]}\u00a0×\u00a010{str(int(m[2])).translate(RAISED)}", text)
 
 
 def _around(n: int) -> str:

@@ -155,7 +155,7 @@ def reach() -> dict[str, object]:
     return sheets(
         control("bias", Both("bias of LSTM’s forget gate", "LSTM 遗忘门的偏置"), [f"{b:+.0f}" for b in BIASES], 1),
         [
-            sheet("rnn", Both("RNN: ‖∂y_t / ∂x_j‖ [12, 12]", "RNN：‖∂y_t / ∂x_j‖ [12, 12]"), [causal(plain)], *names),
+            sheet("rnn", Both("RNN: ‖∂yₜ / ∂xⱼ‖ [12, 12]", "RNN：‖∂yₜ / ∂xⱼ‖ [12, 12]"), [causal(plain)], *names),
             sheet("lstm", Both("LSTM: the same [12, 12]", "LSTM：同上 [12, 12]"), [causal(g) for g in gated], *names),
         ],
         [

@@ -103,7 +103,7 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
     folder = Path(folder)
     if names is not None and not names:
         raise ValueError("an atlas needs at least one system, but names came empty")
-    chosen = tuple(available()) if names is None else tuple(info(name).name for name in names)
+    chosen = tuple(available()) if names is None else tuple(dict.fromkeys(info(name).name for name in names))
     atlas = Atlas(chosen, _results(results), Progress(progress))
     earlier = _earlier(folder)
     _write(folder, dict(files(atlas)), earlier)

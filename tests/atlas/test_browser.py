@@ -171,6 +171,9 @@ def test_the_switches_work_and_are_remembered(open_page):
     assert CHINESE.search(page.title()) and CHINESE.search(page.locator("nav.top").get_attribute("aria-label"))
     page.reload()
     assert CHINESE.search(page.inner_text("h1"))
+    page.locator("nav.top a", has_text="实验台").click()
+    assert CHINESE.search(page.inner_text("h1")) and page.url.endswith("lab.html")
+    page.go_back()
     page.locator("[data-switch=language]").click()
     assert page.inner_text("h1") == english
     back = "getComputedStyle(document.body).backgroundColor"

@@ -138,7 +138,8 @@ def test_a_mixer_that_registers_has_its_page(tmp_path):
 
 
 def test_a_later_build_replaces_an_earlier_one_and_nothing_else(tmp_path):
-    build(tmp_path, names=["gla", "lstm"])
+    build(tmp_path, names=["gla", "lstm", "gla"])
+    assert len(data(tmp_path, "price.html")["price"]["systems"]) == 2
     (tmp_path / "mine.txt").write_text("mine")
     build(tmp_path, names=["lstm"])
     assert (tmp_path / "mine.txt").read_text() == "mine"
@@ -207,6 +208,8 @@ def test_folders_that_hold_something_else_are_refused(tmp_path):
         build(tmp_path / "new", names=["gla"], results=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="did you mean 'gla'"):
         build(tmp_path / "new", names=["gal"])
+    with pytest.raises(ValueError, match="at least one system"):
+        build(tmp_path / "new", names=[])
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -97,5 +97,9 @@ def test_the_door(tmp_path, capsys):
     assert main(["draw", "gla", "--what", "mask", "-o", str(tmp_path / "gla.svg")]) == 0
     assert (tmp_path / "gla.svg").read_text(encoding="utf-8") == draw("gla", "mask")
     assert main(["draw", "gla"]) == 0 and capsys.readouterr().out == draw("gla", "cell")
+    for place, says in ((tmp_path, "it is a folder"), (tmp_path / "none" / "x.svg", "there is no folder")):
+        capsys.readouterr()
+        assert main(["draw", "gla", "-o", str(place)]) == 2
+        assert f"{place} cannot be written: {says}" in capsys.readouterr().err
     assert main(["draw", "lstm", "--what", "mask", "-o", str(tmp_path / "no.svg")]) == 2
     assert not (tmp_path / "no.svg").exists() and "no matrix" in capsys.readouterr().err

@@ -127,5 +127,21 @@ class TestPage:
         for text in ("", "   ", "x", "<b>&amp;", "a " * 500):
             field.fill(text)
         assert reader.page.locator("[data-slider=token]").get_attribute("max") == "40"
+        words = [
+            "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+            "\u2764\ufe0f",
+            "\U0001f44d\U0001f3fd",
+            "हिन्दी",
+            "e\u0301t\u00e9",
+            "tea",
+            "我",
+            "们",
+            "2",
+        ]
+        field.fill("  ".join(words[:6]) + "我们2")
+        assert reader.page.locator("[data-slider=token]").get_attribute("max") == "9"
+        reader.slide("token", 9)
+        self.check(reader, words, "none", 9)
+        field.fill("a " * 500)
         reader.slide("token", 40)
         self.check(reader, ["a"] * 40, "none", 40)

@@ -8,7 +8,8 @@ import { power } from "./sheets.js";
 import { element, language, named, spoken, words } from "./words.js";
 
 const MOST = 40; // tokens of a sentence
-const WORD = /\p{Script=Han}|[\p{L}\p{N}'’_-]+|[^\s\p{L}\p{N}]/gu;
+// A Chinese character, a word with its marks, or a sign: of a composed emoji all that belongs to it.
+const WORD = /\p{Script=Han}|(?:(?!\p{Script=Han})[\p{L}\p{M}\p{N}'’_-])+|[^\s\p{L}\p{M}\p{N}](?:\p{M}|\p{EMod}|\u200d\S)*/gu;
 
 function mixed(bits) {
   let h = bits;

@@ -27,7 +27,7 @@ ENTRY = Entry(
     ),
 )
 CHAPTERS = (
-    Both("Why softmax costs L², and what changes the order", "softmax 为什么要 L²，又是什么改变了乘法顺序"),
+    Both("Why softmax costs L², and what changes the order", "softmax 为什么要\u00a0L²，又是什么改变了乘法顺序"),
     Both("Reading a prompt, writing an answer", "读提示，写回答：prefill 与 decode"),
     Both("A pot that can neither forget nor stress", "一锅既忘不掉、也突不出的粥"),
     Both("RNN and LSTM: the line it comes from", "RNN 与 LSTM：它的来路"),

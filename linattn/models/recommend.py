@@ -145,8 +145,10 @@ def padded(histories: list[Tensor], length: int) -> tuple[Tensor, Tensor]:
     """The latest ``length`` items of each history side by side, [B, T], and which are real, [B, T] bool: padding stands behind.
 
     Raises:
-        ValueError: for a history without items.
+        ValueError: for no history, and for one without items.
     """
+    if not histories:
+        raise ValueError("histories must be at least one, but none came")
     if any(len(history) == 0 for history in histories):
         raise ValueError("histories must have at least one item each, but one came with none")
     items = nn.utils.rnn.pad_sequence([history[-length:] for history in histories], batch_first=True)

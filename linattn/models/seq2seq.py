@@ -203,7 +203,7 @@ class Seq2SeqModel(nn.Module):
             raise ValueError(f"max_tokens must be from 0 to length - 1, {self.config.length - 1}, but came as {max_tokens!r}")
         known: Any = (self.encode(source, mask), mask)
         expected = self._expected(_counts(source, mask))
-        token = torch.full_like(source[:, :1], STOP)
+        token = source.new_full((len(source), 1), STOP)
         written, going = [], torch.ones(len(source), dtype=torch.bool, device=source.device)
         for place in range(most):
             x = self._embedded(token, self.target, self.target_places, expected, start=place)

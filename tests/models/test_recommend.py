@@ -100,7 +100,9 @@ def test_what_no_model_can_be_made_of_is_refused(wrong, message):
         RecommendConfig(**TINY | wrong)
 
 
-def test_longer_histories_are_refused():
+def test_no_histories_and_longer_ones_are_refused():
+    with pytest.raises(ValueError, match="histories must be at least one, but none came"):
+        made().recommend([])
     with pytest.raises(ValueError, match="T at most 12, but came with \\[1, 13\\]"):
         made()(torch.zeros(1, 13, dtype=torch.int64))
 

@@ -97,6 +97,13 @@ def test_rows_end_where_they_stop():
     assert model.decode(source[:0]) == []
 
 
+@pytest.mark.parametrize("roles", ROLES)
+def test_a_source_without_tokens_is_one_of_padding_alone(roles):
+    model, (source, _) = made(**roles), pair(2)
+    nothing = torch.zeros_like(source, dtype=torch.bool)
+    assert all(torch.equal(a, b) for a, b in zip(model.decode(source[:, :0]), model.decode(source, nothing), strict=True))
+
+
 def test_every_parameter_learns():
     model, (source, target) = made(dropout=0.1, spread=True).train(), pair(16)
     model(source, target).square().sum().backward()

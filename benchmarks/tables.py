@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, SHORT, START_SHAPE, STEPS, Case
+from linattn.report.tasks import load
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- from (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
@@ -23,6 +24,12 @@ TITLES = {
         "train-cpu": ("training", "dtype", "tokens/s", "beside Llama", "parameters, M"),
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla}, {date}. Softmax is torch's flash attention.",
+        "digits": ("mixer", "test accuracy"),
+        "recommend": ("mixer", "HR@10", "NDCG@10"),
+        "reverse": ("mixer", "written backwards without a mistake: lengths between those learned", "longer ones"),
+        "sort": ("mixer", "sorted without a mistake: lengths between those learned", "longer ones"),
+        "translate": ("mixer", "bits per character"),
+        "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
     "README.zh.md": {
         "ops-cpu": ("对比对象", "计算", "token 数", "linattn（毫秒）", "对方（毫秒）", "比值中位数", "目标"),
@@ -32,6 +39,12 @@ TITLES = {
         "train-cpu": ("训练", "dtype", "token/秒", "与 Llama 之比", "参数（百万）"),
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}，{date}。softmax 一行是 torch 的 flash attention。",
+        "digits": ("混合层", "测试准确率"),
+        "recommend": ("混合层", "HR@10", "NDCG@10"),
+        "reverse": ("混合层", "倒写全对：长度介于学过的之间", "更长"),
+        "sort": ("混合层", "排序全对：长度介于学过的之间", "更长"),
+        "translate": ("混合层", "每字符比特数"),
+        "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
 }
 
@@ -158,13 +171,24 @@ def _trained(name: str, both: dict[bool, dict]) -> tuple[str, ...]:
     return (name, speed(eager), speed(compiled), *rest)
 
 
+def compared(body: dict, words: dict) -> str:
+    """What a task judges by, without its speeds: a line for each mixer, and for what is no model where there is that."""
+    judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
+    rows = [(m["name"], *(f"{f.write(m[f.key])} ± {f.write(m[f'{f.key}_spread'])}" for f in judged)) for m in body["mixers"]]
+    known = body["data"].get("references", {})
+    rows += [(name, *(f.write(told[f.key]) for f in judged)) for name, told in known.items()]
+    facts = {**body["machine"], "command": body["command"], "seeds": body["options"]["seeds"], "date": body["created"][:10]}
+    return words["compared"].format(**facts) + "\n\n" + markdown(words[body["task"]], rows)
+
+
 def table(file: str, suite: str, card: str, words: dict) -> str:
     """What stands for the results in ``file``."""
     path = ROOT / file
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), train if suite == "train" else gpu)
+    suites = {"train": train, "compare": compared}
+    make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), suites.get(suite, gpu))
     return make(body, words)
 
 

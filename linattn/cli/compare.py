@@ -99,7 +99,7 @@ def _on_task(name: str, given: dict[str, Any], foreign: dict[str, Any]) -> None:
     from linattn.report.contest import compete
 
     if "mixers" in given:
-        given["mixers"] = tuple(task.mixers()) if given["mixers"] == "all" else _listed(given["mixers"])
+        given["mixers"] = _listed(given["mixers"])
     options = TaskOptions(name, **given)
     report = compete(options, progress=True)
     show_contest(report, task)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.progress import Progress
 from linattn.report.sizing import Size, equal_sizes
-from linattn.report.tasks import Recipe, Savable, Task, TaskOptions, load, on_data
+from linattn.report.tasks import ALL, Recipe, Savable, Task, TaskOptions, load, on_data
 
 EVALUATIONS = 10  # of each model while it learns
 
@@ -64,18 +65,23 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
 
 def _recipe(task: Task, options: TaskOptions) -> Recipe:
     given = {name: value for name in ("mixers", "steps", "dim", "layers", "seeds") if (value := getattr(options, name)) is not None}
-    return replace(task.quick if options.quick else task.full, **given)
+    recipe = replace(task.quick if options.quick else task.full, **given)
+    if recipe.mixers != ALL:
+        return recipe
+    sizes = {name: _parameters(task, recipe, name, 1) for name in task.mixers()}  # the largest first: it sets the sizes of the rest
+    return replace(recipe, mixers=tuple(sorted(sizes, key=lambda name: (-sizes[name], name))))
 
 
 def _sizes(task: Task, recipe: Recipe) -> dict[str, Size]:
-    """Feed-forward widths for equal parameters, from models that are built without memory."""
-
-    def count(name: str, ffn_dim: int | None) -> int:
-        with torch.device("meta"):
-            model = task.model(name, recipe, ffn_dim)
-        return sum(p.numel() for p in model.parameters())
-
+    """Feed-forward widths for equal parameters."""
+    count = partial(_parameters, task, recipe)
     return equal_sizes(recipe.mixers, count(recipe.mixers[0], None), count)
+
+
+def _parameters(task: Task, recipe: Recipe, mixer: str, ffn_dim: int | None) -> int:
+    """How many a model has, which is built without memory."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in task.model(mixer, recipe, ffn_dim).parameters())
 
 
 def _head(task: Task, options: TaskOptions, recipe: Recipe) -> dict[str, Any]:

@@ -19,7 +19,11 @@ from linattn.report.words import figure, percent
 
 PATCH, SHIFT = 2, 1  # pixels: of a token on a side, and by which an image is moved at most while it is learned
 REPEATS = 5  # of the measured pass
-OPTIONS = {"agent": {"agents": 4}}  # its usual 49 would be more than the 16 tokens that they speak for
+TOKENS = (SIZE // PATCH) ** 2
+OPTIONS = {  # for so few tokens: the usual 49 agents and 128 slots are more than those that they speak for
+    "agent": {"agents": 4},
+    "linformer": {"length": TOKENS, "slots": TOKENS // 2},
+}
 _OURS = ("focused", "agent", "mobile", "efficientvit", "slab")
 
 

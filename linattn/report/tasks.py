@@ -22,6 +22,7 @@ TASKS = {  # module, and what it is called there if not TASK
     "sort": "linattn.report.sequences:SORT",
     "translate": "linattn.report.translate",
 }
+ALL = ("all",)  # in place of names: every mixer that can do a task
 
 
 class Savable(Protocol):
@@ -145,7 +146,8 @@ class TaskOptions:
 
     Args:
         task: one of :data:`TASKS`.
-        mixers: names, each once. The first has the usual feed-forward; the width of the others' makes the parameters equal.
+        mixers: names, each once, or :data:`ALL`, the largest first. The first has the usual feed-forward; the width of the others'
+            makes the parameters equal.
         steps, dim, layers, seeds: as in :class:`Recipe`.
         seed: the first seed; the others follow it.
         out: folder of report.json, report.html and models/.

@@ -13,7 +13,7 @@ from torch import nn
 from linattn.cli.main import main
 from linattn.models import ImageModel
 from linattn.report import contest, tasks
-from linattn.report.tasks import Figure, Recipe, TaskOptions
+from linattn.report.tasks import ALL, Figure, Recipe, TaskOptions
 from tests.report.test_page import Checker
 
 
@@ -106,6 +106,19 @@ def test_a_comparison(adding, tmp_path):
     assert checker.open == [] and len(checker.ids) == len(set(checker.ids))
     assert "Adding &lt;three&gt; numbers" in page and "<three>" not in page.partition("<script")[0]
     assert page.count("<svg class=") == 4 and "10,000 train" in page and "3 seeds" in page
+
+
+@pytest.mark.parametrize("name", ["digits", "recommend"])
+def test_all_mixers_of_a_task_can_be_compared(name):
+    task = tasks.load(name)
+    recipe = contest._recipe(task, TaskOptions(name, mixers=ALL, quick=True))
+    assert sorted(recipe.mixers) == task.mixers()
+    assert list(contest._sizes(task, recipe)) == list(recipe.mixers), "all of one size"
+
+
+def test_all_are_named_in_the_report(adding, tmp_path):
+    report = contest.compete(TaskOptions("adding", mixers=ALL, steps=2, seeds=1, out=tmp_path))
+    assert report["options"]["mixers"] == ["gla", "softmax"] and "--mixers all --steps 2" in report["command"]
 
 
 def test_the_same_command_gives_the_same_models(adding, tmp_path):

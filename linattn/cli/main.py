@@ -69,6 +69,8 @@ def _message(error: Exception) -> str:
         return f"{package} is not installed; this command needs it: pip install 'linattn[{EXTRAS.get(package, 'train')}]'"
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"
+    if isinstance(error, UnicodeEncodeError):  # an argument's bytes that are no UTF-8 come as half characters
+        return f"a text must be UTF-8, but came as {error.object!r}"
     return str(error)
 
 

@@ -17,6 +17,7 @@ from typer.main import get_command
 import linattn
 
 DOORS = ("compare", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
+TOO_MUCH = ("allocate memory", "out of memory", "Storage size calculation overflowed")  # what torch says of sizes that no memory holds
 EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
@@ -53,6 +54,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     except (typer.TyperException, ModuleNotFoundError, OSError, ValueError) as error:
         return _refuse(_message(error), 2)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in TOO_MUCH):
+            raise
+        return _refuse(f"more than there is memory for: {error}", 2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     return _refuse("interrupted", code) if code == 130 else code

@@ -70,6 +70,7 @@ def test_version(capsys):
         (["show", "gla", "--dim", "many"], "'--dim'"),
         (["show", "gla", "--tokens", "-1"], "-1"),
         (["show", "gla", "--dim", "33"], "33"),
+        (["show", "gla", "--dim", str(10**12)], "more than there is memory for"),
         (["show", "lstm", "--heads", "4"], "heads"),
         (["bench", "moons"], "ops"),
         (["compare", "--mixers", "gla,softmx"], "did you mean 'softmax'?"),
@@ -122,7 +123,7 @@ def test_what_goes_wrong_inside_is_one_line_too(error, code, says, capsys, monke
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), ModuleNotFoundError("no", name="linattn.nothing")])
+@pytest.mark.parametrize("error", [ZeroDivisionError(), RuntimeError("a bug"), ModuleNotFoundError("no", name="linattn.nothing")])
 def test_a_bug_keeps_its_traceback(error, monkeypatch):
     def fail():
         raise error

@@ -78,17 +78,20 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
 <a class="skip" href="#main">{spoken(Both("Skip to the content", "跳到正文"))}</a>
 {_navigation(page, entries)}
 <main id="main" tabindex="-1">
+<noscript><div class="note">{spoken(SCRIPT, "p")}</div></noscript>
 {heading}{page.body}
 </main>
 <footer>{spoken(FOOT, "p")}</footer>
-<noscript>{spoken(SCRIPT, "p")}</noscript>
 {sets}
 </body>
 </html>
 """
 
 
-SCRIPT = Both("The figures need JavaScript; the text does not.", "图需要 JavaScript，文字不需要。")
+SCRIPT = Both(
+    "The figures and the Chinese text need JavaScript; the English text does not.",
+    "图与中文文字要有 JavaScript 才能显示；没有时只能读到英文文字。",
+)
 FOOT = Both(
     "The numbers on this page were computed by linattn's own ops when it was built; what was measured says where and when.",
     "本页的数字由 linattn 自己的算子在生成页面时算出；实测数据另注明机器与日期。",

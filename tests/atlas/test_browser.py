@@ -223,6 +223,15 @@ def test_nothing_moves_where_that_is_asked_for(open_page):
     assert page.evaluate("document.getAnimations().length") == 0
 
 
+def test_without_a_script_the_text_is_there_and_both_languages_say_what_is_not(chromium, site):
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((site / "story/3.html").as_uri())
+    assert page.locator("noscript p:visible").count() == 2
+    assert "Let us look into the state" in page.inner_text("main")
+    context.close()
+
+
 @pytest.mark.parametrize("path", ["index.html", "systems/index.html", "systems/gla.html", "triangle.html", "price.html"])
 def test_axe_finds_nothing_serious(open_page, path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")

@@ -7,7 +7,7 @@ from linattn.atlas.cell import cell
 from linattn.atlas.look import Look, look
 from linattn.atlas.svg import alone, grid
 from linattn.atlas.text import Both
-from linattn.mixers import cost
+from linattn.mixers import cost, info
 from linattn.report.plot import Axis, Heading, Series, lines
 from linattn.report.scales import logarithmic
 from linattn.report.words import memory_tick, tokens
@@ -87,7 +87,7 @@ def _cost(seen: Look, language: str) -> str:
         raise ValueError(f"{seen.info.name} keeps nothing from token to token, so there are no bytes to draw")
     words = {key: both.zh if language == "zh" else both.en for key, both in COST.items()}
     names = dict.fromkeys((seen.info.name, "softmax"))
-    found = {n: [(float(t), float(cost(n, dim=512, tokens=t).state_bytes or 0)) for t in LENGTHS] for n in names}
+    found = {n: [(float(t), float(_kept(n, t))) for t in LENGTHS] for n in names}
     axes = (
         Axis(words["tokens"], logarithmic(LENGTHS, base=2), tokens),
         Axis(words["bytes"], logarithmic([b for points in found.values() for _, b in points], base=2), memory_tick),
@@ -95,3 +95,8 @@ def _cost(seen: Look, language: str) -> str:
     heading = Heading("cost", words["title"].format(seen.info.title), words["told"].format(seen.info.title))
     svg = lines(heading, [Series(n, points, i) for i, (n, points) in enumerate(found.items())], *axes)
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def _kept(name: str, tokens: int) -> int:
+    """Bytes of state after ``tokens`` tokens; what does not grow is the same after a few, and known sooner."""
+    return cost(name, dim=512, tokens=LENGTHS[0] if info(name).recurrent else tokens).state_bytes or 0

@@ -44,7 +44,8 @@ class Cost:
 def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16, **options) -> Cost:
     """Parameters, operations and bytes of state of the mixer ``name``; ``options`` are those of ``create``.
 
-    No tensor is ever stored, so ``tokens=100_000`` takes no longer than 100.
+    No tensor is ever stored. What is not computed piece by piece takes no longer for ``tokens=100_000`` than for 100; what is,
+    such as ``fox`` and ``path``, takes up to ten seconds.
 
     Raises:
         ValueError: for a name that is not registered, and for negative ``tokens`` or ``batch``.

@@ -7,6 +7,8 @@ kernels for a GPU it gets an operator, since its own sums over all tokens, for t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -34,8 +36,8 @@ def short_convolution(
         bias: [D], None for none.
         before: [B, W - 1, D], the tokens before the first in the dtype of x; None: zeros.
         activation: False leaves the SiLU out.
-        backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` (GPU), or ``"auto"``: the kernels
-            where they run the call, else torch.
+        backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"cpu"`` (native), ``"triton"`` (GPU), or ``"auto"``: the
+            kernels where they run the call, else torch.
 
     Returns:
         y [B, T, D] in the dtype of x, contiguous. Sums and the SiLU are float32, float64 if x or the weight is.
@@ -44,13 +46,13 @@ def short_convolution(
         ValueError: naming the argument, what came and what was wanted.
     """
     _check(x, weight, bias, before)
-    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight))
+    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, bias, before))
     with checks.no_autocast(x):
         if name == "reference":
             from linattn.ops.reference.short_convolution import short_convolution as definition
 
             return definition(x, before, weight, bias, activation)
-        return _run(x, before, weight, bias, activation, name == "triton")
+        return _run(x, before, weight, bias, activation, name)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> None:
@@ -68,11 +70,13 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
         checks.dtype("before", before, x.dtype)
 
 
-def _refusal(name: str, asked: str, x: Tensor, weight: Tensor) -> str | None:
+def _refusal(name: str, asked: str, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> str | None:
     if name == "reference":
         return choice.definition_refusal(asked)
     if name == "cpu":
-        return "no such kernels are in this version"
+        from linattn.ops.cpu import short_convolution as cpu
+
+        return cpu.refusal(x, weight, bias, before)
     if name == "torch":
         return None
     reason = choice.gpu_refusal(x, asked)
@@ -83,40 +87,46 @@ def _refusal(name: str, asked: str, x: Tensor, weight: Tensor) -> str | None:
     return reason
 
 
-def _run(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, gpu: bool) -> Tensor:
+def _run(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
     tensors = [t for t in (x, before, weight, bias) if t is not None]
-    fuses = torch.compiler.is_compiling() and not gpu
+    fuses = torch.compiler.is_compiling() and backend != "triton"
     if fuses or torch._C._are_functorch_transforms_active() or any(map(_foreign, tensors)) or x.numel() == 0:
         return portable.shifted(x, before, weight, bias, activation)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return operator(x, before, weight, bias, activation, gpu)  # who looks on sees one operator, and counts its operations
+        return operator(x, before, weight, bias, activation, backend)  # who looks on sees one operator, and counts its operations
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return ShortConvolution.apply(x, before, weight, bias, activation, gpu)
-    return forward(x, before, weight, bias, activation, gpu)
+        return ShortConvolution.apply(x, before, weight, bias, activation, backend)
+    return forward(x, before, weight, bias, activation, backend)
 
 
 def _foreign(t: Tensor) -> bool:
     return type(t) not in (Tensor, torch.nn.Parameter, FakeTensor)
 
 
-def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, gpu: bool) -> Tensor:
-    if not gpu:
-        return portable.forward(x, before, weight, bias, activation)
-    from linattn.ops.triton import short_convolution as kernels
-
-    return kernels.forward(x, before, weight, bias, activation)
+def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
+    return _kernels(backend).forward(x, before, weight, bias, activation)
 
 
-def backward(d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, gpu: bool) -> Gradients:
-    if not gpu:
-        return portable.backward(d_y, x, before, weight, bias, activation)
-    from linattn.ops.triton import short_convolution as kernels
+def backward(
+    d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str
+) -> Gradients:
+    return _kernels(backend).backward(d_y, x, before, weight, bias, activation)
 
-    return kernels.backward(d_y, x, before, weight, bias, activation)
+
+def _kernels(backend: str) -> Any:
+    if backend == "cpu":
+        from linattn.ops.cpu import short_convolution as cpu
+
+        return cpu
+    if backend == "triton":
+        from linattn.ops.triton import short_convolution as gpu
+
+        return gpu
+    return portable
 
 
 def _save(ctx, inputs, output) -> None:  # noqa: ARG001  torch passes it by its name
-    *tensors, ctx.activation, ctx.gpu = inputs
+    *tensors, ctx.activation, ctx.backend = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -126,9 +136,9 @@ def _gradient(ctx, d_y: Tensor):
         if torch.is_grad_enabled():  # somebody may ask for a second derivative
             gradients = _differentiable(d_y, x, before, weight, bias, ctx.activation)
         elif torch._C._len_torch_dispatch_stack():
-            gradients = _absent(tensors, backward_operator(d_y, *tensors, ctx.activation, ctx.gpu))
+            gradients = _absent(tensors, backward_operator(d_y, *tensors, ctx.activation, ctx.backend))
         else:
-            gradients = backward(d_y, x, before, weight, bias, ctx.activation, ctx.gpu)
+            gradients = backward(d_y, x, before, weight, bias, ctx.activation, ctx.backend)
     return *gradients, None, None
 
 
@@ -154,19 +164,19 @@ class ShortConvolution(torch.autograd.Function):
     backward = staticmethod(_gradient)
 
 
-_INPUTS = "Tensor x, Tensor? before, Tensor weight, Tensor? bias, bool activation, bool gpu"
+_INPUTS = "Tensor x, Tensor? before, Tensor weight, Tensor? bias, bool activation, str backend"
 
 
 @torch.library.custom_op("linattn::short_convolution", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
-def operator(x, before, weight, bias, activation, gpu):
-    return forward(x, before, weight, bias, activation, gpu)
+def operator(x, before, weight, bias, activation, backend):
+    return forward(x, before, weight, bias, activation, backend)
 
 
 @torch.library.custom_op(
     "linattn::short_convolution_backward", mutates_args=(), schema=f"(Tensor d_y, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-def backward_operator(d_y, x, before, weight, bias, activation, gpu):
-    return tuple([x.new_empty((0,)) if g is None else g for g in backward(d_y, x, before, weight, bias, activation, gpu)])
+def backward_operator(d_y, x, before, weight, bias, activation, backend):
+    return tuple([x.new_empty((0,)) if g is None else g for g in backward(d_y, x, before, weight, bias, activation, backend)])
 
 
 @operator.register_fake

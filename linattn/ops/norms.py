@@ -1,7 +1,7 @@
 """Door of the norms over a head's channels: RMS norm, with a swish gate behind it or without, and division by the length.
 
-On a GPU, outside of compiled graphs, each is one kernel forward and one backward that keep nothing but the inputs; elsewhere they
-are written as operations of torch, which a compiler fuses.
+On a GPU and on a CPU, outside of compiled graphs, each is one kernel forward and one backward that keep nothing but the inputs;
+elsewhere they are written as operations of torch, which a compiler fuses.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from linattn.ops import checks, choice
+from linattn.ops.cpu import library
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
@@ -24,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None
         weight: [V], or [H, V] for a weight of its own in each head; None: ones.
         gate: in the shape of x; None: no gate.
         eps: added to the mean.
-        backend: ``"torch"``, ``"triton"``, or ``"auto"``: the kernels on a GPU outside of compiled graphs, else torch.
+        backend: ``"torch"``, ``"cpu"``, ``"triton"``, or ``"auto"``: the kernels where they run the call, else torch.
 
     Returns:
         In the shape of x and its dtype, or the wider one of x and the gate.
@@ -50,17 +51,22 @@ def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, gate))
     if backend == "auto" and not wanted and _recorded(x, weight, gate):
         return operator(*arguments)
-    if choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype)) == "torch":
+    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype))
+    if name == "torch":
         return portable(*arguments)
     if wanted:
-        return Norm.apply(*arguments)
-    return _forward(*arguments)
+        return Norm.apply(*arguments, name)
+    return _kernels(name).forward(*arguments)
 
 
-def _forward(*arguments: Any) -> Tensor:
+def _kernels(name: str) -> Any:
+    if name == "cpu":
+        from linattn.ops.cpu import norms as cpu
+
+        return cpu
     from linattn.ops.triton import norms as gpu
 
-    return gpu.forward(*arguments)
+    return gpu
 
 
 def _recorded(*tensors: Tensor | None) -> bool:
@@ -73,16 +79,13 @@ def _recorded(*tensors: Tensor | None) -> bool:
 def _refusal(name: str, asked: str, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name == "torch":
         return None
-    if name != "triton":
-        return "it has no such norms"
+    if name == "reference":
+        return "the definition is written in operations of torch"
     if torch.compiler.is_compiling():
         return "a compiler fuses what stands around a norm with it"
-    reason = choice.gpu_refusal(x, asked)
-    if reason is None:
-        from linattn.ops.triton import norms as gpu
-
-        reason = gpu.refusal(x, weight, gate, dtype)
-    return reason
+    if name == "triton" and (reason := choice.gpu_refusal(x, asked)) is not None:
+        return reason
+    return _kernels(name).refusal(x, weight, gate, dtype)
 
 
 def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
@@ -101,7 +104,7 @@ def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, 
 )
 def operator(x, weight, gate, eps, mean, dtype):
     refused = _refusal("triton", "auto", x, weight, gate, dtype)
-    return (_forward if refused is None else portable)(x, weight, gate, eps, mean, dtype)
+    return (portable if refused else _kernels("triton").forward)(x, weight, gate, eps, mean, dtype)
 
 
 @operator.register_fake
@@ -114,21 +117,16 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        from linattn.ops.triton import norms as gpu
-
-        *tensors, ctx.eps, ctx.mean, ctx.dtype = inputs
+        *tensors, ctx.eps, ctx.mean, ctx.dtype, ctx.name = inputs
         ctx.save_for_backward(*tensors)
-        return gpu.forward(*inputs)
+        return _kernels(ctx.name).forward(*inputs[:-1])
 
     @staticmethod
     def backward(ctx, d_y: Tensor):
-        from linattn.ops.triton import norms as gpu
-        from linattn.ops.triton.launch import traced
-
         x, weight, gate = tensors = ctx.saved_tensors
-        if torch.is_grad_enabled() or traced((d_y,)):
-            return *_differentiable(d_y, tensors, (ctx.eps, ctx.mean, ctx.dtype)), None, None, None
-        return *gpu.backward(d_y, x, weight, gate, ctx.eps, ctx.mean, ctx.dtype), None, None, None
+        if torch.is_grad_enabled() or library.traced(d_y):
+            return *_differentiable(d_y, tensors, (ctx.eps, ctx.mean, ctx.dtype)), None, None, None, None
+        return *_kernels(ctx.name).backward(d_y, x, weight, gate, ctx.eps, ctx.mean, ctx.dtype), None, None, None, None
 
 
 def _differentiable(d_y: Tensor, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor | None, ...]:

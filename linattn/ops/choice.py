@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-BACKENDS = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
+BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
 Refusal = Callable[[str], str | None]  # of a backend: why it does not run a call, or None
 _TRITON = find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

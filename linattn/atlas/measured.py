@@ -94,7 +94,22 @@ def _train(body: dict, look: Look) -> Measured | None:
     return Measured(Both("Training a language model", "训练语言模型"), f"{body['card']}, {body['runs'][-1]['date']}", heads, rows)
 
 
+def _train_cpu(body: dict, look: Look) -> Measured | None:
+    """The same of a small one on a CPU, whose steps took turns with Llama's."""
+    rows = [
+        [r["library"], r["dtype"], f"{r['tokens_per_second']:,.0f}", f"{r['times_llama']:.2f}"]
+        for r in body["rows"]
+        if r["model"] == look.info.name
+    ]
+    run = body["runs"][-1]
+    heads = [Both("library", "库"), Both("dtype", "数据类型"), Both("tokens/s", "token/秒"), Both("beside Llama", "与 Llama 之比")]
+    title = Both("Training a small language model on a CPU", "在 CPU 上训练小语言模型")
+    return Measured(title, f"{run['cpu']}, {run['threads']} threads, {run['date']}", heads, rows)
+
+
 def _gpu(body: dict, look: Look) -> Measured | None:
+    if any("times_llama" in row for row in body["rows"]):
+        return _train_cpu(body, look)
     return _train(body, look) if any("model" in row for row in body["rows"]) else _ops(body, look)
 
 

@@ -235,6 +235,9 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
         "rows": [row, {**row, "library": "fla", "ms": 7.0}],
     }
     (results / "ops-x.json").write_text(json.dumps(body))
+    steps = {"library": "linattn", "model": "gla", "dtype": "bfloat16", "tokens_per_second": 6543.2, "times_llama": 1.234}
+    run = {"date": "2030-01-02", "cpu": "A <small cpu>", "threads": 2}
+    (results / "train-cpu.json").write_text(json.dumps({**body, "card": "cpu", "runs": [run], "rows": [steps]}))
     study = {"schema": "linattn.reproduce", "study": "recall", "title": "Recall", "command": "linattn reproduce recall", "created": "2030-01-01T",
              "machines": [{"cpu": "A <cpu>", "accelerator": None}],
              "rows": [{"mixer": "gla:heads=2", "accuracy": 0.5, "accuracy_spread": 0.01, "curve": {"2 pairs": 1}}]}  # fmt: skip
@@ -242,6 +245,7 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     build(tmp_path / "site", names=["gla", "lstm"], results=results)
     html = (tmp_path / "site" / "systems" / "gla.html").read_text()
     assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500 ± 0.010" in html
+    assert "A &lt;small cpu&gt;, 2 threads, 2030-01-02" in html and "<td>bfloat16</td><td>6,543</td><td>1.23</td>" in html
     assert "linattn reproduce recall, A &lt;cpu&gt;, 2030-01-01" in html and "<td>gla heads 2</td>" in html and "2 pairs" not in html
     assert 'id="measured"' not in (tmp_path / "site" / "systems" / "lstm.html").read_text()
     (point,) = data(tmp_path / "site", "price.html")["price"]["measured"]

@@ -41,8 +41,10 @@ def test_frozen_parameters_and_autocast():
     loss.backward()
     got = {n for n, p in lm.named_parameters() if p.grad is not None}
     assert got == {n for n, p in lm.named_parameters() if p.requires_grad}
-    reference = torch.autograd.grad(plain(lm, ids).square().mean(), lm.model.embedding.weight)[0]
-    assert (lm.model.embedding.weight.grad - reference).norm() < 0.05 * reference.norm()
+    with torch.autocast("cpu", torch.bfloat16):  # what the roundings themselves cost is the same on both sides
+        loss = plain(lm, ids).float().square().mean()
+    reference = torch.autograd.grad(loss, lm.model.embedding.weight)[0]
+    assert (lm.model.embedding.weight.grad - reference).norm() < 0.01 * reference.norm()
 
 
 def test_steps_are_the_whole():

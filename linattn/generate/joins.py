@@ -209,23 +209,23 @@ def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
     value = get.meta["val"]
     steps: Steps = []
     views: list[Node] = []
-    last, node, wide = None, get, value.dtype == torch.float32
+    last, between, node, wide = None, 0, get, value.dtype == torch.float32
     while on_gpu(value) and len(node.users) == 1:
         (user,) = node.users
         if user.target is aten.unflatten.int and user.args[0] is node:
             views.append(user)
         elif user.target is aten.to.dtype and user.args[1] == torch.float32:
-            wide, last = True, user
+            wide, last, between = True, user, len(views)
         elif wide and user.target in _UNARY and len(user.args) == 1 and not user.kwargs:
             steps.append((_UNARY[user.target], None))
-            last = user
+            last, between = user, len(views)
         elif wide and (other := _other(user, node, value.shape[-1], bool(views))) is not None:
             steps.append((_BINARY[user.target], other))
-            last = user
+            last, between = user, len(views)
         else:
             break
         node = user
-    return (steps, views, last) if steps and last is not None else ([], [], None)
+    return (steps, views[:between], last) if steps and last is not None else ([], [], None)
 
 
 def _other(user: Node, node: Node, size: int, viewed: bool) -> Any:

@@ -57,6 +57,8 @@ class _Small(OperatorSupportBase):
     def is_node_supported(self, submodules: Any, node: Node) -> bool:
         if node.op != "call_function" or not _on_gpu(node.meta.get("val")):
             return False
+        if any(_complex(n.meta.get("val")) for n in (node, *node.all_input_nodes)):
+            return False
         if node.target is operator.getitem:
             return self.is_node_supported(submodules, node.args[0])
         target = node.target
@@ -68,6 +70,11 @@ class _Small(OperatorSupportBase):
 
 def _on_gpu(value: Any) -> bool:
     return all(t.is_cuda for t in value) if isinstance(value, (tuple, list)) else isinstance(value, Tensor) and value.is_cuda
+
+
+def _complex(value: Any) -> bool:
+    """Of complex numbers torch's compiler makes no code."""
+    return any(map(_complex, value)) if isinstance(value, (tuple, list)) else isinstance(value, Tensor) and value.is_complex()
 
 
 def _computes(node: Node) -> bool:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from linattn.ops import checks, choice
-from linattn.ops.cpu import library
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
@@ -123,6 +122,8 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_y: Tensor):
+        from linattn.ops.cpu import library
+
         x, weight, gate = tensors = ctx.saved_tensors
         if torch.is_grad_enabled() or library.traced(d_y):
             return *_differentiable(d_y, tensors, (ctx.eps, ctx.mean, ctx.dtype)), None, None, None, None

@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from linattn import mixers
-from linattn.generate import captured, stream
+from linattn.generate import captured, flat, joins, stream
 from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, draw, sample
 from linattn.models import LanguageModel, LMConfig
+from linattn.state import State
 from tests.ops.errors import error
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -74,6 +75,28 @@ def test_every_recurrent_mixer(mixer, device):
             assert error(t.double(), wanted[name].double()) <= limit, name
         else:
             assert torch.equal(t, wanted[name]), name
+
+
+@pytest.mark.parametrize("mixer", RECURRENT)
+def test_joined_as_for_a_gpu(mixer, monkeypatch):
+    """There more is put into one operation than on a CPU; what an operation does is the same."""
+    lm = model(mixer, layers=1)
+    with torch.no_grad():
+        _, state = prefill(lm.model, torch.randint(40, (2, 7)))
+        names, leaves = list(state.layers[0]), [t.clone() for t in state.layers[0].values()]
+
+        def step(token, *leaves):
+            hidden, new = lm.model(token[:, None], State([dict(zip(names, leaves, strict=True))]), return_state=True)
+            return [lm.lm_head(hidden)[:, -1], *new.layers[0].values()]
+
+        token = torch.randint(40, (2,))
+        wanted = [t.clone() for t in step(token, *leaves)]
+        with monkeypatch.context() as patch:
+            patch.setattr(joins, "on_gpu", lambda t: True)
+            module = flat.trace(step, [token, *leaves])
+        got = module(token, *leaves)
+    for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        assert error((mine + 1 if i in module.meta["counters"] else mine).double(), theirs.double()) <= 2e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -38,6 +38,9 @@ def test_numbers_of_the_cpu(name):
     wanted = run(mixer, x.detach().double().requires_grad_(), mask, cu)
     x, mask, cu = arguments("cuda")
     for ours, theirs in zip(run(mixer.cuda(), x.detach().double().requires_grad_(), mask, cu), wanted, strict=True):
+        if ours.shape != theirs.shape and ours.shape[1] > theirs.shape[1]:  # slots behind the longest sequence, which only a CPU leaves out
+            assert not ours[:, theirs.shape[1] :].any()
+            ours = ours[:, : theirs.shape[1]]
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
 
 
@@ -78,5 +81,7 @@ def test_numbers_of_the_cpu_in_one_pass(name):
         y = y[0] if isinstance(y, tuple) else y
         weights = torch.linspace(-1, 1, y.numel(), device=device, dtype=y.dtype).view_as(y)
         runs.append([y, *torch.autograd.grad((y * weights).sum(), [here, *mixer.parameters()], materialize_grads=True)])
+    rounded = any(isinstance(m, torch.nn.Hardswish) for m in mixer.modules())  # CUDA's has its sixth in float32, whatever it is given
+    limit = 1e-7 if rounded else 1e-9
     for ours, theirs in zip(runs[1], runs[0], strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=limit, atol=limit)

@@ -102,7 +102,9 @@ def test_help_is_what_make_alone_says():
 
 
 def test_the_gpu_suite_runs_in_the_interpreter_it_is_given():
-    assert make("-n", "test-gpu", "PYTHON=python3").strip() == "python3 -m pytest -m gpu -p no:benchmark"
+    parallel = subprocess.run(["python3", "-c", "import xdist"], capture_output=True).returncode == 0
+    made = make("-n", "test-gpu", "PYTHON=python3", "WORKERS=3").strip()
+    assert made == "python3 -m pytest -m gpu -p no:benchmark" + " -n 3 --dist worksteal" * parallel
 
 
 def test_the_continuous_check_can_be_run():

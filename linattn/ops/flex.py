@@ -50,10 +50,10 @@ def block_mask(part: Part, rows: Tensor, columns: Tensor, lengths: Tensor | None
     length = rows.shape[0]
     touched = (_blocks(part.queries, rows).T @ _blocks(part.keys, columns)) > 0  # [T / BLOCK, T / BLOCK]
     counts, blocks = touched.sum(-1, dtype=torch.int32), touched.int().argsort(dim=-1, descending=True, stable=True).int()
-    within, without = part.within, part.without
+    within, without, whole = part.within, part.without, rows.new_full((1,), length)
 
     def seen(b: Tensor, _: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        query, key, bound = rows[i], columns[j], length if lengths is None else lengths[b]
+        query, key, bound = rows[i], columns[j], whole[0] if lengths is None else lengths[b]
         return reduce(lambda rest, other: rest & ~other.sees(query, key, bound), without, within.sees(query, key, bound) & (key < bound))
 
     return BlockMask.from_kv_blocks(counts[None, None], blocks[None, None], BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))

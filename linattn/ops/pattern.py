@@ -46,7 +46,10 @@ class Pattern(ABC):
 
     @abstractmethod
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
-        """Whether the token at position ``query`` sees the one at ``key``, in a sequence of ``length``: int64, broadcast -> bool."""
+        """Whether the token at position ``query`` sees the one at ``key``, in a sequence of ``length``: int64, broadcast -> bool.
+
+        Written so that no two Python numbers meet: torch 2.11's compiler of masks has no code for a sum or a negative of them.
+        """
 
     @abstractmethod
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
@@ -137,8 +140,10 @@ class Local(Pattern):
 
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
         back = query - key
-        near = (back <= self.before * self.dilation) & (back >= -self.after * self.dilation)
-        return near if self.dilation == 1 else near & (back % self.dilation == 0)
+        if self.dilation == 1:
+            return (back <= self.before) & (key - query <= self.after)
+        steps = back // self.dilation
+        return (steps <= self.before) & (steps + self.after >= 0) & (back % self.dilation == 0)
 
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
         classes = max(min(self.dilation, length), 1)  # tokens of one residue are a sequence in which the window has no gaps
@@ -235,7 +240,7 @@ class Columns(Pattern):
     last: int
 
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
-        return (key % self.size >= self.size - self.last) & (query == query)
+        return (key % self.size + self.last >= self.size) & (query == query)
 
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
         ends = torch.arange(0, length, self.size, device=device)[:, None] + torch.arange(self.size - self.last, self.size, device=device)
@@ -275,8 +280,8 @@ class GridBlocks(Pattern):
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
         top, left = query // self.width // self.rows * self.rows, query % self.width // self.columns * self.columns
         down, right = key // self.width - top, key % self.width - left
-        high = (down >= -self.above) & (down < self.rows + self.below)
-        return high & (right >= -self.beside) & (right < self.columns + self.beside)
+        high = (down + self.above >= 0) & (down - self.below < self.rows)
+        return high & (right + self.beside >= 0) & (right - self.beside < self.columns)
 
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
         height = -(-length // max(self.width, 1))

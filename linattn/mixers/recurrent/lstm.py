@@ -34,10 +34,8 @@ class LSTM(RecurrentLayer):
             rows, w_ih = self._closing(rows, valid)
         y, last = rows[..., : self.dim], c[None]
         if carry.tokens:  # torch refuses an empty sequence
-            first, train = (h[None], c[None]), torch.is_grad_enabled()  # tokens first: torch 2.11's shapes of c are wrong with rows first
-            y, _, last = torch.lstm(rows.transpose(0, 1), first, self.weights(w_ih), True, 1, 0.0, train, False, False)
-            y = y.transpose(0, 1)
-        carry.keep("c", last[0])
+            y, _, last = torch.lstm(rows, (h[None], c[None]), self.weights(w_ih), True, 1, 0.0, torch.is_grad_enabled(), False, True)
+        carry.keep("c", last.view_as(c))  # torch 2.11 traces it with one dimension more
         return y
 
     def _closing(self, rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -633,13 +633,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def report(search: Search, options: argparse.Namespace) -> int:
     """The log, and its summary on the screen."""
-    from linattn.bench.files import file_for
+    from linattn.bench.files import command, file_for
     from linattn.bench.gpu.record import about
     from linattn.report.folder import write_text
 
     machine = about(DEVICE)
     body = {
-        "schema": "linattn.configurations", **machine, "command": " ".join(["python -m benchmarks.configurations", *sys.argv[1:]]),
+        "schema": "linattn.configurations", **machine, "command": command("python -m benchmarks.configurations", sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"), "seconds": round(search.passed), "rows": search.log(),
     }  # fmt: skip
     path = file_for(options.out, "configurations", machine["card"])

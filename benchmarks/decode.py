@@ -108,14 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for decode-CARD.json")
     options = parser.parse_args(arguments)
-    from linattn.bench.files import file_for
+    from linattn.bench.files import command, file_for
     from linattn.bench.gpu.record import Record, about
 
     captured.COMPILES = not options.no_regions
     facts = about(options.device)
     path = None if options.quick else file_for(options.out, "decode", facts["card"])
     with Record(path, KEY, facts) as record:
-        record.body["runs"][-1]["command"] = " ".join(["python -m benchmarks.decode", *(arguments or sys.argv[1:])])
+        record.body["runs"][-1]["command"] = command("python -m benchmarks.decode", arguments or sys.argv[1:])
         for row in _times(options):
             record.add({"what": "times", **row})
             print(decode.line(row), flush=True)

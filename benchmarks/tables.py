@@ -23,6 +23,8 @@ TITLES = {
         "graphed": ("in a CUDA graph, microseconds: linattn · fla", "pass"),
         "train-cpu": ("training", "dtype", "tokens/s", "beside Llama", "parameters, M"),
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
+        "vision": ("thousand tokens a second", "pass"),
+        "decode": ("model", "rows", "tokens read before", "a token, ms", "reading weights and state once, ms", "through generate, ms"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla}, {date}. Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
         "recommend": ("mixer", "HR@10", "NDCG@10"),
@@ -38,6 +40,8 @@ TITLES = {
         "graphed": ("CUDA 图中（微秒）：linattn · fla", "计算"),
         "train-cpu": ("训练", "dtype", "token/秒", "与 Llama 之比", "参数（百万）"),
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
+        "vision": ("千 token/秒", "计算"),
+        "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}，{date}。softmax 一行是 torch 的 flash attention。",
         "digits": ("混合层", "测试准确率"),
         "recommend": ("混合层", "HR@10", "NDCG@10"),
@@ -171,6 +175,29 @@ def _trained(name: str, both: dict[bool, dict]) -> tuple[str, ...]:
     return (name, speed(eager), speed(compiled), *rest)
 
 
+def vision(body: dict, words: dict) -> str:
+    """A line for each mixer and pass, a column for each grid of tokens."""
+    sides = sorted({row["side"] for row in body["rows"]})
+    lines: dict[tuple[str, str], dict[int, dict]] = {}
+    for row in body["rows"]:
+        lines.setdefault((row["mode"], row["mixer"]), {})[row["side"]] = row
+    cells = (
+        (mixer, mode, *(f"{found[n]['tokens_per_second'] / 1e3:,.0f}" if n in found else "" for n in sides))
+        for (mode, mixer), found in lines.items()
+    )
+    return markdown((*words["vision"], *(f"{n}×{n}" for n in sides)), cells)
+
+
+def decode(body: dict, words: dict) -> str:
+    """A line for each model, number of rows and length of what was read before."""
+    cells = []
+    for r in body["rows"]:
+        if r.get("what") == "times" and r["library"] == "linattn":
+            name, step, floor = f"{r['model']} {r['size']}", f"{r['step_ms']:.3f}", f"{r['floor_ms']:.3f} ({r['of_floor']:.0%})"
+            cells.append((name, str(r["rows"]), f"{r['context']:,}", step, floor, f"{r['generate_ms']:.3f}"))
+    return markdown(words["decode"], cells)
+
+
 def compared(body: dict, words: dict) -> str:
     """What a task judges by, without its speeds: a line for each mixer, and for what is no model where there is that."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
@@ -187,7 +214,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    suites = {"train": train, "compare": compared}
+    suites = {"train": train, "compare": compared, "vision": vision, "decode": decode}
     make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), suites.get(suite, gpu))
     return make(body, words)
 

@@ -107,10 +107,42 @@ def _train_cpu(body: dict, look: Look) -> Measured | None:
     return Measured(title, f"{run['cpu']}, {run['threads']} threads, {run['date']}", heads, rows)
 
 
-def _gpu(body: dict, look: Look) -> Measured | None:
-    if any("times_llama" in row for row in body["rows"]):
-        return _train_cpu(body, look)
-    return _train(body, look) if any("model" in row for row in body["rows"]) else _ops(body, look)
+def _vision(body: dict, look: Look) -> Measured | None:
+    """Tokens per second of one layer over images of growing size, softmax beside it."""
+    sides = sorted({r["side"] for r in body["rows"]})
+    speeds: dict[tuple[str, str], dict[int, float]] = {}
+    for r in body["rows"]:
+        if r["mixer"] in (look.info.name, "softmax"):
+            speeds.setdefault((r["mixer"], r["mode"]), {})[r["side"]] = r["tokens_per_second"]
+    rows = [[*name, *(figure(found[n] / 1e3) if n in found else "–" for n in sides)] for name, found in speeds.items()]
+    if not any(r["mixer"] == look.info.name for r in body["rows"]):
+        rows = []
+    heads = [Both("mixer", "混合层"), Both("pass", "计算"), *(Both(f"{n} × {n}", f"{n} × {n}") for n in sides)]
+    title = Both("Over images, thousand tokens per second", "处理图像的速度（千 token/秒）")
+    return Measured(title, f"{body['card']}, {body['runs'][-1]['date']}", heads, rows)
+
+
+def _decode(body: dict, look: Look) -> Measured | None:
+    """Milliseconds of a token of a whole language model, and of reading its weights and state once."""
+    rows = [
+        [r["size"], r["dtype"], f"{r['rows']}", f"{r['context']:,}", f"{r['step_ms']:.3f}", f"{r['floor_ms']:.3f}"]
+        for r in body["rows"]
+        if r["library"] == "linattn" and r["model"] == look.info.name and r.get("step_ms")
+    ]
+    heads = [
+        Both("parameters", "参数量"), Both("dtype", "数据类型"), Both("rows", "行数"), Both("tokens before", "此前的 token 数"),
+        Both("a token, ms", "每个 token（毫秒）"), Both("weights and state read once, ms", "权重与状态各读一遍（毫秒）"),
+    ]  # fmt: skip
+    return Measured(Both("Decoding with a language model", "语言模型的解码"), f"{body['card']}, {body['runs'][-1]['date']}", heads, rows)
+
+
+# Suites of ``linattn bench`` by what only their rows have.
+_SUITES = {"times_llama": _train_cpu, "side": _vision, "floor_ms": _decode, "tokens_per_second": _train, "family": _ops}
+
+
+def _bench(body: dict, look: Look) -> Measured | None:
+    read = next((read for key, read in _SUITES.items() if any(key in row for row in body["rows"])), _nothing)
+    return read(body, look)
 
 
 def _compared(body: dict, look: Look) -> Measured | None:
@@ -140,8 +172,8 @@ def _reproduced(body: dict, look: Look) -> Measured | None:
     return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
 
 
-def _nothing(_body: dict, _look: Look) -> None:
+def _nothing(_body: dict, _look: Look) -> Measured | None:
     return None
 
 
-_READERS = {"linattn.bench.gpu": _gpu, "linattn.compare.summary": _compared, "linattn.reproduce": _reproduced}
+_READERS = {"linattn.bench.gpu": _bench, "linattn.compare.summary": _compared, "linattn.reproduce": _reproduced}

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from linattn.state import writable
+
+
+def command(program: str, arguments: Sequence[str]) -> str:
+    """The command line that measures the same, for a file of figures: where somebody wanted them is not part of it."""
+    return re.sub(r" --out[ =]\S+", "", " ".join([program, *arguments]))
 
 
 def file_for(out: Path, kind: str, card: str) -> Path:

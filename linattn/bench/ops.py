@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from linattn.bench import peers as peers_module
-from linattn.bench.files import file_for
+from linattn.bench.files import command, file_for
 from linattn.bench.peers import Inputs, Peer, inputs
 
 LENGTHS = {"forward": (256, 512, 1024, 4096, 16384, 65536), "forward+backward": (256, 1024, 4096, 16384)}
@@ -222,7 +222,7 @@ def _write(out: Path | None, rows: list[Row], growth: list[dict[str, float]]) ->
     from linattn.report.machine import machine
 
     body = {
-        "command": " ".join(["linattn", *sys.argv[1:]]),
+        "command": command("linattn", sys.argv[1:]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "threads": torch.get_num_threads(),

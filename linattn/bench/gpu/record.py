@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import torch
 
+from linattn.bench.files import command
+
 SCHEMA = "linattn.bench.gpu"
 EVERY = 3.0  # seconds between writes; what a killed run loses
 
@@ -25,7 +27,7 @@ class Record:
         self.body: dict[str, Any] = {"schema": SCHEMA, "card": about["card"], "runs": [], "rows": []}
         if path is not None and path.is_file():
             self._load(path, about["card"])
-        self.body["runs"].append({"command": " ".join(["linattn", *sys.argv[1:]]), "date": datetime.now(UTC).date().isoformat(), **about})
+        self.body["runs"].append({"command": command("linattn", sys.argv[1:]), "date": datetime.now(UTC).date().isoformat(), **about})
         self.rows = {self._key(row): row for row in self.body["rows"]}
 
     def _load(self, path: Path, card: str) -> None:

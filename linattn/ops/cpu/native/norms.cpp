@@ -8,11 +8,6 @@ namespace {
 constexpr int64_t SPAN = 64;  // tokens of a task
 constexpr int64_t WIDEST = 1024;  // channels of a head
 
-LINATTN_INLINE Float sigmoid(Float x) {
-    const Float small = exp_below(x < zero() ? x : -x), one = splat(1.0f);
-    return (x < zero() ? small : one) / (one + small);
-}
-
 // `w` is [own, size], one row for all heads or one for each, or null; without a gate its data are null.
 struct Norm {
     Rows x, gate;

@@ -7,11 +7,6 @@ namespace {
 
 constexpr int64_t SPAN = 256;  // tokens of a task
 
-LINATTN_INLINE Float sigmoid(Float x) {
-    const Float small = exp_below(x < zero() ? x : -x), one = splat(1.0f);
-    return (x < zero() ? small : one) / (one + small);
-}
-
 // Tokens t < 0 are the last of `before` [batch, W - 1, width], or zeros without it.
 template <class T, int W>
 struct Input {

@@ -232,6 +232,11 @@ LINATTN_INLINE Float exp_below(Float x) {
     return x < -87.3f ? zero() : p;
 }
 
+LINATTN_INLINE Float sigmoid(Float x) {
+    const Float small = exp_below(x < zero() ? x : -x), one = splat(1.0f);
+    return (x < zero() ? small : one) / (one + small);
+}
+
 // 2 to the power of x <= 0, likewise: exactly 0 below -126.
 LINATTN_INLINE Float exp2_below(Float x) {
     const Power n = power(x);

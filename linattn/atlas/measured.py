@@ -10,6 +10,7 @@ from linattn.atlas.look import Look, Spec
 from linattn.atlas.study_words import both
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import DECAY
+from linattn.report.tasks import load
 from linattn.report.words import figure
 from linattn.reproduce import results
 
@@ -146,15 +147,24 @@ def _bench(body: dict, look: Look) -> Measured | None:
 
 
 def _compared(body: dict, look: Look) -> Measured | None:
-    """A small language model on text."""
+    """A model of ``linattn compare``: of text, or for one of its tasks."""
+    machine = body["machine"]
+    made = f"{machine['accelerator'] or machine['cpu']}, {machine['threads']} threads, {body['created'][:10]}"
+    own = [m for m in body["mixers"] if m["name"] == look.info.name]
+    return (_judged if "task" in body else _of_text)(body, own, made)
+
+
+def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
     rows = []
-    for m in body["mixers"]:
-        if m["name"] == look.info.name:
-            decode = ", ".join(f"{ms:.2f} ms ({tokens})" for tokens, ms in m["decode_ms"].items())
-            rows.append([f"{m['validation_bits_per_byte']:.3f}", f"{m['tokens_per_second']:,}", decode])
+    for m in mixers:
+        trained = m["training"]
+        first, last = (f"{trained['history'][i]['validation_bits_per_byte']:.3f}" for i in (0, -1))
+        decode = ", ".join(f"{c['decode_ms']:.2f} ms ({c['context']:,})" for c in m["contexts"])
+        rows.append([first, last, f"{trained['tokens_per_second']:,.0f}", decode])
     o = body["options"]
     heads = [
-        Both("bits per byte", "每字节比特数"),
+        Both("bits per byte at first", "最初的每字节比特数"),
+        Both("at the end", "最后"),
         Both("training tokens/s", "训练 token/秒"),
         Both("a token (context)", "每个 token（上下文）"),
     ]
@@ -162,7 +172,14 @@ def _compared(body: dict, look: Look) -> Measured | None:
         f"A model of {o['layers']} layers after {o['steps']} steps: does it learn at all?",
         f"{o['layers']} 层的小模型训练 {o['steps']} 步：它学得动吗？",
     )
-    return Measured(title, f"{body['cpu']}, {body['threads']} threads, {body['date']}", heads, rows)
+    return Measured(title, made, heads, rows)
+
+
+def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
+    """What the task judges by, the mean of its seeds with their spread, and the speed."""
+    figures = load(body["task"]).figures
+    rows = [[f"{f.write(m[f.key])} ± {f.write(m[f'{f.key}_spread'])}" for f in figures] for m in mixers]
+    return Measured(both(body["title"]), made, [both(f.heading) for f in figures], rows)
 
 
 def _reproduced(body: dict, look: Look) -> Measured | None:
@@ -176,4 +193,4 @@ def _nothing(_body: dict, _look: Look) -> Measured | None:
     return None
 
 
-_READERS = {"linattn.bench.gpu": _bench, "linattn.compare.summary": _compared, "linattn.reproduce": _reproduced}
+_READERS = {"linattn.bench.gpu": _bench, "linattn.compare": _compared, "linattn.reproduce": _reproduced}

@@ -1,4 +1,4 @@
-"""What the studies of ``linattn reproduce`` say in English, in both languages: their titles and the headings of their tables."""
+"""What the studies and the tasks of ``linattn compare`` say in English, in both languages: titles and headings of tables."""
 
 from __future__ import annotations
 
@@ -61,6 +61,21 @@ CHINESE = {
     "paper says": "论文的说法",
     "source": "出处",
     "so here": "这里是否如此",
+    "Handwritten digits by mixers that read both ways": "用双向混合层识别手写数字",
+    "What comes next, by causal mixers": "用因果混合层预测下一个物品",
+    "Writing backwards, from sequence to sequence": "序列到序列：倒着写",
+    "Sorting, from sequence to sequence": "序列到序列：排序",
+    "Translating, character by character": "逐字翻译",
+    "test accuracy": "测试准确率",
+    "images/s": "图像/秒",
+    "HR@10": "HR@10",
+    "NDCG@10": "NDCG@10",
+    "users/s": "用户/秒",
+    "right, lengths between": "全对的比例：长度介于学过的之间",
+    "right, longer ones": "全对的比例：更长",
+    "tokens written/s": "写出 token/秒",
+    "bits per character": "每字符比特数",
+    "characters written/s": "写出字符/秒",
 }
 
 

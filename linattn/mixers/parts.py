@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -45,6 +46,12 @@ def check_place(layer: int, layers: int) -> None:
     """Refuse a place in a stack that there is none of: ``layer`` counts from 0."""
     if not 0 <= layer < layers:
         raise ValueError(f"layer must be at least 0 and less than layers = {layers}, but came as {layer}")
+
+
+def time_steps(*shape: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
+    """What softplus turns into time steps spread evenly in logarithm over [low, high]; float32."""
+    dt = torch.empty(shape, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
+    return dt + torch.log(-torch.expm1(-dt))
 
 
 class ShortConvolution(nn.Module):

@@ -122,6 +122,19 @@ def test_the_price_shows_what_the_formulas_say(open_page, site):
     assert "softmax" in reader.page.locator("figure .readout").first.inner_text()
 
 
+def test_any_set_of_systems_is_priced(open_page, site):
+    reader, shown = open_page("price.html"), data(site, "price.html")["price"]
+    reader.page.locator("details:has([data-pick]) summary").click()
+    names = [s["name"] for s in shown["systems"]]
+    for wanted in (names, names[-1:]):
+        for button in reader.page.locator("[data-pick]").all():
+            if (button.get_attribute("aria-pressed") == "true") != (button.get_attribute("data-pick") in wanted):
+                button.click()
+        drawn = reader.page.locator("[data-series]").evaluate_all("nodes => nodes.map(n => n.dataset.series)")
+        told = reader.page.locator("td[data-system]").evaluate_all("nodes => nodes.map(n => n.dataset.system)")
+        assert sorted(drawn) == sorted(told) == sorted(wanted)
+
+
 def test_measured_points_stand_on_the_theory_of_their_size(open_page, site):
     reader, shown = open_page("price.html"), data(site, "price.html")["price"]
     assert shown["measured"], "the results of this checkout"

@@ -14,6 +14,7 @@ from linattn.atlas import build, look, sentence, study_words
 from linattn.atlas.build import SECTIONS
 from linattn.atlas.page import rounded
 from linattn.mixers.errors import measured_errors
+from linattn.report import tasks
 from linattn.report.folder import write_text
 from linattn.reproduce.frame import load
 from linattn.reproduce.options import STUDIES
@@ -249,10 +250,23 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
              "machines": [{"cpu": "A <cpu>", "accelerator": None}],
              "rows": [{"mixer": "gla:heads=2", "accuracy": 0.5, "accuracy_spread": 0.01, "curve": {"2 pairs": 1}}]}  # fmt: skip
     (results / "recall.json").write_text(json.dumps(study))
+    machine = {"cpu": "A cpu", "accelerator": None, "threads": 2}
+    compared = {"schema": "linattn.compare", "machine": machine, "created": "2030-01-03T", "options": {"layers": 2, "steps": 12}}
+    history = [{"validation_bits_per_byte": bits} for bits in (7.5, 6.5, 5.25)]
+    learned = {
+        "name": "gla",
+        "training": {"history": history, "tokens_per_second": 4321.4},
+        "contexts": [{"context": 256, "decode_ms": 1.5}],
+    }
+    (results / "compare-all.json").write_text(json.dumps({**compared, "mixers": [learned]}))
+    judged = {"name": "focused", "accuracy": 0.987, "accuracy_spread": 0.002, "images_per_second": 1234.0, "images_per_second_spread": 5.0}
+    (results / "compare-digits.json").write_text(json.dumps({**compared, "task": "digits", "title": "Digits", "mixers": [judged]}))
     build(tmp_path / "site", names=["gla", "lstm", "focused"], results=results)
     html = (tmp_path / "site" / "systems" / "gla.html").read_text()
     assert "<td>4,321</td><td>0.250</td><td>0.100</td>" in html and "77.0" not in html and "8 × 8" not in html
+    assert "<td>7.500</td><td>5.250</td><td>4,321</td><td>1.50 ms (256)</td>" in html and "A cpu, 2 threads, 2030-01-03" in html
     focused = (tmp_path / "site" / "systems" / "focused.html").read_text()
+    assert "98.70 % ± 0.20 %" in focused
     assert "<td>forward</td><td>4.57</td><td>–</td>" in focused and "<td>softmax</td>" in focused
     assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500 ± 0.010" in html
     assert "A &lt;small cpu&gt;, 2 threads, 2030-01-02" in html and "<td>bfloat16</td><td>6,543</td><td>1.23</td>" in html
@@ -267,3 +281,10 @@ def test_studies_are_told_in_both_languages():
         study = load(name)
         for words in (study.title, *(column.heading for column in study.all_columns)):
             assert study_words.both(words).zh != words, f"linattn/atlas/study_words.py lacks {words!r} of {name}"
+
+
+def test_tasks_are_told_in_both_languages():
+    for name in tasks.TASKS:
+        task = tasks.load(name)
+        for words in (task.title, *(f.heading for f in task.figures)):
+            assert words in study_words.CHINESE, f"linattn/atlas/study_words.py lacks {words!r} of {name}"

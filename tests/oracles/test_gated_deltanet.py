@@ -33,10 +33,15 @@ def test_values_and_gradients(value_heads, tokens):
     y, wanted = ours(x), theirs(x)
     assert distance(y, wanted) < 1e-5
     gx, ga = torch.autograd.grad(y.square().sum(), (x, ours.A_log))
-    x, theirs = x.detach().double().requires_grad_(), theirs.double()  # in float32 theirs is 1.3e-5 off its own gradients in float64
-    wx, wa = torch.autograd.grad(theirs(x).square().sum(), (x, theirs.A_log))
+    (_, rough), (wx, wa) = (_gradients(theirs.to(dtype), x, dtype) for dtype in (torch.float32, torch.float64))
     assert distance(gx, wx) < 1e-5
-    assert tokens == 1 or distance(ga, wa) < 1e-5
+    own = distance(rough, wa)  # theirs has a float32 inside whatever it is given, and this sum over tokens cancels
+    assert tokens == 1 or distance(ga, wa) < max(1e-5, 3 * own)
+
+
+def _gradients(mixer, x, dtype):
+    x = x.detach().to(dtype).requires_grad_()
+    return torch.autograd.grad(mixer(x).square().sum(), (x, mixer.A_log))
 
 
 def test_decoding_with_a_cache():

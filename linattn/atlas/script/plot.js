@@ -6,7 +6,14 @@ const WIDE = { width: 760, left: 78, right: 590, top: 30, bottom: 386 };
 const NARROW = { width: 420, left: 58, right: 406, top: 30, bottom: 386 }; // on a phone: without the names at the ends of lines
 const MARKS = ["m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z", "m-3.2-3.2h6.4v6.4h-6.4z", "m0-4.3l4.1 7.2h-8.2z", "m0-4.6l4.6 4.6l-4.6 4.6l-4.6-4.6z"];
 
-export const styles = 10; // colours and dashes in the style sheet
+const STYLES = 10; // colours and dashes in the style sheet
+const WEIGHTS = 3; // and for those after them other widths
+const NAMED = 20; // lines at whose ends there is room for names
+
+// The class of the series with this number.
+function look(style) {
+  return `s${style % STYLES} w${Math.floor(style / STYLES) % WEIGHTS}`;
+}
 
 // A logarithmic axis over [low, high]: { at(value) in [0, 1], ticks }, ticks at powers of `base`.
 export function logarithmic(low, high, base = 10) {
@@ -56,14 +63,14 @@ export function plot(place, label) {
       }
       for (const { name, style, values } of series) {
         const path = values.map(([a, b]) => `${px(x.axis, a).toFixed(1)} ${py(y.axis, b).toFixed(1)}`).join("L");
-        svg.append(drawn("g", { class: `s${style % styles}`, "data-series": name }, drawn("path", { class: "line", d: `M${path}` })));
+        svg.append(drawn("g", { class: look(style), "data-series": name }, drawn("path", { class: "line", d: `M${path}` })));
       }
       for (const point of points) {
         const d = `M${px(x.axis, point.x).toFixed(1)} ${py(y.axis, point.y).toFixed(1)}${MARKS[point.style % MARKS.length]}`;
         const node = drawn("path", { class: "mark-point", d, "data-value": point.y }, drawn("title", {}, point.told));
-        svg.append(drawn("g", { class: `s${point.style % styles}` }, node));
+        svg.append(drawn("g", { class: look(point.style) }, node));
       }
-      if (box === WIDE) svg.append(...ends(series, x, y, px, py));
+      if (box === WIDE && series.length <= NAMED) svg.append(...ends(series, x, y, px, py));
     },
   };
   return shown;
@@ -76,7 +83,7 @@ function fitting(frame) {
 // A piece of a series's line, for tables and their heads.
 export function lineKey(style) {
   const line = drawn("path", { class: "line", d: "M1 6H33" });
-  return drawn("svg", { viewBox: "0 0 34 12", class: `line-key s${style % styles}`, "aria-hidden": true }, line);
+  return drawn("svg", { viewBox: "0 0 34 12", class: `line-key ${look(style)}`, "aria-hidden": true }, line);
 }
 
 function rulers(x, y, px, py, box) {
@@ -105,7 +112,7 @@ function ends(series, x, y, px, py) {
   let next = WIDE.bottom + 16;
   for (const l of labels.toReversed()) next = l.y = Math.min(l.y, next - 16);
   return labels.flatMap((l) => [
-    drawn("path", { class: `lead s${l.style % styles}`, d: `M${l.from + 4} ${l.at}L${WIDE.right + 12} ${l.y}` }),
-    drawn("text", { class: `name s${l.style % styles}`, x: WIDE.right + 16, y: l.y + 4 }, l.name),
+    drawn("path", { class: `lead ${look(l.style)}`, d: `M${l.from + 4} ${l.at}L${WIDE.right + 12} ${l.y}` }),
+    drawn("text", { class: `name ${look(l.style)}`, x: WIDE.right + 16, y: l.y + 4 }, l.name),
   ]);
 }

@@ -1,7 +1,7 @@
 // What systems cost against length: formulas that Python made from linattn.cost, for the reader's own model and machine.
 import { button, choice, controls, slider } from "./controls.js";
 import { figure } from "./figures.js";
-import { lineKey, logarithmic, plot, styles } from "./plot.js";
+import { lineKey, logarithmic, plot } from "./plot.js";
 import { element, named, words } from "./words.js";
 
 const LENGTHS = Array.from({ length: 53 }, (_, i) => 2 ** (7 + i / 4)); // 128 to a million tokens
@@ -182,7 +182,7 @@ function price(place, data) {
   for (const system of data.systems) {
     const toggle = element("button", { type: "button", "aria-pressed": String(chosen.has(system.name)), "data-pick": system.name, title: system.title }, system.name);
     toggle.addEventListener("click", () => {
-      if (!chosen.delete(system.name) && chosen.size < styles) chosen.add(system.name);
+      if (!chosen.delete(system.name)) chosen.add(system.name);
       toggle.setAttribute("aria-pressed", String(chosen.has(system.name)));
       redraw();
     });
@@ -193,7 +193,7 @@ function price(place, data) {
     redraw();
   });
   const scroll = named(element("div", { class: "scroll", tabindex: 0, role: "region" }, element("table", {}, table)), { en: "Costs at this length", zh: "此长度的代价" });
-  const all = element("details", { class: "machine" }, element("summary", {}, words({ en: "choose systems (up to ten)", zh: "选择方法（最多十种）" })), picks);
+  const all = element("details", { class: "machine" }, element("summary", {}, words({ en: "choose systems", zh: "选择方法" })), picks);
   place.append(told, scroll, details, all);
   ready = true;
   redraw();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, wide
 from linattn.mixers.registry import register
 
 _OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
@@ -67,7 +66,7 @@ class Mamba2(Mixer):
         self.g_proj = nn.Linear(dim, self.inner, bias=False)
         self.conv = ShortConvolution(self.convolved, conv_width, bias=True)
         self.A_log = nn.Parameter(torch.empty(self.heads, dtype=torch.float32).uniform_(1, 16).log())
-        self.dt_bias = nn.Parameter(_time_steps(self.heads))
+        self.dt_bias = nn.Parameter(time_steps(self.heads))
         self.D = nn.Parameter(torch.ones(self.heads))
         self.norm = HeadNorm((self.groups, self.inner // self.groups), eps=eps)
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
@@ -86,9 +85,3 @@ class Mamba2(Mixer):
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         gated = wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))
         return self.o_proj(self.norm(gated.unflatten(-1, (self.groups, -1))).flatten(-2).to(o.dtype))
-
-
-def _time_steps(heads: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
-    """What softplus turns into time steps spread evenly in logarithm over [low, high]."""
-    dt = torch.empty(heads, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
-    return dt + torch.log(-torch.expm1(-dt))

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.delta.kda import tame, time_steps
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.delta.kda import tame
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
 from linattn.mixers.registry import register
 from linattn.ops import flops, linear_attention
 

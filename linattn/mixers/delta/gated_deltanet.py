@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -25,7 +25,9 @@ from linattn.mixers.registry import register
 class GatedDeltaNet(Mixer):
     """As in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
 
-    Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate.
+    Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate. Time steps
+    start between 0.001 and 0.1 as in the authors' code (NVlabs/GatedDeltaNet); transformers' class leaves the biases at ones, where
+    a token leaves next to nothing of the state.
     """
 
     keep_float32 = ("A_log", "dt_bias")
@@ -45,7 +47,7 @@ class GatedDeltaNet(Mixer):
         self.g_proj = nn.Linear(dim, self.values, bias=False)
         self.conv = ShortConvolution(2 * self.keys + self.values, conv_width)
         self.A_log = nn.Parameter(torch.empty(self.value_heads, dtype=torch.float32).uniform_(0.01, 16).log())
-        self.dt_bias = nn.Parameter(torch.ones(self.value_heads, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(time_steps(self.value_heads))
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -77,9 +76,3 @@ class KDA(Mixer):
 def tame(beta: Tensor, k: Tensor) -> Tensor:
     """``beta`` [..., H], at most 2 / ‖k‖²: rounding may leave k longer than 1, and past 2 every repeated token makes the state grow."""
     return torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
-
-
-def time_steps(*shape: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
-    """What softplus turns into time steps spread evenly in logarithm over [low, high]; float32."""
-    dt = torch.empty(shape, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
-    return dt + torch.log(-torch.expm1(-dt))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import ShortConvolution, wide
+from linattn.mixers.parts import ShortConvolution, time_steps, wide
 from linattn.mixers.registry import register
 from linattn.ops import selective_scan
 
@@ -48,7 +46,7 @@ class Mamba(Mixer):
         self.x_proj = nn.Linear(self.inner, self.rank + 2 * state_size, bias=False)  # Δ, B, C
         self.dt_proj = nn.Linear(self.rank, self.inner, bias=False)
         nn.init.uniform_(self.dt_proj.weight, -(self.rank**-0.5), self.rank**-0.5)
-        self.dt_bias = nn.Parameter(_time_steps(self.inner))
+        self.dt_bias = nn.Parameter(time_steps(self.inner))
         self.A_log = nn.Parameter(torch.arange(1, state_size + 1, dtype=torch.float32).log().repeat(self.inner, 1))
         self.D = nn.Parameter(torch.ones(self.inner))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
@@ -79,9 +77,3 @@ class Mamba(Mixer):
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o[..., 0] * F.silu(self.g_proj(x)))
-
-
-def _time_steps(channels: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
-    """What softplus turns into time steps spread evenly in logarithm over [low, high]."""
-    dt = torch.empty(channels, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
-    return dt + torch.log(-torch.expm1(-dt))

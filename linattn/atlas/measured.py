@@ -61,6 +61,11 @@ def _kind(spec: Spec) -> str | None:
     return kind
 
 
+def _where(body: dict) -> str:
+    run = body["runs"][-1]
+    return f"{run['cpu']}, {run['threads']} threads, {run['date']}" if body["card"] == "cpu" else f"{body['card']}, {run['date']}"
+
+
 def _ops(body: dict, look: Look) -> Measured | None:
     """Milliseconds of one pass of the recurrence, ours and the others'."""
     kind = recurrence(look)
@@ -78,7 +83,7 @@ def _ops(body: dict, look: Look) -> Measured | None:
     ]
     return Measured(
         Both("Its recurrence on a GPU, milliseconds", "它的递推在 GPU 上的耗时（毫秒）"),
-        f"{body['card']}, {body['runs'][-1]['date']}",
+        _where(body),
         [Both("shape", "形状"), Both("pass", "计算"), *(Both(name, name) for name in (ours, *others))],
         rows,
     )
@@ -92,7 +97,7 @@ def _train(body: dict, look: Look) -> Measured | None:
         if r.get("model") == look.info.name and r.get("tokens_per_second")
     ]
     heads = [Both("library", "库"), Both("compiled", "编译"), Both("tokens/s", "token/秒"), Both("peak memory", "峰值显存")]
-    return Measured(Both("Training a language model", "训练语言模型"), f"{body['card']}, {body['runs'][-1]['date']}", heads, rows)
+    return Measured(Both("Training a language model", "训练语言模型"), _where(body), heads, rows)
 
 
 def _train_cpu(body: dict, look: Look) -> Measured | None:
@@ -102,10 +107,9 @@ def _train_cpu(body: dict, look: Look) -> Measured | None:
         for r in body["rows"]
         if r["model"] == look.info.name
     ]
-    run = body["runs"][-1]
     heads = [Both("library", "库"), Both("dtype", "数据类型"), Both("tokens/s", "token/秒"), Both("beside Llama", "与 Llama 之比")]
     title = Both("Training a small language model on a CPU", "在 CPU 上训练小语言模型")
-    return Measured(title, f"{run['cpu']}, {run['threads']} threads, {run['date']}", heads, rows)
+    return Measured(title, _where(body), heads, rows)
 
 
 def _vision(body: dict, look: Look) -> Measured | None:
@@ -120,7 +124,7 @@ def _vision(body: dict, look: Look) -> Measured | None:
         rows = []
     heads = [Both("mixer", "混合层"), Both("pass", "计算"), *(Both(f"{n} × {n}", f"{n} × {n}") for n in sides)]
     title = Both("Over images, thousand tokens per second", "处理图像的速度（千 token/秒）")
-    return Measured(title, f"{body['card']}, {body['runs'][-1]['date']}", heads, rows)
+    return Measured(title, _where(body), heads, rows)
 
 
 def _decode(body: dict, look: Look) -> Measured | None:
@@ -134,7 +138,7 @@ def _decode(body: dict, look: Look) -> Measured | None:
         Both("parameters", "参数量"), Both("dtype", "数据类型"), Both("rows", "行数"), Both("tokens before", "此前的 token 数"),
         Both("a token, ms", "每个 token（毫秒）"), Both("weights and state read once, ms", "权重与状态各读一遍（毫秒）"),
     ]  # fmt: skip
-    return Measured(Both("Decoding with a language model", "语言模型的解码"), f"{body['card']}, {body['runs'][-1]['date']}", heads, rows)
+    return Measured(Both("Decoding with a language model", "语言模型的解码"), _where(body), heads, rows)
 
 
 # Suites of ``linattn bench`` by what only their rows have.

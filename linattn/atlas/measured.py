@@ -63,7 +63,11 @@ def _kind(spec: Spec) -> str | None:
 
 def _where(body: dict) -> str:
     run = body["runs"][-1]
-    return f"{run['cpu']}, {run['threads']} threads, {run['date']}" if body["card"] == "cpu" else f"{body['card']}, {run['date']}"
+    return f"{run['cpu']}, {_threads(run)}, {run['date']}" if body["card"] == "cpu" else f"{body['card']}, {run['date']}"
+
+
+def _threads(machine: dict) -> str:
+    return "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
 
 
 def _ops(body: dict, look: Look) -> Measured | None:
@@ -153,7 +157,7 @@ def _bench(body: dict, look: Look) -> Measured | None:
 def _compared(body: dict, look: Look) -> Measured | None:
     """A model of ``linattn compare``: of text, or for one of its tasks."""
     machine = body["machine"]
-    made = f"{machine['accelerator'] or machine['cpu']}, {machine['threads']} threads, {body['created'][:10]}"
+    made = f"{machine['accelerator'] or machine['cpu']}, {_threads(machine)}, {body['created'][:10]}"
     own = [m for m in body["mixers"] if m["name"] == look.info.name]
     return (_judged if "task" in body else _of_text)(body, own, made)
 
@@ -180,8 +184,8 @@ def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
 
 
 def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
-    """What the task judges by, the mean of its seeds with their spread, and the speed."""
-    figures = load(body["task"]).figures
+    """What the task judges by, the mean of its seeds with their spread; not the speed, which tells of the machine."""
+    figures = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
     rows = [[f"{f.write(m[f.key])} ± {f.write(m[f'{f.key}_spread'])}" for f in figures] for m in mixers]
     return Measured(both(body["title"]), made, [both(f.heading) for f in figures], rows)
 

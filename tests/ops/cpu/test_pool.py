@@ -35,6 +35,33 @@ def test_several_threads_of_the_process_ask_at_a_time(threads):
         assert all(pool.map(lambda seed: copied(20_001, seed), range(200)))
 
 
+STORM = """
+import time, torch
+from linattn.ops.cpu import library
+torch.set_num_threads(4)
+x = torch.arange(16 * 700, dtype=torch.float32)
+y = torch.zeros_like(x)
+end, wrong = time.monotonic() + 6, 0
+while time.monotonic() < end:
+    for blocks in (2, 3, 40, 2, 7, 300, 2, 5, 64, 2):
+        count = 16 * blocks
+        y[:count] = -1
+        library.call("convert", x, 0, y, 0, count)
+        wrong += not torch.equal(y[:count], x[:count])
+print(wrong)
+"""
+
+
+def test_one_short_job_after_the_other():
+    """A thread that is late in one job takes nothing of the next, however much larger that is: nothing hangs, and nothing is left out."""
+    runs = [subprocess.Popen([sys.executable, "-c", STORM], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        assert [run.communicate(timeout=60)[0] for run in runs] == ["0\n"] * 2
+    finally:
+        for run in runs:
+            run.kill()
+
+
 PROCESS = """
 import os, torch
 from tests.ops.cpu.test_pool import copied

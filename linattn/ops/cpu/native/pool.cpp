@@ -64,15 +64,19 @@ thread_local bool inside = false;  // a body, or a thread of the pool
 constexpr int INDEX_BITS = 40;
 constexpr uint64_t INDEX = (uint64_t(1) << INDEX_BITS) - 1;
 
-// One job at a time. Its number and its next index are one word, so that who comes late takes nothing from a later job.
+// One job at a time. Its number and its next index, INDEX when it is closed, are one word, so that who comes late takes nothing from a
+// later job.
 class Pool {
 public:
     void run(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
         helpers(threads - 1 < count - 1 ? threads - 1 : count - 1);
-        const uint64_t job = (word_.load(std::memory_order_relaxed) & ~INDEX) + INDEX + 1;
-        count_.store(count, std::memory_order_relaxed);
-        body_.store(body, std::memory_order_relaxed);
-        context_.store(context, std::memory_order_relaxed);
+        const uint64_t last = word_.load(std::memory_order_relaxed) & ~INDEX, job = last + INDEX + 1;
+        // First the last job is closed. Else who is late in it, and has looked at its word, could take the index behind its last one as
+        // soon as `count_` has room for it: an index done twice, and one of the new job counted that is not done.
+        word_.store(last | INDEX, std::memory_order_relaxed);
+        count_.store(count, std::memory_order_release);
+        body_.store(body, std::memory_order_release);
+        context_.store(context, std::memory_order_release);
         limit_.store(threads - 1, std::memory_order_relaxed);
         done_.store(0, std::memory_order_relaxed);
         {
@@ -120,12 +124,12 @@ private:
     void work(uint64_t job) {
         for (;;) {
             uint64_t word = word_.load(std::memory_order_acquire);
-            const int64_t count = count_.load(std::memory_order_relaxed);
-            const auto body = body_.load(std::memory_order_relaxed);
-            void* const context = context_.load(std::memory_order_relaxed);
+            const int64_t count = count_.load(std::memory_order_acquire);
+            const auto body = body_.load(std::memory_order_acquire);
+            void* const context = context_.load(std::memory_order_acquire);
             const int64_t index = int64_t(word & INDEX);
             if ((word & ~INDEX) != job || index >= count) return;
-            // Whoever changes job needs every index of this one done: if the word still stands, what was read belongs to it.
+            // Whoever changes these changes the word before: if it still stands, what was read belongs to it.
             if (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
             body(context, index);
             if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {

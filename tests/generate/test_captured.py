@@ -103,7 +103,7 @@ def test_joined_as_for_a_gpu(mixer, monkeypatch):
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2"])
 def test_other_dtypes(mixer, dtype):
     off, ours, theirs = steps(model(mixer).to(dtype), 2, 3)
-    limit = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float64: 1e-12}[dtype]  # what rounding between its kernels makes
+    limit = {torch.bfloat16: 0.1, torch.float16: 0.01, torch.float64: 1e-12}[dtype]  # what rounding between its kernels makes
     assert off <= limit
     assert all(error(a["S"].double(), b["S"].double()) <= limit for a, b in zip(ours.layers, theirs.layers, strict=True))
 

@@ -102,10 +102,33 @@ def test_joined_as_for_a_gpu(mixer, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2"])
 def test_other_dtypes(mixer, dtype):
-    off, ours, theirs = steps(model(mixer).to(dtype), 2, 3)
-    limit = {torch.bfloat16: 0.1, torch.float16: 0.01, torch.float64: 1e-12}[dtype]  # what rounding between its kernels makes
-    assert off <= limit
+    """In halves both round, each between its own kernels: the captured step is no further from the same weights in float64."""
+    lm = model(mixer).to(dtype)
+    off, ours, theirs = steps(lm, 2, 3)
+    if dtype == torch.float64:
+        assert off <= 1e-12 and all(error(a["S"], b["S"]) <= 1e-12 for a, b in zip(ours.layers, theirs.layers, strict=True))
+        return
+    limit = {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]  # what rounding between its kernels makes of a state
     assert all(error(a["S"].double(), b["S"].double()) <= limit for a, b in zip(ours.layers, theirs.layers, strict=True))
+    exact = model(mixer).to(dtype).double()
+    with torch.inference_mode():
+        ids = torch.randint(40, (4, 40))
+        _, state = prefill(lm.model, ids)
+        _, right = prefill(exact.model, ids)
+        step, token, logits = step_of(lm.model, lm.lm_head, state, 100), torch.randint(40, (4,)), []
+        step.load(
+            step, state, token, torch.zeros_like(token, dtype=torch.bool), Choice(lambda x: logits.append(x.clone()) or greedy(x), "kept")
+        )
+        captured_off = written_off = 0.0
+        for _ in range(8):
+            step.tokens.copy_(token)
+            step.run()
+            (hidden, state), (best, right) = prefill(lm.model, token[:, None], state), prefill(exact.model, token[:, None], right)
+            wanted = exact.lm_head(best)[:, -1]
+            captured_off += error(logits[-1].double(), wanted)
+            written_off += error(lm.lm_head(hidden)[:, -1].double(), wanted)
+            token = greedy(wanted)
+    assert captured_off <= 1.5 * written_off
 
 
 @pytest.mark.parametrize("options", [

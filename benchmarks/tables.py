@@ -25,7 +25,8 @@ TITLES = {
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
         "vision": ("thousand tokens a second", "pass"),
         "decode": ("model", "rows", "tokens read before", "a token, ms", "reading weights and state once, ms", "through generate, ms"),
-        "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla}, {date}. Softmax is torch's flash attention.",
+        "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
+        "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
         "recommend": ("mixer", "HR@10", "NDCG@10"),
         "reverse": ("mixer", "written backwards without a mistake: lengths between those learned", "longer ones"),
@@ -42,7 +43,8 @@ TITLES = {
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "vision": ("千 token/秒", "计算"),
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
-        "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}，{date}。softmax 一行是 torch 的 flash attention。",
+        "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}），{date}。"
+        "softmax 一行是 torch 的 flash attention。",
         "digits": ("混合层", "测试准确率"),
         "recommend": ("混合层", "HR@10", "NDCG@10"),
         "reverse": ("混合层", "倒写全对：长度介于学过的之间", "更长"),
@@ -97,6 +99,9 @@ def trained_on_cpu(body: dict, words: dict) -> str:
     )
 
 
+PEERS = {"selective_scan": "mamba-ssm"}  # of a family; fla, else
+
+
 class Figures:
     """The rows of one card by library and case."""
 
@@ -105,8 +110,8 @@ class Figures:
         self.rows = {tuple(row[name] for name in key): row for row in body["rows"]}
 
     def pair(self, case: Case, show: Callable[[dict], str]) -> str:
-        """Ours and fla's (for softmax torch's alone), "" where neither was measured."""
-        names = ("torch",) if case.family == "softmax" else ("linattn", "fla")
+        """Ours and a peer's (for softmax torch's alone), "" where neither was measured."""
+        names = ("torch",) if case.family == "softmax" else ("linattn", PEERS.get(case.family, "fla"))
         cells = [self.cell(name, case, show) for name in names]
         return " · ".join(cell or "–" for cell in cells) if any(cells) else ""
 
@@ -151,8 +156,9 @@ def _row(figures: Figures, family: str, mode: str) -> list[str]:
 
 def _measured(body: dict, words: dict) -> str:
     last = body["runs"][-1]
-    fla = next((row["version"] for row in body["rows"] if row["library"] == "fla"), "–")
-    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, date=last["date"])
+    versions = {row["library"]: row["version"] for row in body["rows"]}
+    fla, mamba = (versions.get(name, "–") for name in ("fla", "mamba-ssm"))
+    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, mamba=mamba, date=last["date"])
 
 
 def train(body: dict, words: dict) -> str:

@@ -34,7 +34,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | 
         rows, columns = (_order(places, q.shape[1]) for places in (part.queries, part.keys))
         mask = block_mask(part, rows, columns, lengths)
         tiles = (t.index_select(1, order).transpose(1, 2) for t, order in ((q, rows), (k, columns), (v, columns)))
-        o, aux = _run(q)(*tiles, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
+        o, aux = _run(q, part)(*tiles, block_mask=mask, scale=scale, return_aux=AuxRequest(lse=True))
         back = rows.argsort()
         outputs.append(o.transpose(1, 2).index_select(1, back))
         logs.append(aux.lse.transpose(1, 2).index_select(1, back))
@@ -74,11 +74,18 @@ def _blocks(places: Tensor, order: Tensor) -> Tensor:
     return torch.zeros(places.shape[0], count + 1, device=order.device).scatter(1, block, 1.0)[:, :count]
 
 
-def _run(q: Tensor) -> Callable:
-    return _compiled() if q.is_cuda and not torch.compiler.is_compiling() else cast(Callable, flex_attention)
+def _run(q: Tensor, part: Part) -> Callable:
+    if not q.is_cuda or torch.compiler.is_compiling():
+        return cast(Callable, flex_attention)
+    return compiled(type(part.within), *map(type, part.without))
 
 
 @cache
-def _compiled() -> Callable:
-    """Without the compiler it would write down all pairs."""
-    return torch.compile(flex_attention)
+def compiled(*_kinds: type) -> Callable:
+    """A compiled function for each kind of mask: torch compiles one at most 8 times, and then quietly lets it write down all pairs."""
+
+    def attention(*args, **options):
+        return flex_attention(*args, **options)
+
+    attention.__code__ = attention.__code__.replace()  # by which torch counts: without it all kinds had one
+    return torch.compile(attention)

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +39,7 @@ def test_ours_runs_what_the_plan_gives_it(family):
         assert not libraries.takes("linattn", case) and libraries.takes("torch", case)
         return
     x = tensors(case, "cpu", 0)
-    assert libraries.ours(x).shape == (x["b"] if family == "scan" else x["v"]).shape
+    assert libraries.ours(x).shape == x[{"scan": "b", "selective_scan": "x"}.get(family, "v")].shape
     if case.decay is not None:
         assert x["decay"].dtype == getattr(torch, case.decay_dtype)
         assert x["decay"].float().mean().item() == pytest.approx(case.decay, rel=0.2) and x["decay"].max() <= 0
@@ -50,7 +52,24 @@ def test_a_step_has_a_state(family):
 
 
 def test_fla_has_a_call_for_every_recurrence():
-    assert set(libraries.FLA_CALLS) == set(FAMILIES) - {"softmax"} and set(libraries.FLA_STEPS) == set(STEPS)
+    assert set(libraries.FLA_CALLS) == set(FAMILIES) - {"softmax", "selective_scan"} and set(libraries.FLA_STEPS) == set(STEPS)
+
+
+def test_mambas_scan_meets_ours_in_its_own_layout(monkeypatch):
+    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+
+    def theirs(u, delta, A, B, C):
+        assert all(t.is_contiguous() for t in (u, delta, B, C)), "it would be timed with a copy"
+        return mamba_selective_scan(u, delta, A, B, C, torch.zeros(A.shape[0]))
+
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.selective_scan_interface"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(sys.modules["mamba_ssm.ops.selective_scan_interface"], "selective_scan_fn", theirs, raising=False)
+    case = Case.of("selective_scan", TINY[1], "forward")
+    assert libraries.takes("mamba-ssm", case) and libraries.same("mamba-ssm", case) and not libraries.takes("fla", case)
+    x = {name: t.float() for name, t in tensors(case, "cpu", 0).items()}
+    out = libraries.LIBRARIES["mamba-ssm"](case)(libraries.laid_out("mamba-ssm", case, x))
+    torch.testing.assert_close(out, libraries.ours(x))
 
 
 def test_a_shape_can_be_typed():

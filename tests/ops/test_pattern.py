@@ -1,5 +1,7 @@
 """Patterns: every way to run one gives what its picture says, gradients too, and time and memory follow it, not n²."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -127,6 +129,18 @@ def test_work_and_memory_follow_the_pattern(name):
     assert written.bytes < 60 * pairs + 2000 * length
     seen = sum(part.seen(length).sum().item() for part in found.parts(length))
     assert seen <= pairs <= 8 * seen
+
+
+def test_flex_is_compiled_for_any_number_of_patterns(monkeypatch):
+    """Where it is not, torch warns, which is an error here."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(flex, "_run", lambda _, part: flex.compiled(type(part.within), *map(type, part.without)))
+    flex.compiled.cache_clear()
+    torch.compiler.reset()
+    for found in LONG.values():
+        q, k, v = (torch.randn(2, 1024, 2, 16) for _ in range(3))
+        torch.testing.assert_close(flex.attend(q, k, v, found, None, 0.25), attend(q, k, v, found, scale=0.25, backend="tiles"))
+    flex.compiled.cache_clear()
 
 
 def test_flex_skips_blocks():

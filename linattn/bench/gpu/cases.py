@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The tensors of a call beside q, k and v (the scan and its b have their own).
+# The tensors of a call beside q, k and v (the scans have their own).
 FAMILIES = {
     "none": (),
     "constant": ("constant",),  # RetNet, Lightning
@@ -22,9 +22,12 @@ FAMILIES = {
     "kda": ("decay", "beta"),
     "erase": ("decay", "read", "write"),  # RWKV-7
     "scan": ("decay",),  # HGRN: elementwise over all H · D channels
+    "selective_scan": (),  # Mamba: H · D channels of 16 states
     "softmax": (),  # causal attention, what all of them are an alternative to
 }
 PER_HEAD = ("head", "gated_delta")
+SCANS = ("scan", "selective_scan")  # over H · D channels
+STATES = 16  # of a channel of the selective scan
 STEPS = ("head", "channel", "delta", "gated_delta", "kda", "erase")  # what is timed one token at a time
 PASSES = ("forward", "forward+backward")
 DECODE = ("decode", "decode eager")  # one token with a float32 state, in a CUDA graph and without
@@ -109,7 +112,7 @@ def plan(*, quick: bool, device: str) -> Iterator[tuple[Case, bool]]:
             yield from ((replace(case, decay=mean), False) for mean in SWEEP)
             if family not in PER_HEAD:
                 yield replace(case, decay_dtype="float32"), False
-    recurrences = [family for family in FAMILIES if family not in ("scan", "softmax")]
+    recurrences = [family for family in FAMILIES if family not in (*SCANS, "softmax")]
     yield from ((Case.of(family, shape, mode), False) for shape in LENGTHS for family in recurrences for mode in PASSES)
 
 
@@ -129,6 +132,10 @@ def tensors(case: Case, device: str, seed: int) -> dict[str, Tensor]:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=make, device=device)
 
+    if family == "selective_scan":
+        steps = F.softplus(normal(s.B, s.T, s.H * s.D) - 4)  # about 0.02, as Mamba begins
+        A = -torch.arange(1.0, STATES + 1, device=device).expand(s.H * s.D, STATES).contiguous()
+        return {"x": normal(*steps.shape), "dt": steps, "A": A, "B": normal(s.B, s.T, STATES), "C": normal(s.B, s.T, STATES)}
     if family == "scan":
         x = {"b": normal(s.B, s.T, s.H * s.D)}
         decayed: tuple[int, ...] = (s.B, s.T, s.H * s.D)

@@ -75,8 +75,10 @@ FLA_STEPS = {
 
 def ours(x: dict[str, Tensor]):
     """linattn, whatever the family: what is computed follows from the tensors that are there. A step returns its state too."""
-    from linattn.ops import diagonal_scan, linear_attention
+    from linattn.ops import diagonal_scan, linear_attention, selective_scan
 
+    if "A" in x:
+        return selective_scan(x["x"], x["dt"], x["A"], x["B"], x["C"])
     if "b" in x:
         return diagonal_scan(x["decay"], x["b"])
     return linear_attention(
@@ -108,8 +110,13 @@ def _torch(case: Case) -> Run | None:
 
 
 def _mamba(case: Case) -> Run | None:
-    """State space duality: A = -1 and Δ = -decay, so that the decay is the same; v comes weighted by Δ, which costs no time."""
-    if case.family != "head" or case.shape.T == 1:
+    """Mamba's scan; and state space duality: A = -1 and Δ = -decay, so that the decay is the same, and v weighted by Δ, which is free."""
+    if case.shape.T == 1:
+        return None
+    if case.family == "selective_scan":
+        selective = import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+        return lambda x: selective(*(x[n] if n == "A" else x[n].transpose(1, 2) for n in ("x", "dt", "A", "B", "C"))).transpose(1, 2)
+    if case.family != "head":
         return None
     scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
 
@@ -122,7 +129,18 @@ def _mamba(case: Case) -> Run | None:
 
 # By name: what runs a case, or None where the library has no such thing. It is called in the library's own process.
 LIBRARIES: dict[str, Callable[[Case], Run | None]] = {"linattn": _linattn, "torch": _torch, "fla": _fla, "mamba-ssm": _mamba}
-SAME = ("fla",)  # what computes our numbers; attention and Mamba-2's weighting by Δ do not
+
+
+def same(library: str, case: Case) -> bool:
+    """Whether ``library`` computes our numbers; attention and Mamba-2's weighting by Δ do not."""
+    return library == "fla" or (library == "mamba-ssm" and case.family == "selective_scan")
+
+
+def laid_out(library: str, case: Case, x: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``x`` with the layout in memory that ``library`` wants: mamba-ssm's scan has time last, and would copy what is not so."""
+    if library != "mamba-ssm" or case.family != "selective_scan":
+        return x
+    return {name: t if name == "A" else t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in x.items()}
 
 
 def takes(library: str, case: Case) -> bool:
@@ -130,7 +148,7 @@ def takes(library: str, case: Case) -> bool:
     if library == "fla":
         return case.family in (FLA_STEPS if case.shape.T == 1 else FLA_CALLS)
     if library == "mamba-ssm":
-        return case.family == "head" and case.shape.T > 1
+        return case.family in ("head", "selective_scan") and case.shape.T > 1
     return (case.family == "softmax") == (library == "torch")
 
 

@@ -36,7 +36,7 @@ def measure(library: str, case: Case, device: str, seconds: float, check: bool) 
     if device == "cuda":
         quick_tuning()
     try:
-        return asdict(_figure(_loaded(library, case), case, device, seconds, check and library in libraries.SAME))
+        return asdict(_figure(library, case, device, seconds, check and libraries.same(library, case)))
     finally:
         gc.collect()
         if device == "cuda":
@@ -50,10 +50,11 @@ def _loaded(library: str, case: Case) -> libraries.Run:
     return run
 
 
-def _figure(run: libraries.Run, case: Case, device: str, seconds: float, check: bool) -> Figure:
-    first = tensors(case, device, 0)
+def _figure(library: str, case: Case, device: str, seconds: float, check: bool) -> Figure:
+    run = _loaded(library, case)
+    first = libraries.laid_out(library, case, tensors(case, device, 0))
     count = timing.copies(sum(t.nbytes for t in first.values()), device)
-    sets = [first, *(tensors(case, device, seed) for seed in range(1, count))]
+    sets = [first, *(libraries.laid_out(library, case, tensors(case, device, seed)) for seed in range(1, count))]
     steps = [_step(run, x, case.mode) for x in sets]
     if case.mode in ("decode", *GRAPHED) and device == "cuda":
         return Figure(timing.graph_milliseconds(steps, seconds))
@@ -74,7 +75,7 @@ def _step(run: libraries.Run, x: dict[str, Tensor], mode: str) -> Callable[[], o
         return once
 
     wanted = [t.requires_grad_() for name, t in x.items() if name != "constant"]
-    gradient = torch.randn_like(x["b"] if "b" in x else x["v"])
+    gradient = torch.randn_like(next(x[name] for name in ("v", "b", "x") if name in x))
     return lambda: torch.autograd.grad(run(x), wanted, gradient)
 
 

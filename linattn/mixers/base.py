@@ -92,7 +92,7 @@ class Mixer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must implement read(o, x)")
 
     def recurrence(self, x: Tensor, carry: Carry) -> Recurrence:
-        """:meth:`project` with padding silenced and q, k and v in the dtype of ``x``, under autocast in that of autocast."""
+        """:meth:`project` with padding silenced; q, k, v and what erases in the dtype of ``x``, under autocast in that of autocast."""
         projected = self.project(x, carry)
         if isinstance(projected, tuple):
             projected, own = projected
@@ -102,7 +102,8 @@ class Mixer(nn.Module):
         if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
         q, k, v = (t.to(dtype) for t in (projected.q, projected.k, projected.v))
-        return replace(projected, q=q, k=k, v=v).masked(carry.written)
+        erase = projected.erase and (projected.erase[0].to(dtype), projected.erase[1].to(dtype))
+        return replace(projected, q=q, k=k, v=v, erase=erase).masked(carry.written)
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         """Run the recurrence from the state that came in: the output [B, T, H, V]; keeps the state after it."""

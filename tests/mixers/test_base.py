@@ -86,16 +86,16 @@ def test_time_constants_are_float32_under_a_half_default(monkeypatch):
     assert all(m.A_log.dtype == m.dt_bias.dtype == torch.float32 for m in mixers)
 
 
-@pytest.mark.parametrize("name", ["gla", "mamba2", "gated_deltanet", "retnet"])
+@pytest.mark.parametrize("name", ["gla", "mamba2", "gated_deltanet", "retnet", "rwkv7", "comba"])
 def test_gate_logs_are_float32(name):
-    """In a bfloat16 model and under autocast; q, k and v go in the low precision."""
+    """In a bfloat16 model and under autocast; q, k, v and what erases go in the low precision, which the fast kernels want."""
     x = torch.randn(1, 5, 32)
     low = create(name, dim=32).bfloat16()
     r = low.recurrence(x.bfloat16(), Carry(x))
-    assert r.decay.dtype == torch.float32 and {r.q.dtype, r.k.dtype, r.v.dtype} == {torch.bfloat16}
+    assert r.decay.dtype == torch.float32 and {t.dtype for t in (r.q, r.k, r.v, *(r.erase or ()))} == {torch.bfloat16}
     with torch.autocast("cpu", torch.bfloat16):
         r = create(name, dim=32).recurrence(x, Carry(x))
-    assert r.decay.dtype == torch.float32 and {r.q.dtype, r.k.dtype, r.v.dtype} == {torch.bfloat16}
+    assert r.decay.dtype == torch.float32 and {t.dtype for t in (r.q, r.k, r.v, *(r.erase or ()))} == {torch.bfloat16}
 
 
 def test_autocast_leaves_float64_alone():

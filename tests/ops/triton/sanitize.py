@@ -25,7 +25,10 @@ SIZES = {  # K, V, and the dtypes
 
 
 def recurrence(kind: str, size: str) -> None:
-    """Forward and backward of every rank of decays with the rule ``kind``, dense and packed, in several segments; decoding."""
+    """Forward and backward of every rank of decays with the rule ``kind``, dense and packed, in several segments; decoding.
+
+    In half precision once more with all but q, k and v in float32, as layers give decays and rates.
+    """
     import torch
 
     from linattn.ops import checks
@@ -39,6 +42,8 @@ def recurrence(kind: str, size: str) -> None:
         for lengths in (None, (0, 1, 150, 64)):
             call = device.here(cases.make(kind, rank, B=1, T=150, lengths=lengths, H=2, Hk=1, K=K, V=V)).to(getattr(torch, dtype))
             cases.gradients(call, backend="triton")
+            extras = {name: t.float() for name, t in call.tensors.items() if name not in ("q", "k", "v")}
+            cases.gradients(call.with_(**extras), backend="triton")
         decode.recurrent(checks.call(**call.tokens(0, 1).set(cu_seqlens=torch.tensor([0, 0, 1, 1, 1]).cuda()).arguments())[0])
     torch.cuda.synchronize()
 

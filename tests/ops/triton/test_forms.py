@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.cases import KINDS, RANKS, make
-from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first
+from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first, gradients
 
 # Beside the rank each has something of its own: rows, shared heads, odd sizes, no initial state, sequences of every length.
 TINY = {
@@ -49,6 +49,21 @@ def test_every_size_of_heads(kind, rank, size):
 def test_large_heads_in_float32(kind, size):
     K, V = size
     check_tame(make(kind, "BTHK", B=1, T=150, H=1, K=K, V=V), torch.float32)
+
+
+@pytest.mark.parametrize("rank", ["BTH", "BTHK"])
+@pytest.mark.parametrize("kind", ["beta", "erase", "bonus"])
+def test_the_rest_in_float32(kind, rank):
+    """All that is not q, k or v may be float32 beside half precision; so many sequences that most begin at another chunk's end."""
+
+    def wide(call, outputs=None):
+        extras = {name: t.float() for name, t in call.tensors.items() if name not in ("q", "k", "v")}
+        out, found = gradients(call.with_(**extras), outputs)
+        return out, {name: g.to(call.tensors[name].dtype) for name, g in found.items()}
+
+    check_tame(
+        make(kind, rank, **(dict(B=3, T=20, H=1, K=4, V=3) if INTERPRETED else dict(B=256, T=64, H=1, K=64, V=64))), HALVES[-1], run=wide
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "bonus", "normalize"])

@@ -79,18 +79,23 @@ def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: 
     """``count`` processes that do up to ``together`` runs at once."""
     context: Any = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
-    workers = [context.Process(target=_serve, args=(measure, tasks, results, together), daemon=True) for _ in range(count)]
+
+    def start() -> Any:
+        worker = context.Process(target=_serve, args=(measure, tasks, results, together), daemon=True)
+        worker.start()
+        return worker
+
+    workers: list[Any] = []
     begun = 0
     try:
-        for worker in workers:
-            worker.start()
+        workers += (start() for _ in range(count))
         while True:
             while begun < count * together and (run := next(todo, None)) is not None:
                 tasks.put(run)
                 begun += 1
             if not begun:
                 return
-            one = _next(results, workers)
+            one = _next(results, workers, start)
             begun -= 1
             yield one
     finally:  # they wait for more, or what they do is of no use any more
@@ -99,24 +104,33 @@ def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: 
             worker.join()
 
 
-def _next(results: Any, workers: Sequence[Any]) -> Finished | Failed:
+def _next(results: Any, workers: list[Any], start: Callable[[], Any]) -> Finished | Failed:
+    """What comes next; a process that gave up, as it lost its device, makes room for another."""
     while True:
+        for i, worker in enumerate(workers):
+            if worker.exitcode == 0:
+                workers[i] = start()
         try:
             return results.get(timeout=1)
         except queue.Empty:
-            ended = [worker.exitcode for worker in workers if not worker.is_alive()]
+            ended = [worker.exitcode for worker in workers if worker.exitcode]
             if ended:
                 raise RuntimeError(f"a process that did runs ended with exit code {ended[0]}: out of memory?") from None
 
 
 def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
-    """Do what comes until this process is ended; several runs take turns, a step each, every one on its own stream."""
+    """Do what comes until this process is ended; several runs take turns, a step each, every one on its own stream.
+
+    After an error of the device that no later call recovers from (an illegal access to memory), what is under way fails with it, and
+    this process gives up: else every run that is left would fail here within seconds.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # more would fight over the cores
     running: list[tuple[Generator, AbstractContextManager]] = []
-    while True:
-        while len(running) < together:
+    lost = False
+    while running or not lost:
+        while len(running) < together and not lost:
             try:
                 run = tasks.get(block=not running)
             except queue.Empty:
@@ -129,6 +143,18 @@ def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
             if one is not None:
                 running.remove(turn)
                 results.put(one)
+                lost = lost or (isinstance(one, Failed) and device_lost())
+
+
+def device_lost() -> bool:
+    """Whether an error has made the GPU unusable for this process."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _end_with_parent() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from linattn import reproduce
 from linattn.cli.main import main
-from linattn.reproduce import frame, results, variants
+from linattn.reproduce import frame, results, variants, workers
 from linattn.reproduce.study import Column, grouped, mean_and_spread
 from tests.reproduce import toy
 
@@ -148,6 +148,18 @@ def test_processes_do_what_this_one_would(monkeypatch, tmp_path):
     assert [row["score"] for row in report["rows"]] == [4 / 32, 8 / 32]
     assert len(report["failures"]) == 2
     assert os.getpid() not in {entry["result"]["process"] for entry in report["runs"]}
+
+
+def test_a_process_that_lost_its_device_makes_room_for_another(monkeypatch, tmp_path):
+    """It does what it has begun and no more."""
+    study = toy.study(alone=False)
+    monkeypatch.setattr(frame, "load", lambda name: study)
+    monkeypatch.setattr(workers, "cores", lambda: 1)
+    report = reproduce.run("recall", mixers=["softmax", "rwkv7", "gla"], seeds=1, out=tmp_path)
+    assert [x["error"] for x in report["failures"]] == ["RuntimeError: an illegal memory access"] * 2
+    score = {(row["mixer"], row["size"]): row["score"] for row in report["rows"]}
+    assert score == {(mixer, size): size / 32 for mixer in ("softmax", "gla") for size in (4, 8)}
+    assert len({entry["result"]["process"] for entry in report["runs"]}) == 2, "before and after both failures"
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")

@@ -70,6 +70,7 @@ class Mixer(nn.Module):
     packs: ClassVar[bool] = True  # whether ``mix`` knows packed sequences; where not, each one comes to it as a row
     causal: bool = True  # set by ``register``, and by mixers that are both
     form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; the same numbers
+    piece: int | None = None  # how many tokens are worked on at once where there are scores to hold for each; the same numbers
 
     dim: int | None = None  # the model's width; ``create`` fills it in where a mixer does not
 

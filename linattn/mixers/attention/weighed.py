@@ -16,6 +16,7 @@ class Weighed(Softmax):
     """A subclass says what :meth:`weights` the scores give. Everything else, state, positions and parameters, is that of ``softmax``."""
 
     packs = False
+    piece = PIECE
 
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True, rotary: bool = True) -> None:
         super().__init__(dim, heads, rotated=None if rotary else 0, causal=causal)
@@ -29,7 +30,7 @@ class Weighed(Softmax):
         if not self.causal and carry.valid is not None:
             real = carry.valid | (carry.counts == 0)[:, None]
         out = []
-        for start, stop in pieces(carry.tokens, PIECE):
+        for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop if self.causal else carry.tokens
             seen = upto(real, before + start, last) if self.causal else real[:, None]
             k, v = (slots[name][:, :last] for name in ("k", "v"))

@@ -6,14 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.attention.scores import pieces, softmax
+from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
 
 NEVER = 2**62  # the position of a slot that nobody sees
-PIECE = 256  # queries whose scores are held at once
 
 
 @register(
@@ -40,6 +39,7 @@ class MemoryCompressed(Mixer):
     """
 
     packs = False
+    piece = PIECE
 
     def __init__(self, dim: int, heads: int = 4, *, rate: int = 3, causal: bool = True) -> None:
         super().__init__(dim)
@@ -58,7 +58,7 @@ class MemoryCompressed(Mixer):
         place = F.pad(place, (1, 0), value=-1)  # the last token of each slot; the learned one is before all
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         out, position = [], carry.positions
-        for start, stop in pieces(carry.tokens, PIECE):
+        for start, stop in pieces(carry.tokens, self.piece):
             seen = self._seen(position[:, start:stop], place, carry)
             scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))

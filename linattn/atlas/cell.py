@@ -30,7 +30,7 @@ def cell(look: Look) -> str:
         return _growing(look)
     if look.spec is None:
         return _other(look)
-    return _recurrent(look.info.title, look.spec) if look.info.causal else _summed(look.info.title, look.spec)
+    return _recurrent(look.title, look.spec) if look.info.causal else _summed(look.title, look.spec)
 
 
 def sentences(spec: Spec) -> list[Both]:
@@ -49,12 +49,12 @@ def sentences(spec: Spec) -> list[Both]:
     return [DECAYS[spec.decay], ERASES[spec.erase], written, read]
 
 
-def _recurrent(title: str, spec: Spec) -> str:
+def _recurrent(title: Both, spec: Spec) -> str:
     _, k, v = spec.sizes
     state = f"[{k}, {v}]"
     label = Both(
-        f"The cell of {title}: " + "; ".join(s.en for s in sentences(spec)) + ".",
-        f"{title} 的单元：" + "；".join(s.zh for s in sentences(spec)) + "。",
+        f"The cell of {title.en}: " + "; ".join(s.en for s in sentences(spec)) + ".",
+        f"{title.zh} 的单元：" + "；".join(s.zh for s in sentences(spec)) + "。",
     )
     parts = [
         wire([(94, LINE), (AFTER - 40, LINE)]),
@@ -70,11 +70,11 @@ def _recurrent(title: str, spec: Spec) -> str:
     return drawing(820, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
 
 
-def _summed(title: str, spec: Spec) -> str:
+def _summed(title: Both, spec: Spec) -> str:
     """The cell of what reads both ways: one sum over all tokens, which every query reads."""
     _, k, v = spec.sizes
-    label = Both(f"The cell of {title}: the sum over all tokens of key times value is read by every query.",
-                 f"{title} 的单元：所有 token 的键值外积之和，供每个查询读取。")  # fmt: skip
+    label = Both(f"The cell of {title.en}: the sum over all tokens of key times value is read by every query.",
+                 f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读取。")  # fmt: skip
     names = ((WRITE, Both("all tokens", "全部 token")), (READ, Both("read", "读出")))
     parts = [
         wire([(WRITE + 16, LINE), (AFTER - 40, LINE)]),
@@ -139,8 +139,8 @@ def _read(spec: Spec, k: int, v: int) -> list[str]:
 def _growing(look: Look) -> str:
     """What keeps every token: a list that a row is put under, and a query that is compared with all of it."""
     label = Both(
-        f"The cell of {look.info.title}: a row is kept for every token; the query is compared with each of them.",
-        f"{look.info.title} 的单元：每个 token 留下一行，查询与每一行比较。",
+        f"The cell of {look.title.en}: a row is kept for every token; the query is compared with each of them.",
+        f"{look.title.zh} 的单元：每个 token 留下一行，查询与每一行比较。",
     )
     k, v = (look.shapes[name][-1] if name in look.shapes else "…" for name in ("k", "v"))
     rows = [(58, "t−1", 3), (AFTER, "t", 4)]
@@ -185,18 +185,18 @@ def _other(look: Look) -> str:
     states = list(look.shapes.items())[:6]
     height = max(150, 66 + 34 * len(states))
     middle = height / 2
-    label = Both(f"{look.info.title}: tokens in, its own rules, tokens out; states: {', '.join(look.shapes) or 'none'}.",
-                 f"{look.info.title}：输入 token，按自己的规则，输出 token；状态：{'、'.join(look.shapes) or '无'}。")  # fmt: skip
+    label = Both(f"{look.title.en}: tokens in, its own rules, tokens out; states: {', '.join(look.shapes) or 'none'}.",
+                 f"{look.title.zh}：输入 token，按自己的规则，输出 token；状态：{'、'.join(look.shapes) or '无'}。")  # fmt: skip
     parts = [
-        box(60, middle, "x_t", "[D]", "v"), wire([(96, middle), (296, middle)], "v"),
-        f'<g class="t tstate"><rect class="box" x="300" y="20" width="220" height="{height - 40}" rx="8"/></g>',
-        box(760, middle, "o_t", "[D]", "output"), wire([(520, middle), (724, middle)], "output"),
+        box(44, middle, "x_t", "[D]", "v"), wire([(80, middle), (126, middle)], "v"),
+        f'<g class="t tstate"><rect class="box" x="130" y="20" width="220" height="{height - 40}" rx="8"/></g>',
+        box(436, middle, "o_t", "[D]", "output"), wire([(350, middle), (400, middle)], "output"),
     ]  # fmt: skip
     if not states:
-        parts.append(text(410, middle + 5, Both("rules of its own", "自有规则"), "axis"))
+        parts.append(text(240, middle + 5, Both("rules of its own", "自有规则"), "axis"))
     for i, (name, shape) in enumerate(states):
         y = 54 + 34 * i
-        parts.append(text(318, y, name, "t name", "start") + text(504, y, str(list(shape)), "shape", "end"))
+        parts.append(text(148, y, name, "t name", "start") + text(334, y, str(list(shape)), "shape", "end"))
     if states:
-        parts.append(text(410, height - 4, Both("handed from token to token", "逐个 token 传递"), "axis"))
-    return drawing(820, height, parts, label, "cell")
+        parts.append(text(240, height - 4, Both("handed from token to token", "逐个 token 传递"), "axis"))
+    return drawing(480, height, parts, label, "cell short")

@@ -54,7 +54,7 @@ def mask(seen: Look, head: int, *, named: bool = False) -> str:
         raise ValueError(f"{seen.info.name} has no matrix to draw: {seen.missing['matrix'].en}")
     matrix = _chosen(seen.matrix, head)
     shown = [[None if seen.info.causal and j > i else value for j, value in enumerate(row)] for i, row in enumerate(matrix)]
-    label = Both(f"Mixing matrix of {seen.info.title}", f"{seen.info.title} 的混合矩阵")
+    label = Both(f"Mixing matrix of {seen.title.en}", f"{seen.title.zh} 的混合矩阵")
     names = sentence.SENTENCE if named else None
     return grid(shown, _largest(seen.matrix), label, names, names)
 
@@ -63,9 +63,7 @@ def _state(seen: Look, head: int) -> str:
     if seen.states is None:
         raise ValueError(f"{seen.info.name} has no state to draw: {seen.missing['states'].en}")
     values = _chosen(seen.states.values[-1], head)
-    label = Both(
-        f"State {seen.states.name} of {seen.info.title} after the sentence", f"{seen.info.title} 读完句子后的状态 {seen.states.name}"
-    )
+    label = Both(f"State {seen.states.name} of {seen.title.en} after the sentence", f"{seen.title.zh} 读完句子后的状态 {seen.states.name}")
     return grid(values, _largest(seen.states.values), label, sentence.SENTENCE if seen.states.grows else None)
 
 
@@ -85,14 +83,14 @@ def _cost(seen: Look, language: str) -> str:
     """Bytes against length; a plot of the reports, whose words are in one language."""
     if not seen.info.resumable:
         raise ValueError(f"{seen.info.name} keeps nothing from token to token, so there are no bytes to draw")
-    words = {key: both.zh if language == "zh" else both.en for key, both in COST.items()}
+    words = {key: both.zh if language == "zh" else both.en for key, both in {**COST, "name": seen.title}.items()}
     names = dict.fromkeys((seen.info.name, "softmax"))
     found = {n: [(float(t), float(_kept(n, t))) for t in LENGTHS] for n in names}
     axes = (
         Axis(words["tokens"], logarithmic(LENGTHS, base=2), tokens),
         Axis(words["bytes"], logarithmic([b for points in found.values() for _, b in points], base=2), memory_tick),
     )
-    heading = Heading("cost", words["title"].format(seen.info.title), words["told"].format(seen.info.title))
+    heading = Heading("cost", words["title"].format(words["name"]), words["told"].format(words["name"]))
     svg = lines(heading, [Series(n, points, i) for i, (n, points) in enumerate(found.items())], *axes)
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 

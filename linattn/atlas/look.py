@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.atlas import sentence
+from linattn.atlas.chinese import both
 from linattn.atlas.text import Both
 from linattn.mixers import Carry, Mixer, create, info, mixing_matrix
 from linattn.mixers.base import Recurrence
@@ -85,6 +86,11 @@ class Look:
         if self.spec:
             return self.spec.family
         return "other" if self.info.recurrent else "scores"
+
+    @property
+    def title(self) -> Both:
+        """Its title in both languages."""
+        return both(self.info.title)
 
     @property
     def code(self) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from linattn.atlas.chinese import both
 from linattn.atlas.look import Look, Spec
-from linattn.atlas.study_words import both
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import DECAY
 from linattn.report.tasks import load
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """A table of figures with what was measured and where: ``heads`` name the columns of ``rows``."""
+    """A table of figures with what was measured and where: ``heads`` name the columns of ``rows``.
+
+    ``source`` and ``rows`` are in English, as the files of results have them; :func:`linattn.atlas.chinese.both` knows their Chinese.
+    """
 
     title: Both
     source: str

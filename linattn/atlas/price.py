@@ -151,7 +151,7 @@ HOW = Both(
     "Counted by linattn.cost: multiplications and additions of the mixers alone, without the feed-forward, which is the same "
     "for all. Times are lower "
     "bounds, operations over the peak rate or bytes over the bandwidth, whichever is more; points are measured, on the recurrence alone.",
-    "由 linattn.cost 计数：只含混合器的乘法与加法，不含对所有方法都相同的前馈层。时间是下限：运算量除以峰值算力，"
+    "由 linattn.cost 计数：只含混合层的乘法与加法，不含对所有方法都相同的前馈层。时间是下限：运算量除以峰值算力，"
     "或字节数除以带宽，取较大者；"
     "圆点为实测值，只测递推本身。",
 )
@@ -176,7 +176,7 @@ def data(atlas: Atlas) -> dict[str, object]:
 
 
 def _system(look: Look) -> dict[str, object]:
-    return {**vars(price(look)), "title": look.info.title, "family": look.family, "kind": recurrence(look)}
+    return {**vars(price(look)), "title": look.title._asdict(), "family": look.family, "kind": recurrence(look)}
 
 
 def points(atlas: Atlas) -> Iterator[dict[str, object]]:

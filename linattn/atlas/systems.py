@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from linattn.atlas import measured, sentence
 from linattn.atlas.cell import cell, sentences
+from linattn.atlas.chinese import both
 from linattn.atlas.draw import mask
 from linattn.atlas.look import FAMILIES, Look
 from linattn.atlas.mathml import mathml
@@ -60,7 +61,7 @@ AT_ONCE = Both(
 )
 FEED_FORWARD = Both(
     "A feed-forward: it works on what each token holds by now, and leaves it to the mixers who reads whom.",
-    "前馈层：加工每个 token 此刻所持有的内容；谁读谁，是混合器的事。",
+    "前馈层：加工每个 token 此刻所持有的内容；谁读谁，是混合层的事。",
 )
 DIM, TOKENS = 512, 4096  # of the cost sheet
 
@@ -79,7 +80,7 @@ def _index(atlas: Atlas) -> Page:
     for family in FAMILIES:
         members = sorted((look for look in atlas.looks.values() if look.family == family), key=lambda x: (x.info.year, x.info.name))
         if members:
-            cards = "".join(f'<li><a class="card small" href="{escape(x.info.name)}.html"><b>{escape(x.info.title)}</b>'
+            cards = "".join(f'<li><a class="card small" href="{escape(x.info.name)}.html">{spoken(x.title, "b")}'
                             f'<p>{x.info.year or ""} · <code>{escape(x.info.name)}</code></p></a></li>' for x in members)  # fmt: skip
             parts.append(f'<h2 id="{family}">{spoken(FAMILY[family])}</h2>{spoken(ABOUT[family], "p")}<ul class="cards">{cards}</ul>')
     lead = Both(
@@ -92,7 +93,7 @@ def _index(atlas: Atlas) -> Page:
 def gallery(looks: Iterable[Look], root: str = "") -> str:
     """The first matrices of ``looks``, each with its family's name and a way to its page; ``root`` leads to the first page's folder."""
     items = "".join(
-        f'<li><a href="{root}systems/{x.info.name}.html">{mask(x, 0)}<b>{escape(x.info.title)}</b>{spoken(FAMILY[x.family])}</a></li>'
+        f'<li><a href="{root}systems/{x.info.name}.html">{mask(x, 0)}{spoken(x.title, "b")}{spoken(FAMILY[x.family])}</a></li>'
         for x in looks
         if x.matrix is not None
     )
@@ -108,7 +109,7 @@ def _page(atlas: Atlas, look: Look, around: tuple[str | None, str | None]) -> Pa
         data["state"] = state_data(look)
     parts = [_facts(look), _equation(i.equation), _cell(look), _mask(look), _state(look), _cost(look), _checked(look)]
     parts += [*_measured(atlas, look), _code(look), _around(around)]
-    return Page(f"systems/{i.name}.html", Both(i.title, i.title), "\n".join(parts), data, lead=about(look))
+    return Page(f"systems/{i.name}.html", look.title, "\n".join(parts), data, lead=about(look))
 
 
 def about(look: Look) -> Both:
@@ -131,7 +132,7 @@ def state_data(look: Look) -> dict[str, object]:
 
 def _facts(look: Look) -> str:
     i = look.info
-    paper = escape(i.paper) or "–"
+    paper = f"<cite>{escape(i.paper)}</cite>" if i.paper else "–"
     if i.arxiv:
         paper += f' <a href="https://arxiv.org/abs/{escape(i.arxiv)}">arXiv {escape(i.arxiv)}</a>'
     facts = [
@@ -251,7 +252,7 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
 
 
 def _checked(look: Look) -> str:
-    facts = [(Both("oracle", "对照实现"), escape(look.info.oracle) or "–")]
+    facts = [(Both("oracle", "对照实现"), spoken(both(look.info.oracle or "–")))]
     if errors := measured_errors(look.info.name):
         found = ", ".join(
             f'<span data-value="{error!r}">{f"{error:.1e}" if error else "0"}</span> {dtype}' for dtype, error in errors.largest.items()
@@ -270,7 +271,7 @@ def _checked(look: Look) -> str:
             )
         )
     for check, reason in look.info.exemptions.items():
-        facts.append((Both("exempt", "豁免"), f"<code>{escape(check)}</code>: {escape(reason)}"))
+        facts.append((Both("exempt", "豁免"), f"<code>{escape(check)}</code>{spoken(Both(f': {reason}', f'：{both(reason).zh}'))}"))
     return _section("checked", Both("What it was checked against", "拿什么验证"), _listed(facts))
 
 
@@ -281,8 +282,8 @@ def _measured(atlas: Atlas, look: Look) -> Iterator[str]:
     parts = []
     for t in tables:
         head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in t.heads)
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in t.rows)
-        caption = f'<caption>{spoken(t.title)} <span class="small">{escape(t.source)}</span></caption>'
+        rows = "".join("<tr>" + "".join(spoken(both(c), "td") for c in row) + "</tr>" for row in t.rows)
+        caption = f'<caption>{spoken(t.title)} <span class="small">{spoken(both(t.source))}</span></caption>'
         region = f'<div class="scroll" tabindex="0" role="region" {labelled(t.title)}>'
         parts.append(f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
     yield _section("measured", Both("What was measured", "实测"), *parts)
@@ -298,6 +299,7 @@ def _code(look: Look) -> str:
 
 def _around(around: tuple[str | None, str | None]) -> str:
     before, after = (
-        f'<a href="{escape(n)}.html">{mark.format(escape(n))}</a>' if n else "" for n, mark in zip(around, ("← {}", "{} →"), strict=True)
+        f'<a href="{escape(n)}.html">{mark.format(escape(n))}</a>' if n else ""
+        for n, mark in zip(around, ("←\u00a0{}", "{}\u00a0→"), strict=True)
     )
     return f'<nav class="around" {labelled(Both("Neighbours", "相邻"))}><span>{before}</span><span>{after}</span></nav>'

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from linattn.atlas.mathml import mathml
 
+JOINED = "\u2060"  # between two letters: no line ends here
 CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute lang
 
 
@@ -33,7 +34,7 @@ def labelled(words: Both) -> str:
 
 def marked(html: str) -> str:
     r"""``html`` with MathML for ``\(...\)`` within a line and ``\[...\]`` as a line of its own."""
-    html = re.sub(r"\\\((.+?)\\\)", lambda m: mathml(_plain(m[1])), html, flags=re.S)
+    html = re.sub(r"([“‘（(]?)\\\((.+?)\\\)(?=([,.;:!?，。；：、！？…’”）)]?))", _kept, html, flags=re.S)
     return re.sub(r"\\\[(.+?)\\\]", lambda m: mathml(_plain(m[1]), display=True), html, flags=re.S)
 
 
@@ -51,6 +52,12 @@ def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
     if counts[0] != counts[1]:
         raise ValueError(f"{counts[0]} elements are in English and {counts[1]} in Chinese: {' '.join(html.split())[:80]!r}")
     return marked(html)
+
+
+def _kept(found: re.Match[str]) -> str:
+    """A formula, joined to the marks before and behind it: between such a box and a mark a browser would break the line."""
+    before, latex, behind = found.groups()
+    return f"{before}{JOINED if before else ''}{mathml(_plain(latex))}{JOINED if behind else ''}"
 
 
 def _plain(html: str) -> str:

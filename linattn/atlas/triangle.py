@@ -56,7 +56,7 @@ def _system(look: Look) -> dict[str, object]:
     head = look.matrix[0]
     return {
         "name": look.info.name,
-        "title": look.info.title,
+        "title": look.title._asdict(),
         "year": look.info.year,
         "family": look.family,
         "causal": look.info.causal,

@@ -33,6 +33,29 @@ class Elements(HTMLParser):
             assert self.open.pop() == tag, f"</{tag}> closes something else"
 
 
+class Chinese(HTMLParser):
+    """The words of a page that are there in Chinese, but for code, formulas and titles of papers."""
+
+    OTHER = ("head", "script", "style", "code", "pre", "math", "cite")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.hidden, self.words = [False], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in Elements.VOID:
+            english = tag != "html" and dict(attrs).get("lang") == "en"
+            self.hidden.append(self.hidden[-1] or english or tag in self.OTHER)
+
+    def handle_endtag(self, tag):
+        self.hidden.pop()
+
+    def handle_data(self, data):
+        if not self.hidden[-1]:
+            self.words.append(data)
+
+
 def data(site: Path, path: str) -> dict[str, object]:
     """The data sets of one page."""
     html = (site / path).read_text(encoding="utf-8")

@@ -10,15 +10,16 @@ import torch
 
 import linattn
 from linattn import mixers
-from linattn.atlas import build, look, sentence, study_words
-from linattn.atlas.build import SECTIONS
+from linattn.atlas import build, look, measured, sentence
+from linattn.atlas.build import SECTIONS, Atlas
+from linattn.atlas.chinese import both
 from linattn.atlas.page import rounded
 from linattn.mixers.errors import measured_errors
 from linattn.report import tasks
 from linattn.report.folder import write_text
 from linattn.reproduce.frame import load
 from linattn.reproduce.options import STUDIES
-from tests.atlas.pages import SYSTEMS, Elements, data, pages
+from tests.atlas.pages import SYSTEMS, Chinese, Elements, data, pages
 from tests.docs import pages as links
 
 writing = import_module("linattn.atlas.build")  # the package has its function by this name
@@ -108,11 +109,20 @@ def test_sizes(site):
     assert first < 300_000
 
 
-def test_the_whole_site_is_small(tmp_path):
+ENGLISH = re.compile(
+    r"(?<![\w./-])(?:the|of|and|with|its|is|are|was|by|that|which|from|not|as|in|to|on|at|for|or|an|every|than)(?![\w./-])"
+)
+
+
+def test_the_whole_site_is_small_and_leaves_no_english_to_a_chinese_reader(tmp_path):
     build(tmp_path / "site")
     whole = sum(path.stat().st_size for path in (tmp_path / "site").rglob("*.*"))
     assert whole < 4_000_000
     assert {path.stem for path in (tmp_path / "site" / "systems").glob("*.html")} >= set(mixers.available())
+    found = {
+        path.name: [w for w in Chinese(path.read_text(encoding="utf-8")).words if ENGLISH.search(w)] for path in pages(tmp_path / "site")
+    }
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_a_mixer_that_registers_has_its_page(tmp_path):
@@ -276,15 +286,48 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     assert point == {"kind": "channel", "card": "A <card>", "ms": 1.2345, "B": 1, "T": 64, "H": 2, "D": 16}
 
 
-def test_studies_are_told_in_both_languages():
-    for name in STUDIES:
-        study = load(name)
-        for words in (study.title, *(column.heading for column in study.all_columns)):
-            assert study_words.both(words).zh != words, f"linattn/atlas/study_words.py lacks {words!r} of {name}"
+# What is no English: commands, packages with their versions, and what has a capital, a digit or a mark of code in it.
+NAMED = re.compile(r"linattn reproduce [^,]*|idiap/fast-transformers|[\w-]+ (?:\d+\.\d+\.\d+|\d{6})\b|\S*[A-Z\d_=*]\S*|\w+\.[\w.]+")
+NAMES = ("linattn", "fla", "torch", "transformers", "softmax", "delta", "retention", "token", "torchscale", "ms", "heads", "window")
 
 
-def test_tasks_are_told_in_both_languages():
-    for name in tasks.TASKS:
-        task = tasks.load(name)
-        for words in (task.title, *(f.heading for f in task.figures)):
-            assert words in study_words.CHINESE, f"linattn/atlas/study_words.py lacks {words!r} of {name}"
+def english(chinese):
+    """The English words in what a Chinese reader sees; names of systems and libraries are none."""
+    plain = NAMED.sub(" ", re.sub("[，。；：（）]", " ", chinese))
+    return [word for word in re.findall(r"[a-z][a-z']+", plain) if word not in NAMES and word not in mixers.available()]
+
+
+def assert_told(*texts):
+    """Every text of the library that is not about the atlas has its Chinese."""
+    missing = {text: words for text in texts if (words := english(both(text).zh))}
+    assert missing == {}, "linattn/atlas/chinese.py lacks these, or words of them"
+
+
+def test_what_is_not_translated_is_found():
+    assert both("right up to 3 tokens at most") == ("right up to 3 tokens at most",) * 2
+    assert english(both("right up to 3 tokens at most").zh) == ["right", "up", "to", "tokens", "at", "most"]
+    assert english(both("arXiv 2102.11174, chapter 4.1").zh) == ["chapter"]
+    assert english(both("fla-core 0.6.0, naive_x; gated, token by token in float64").zh) == ["gated"]
+    assert both("0.53 at 5k, 0.77 at 18k").zh == "5k 个数时 0.53，18k 个数时 0.77"
+    with pytest.raises(AssertionError, match="chinese.py lacks"):
+        assert_told("no more than it was")
+
+
+def test_everything_measured_is_told_in_both_languages():
+    """Titles, headings, sources and cells of all that the checkout's results say of any system."""
+    atlas, cells = Atlas(tuple(mixers.available()), writing._results(None)), set()
+    for name in mixers.available():
+        for table in measured.of(atlas, look.Look(mixers.info(name), {})):
+            assert [w for words in (table.title, *table.heads) for w in english(words.zh)] == [], (name, table.title)
+            cells.update((table.source,), *table.rows)
+    assert len(cells) > 500
+    assert_told(*cells)
+
+
+def test_systems_studies_and_tasks_are_told_in_both_languages():
+    for info in (mixers.info(name) for name in mixers.available()):
+        assert_told(info.title, info.oracle, *info.exemptions.values())
+    for study in (load(name) for name in STUDIES):
+        assert_told(study.title, *(column.heading for column in study.all_columns))
+    for task in (tasks.load(name) for name in tasks.TASKS):
+        assert_told(task.title, *(f.heading for f in task.figures))

@@ -2,7 +2,7 @@
 import { button, choice, controls, slider } from "./controls.js";
 import { figure } from "./figures.js";
 import { lineKey, logarithmic, plot } from "./plot.js";
-import { element, named, words } from "./words.js";
+import { element, named, say, spoken, words } from "./words.js";
 
 const LENGTHS = Array.from({ length: 53 }, (_, i) => 2 ** (7 + i / 4)); // 128 to a million tokens
 const views = {
@@ -126,8 +126,8 @@ function price(place, data) {
     const softmax = series.find((s) => s.name === "softmax");
     const crossed = softmax ? series.filter((s) => s !== softmax).map((s) => [s.name, crossing(softmax.values.map((v) => v[1]), s.values.map((v) => v[1]))]) : [];
     const en = crossed.map(([name, i]) => (i === null ? `${name}: not within a million tokens` : i === 0 ? `${name}: from the start` : `${name}: from about ${tokensWritten(LENGTHS[i])} tokens`));
-    const zh = crossed.map(([name, i]) => (i === null ? `${name}：一百万 token 内都不会` : i === 0 ? `${name}：一开始就是` : `${name}：约从 ${tokensWritten(LENGTHS[i])} 个 token 起`));
-    told.replaceChildren(...(crossed.length ? words({ en: `Cheaper than softmax: ${en.join("; ")}.`, zh: `比 softmax 便宜——${zh.join("；")}。` }) : []));
+    const zh = crossed.map(([name, i]) => (i === null ? `${name} 一百万 token 内都不会` : i === 0 ? `${name} 一开始就是` : `${name} 约从 ${tokensWritten(LENGTHS[i])} 个 token 起`));
+    told.replaceChildren(...(crossed.length ? words({ en: `Cheaper than softmax: ${en.join("; ")}.`, zh: `比 softmax 便宜：${zh.join("；")}。` }) : []));
   }
 
   function tabulate(shown) {
@@ -135,7 +135,7 @@ function price(place, data) {
       ...shown.map((system, style) => {
         const value = quantity(view, system, model, machine, length);
         const off = system.error > 1e-9 ? ` (± ${(100 * system.error).toPrecision(1)} %)` : "";
-        return element("tr", {}, element("th", { scope: "row" }, lineKey(style), system.title), element("td", { class: "number", "data-system": system.name, "data-value": value }, short(value, views[view].suffix) + off));
+        return element("tr", {}, element("th", { scope: "row" }, lineKey(style), words(system.title)), element("td", { class: "number", "data-system": system.name, "data-value": value }, short(value, views[view].suffix) + off));
       }),
     );
   }
@@ -180,7 +180,8 @@ function price(place, data) {
   const picks = element("div", { class: "filters picks", role: "group" });
   named(picks, { en: "Systems that are drawn", zh: "画哪些方法" });
   for (const system of data.systems) {
-    const toggle = element("button", { type: "button", "aria-pressed": String(chosen.has(system.name)), "data-pick": system.name, title: system.title }, system.name);
+    const toggle = element("button", { type: "button", "aria-pressed": String(chosen.has(system.name)), "data-pick": system.name }, system.name);
+    spoken(() => toggle.setAttribute("title", say(system.title)));
     toggle.addEventListener("click", () => {
       if (!chosen.delete(system.name)) chosen.add(system.name);
       toggle.setAttribute("aria-pressed", String(chosen.has(system.name)));

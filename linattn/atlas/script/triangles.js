@@ -3,7 +3,7 @@ import { choice, controls } from "./controls.js";
 import { figure } from "./figures.js";
 import { grid, largest, legend, paintCell, written } from "./grid.js";
 import { seen } from "./mask.js";
-import { drawn, element, named, words } from "./words.js";
+import { drawn, element, named, say, spoken, words } from "./words.js";
 
 const SMALL = 10;
 
@@ -57,7 +57,7 @@ function compared(place, data, first, second) {
       rows: matrix.length,
       cols: matrix.length,
       ...names,
-      label: typeof title === "string" ? { en: `${title}: matrix; arrow keys walk over its cells`, zh: `${title}：矩阵，用方向键移动` } : title,
+      label: { en: `${title.en}: matrix; arrow keys walk over its cells`, zh: `${title.zh}：矩阵，用方向键移动` },
       told: (i, j) => {
         const [a, b] = [written(first.matrix[i][j]), written(second.matrix[i][j])];
         const pair = (l) => `${data.tokens[i][l]} ← ${data.tokens[j][l]}`;
@@ -83,10 +83,11 @@ function triangles(place, data) {
   function card(system) {
     const node = element(
       "button",
-      { type: "button", class: "thumbnail", "aria-pressed": "false", "data-system": system.name, title: system.title },
+      { type: "button", class: "thumbnail", "aria-pressed": "false", "data-system": system.name },
       thumbnail(system),
       element("span", {}, system.name.replaceAll("_", "_\u200b")),
     );
+    spoken(() => node.setAttribute("title", say(system.title)));
     node.addEventListener("click", () => {
       const at = chosen.indexOf(system);
       if (at >= 0) chosen.splice(at, 1);

@@ -29,7 +29,7 @@ ENTRY = Entry(
 CHAPTERS = (
     Both("Why softmax costs L², and what changes the order", "softmax 为什么要\u00a0L²，又是什么改变了乘法顺序"),
     Both("Reading a prompt, writing an answer", "读提示，写回答：prefill 与 decode"),
-    Both("A pot that can neither forget nor stress", "一锅既忘不掉、也突不出的粥"),
+    Both("A pot that can neither forget nor stress", "一锅既忘不掉、也分不出轻重的粥"),
     Both("RNN and LSTM: the line it comes from", "RNN 与 LSTM：它的来路"),
     Both("Retention and gates", "Retention 与门"),
     Both("From S4 to Mamba", "从 S4 到 Mamba"),
@@ -129,9 +129,13 @@ def raised(text: str) -> str:
 
 def _around(n: int) -> str:
     """The ways to the chapter before and after."""
-    before = f'<a href="{n - 1}.html">← {spoken(CHAPTERS[n - 2])}</a>' if n > 1 else f'<a href="index.html">← {spoken(ENTRY.name)}</a>'
+    before = (
+        f'<a href="{n - 1}.html">←\u00a0{spoken(CHAPTERS[n - 2])}</a>' if n > 1 else f'<a href="index.html">←\u00a0{spoken(ENTRY.name)}</a>'
+    )
     after = Both("Now try it: the lab", "动手试试：实验台")
     following = (
-        f'<a href="{n + 1}.html">{spoken(CHAPTERS[n])} →</a>' if n < len(CHAPTERS) else f'<a href="../lab.html">{spoken(after)} →</a>'
+        f'<a href="{n + 1}.html">{spoken(CHAPTERS[n])}\u00a0→</a>'
+        if n < len(CHAPTERS)
+        else f'<a href="../lab.html">{spoken(after)}\u00a0→</a>'
     )
     return f'<div class="around">{before}{following}</div>'

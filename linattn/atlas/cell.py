@@ -196,7 +196,7 @@ def _other(look: Look) -> str:
         parts.append(text(240, middle + 5, Both("rules of its own", "自有规则"), "axis"))
     for i, (name, shape) in enumerate(states):
         y = 54 + 34 * i
-        parts.append(text(148, y, name, "t name", "start") + text(334, y, str(list(shape)), "shape", "end"))
+        parts.append(text(148, y, name, "t tstate name", "start") + text(334, y, str(list(shape)), "shape", "end"))
     if states:
         parts.append(text(240, height - 4, Both("handed from token to token", "逐个 token 传递"), "axis"))
     return drawing(480, height, parts, label, "cell short")

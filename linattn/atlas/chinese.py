@@ -313,6 +313,27 @@ EXEMPTIONS = {
     "a state has a slot more for every call it went through, so states that came by different calls differ in size":
         "每经过一次调用，状态就多一个槽，因此经不同调用得到的状态大小不同",
 }  # fmt: skip
+IN_EQUATIONS = {
+    "rows": "行",
+    "columns": "列",
+    " of tokens and of their ": " 取自 token 及其 ",
+    " neighbourhoods": " 邻域",
+    "all for ": "全部，若 ",
+    " the largest of ": " 取最大的两个，出自 ",
+    "the block of ": "分块，包含 ",
+    " and ": "，外加四周 ",
+    " rows and columns around it": " 行与列",
+    " or ": " 或 ",
+    "or": "或",
+    " times": " 次",
+    "the chunk of ": "分块，包含 ",
+    " and the one before, sorted by ": "，连同前一块，排序依 ",
+    "the ": "取 ",
+    " queries and keys of the largest ": " 个查询与键，使其最大：",
+    "the window of ": "一个 ",
+    " tokens that ": " 个 token 的窗口，内含 ",
+    " is in": "",
+}
 CHINESE = {**STUDIES, **TASKS, **BENCHMARKS, **TITLES, **ORACLES, **EXEMPTIONS}
 NUMBER = re.compile(r"(?<![\w.])\d(?:[\d.,]*\d)?")
 
@@ -320,6 +341,11 @@ NUMBER = re.compile(r"(?<![\w.])\d(?:[\d.,]*\d)?")
 def both(english: str) -> Both:
     """``english`` in both languages; what has no Chinese here stays as it is."""
     return Both(english, _chinese(english) or english)
+
+
+def equation(latex: str) -> Both:
+    r"""``latex`` in both languages: they differ in what stands in ``\text{...}``, piece by piece."""
+    return Both(latex, re.sub(r"\\text\{([^}]*)\}", lambda m: rf"\text{{{IN_EQUATIONS.get(m[1], m[1])}}}", latex))
 
 
 def _chinese(text: str) -> str | None:

@@ -38,9 +38,9 @@ SPACES = {
 }  # fmt: skip
 ACCENTS = {"hat": "^", "widehat": "^", "tilde": "~", "widetilde": "~", "bar": "¯", "overline": "¯", "vec": "→", "dot": "˙", "ddot": "¨"}
 SIZES = ("big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr")
-VARIANTS = {"mathrm", "operatorname", "text", "mathit", "textrm", "mathbf", "boldsymbol", "mathbb", "mathcal"}
+VARIANTS = {"mathrm", "operatorname", "operatorname*", "text", "mathit", "textrm", "mathbf", "boldsymbol", "mathbb", "mathcal"}
 APPLY = "<mo>&#x2061;</mo>"  # between a function and its argument
-TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\d+(?:\.\d+)?|\s+|.", re.S)
+TOKEN = re.compile(r"\\(?:operatorname\*|[A-Za-z]+|.)|\d+(?:\.\d+)?|\s+|.", re.S)
 
 
 def mathml(latex: str, display: bool = False) -> str:
@@ -92,7 +92,7 @@ class _Parser:
 
     def scripted(self) -> str:
         """An element with its subscript and superscript, in either order."""
-        limits = self.peek()[1:] in SUMS or self.peek()[1:] in LIMITS
+        limits = self.peek()[1:] in (*SUMS, *LIMITS, "operatorname*")
         if self.peek() in ("^", "_"):
             base = "<mrow></mrow>"
         else:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from linattn.atlas import measured, sentence
 from linattn.atlas.cell import cell, sentences
-from linattn.atlas.chinese import both
+from linattn.atlas.chinese import both, equation
 from linattn.atlas.draw import mask
 from linattn.atlas.look import FAMILIES, Look
-from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Entry, Page, figure, rounded
 from linattn.atlas.text import Both, labelled, spoken
 from linattn.mixers import Cost, cost
@@ -151,7 +150,7 @@ def _listed(facts: list[tuple[Both, str]]) -> str:
 def _equation(latex: str) -> str:
     """MathML; of a plugin's equation that the subset does not know its source."""
     try:
-        shown = mathml(latex, display=True) if latex else ""
+        shown = spoken(Both(*(rf"\[{words}\]" for words in equation(latex))), "div") if latex else ""
     except ValueError:
         shown = f"<code>{escape(latex)}</code>"
     return f'<div class="equation" tabindex="0" role="group" {labelled(Both("Equation", "公式"))}>{shown}</div>' if shown else ""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from linattn.atlas.mathml import mathml
 
-JOINED = "\u2060"  # between two letters: no line ends here
 CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute lang
 
 
@@ -34,7 +33,7 @@ def labelled(words: Both) -> str:
 
 def marked(html: str) -> str:
     r"""``html`` with MathML for ``\(...\)`` within a line and ``\[...\]`` as a line of its own."""
-    html = re.sub(r"([“‘（(]?)\\\((.+?)\\\)(?=([,.;:!?，。；：、！？…’”）)]?))", _kept, html, flags=re.S)
+    html = re.sub(r"([“‘（(]?)\\\((.+?)\\\)([,.;:!?，。；：、！？…’”）)]*)", _kept, html, flags=re.S)
     return re.sub(r"\\\[(.+?)\\\]", lambda m: mathml(_plain(m[1]), display=True), html, flags=re.S)
 
 
@@ -55,9 +54,10 @@ def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
 
 
 def _kept(found: re.Match[str]) -> str:
-    """A formula, joined to the marks before and behind it: between such a box and a mark a browser would break the line."""
+    """A formula and the marks around it on one line: between such a box and a mark a browser would break it."""
     before, latex, behind = found.groups()
-    return f"{before}{JOINED if before else ''}{mathml(_plain(latex))}{JOINED if behind else ''}"
+    formula = mathml(_plain(latex))
+    return f'<span class="kept">{before}{formula}{behind}</span>' if before or behind else formula
 
 
 def _plain(html: str) -> str:

@@ -34,9 +34,9 @@ class Elements(HTMLParser):
 
 
 class Chinese(HTMLParser):
-    """The words of a page that are there in Chinese, but for code, formulas and titles of papers."""
+    """The words of a page that are there in Chinese, but for code, LaTeX beside formulas and titles of papers."""
 
-    OTHER = ("head", "script", "style", "code", "pre", "math", "cite")
+    OTHER = ("head", "script", "style", "code", "pre", "cite", "annotation")
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -88,6 +88,7 @@ def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page)
         letters = "ns => Math.min(...ns.filter(n => n.textContent && n.getClientRects().length).map(n => n.getBoundingClientRect().height))"
         assert page.locator(f"{place} text").evaluate_all(letters) >= 10
         page.set_viewport_size({"width": 1280, "height": 900})
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # a browser tells of it with a frame
         assert page.locator(place).first.bounding_box()["width"] > 600
         assert page.locator(place).first.get_attribute("viewBox").split()[2] in ("760", "640")
 

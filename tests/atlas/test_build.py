@@ -12,7 +12,7 @@ import linattn
 from linattn import mixers
 from linattn.atlas import build, look, measured, sentence
 from linattn.atlas.build import SECTIONS, Atlas
-from linattn.atlas.chinese import both
+from linattn.atlas.chinese import both, equation
 from linattn.atlas.page import rounded
 from linattn.mixers.errors import measured_errors
 from linattn.report import tasks
@@ -277,7 +277,7 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     assert "<td>7.500</td><td>5.250</td><td>4,321</td><td>1.50 ms (256)</td>" in html and "A cpu, 2 threads, 2030-01-03" in html
     focused = (tmp_path / "site" / "systems" / "focused.html").read_text()
     assert "98.70 % ± 0.20 %" in focused
-    assert "<td>forward</td><td>4.57</td><td>–</td>" in focused and "<td>softmax</td>" in focused
+    assert '<td lang="en">forward</td><td lang="zh-Hans">前向</td><td>4.57</td><td>–</td>' in focused and "<td>softmax</td>" in focused
     assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500 ± 0.010" in html
     assert "A &lt;small cpu&gt;, 2 threads, 2030-01-02" in html and "<td>bfloat16</td><td>6,543</td><td>1.23</td>" in html
     assert "linattn reproduce recall, A &lt;cpu&gt;, 2030-01-01" in html and "<td>gla heads 2</td>" in html and "2 pairs" not in html
@@ -327,6 +327,9 @@ def test_everything_measured_is_told_in_both_languages():
 def test_systems_studies_and_tasks_are_told_in_both_languages():
     for info in (mixers.info(name) for name in mixers.available()):
         assert_told(info.title, info.oracle, *info.exemptions.values())
+        assert not re.search(r"\\text\{[^}]*[a-z]{2}", equation(info.equation).zh.replace("token", "")), (
+            f"chinese.py lacks words in {info.equation}"
+        )
     for study in (load(name) for name in STUDIES):
         assert_told(study.title, *(column.heading for column in study.all_columns))
     for task in (tasks.load(name) for name in tasks.TASKS):

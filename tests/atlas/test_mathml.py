@@ -50,6 +50,7 @@ def test_scripts_of_functions_have_their_places(latex):
         (r"\tfrac12", '<mfrac displaystyle="false"><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>'),
         (r"\hat x", '<mover accent="true"><mrow><mi>x</mi></mrow><mo stretchy="false">^</mo></mover>'),
         (r"\mathrm{Diag}", "<mi>Diag</mi>"),
+        (r"\operatorname*{mean}_c", "<munder><mi>mean</mi><mrow><mi>c</mi></mrow></munder>"),
         (r"\mathrm{d}", '<mi mathvariant="normal">d</mi>'),
         (r"\left(x\right)", '<mrow><mo stretchy="true" fence="true">(</mo><mi>x</mi><mo stretchy="true" fence="true">)</mo></mrow>'),
         (r"\text{of } t", "<mtext>of\u00a0</mtext><mi>t</mi>"),

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from linattn.atlas.bundle import bundle
@@ -15,6 +17,12 @@ def test_latex_in_words_is_mathml():
     assert "<msub><mi>q</mi>" in spoken(Both(r"the query \(q_t\)", r"查询 \(q_t\)"), "p")
     assert '<math display="block">' in fragment(r"<p>\[a < b\]</p>")
     assert fragment(r"\(a &lt; b\)") == fragment(r"\(a < b\)")
+
+
+def test_no_line_ends_between_a_formula_and_a_mark_beside_it():
+    html = fragment(r"<p>值（\(v\)），键 \(k\)。“\(q\)”: \(a\) b</p>")
+    html = re.sub(r"<math>.*?</math>", "M", html, flags=re.S).replace('<span class="kept">', "[").replace("</span>", "]")
+    assert html == "<p>值[（M），]键 [M。][“M”:] M b</p>"
 
 
 def test_numbers_come_from_the_data():

@@ -49,7 +49,7 @@ function bothOrders(place, data) {
   const d = data.width;
   const y = 88;
   const left = oneOrder(place, "left", { en: "Queries meet keys first: (Q Kᵀ) V", zh: "查询先遇见键：(Q Kᵀ) V" }, (n) => [
-    [block(90, y, "A", [n, n], "decay", `${n}, ${n}`), sign(190, y, "·"), block(240, y, "V", [n, d], "v", `${n}, ${d}`)],
+    [block(90, y, "A", [n, n], "scores", `${n}, ${n}`), sign(190, y, "·"), block(240, y, "V", [n, d], "v", `${n}, ${d}`)],
     [...where(336, y, "A"), block(404, y, "Q", [n, d], "q", `${n}, ${d}`), sign(456, y, "·"), block(546, y, "Kᵀ", [d, n], "k", `${d}, ${n}`)],
   ]);
   const right = oneOrder(place, "right", { en: "Keys meet values first: Q (Kᵀ V)", zh: "键先遇见值：Q (Kᵀ V)" }, (n) => [

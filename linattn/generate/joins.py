@@ -14,6 +14,7 @@ Node = Any  # fx.Node, whose arguments have no types that help
 aten = torch.ops.aten
 NARROW = 64  # channels between two maps whose product is rather one map, on a GPU, where a launch costs more than reading it
 PRODUCT = 4 << 20  # bytes of such a product
+COUNTERS = 256  # tiles of a product whose programs count one another, on a GPU
 _UNARY = {
     aten.log_sigmoid.default: "log_sigmoid", aten.softplus.default: "softplus", aten.sigmoid.default: "sigmoid",
     aten.tanh.default: "tanh", aten.exp.default: "exp", aten.neg.default: "neg",
@@ -28,6 +29,7 @@ def join(module: fx.GraphModule) -> None:
     _join_gates(module.graph)
     _join_residuals(module.graph)
     _join_finishes(module.graph)
+    _count(module)
 
 
 def calls(graph: fx.Graph, *targets: Any) -> list[Node]:
@@ -108,9 +110,6 @@ def _normed(graph: fx.Graph, x: Node, users: int) -> tuple[Node, dict[str, Any]]
         if len(shape) == 1 and eps is not None and (weight is None or weight.op == "get_attr"):
             return source, {"norm": _again(graph, weight), "eps": eps, "size": shape[0]}
         return x, {}
-    value = x.meta["val"]
-    if on_gpu(value) and value.numel() != value.shape[-1]:
-        return x, {}  # tiles of several vectors have no room for norms of heads
     if x.target is aten.flatten.using_ints and x.args[1:] == (-2,) and len(x.args[0].users) == 1:
         normed = x.args[0]
         if normed.target is torch.ops.linattn.norm.default and normed.args[4] and _one_dtype(normed):
@@ -252,3 +251,16 @@ def _move_views(graph: fx.Graph, get: Node, views: list[Node], last: Node) -> No
     for user in users:
         user.replace_input_with(last, node)
     get.meta = {**get.meta, "val": get.meta["val"].float()}
+
+
+def _count(module: fx.GraphModule) -> None:
+    """Maps of several vectors get counters on a GPU. They are the module's own, and its operations follow one another on one stream."""
+    counting = [n for n in calls(module.graph, linears) if on_gpu(x := n.args[0].meta["val"]) and x.numel() > x.shape[-1]]
+    if not counting:
+        return
+    x = counting[0].args[0].meta["val"]
+    module.register_buffer("_counters", torch.zeros(COUNTERS, dtype=torch.int32, device=x.device), persistent=False)
+    for node in counting:
+        with module.graph.inserting_before(node):
+            counters = constant(module.graph, "_counters", x.new_empty(COUNTERS, dtype=torch.int32))
+        node.kwargs = {**node.kwargs, "counters": counters}

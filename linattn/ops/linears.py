@@ -29,6 +29,7 @@ def linears(
     residual: Tensor | None = None,
     gated: bool = False,
     finish: Finish = (),
+    counters: Tensor | None = None,
 ) -> list[Tensor]:
     """``n(x) Wᵀ + b`` for each of ``weights``; without gradients. n is the identity, or with ``size`` an RMS norm.
 
@@ -42,13 +43,15 @@ def linears(
         residual: [..., N], added to the one product.
         gated: the two products a and b become one, ``silu(a) ⊙ b``.
         finish: for each product names of FINISHES, with a number or a tensor [N] for those that take two; what has any is float32.
+        counters: int32 zeros, which kernels of a GPU count with and leave as zeros: no other stream may have them meanwhile. With None
+            they do without, and so are slower with several x.
 
     Returns:
         [..., N] for each weight, contiguous; one tensor if ``gated``.
     """
     kernels = _kernels(x, weights)
     if kernels is not None:
-        return kernels(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
+        return kernels(x, weights, biases, norm, eps, size, gate, residual, gated, finish, counters)
     return portable(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
 
 
@@ -65,10 +68,10 @@ def _kernels(x: Tensor, weights: Sequence[Tensor]) -> Callable[..., list[Tensor]
 
 
 def _finishing(kernels: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    """``kernels`` that leave finishing to torch."""
+    """``kernels`` that leave finishing to torch, and count nothing."""
 
     def run(*arguments: Any) -> list[Tensor]:
-        *given, finish = arguments
+        *given, finish, _ = arguments
         return [finished(y, finish[i]) if i < len(finish) else y for i, y in enumerate(kernels(*given))]
 
     return run

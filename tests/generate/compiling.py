@@ -1,6 +1,7 @@
 """What a captured step launches on a Hopper, compiled without one: ``python -m tests.generate.compiling``.
 
-Prints a JSON list of the kernels: name, how often it lets the next launch start and waits for the last one, and the loads before that.
+Prints a JSON list of the kernels: name, how often it lets the next launch start and waits for the last one, and the loads and
+prefetches before that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def kernels() -> list[dict]:
 
     triton.runtime.driver.set_active(Driver(90))
     launch.capability = decode.capability = lambda device: (9, 0)  # type: ignore[assignment]
+    launch.KNOWN = False  # there is nothing to replay
     compiled, run = [], JITFunction.run
 
     def compile_only(self, *arguments, warmup=False, **keywords):
@@ -36,7 +38,7 @@ def kernels() -> list[dict]:
         ptx = (kernel.result() if isinstance(kernel, FutureKernel) else kernel).asm["ptx"]
         before = ptx.partition("griddepcontrol.wait")[0]
         facts = {"starts": ptx.count("griddepcontrol.launch_dependents"), "waits": ptx.count("griddepcontrol.wait")}
-        compiled.append({"name": self.fn.__name__, **facts, "loads": len(re.findall(r"ld\.global", before))})
+        compiled.append({"name": self.fn.__name__, **facts, "loads": len(re.findall(r"(ld|prefetch)\.global", before))})
 
     JITFunction.run = compile_only
 
@@ -46,11 +48,12 @@ def kernels() -> list[dict]:
     torch.empty = lambda *shape, dtype, device, make=torch.empty: make(*shape, dtype=dtype).as_subclass(OnGpu)
     vector, constant = torch.zeros(16), half(256)
     finish = [[], [("add", vector), ("softplus", None), ("mul", vector)], [("log_sigmoid", None), ("div", 16.0)]]
+    counters = torch.zeros(64, dtype=torch.int32)
     for rows in (1, 64):
         x, weights = half(rows, 256), [half(512, 256), half(16, 256), half(96, 256)]
-        linears.linears(x, weights, [None, None, half(96)], constant, 1e-5, 256, None, None, False, finish)
-        linears.linears(x, [half(512, 256)] * 2, [None] * 2, constant, 1e-5, 256, None, None, True)
-        linears.linears(x, [half(256, 256)], [None], half(64), 1e-5, 64, x if rows == 1 else None, x, False)
+        linears.linears(x, weights, [None, None, half(96)], constant, 1e-5, 256, None, None, False, finish, counters)
+        linears.linears(x, [half(512, 256)] * 2, [None] * 2, constant, 1e-5, 256, None, None, True, (), counters)
+        linears.linears(x, [half(256, 256)], [None], half(64), 1e-5, 64, x, x, False, (), counters)
     x = half(1, 1, 384).as_subclass(OnGpu)
     convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 128, 256, 1e-6)
     q, v, state = half(1, 1, 2, 64), half(1, 1, 4, 64), torch.zeros(1, 4, 64, 64)

@@ -2,13 +2,15 @@
 
 One vector needs no tensor cores: a program has a few rows of a matrix and asks for all of them at once. Of such a launch nothing but
 the vector depends on the launch before, so that where launches may overlap (Hopper) the matrix is asked for while that one ends.
-More vectors are a product of tiles, whose norm is a factor of each row and comes last.
+More vectors are normed by a launch of their own, and then are a product of tiles, whose channels several programs may share.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from math import prod
 
 import torch
 import triton
@@ -16,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops.linears import FINISHES, Finish
-from linattn.ops.triton import launch
+from linattn.ops.linears import normed as portable_norm
+from linattn.ops.triton import launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 16384  # channels of a vector that a program holds
@@ -32,11 +35,15 @@ def _silu(x):
 
 @triton.jit
 def _prepared(x, norm, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, WEIGHTS: tl.constexpr, eps):
-    """The vector, normed and gated, in float32."""
+    """The vector, normed and gated, in float32, but for a factor that products with it still want.
+
+    The factor of a norm over all channels is a sum over the program, and so are the products: neither waits for the other.
+    """
     there = k < K
     a = tl.load(x + k, mask=there, other=0.0).to(tl.float32)
+    factor = 1.0
     if SIZE == K:
-        a = a / tl.sqrt_rn(tl.sum(a * a, 0) / K + eps)
+        factor = 1.0 / tl.sqrt_rn(tl.sum(a * a, 0) / K + eps)
     elif SIZE > 0:
         heads = tl.reshape(a, [BK // SIZE, SIZE])
         heads = heads / tl.sqrt_rn(tl.sum(heads * heads, 1) / SIZE + eps)[:, None]
@@ -45,7 +52,7 @@ def _prepared(x, norm, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.cons
         a *= tl.load(norm + k % WEIGHTS, mask=there, other=0.0).to(tl.float32)
     if gate is not None:
         a *= _silu(tl.load(gate + k, mask=there, other=0.0).to(tl.float32))
-    return tl.where(there, a, 0.0)
+    return tl.where(there, a, 0.0), factor
 
 
 @triton.jit
@@ -148,44 +155,85 @@ def vector_kernel(
         others = _rows(matrices[1], n, k, in_n, K, BK)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
-    a = _prepared(x, norm, gate, k, K, BK, SIZE, WEIGHTS, eps)
-    out = tl.sum(rows.to(tl.float32) * a[None, :], 1) + _bias(biases, index, n, in_n, BN, BIASED)
+    a, factor = _prepared(x, norm, gate, k, K, BK, SIZE, WEIGHTS, eps)
+    out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + _bias(biases, index, n, in_n, BN, BIASED)
     if GATED:
-        out = _silu(out) * tl.sum(others.to(tl.float32) * a[None, :], 1)
+        out = _silu(out) * (tl.sum(others.to(tl.float32) * a[None, :], 1) * factor)
     if residual is not None:
         out += tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
     _store(y, wide, before + n, in_n, out, constants, index, n, in_n, FINISH)
 
 
+@triton.jit
+def _ask(matrix, first, N, begin, K: tl.constexpr, BN: tl.constexpr, CHANNELS: tl.constexpr, LINES: tl.constexpr):
+    """Have BN rows brought near, CHANNELS of each from ``begin`` on: LINES of 128 bytes, a power of two."""
+    each: tl.constexpr = 1024 // matrix.dtype.element_ty.primitive_bitwidth
+    n = tl.minimum(first + tl.arange(0, BN), N - 1)
+    k = tl.minimum(begin + tl.minimum(tl.arange(0, LINES) * each, CHANNELS - 1), K - 1)
+    address = matrix + n[:, None].to(tl.int64) * K + k[None, :]
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _summed(out, part, SPLIT: tl.constexpr, STRIDE: tl.constexpr):
+    """What all programs of a tile have left, in their order; ``out`` gives the shape."""
+    total = tl.zeros_like(out)
+    for i in tl.static_range(SPLIT):
+        total += tl.load(part + i * STRIDE, cache_modifier=".cg")
+    return total
+
+
 @triton.jit(do_not_specialize=["M"])
 def tile_kernel(
-    x, matrices, biases, constants, norm, residual, y, wide, eps, M,
-    SIZES: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, FINISH: tl.constexpr,
-    NORMED: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    x, matrices, biases, constants, residual, y, wide, parts, counters, M,
+    SIZES: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    CHANNELS: tl.constexpr, LINES: tl.constexpr, BIASED: tl.constexpr, FINISH: tl.constexpr, GATED: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """The same for M vectors, whose norm takes all of their channels; each result is a dense [M, N]."""
-    index, matrix, N, before, first = _place(matrices, tl.program_id(0), SIZES, BN)
-    n, m = first + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    """The same for M vectors as they are; each result is a dense [M, N]. A program has CHANNELS of a tile, a multiple of BK.
+
+    Of the SPLIT programs of a tile each leaves its sums in ``parts``, and the one that finds all others counted adds them up, so that
+    who it is does not matter, and sets the counter back. Nothing is counted or left before the launches before have ended.
+    """
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_launch_dependents()
+    index, matrix, N, before, first = _place(matrices, tl.program_id(1), SIZES, BN)
+    begin = tl.program_id(2) * CHANNELS
+    if OVERLAPPED:
+        if tl.program_id(0) == 0:
+            _ask(matrix, first, N, begin, K, BN, CHANNELS, LINES)
+            if GATED:
+                _ask(matrices[1], first, N, begin, K, BN, CHANNELS, LINES)
+        tl.extra.cuda.gdc_wait()
+    n, m = first + tl.arange(0, BN), tl.program_id(0) * BM + tl.arange(0, BM)
     in_n, in_m = n < N, m < M
-    out, squares = tl.zeros([BM, BN], tl.float32), tl.zeros([BM], tl.float32)
-    other = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, K, BK):
+    out = tl.zeros([BM, BN], tl.float32)
+    if GATED:
+        other = tl.zeros([BM, BN], tl.float32)
+    for start in range(begin, tl.minimum(begin + CHANNELS, K), BK):
         k = start + tl.arange(0, BK)
-        a = tl.load(x + m[:, None] * K + k[None, :], mask=in_m[:, None] & (k < K)[None, :], other=0.0)
+        there = in_m[:, None] if K % BK == 0 else in_m[:, None] & (k < K)[None, :]
+        a = tl.load(x + m[:, None] * K + k[None, :], mask=there, other=0.0)
         columns = n[None, :].to(tl.int64) * K + k[:, None]
-        there = in_n[None, :] & (k < K)[:, None]
-        if NORMED:
-            exact = a.to(tl.float32)
-            squares += tl.sum(exact * exact, 1)
-            if norm is not None:
-                a = (exact * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(a.dtype)
+        there = in_n[None, :] if K % BK == 0 else in_n[None, :] & (k < K)[:, None]
         out = tl.dot(a, tl.load(matrix + columns, mask=there, other=0.0), out, input_precision=PRECISION)
         if GATED:
             other = tl.dot(a, tl.load(matrices[1] + columns, mask=there, other=0.0), other, input_precision=PRECISION)
-    if NORMED:
-        factor = 1.0 / tl.sqrt_rn(tl.where(in_m, squares / K + eps, 1.0))[:, None]
-        out *= factor
-        other *= factor
+    if SPLIT > 1:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        size: tl.constexpr = BM * BN
+        stride: tl.constexpr = 2 * size if GATED else size
+        part = parts + tile * (SPLIT * stride) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        tl.store(part + tl.program_id(2) * stride, out)
+        if GATED:
+            tl.store(part + tl.program_id(2) * stride + size, other)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") != SPLIT - 1:
+            return
+        tl.store(counters + tile, 0)
+        out = _summed(out, part, SPLIT, stride)
+        if GATED:
+            other = _summed(other, part + size, SPLIT, stride)
     out += _bias(biases, index, n, in_n, BN, BIASED)[None, :]
     if GATED:
         out = _silu(out) * other
@@ -208,32 +256,41 @@ def refusal(x: Tensor, weights: Sequence[Tensor]) -> str | None:
 
 def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
-    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (),
+    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """As :func:`linattn.ops.linears.linears`; summed in float32 and rounded once."""
     norm, gate, residual = (None if t is None else t.contiguous() for t in (norm, gate, residual))
     x = x.contiguous()
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
-    if size and (gate is not None or size != K) and (vectors > 1 or size & (size - 1)):
-        from linattn.ops.linears import normed
-
-        x, norm, size, gate = normed(x, norm, eps, size, gate), None, 0, None
     sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
     biased = tuple(b is not None for b in biases[: len(sizes)])
     steps, constants = _steps(finish)
     y = torch.empty(vectors * sum(sizes), dtype=x.dtype, device=x.device)
     wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None
+    overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
+    if size and (vectors > 1 or (size != K and size & (size - 1))):
+        x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
-    tensors = (x, tuple(w.contiguous() for w in weights), addresses, constants or (x,), norm)
-    shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated}
+    tensors = (x, tuple(w.contiguous() for w in weights), addresses, constants or (x,))
+    shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
+    shared |= {"launch_pdl": True} if overlapped else {}
     with launch.on_device(x.device):
         if vectors == 1:
-            _of_vector(tensors, gate, residual, y, wide, eps, SIZE=size, **shared)
+            _of_vector((*tensors, norm, gate, residual, y, wide), eps, SIZE=size, **shared)
         else:
-            _of_tiles(tensors, residual, y, wide, eps, vectors, NORMED=size > 0, **shared)
+            _of_tiles((*tensors, residual, y, wide), vectors, counters, **shared)
     ends = [wide if wide is not None and finish[i] else y for i in range(len(sizes))]
     pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
+
+
+def _normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None, overlapped: bool) -> Tensor:
+    heads = (-1, x.shape[-1] // size, size)
+    pieces, own_gate = x.view(heads), None if gate is None else gate.view(heads)
+    if norms.refusal(pieces, norm, own_gate, x.dtype) is not None:
+        return portable_norm(x, norm, eps, size, gate)
+    weight = norm if norm is None else norm.view(size) if norm.numel() == size else norm.view(heads[1:])
+    return norms.forward(pieces, weight, own_gate, eps, True, x.dtype, overlapped=overlapped).view(x.shape)
 
 
 def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]:
@@ -249,26 +306,27 @@ def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]
     return tuple(steps), tuple(constants)
 
 
-def _of_vector(tensors: tuple, gate: Tensor | None, residual: Tensor | None, y: Tensor, wide: Tensor | None, eps: float, **shared) -> None:
-    norm = tensors[-1]
+def _of_vector(tensors: tuple, eps: float, **shared) -> None:
+    norm = tensors[4]
     sizes, BK = shared["SIZES"], triton.next_power_of_2(shared["K"])
     BN = max(1, NUMBERS // BK // (2 if shared["GATED"] else 1))
     while BN > 1 and sum(triton.cdiv(n, BN) for n in sizes) < PROGRAMS:
         BN //= 2
-    overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
     vector_kernel[(sum(triton.cdiv(n, BN) for n in sizes),)](
-        *tensors, gate, residual, y, wide, eps, BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(),
-        OVERLAPPED=overlapped, num_warps=min(max(BN * BK // 2048, 1), 8), **shared, **({"launch_pdl": True} if overlapped else {}),
-    )  # fmt: skip
+        *tensors, eps, BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(), num_warps=min(max(BN * BK // 2048, 1), 8), **shared
+    )
 
 
-def _of_tiles(tensors: tuple, residual: Tensor | None, y: Tensor, wide: Tensor | None, eps: float, vectors: int, **shared) -> None:
-    BM, BN = min(max(triton.next_power_of_2(vectors), 16), 128), 64
-    while BN > 16 and sum(triton.cdiv(n, BN) for n in shared["SIZES"]) * triton.cdiv(vectors, BM) < PROGRAMS // 2:
-        BN //= 2
-    BK = 128 if BM + BN <= 96 else 64
-    grid = (sum(triton.cdiv(n, BN) for n in shared["SIZES"]), triton.cdiv(vectors, BM))
+def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared) -> None:
+    x, K, gated = tensors[0], shared["K"], shared["GATED"]
+    countable = 0 if counters is None else counters.numel()
+    tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable)
+    grid = tiles.grid(vectors, shared["SIZES"])
+    parts = None
+    if tiles.SPLIT > 1:
+        parts = torch.empty(prod(grid) * tiles.BM * tiles.BN * (2 if gated else 1), dtype=torch.float32, device=x.device)
+    channels = triton.cdiv(K, tiles.BK * tiles.SPLIT) * tiles.BK
     tile_kernel[grid](
-        *tensors, residual, y, wide, eps, vectors, BM=BM, BN=BN, BK=BK,
-        PRECISION="ieee" if y.dtype == torch.float32 else "tf32", num_warps=4, num_stages=4, **shared,
+        *tensors, parts, counters, vectors, CHANNELS=channels, LINES=triton.next_power_of_2(triton.cdiv(channels * x.element_size(), 128)),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **asdict(tiles), **shared,
     )  # fmt: skip

@@ -52,11 +52,19 @@ def _scaled(x, real, eps, V: tl.constexpr, MEAN: tl.constexpr):
 def forward_kernel(
     x, weight, gate, y, M, x_m, x_h, g_m, g_h, eps,
     H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
+    """OVERLAPPED: the weight is read while the launch before may still run, and the launch after may start at once."""
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_launch_dependents()
     m, h, v, there = _rows(tl.program_id(0), M, H, V, RB, VB, EACH)
+    if weight is not None:
+        scale = tl.load(weight + (h * V + v if EACH else v), mask=v < V, other=0.0).to(tl.float32)
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_wait()
     normed, _ = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, V, MEAN)
     if weight is not None:
-        normed *= tl.load(weight + (h * V + v if EACH else v), mask=v < V, other=0.0).to(tl.float32)
+        normed *= scale
     if gate is not None:
         g = _numbers(gate, m, h, v, there, g_m, g_h)
         normed *= g / (1.0 + _exp2(-g * LOG2E))
@@ -108,9 +116,12 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
     return None
 
 
-def forward(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, *, overlapped: bool = False
+) -> Tensor:
+    """``overlapped``: on Hopper for who knows that the launches before, since the last one that waited for all, do not write ``weight``."""
     tensors = (_three(x), None if weight is None else weight.contiguous(), None if gate is None else _three(gate))
-    (y,) = launch.run(_forward, x, tensors, eps, mean, dtype)
+    (y,) = launch.run(_forward, x, tensors, eps, mean, dtype, overlapped)
     return y.view(x.shape)
 
 
@@ -131,10 +142,11 @@ def _three(t: Tensor) -> Tensor:
     return (t if even and t.stride(-1) == 1 else t.contiguous()).view(shape)
 
 
-def _forward(recorder: launch.Recorder, x, weight, gate, eps: float, mean: bool, dtype: torch.dtype) -> launch.Tensors:
+def _forward(recorder: launch.Recorder, x, weight, gate, eps: float, mean: bool, dtype: torch.dtype, overlapped: bool) -> launch.Tensors:
     y = recorder.empty(*x.shape, dtype=dtype)
     numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), eps)
-    _launch(recorder, forward_kernel, 1, x, weight, (x, weight, gate, y), numbers, MEAN=mean)
+    overlap = {"OVERLAPPED": overlapped, **({"launch_pdl": True} if overlapped else {})}
+    _launch(recorder, forward_kernel, 1, x, weight, (x, weight, gate, y), numbers, MEAN=mean, **overlap)
     return (y,)
 
 

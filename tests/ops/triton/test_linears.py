@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from linattn.ops import linears as door
+from linattn.ops.triton import linear_tiles
 from linattn.ops.triton import linears as gpu
+from linattn.ops.triton.linear_tiles import Tiles
 from tests.ops.errors import error
 from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED, poisoned
 
@@ -17,11 +19,15 @@ def normal(*shape, dtype):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
 
-def compare(dtype, x, weights, biases, **options):
+def run(x, weights, biases, counters=None, **options):
     assert gpu.refusal(x, weights) is None
     defaults = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": ()}
     with poisoned():
-        got = gpu.linears(x, weights, biases, **{**defaults, **options})
+        return gpu.linears(x, weights, biases, **{**defaults, **options}, counters=counters)
+
+
+def compare(dtype, x, weights, biases, counters=None, **options):
+    got = run(x, weights, biases, counters, **options)
     wide = {n: t.double() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
     wide["finish"] = [[(n, c.double() if isinstance(c, torch.Tensor) else c) for n, c in f] for f in options.get("finish", ())]
     wanted = door.linears(x.double(), [w.double() for w in weights], [None if b is None else b.double() for b in biases], **wide)
@@ -69,3 +75,82 @@ def test_finishes(rows, dtype):
     ]
     for finish in steps:
         compare(dtype, x, weights, [None, normal(sizes[1], dtype=dtype), None], finish=finish)
+
+
+COUNTERS = 64
+# Tiles whose programs share channels: evenly, or with fewer blocks for the last; the rows have whole blocks, or a rest.
+SHARED = [Tiles(16, 16, 8, 3, 4, 2), Tiles(16, 16, 8, 2, 4, 2)]
+if not INTERPRETED:
+    SHARED = [Tiles(64, 64, 64, 4, 4, 3), Tiles(128, 64, 64, 2, 4, 3), Tiles(16, 64, 128, 3, 4, 3)]
+
+
+@pytest.fixture(params=SHARED, ids=str)
+def counters(request, monkeypatch):
+    """For tiles that several programs share, in every call."""
+    monkeypatch.setattr(linear_tiles, "choose", lambda *_, **__: request.param)
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [2, 17] if INTERPRETED else [2, 3, 17, 64, 100, 256])
+@pytest.mark.parametrize("K", [24, 20] if INTERPRETED else [1024, 1000])
+def test_programs_that_share_channels(K, rows, dtype, counters):
+    """Counters are zeros again after each call, which the next one relies on; poisoned memory shows a part that nobody has left."""
+    sizes = (5, 17, 9) if INTERPRETED else (300, 128, 17)
+    x, weights = normal(rows, K, dtype=dtype), [normal(n, K, dtype=dtype) for n in sizes]
+    biases = [None, normal(sizes[1], dtype=dtype), None]
+    finish = [[("sigmoid", None), ("mul", 2.0)], [], [("add", normal(sizes[2], dtype=torch.float32))]]
+    for _ in range(2):
+        compare(dtype, x, weights, biases, counters, finish=finish)
+        compare(dtype, x, weights[1:2], biases[1:2], counters, residual=normal(rows, sizes[1], dtype=dtype))
+        compare(dtype, x, [weights[0], normal(sizes[0] + 1, K, dtype=dtype)[1:]], [None] * 2, counters, gated=True)
+        assert not counters.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_runs_are_equal_bit_for_bit(dtype, counters):
+    """Whichever program comes last, sums are in one order."""
+    K, N, rows = (40, 20, 5) if INTERPRETED else (2816, 1024, 64)
+    x, weights = normal(rows, K, dtype=dtype), [normal(N, K, dtype=dtype)]
+    first = run(x, weights, [None], counters)[0]
+    for _ in range(2 if INTERPRETED else 200):
+        assert torch.equal(run(x, weights, [None], counters)[0], first)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="graphs are CUDA's")
+def test_a_graph_of_calls_that_follow_one_another(counters):
+    """Each overlaps with the one before where launches may, and counts with the same counters."""
+    down, up = normal(1024, 2816, dtype=torch.float16) / 32, normal(2816, 1024, dtype=torch.float16) / 32
+    norm = normal(1024, dtype=torch.float16)
+    x = normal(64, 1024, dtype=torch.float16)
+
+    def layers(x):
+        for _ in range(20):
+            (wide,) = run(x, [up], [None], counters, norm=norm, eps=1e-5, size=1024)
+            (x,) = run(wide, [down], [None], counters, residual=x)
+        return x
+
+    wanted = layers(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = layers(x)
+    for _ in range(50):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, wanted)
+    assert not counters.any() and got.isfinite().all()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("vectors", [2, 17, 64, 100, 256, 1000])
+def test_the_chosen_tiles(vectors, itemsize, gated):
+    """Every program has channels, the loads fit into shared memory, and what has to be counted can be."""
+    for K, sizes in [(1024, (512, 512, 1024, 1024)), (2816, (1024,)), (16, (512, 3)), (1000, (32000,))]:
+        tiles = linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=COUNTERS)
+        blocks = -(-K // tiles.BK)
+        assert (tiles.SPLIT - 1) * -(-blocks // tiles.SPLIT) < blocks
+        across, along, split = tiles.grid(vectors, sizes)
+        assert split == 1 or across * along <= COUNTERS
+        assert (tiles.BM + tiles.BN * (1 + gated)) * tiles.BK * itemsize * tiles.num_stages <= 99 * 1024
+        assert linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=0).SPLIT == 1

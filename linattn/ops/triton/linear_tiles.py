@@ -1,0 +1,50 @@
+"""Which tiles the product of several vectors and a few matrices is cut into.
+
+Such a product costs what reading the matrices costs, so that all multiprocessors have to read at once. Wide tiles read the vectors
+seldom, but there are few of them: then several programs share the channels of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import triton
+
+PROGRAMS = 96  # that fill the largest devices well enough
+SHARED = 96 << 10  # bytes that a program asks for ahead: two of them fit a Hopper, one an Ampere
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """``BM`` vectors x ``BN`` rows of a matrix, ``BK`` channels at a time, which ``SPLIT`` programs share."""
+
+    BM: int
+    BN: int
+    BK: int
+    SPLIT: int
+    num_warps: int
+    num_stages: int
+
+    def grid(self, vectors: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+        """Tiles of one matrix' rows follow one another, so that the rows are read from memory once."""
+        return triton.cdiv(vectors, self.BM), sum(triton.cdiv(n, self.BN) for n in sizes), self.SPLIT
+
+
+def choose(vectors: int, K: int, sizes: Sequence[int], itemsize: int, *, gated: bool, counters: int) -> Tiles:
+    """For ``vectors`` of K channels and matrices of ``sizes`` rows; no more than ``counters`` tiles have several programs."""
+    wide = itemsize < 4  # on tensor cores
+    BM = min(max(triton.next_power_of_2(vectors), 16), 128 if wide else 32)
+    BN = 64
+    BK = (128 if BM <= 32 else 64) if wide else 32
+    tiles, steps = _tiles(vectors, sizes, BM, BN), triton.cdiv(K, BK)
+    split = 1
+    while tiles <= counters and tiles * split < PROGRAMS and steps >= 4 * split:
+        split *= 2
+    split = triton.cdiv(steps, triton.cdiv(steps, split))  # as many as get any
+    stage = (BM + BN * (2 if gated else 1)) * BK * itemsize
+    return Tiles(BM, BN, BK, split, num_warps=4 if BM * BN < 128 * 128 else 8, num_stages=min(max(SHARED // stage, 2), 5))
+
+
+def _tiles(vectors: int, sizes: Sequence[int], BM: int, BN: int) -> int:
+    return triton.cdiv(vectors, BM) * sum(triton.cdiv(n, BN) for n in sizes)

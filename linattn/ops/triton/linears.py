@@ -153,14 +153,17 @@ def vector_kernel(
     rows = _rows(matrix, n, k, in_n, K, BK)
     if GATED:
         others = _rows(matrices[1], n, k, in_n, K, BK)
+    bias = _bias(biases, index, n, in_n, BN, BIASED)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
+    if residual is not None:  # asked for with x, not after the sums over it
+        added = tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
     a, factor = _prepared(x, norm, gate, k, K, BK, SIZE, WEIGHTS, eps)
-    out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + _bias(biases, index, n, in_n, BN, BIASED)
+    out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + bias
     if GATED:
         out = _silu(out) * (tl.sum(others.to(tl.float32) * a[None, :], 1) * factor)
     if residual is not None:
-        out += tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
+        out += added
     _store(y, wide, before + n, in_n, out, constants, index, n, in_n, FINISH)
 
 

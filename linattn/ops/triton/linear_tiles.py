@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import triton
 
-PROGRAMS = 96  # that fill the largest devices well enough
+WIDTHS = (128, 64, 32)  # rows of a matrix: the widest of which there are MANY tiles
+MANY = 200  # tiles: more than one for each multiprocessor of the largest devices
+PROGRAMS = 80  # that read fast enough: sharing channels costs more than some idle multiprocessors
 SHARED = 96 << 10  # bytes that a program asks for ahead: two of them fit a Hopper, one an Ampere
 
 
@@ -34,16 +36,18 @@ class Tiles:
 def choose(vectors: int, K: int, sizes: Sequence[int], itemsize: int, *, gated: bool, counters: int) -> Tiles:
     """For ``vectors`` of K channels and matrices of ``sizes`` rows; no more than ``counters`` tiles have several programs."""
     wide = itemsize < 4  # on tensor cores
-    BM = min(max(triton.next_power_of_2(vectors), 16), 128 if wide else 32)
+    BM = min(max(triton.next_power_of_2(vectors), 16), 64 if wide else 32)
     BN = 64
-    BK = (128 if BM <= 32 else 64) if wide else 32
+    if BM == 64:
+        BN = next((n for n in WIDTHS if _tiles(vectors, sizes, BM, n) >= MANY), WIDTHS[-1])
+    BK = (128 if BN < 128 else 64) if wide else 32
     tiles, steps = _tiles(vectors, sizes, BM, BN), triton.cdiv(K, BK)
     split = 1
-    while tiles <= counters and tiles * split < PROGRAMS and steps >= 4 * split:
+    while tiles <= counters and tiles * split < PROGRAMS and steps >= 8 * split:
         split *= 2
     split = triton.cdiv(steps, triton.cdiv(steps, split))  # as many as get any
     stage = (BM + BN * (2 if gated else 1)) * BK * itemsize
-    return Tiles(BM, BN, BK, split, num_warps=4 if BM * BN < 128 * 128 else 8, num_stages=min(max(SHARED // stage, 2), 5))
+    return Tiles(BM, BN, BK, split, num_warps=4, num_stages=min(max(SHARED // stage, 2), 5))
 
 
 def _tiles(vectors: int, sizes: Sequence[int], BM: int, BN: int) -> int:

@@ -9,7 +9,8 @@ from linattn.atlas.look import Look, Spec
 from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both
 
-LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 205, 335, 490, 640, 760  # heights, then places along the line
+LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 150, 248, 385, 510, 615  # heights, then places along the line
+WIDE = 660  # as narrow as boxes allow, for phones
 
 DECAYS = {
     "none": Both("nothing fades", "什么都不淡去"),
@@ -67,7 +68,7 @@ def _recurrent(title: Both, spec: Spec) -> str:
     ]
     names = (Both("fades", "淡去"), Both("erased", "抹掉"), Both("written", "写入"), Both("read", "读出"))
     parts += [text(x, 42, name, "axis") for x, name in zip((FADE, ERASE, WRITE, READ), names, strict=True)]
-    return drawing(820, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
+    return drawing(WIDE, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
 
 
 def _summed(title: Both, spec: Spec) -> str:
@@ -83,8 +84,8 @@ def _summed(title: Both, spec: Spec) -> str:
         *_read(spec, k, v),
         *(text(x, 42, name, "axis") for x, name in names),
     ]
-    middle = f'<g transform="translate(-200 0)">{"".join(parts)}</g>'
-    return drawing(820, 300 if spec.normalize or spec.skip else 252, [middle], label, "cell")
+    middle = f'<g transform="translate({240 - (WRITE - 80 + READ + 33) // 2} 0)">{"".join(parts)}</g>'
+    return drawing(480, 300 if spec.normalize or spec.skip else 252, [middle], label, "cell short")
 
 
 def _fade(spec: Spec, k: int) -> list[str]:
@@ -150,7 +151,7 @@ def _growing(look: Look) -> str:
         for i in range(count)
     ]
     return drawing(
-        820,
+        WIDE,
         252,
         [
             wire([(98, LINE), (AFTER - 44, LINE)]),

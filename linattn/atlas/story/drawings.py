@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from linattn.atlas import sentence
-from linattn.atlas.cell import AFTER, BOXES, FADE, LINE, READ, WRITE, cell
+from linattn.atlas.cell import AFTER, BOXES, FADE, LINE, READ, WIDE, WRITE, cell
 from linattn.atlas.look import look
 from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both, labelled
 
-WIDE, FLOOR, HALF = 820, 318, 59  # the width of all, where the inputs of gates stand, and half of a box in a row
+BROAD, FLOOR, HALF = 820, 318, 59  # the width of rows of boxes, where the inputs of gates stand, and half of a box in a row
 
 
 def framed(svg: str) -> str:
@@ -30,13 +30,13 @@ def of(name: str) -> Callable[[], str]:
 def rnn() -> str:
     """A vector that meets a matrix and a tanh at every token."""
     d = sentence.DIM
-    steps = (("×", 220, "W", f"[{d}, {d}]", "decay"), ("+", 400, "x_t U", f"[1, {d}]", "v"))
+    steps = (("×", 150, "W", f"[{d}, {d}]", "decay"), ("+", 285, "x_t U", f"[1, {d}]", "v"))
     parts = [wire([(94, LINE), (AFTER - 36, LINE)]), box(58, LINE, "h_{t−1}", f"[1, {d}]", "state", 72)]
     for sign, x, name, shape, tensor in steps:
         parts += [node(x, LINE, sign, tensor), wire([(x, BOXES - 22), (x, LINE + 16)], tensor), box(x, BOXES, name, shape, tensor)]
-    parts += [box(532, LINE, "tanh", f"[1, {d}]", "output"), box(AFTER, LINE, "h_t", f"[1, {d}]", "state", 72)]
+    parts += [box(405, LINE, "tanh", f"[1, {d}]", "output"), box(AFTER, LINE, "h_t", f"[1, {d}]", "state", 72)]
     parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, BOXES - 23)], "output"), box(READ, BOXES, "o_t", f"[1, {d}]", "output")]
-    names = ((220, Both("turned", "旋转、混合")), (400, Both("written", "写入")), (532, Both("bent", "压弯")), (READ, Both("read", "读出")))
+    names = ((150, Both("turned", "旋转、混合")), (285, Both("written", "写入")), (405, Both("bent", "压弯")), (READ, Both("read", "读出")))
     parts += [text(x, 42, name, "axis") for x, name in names]
     label = Both(
         "The cell of an RNN: the state times a matrix, plus the token, through a tanh.", "RNN 的单元：状态乘矩阵，加上 token，再过 tanh。"
@@ -159,8 +159,8 @@ def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Bo
             parts += [_named(at, y, name, shape, tensor)]
             x = at + HALF
         parts.append(wire([(x, y), (end, y), (end, middle - 16 if y < middle else middle + 16)], row[-1][2]))
-    parts += [node(end, middle, "⊙", "output"), wire([(end + 16, middle), (WIDE - 92, middle)], "output")]
-    return drawing(WIDE, 240, [*parts, box(WIDE - 50, middle, "y W_o", outside, "output", 80)], label, "cell")
+    parts += [node(end, middle, "⊙", "output"), wire([(end + 16, middle), (BROAD - 92, middle)], "output")]
+    return drawing(BROAD, 240, [*parts, box(BROAD - 50, middle, "y W_o", outside, "output", 80)], label, "cell broad")
 
 
 def _named(x: float, y: float, name: str | Both, shape: str, tensor: str) -> str:
@@ -192,7 +192,7 @@ def duality() -> str:
         "State-space models and masked attention overlap; what lies in both is SSD, with one decay per head.",
         "状态空间模型与带掩码的注意力有交集，同时属于两者的是 SSD：每个头一个衰减。",
     )
-    return drawing(WIDE, 182, parts, label, "cell")
+    return drawing(BROAD, 182, parts, label, "cell broad")
 
 
 DRAWINGS: dict[int, dict[str, Callable[[], str]]] = {

@@ -9,6 +9,15 @@ from linattn.mixers.parts import wide
 from linattn.ops.norms import rms_norm
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's own; on a CPU, while gradients are recorded, it is one kernel forward and one backward, of which torch has none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.eps is None or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().forward(x)
+        return rms_norm(x, self.weight, eps=self.eps)
+
+
 class ZeroCenteredRMSNorm(nn.Module):
     """RMS norm over the last axis that keeps its weight's distance w from one: x / √(mean x² + eps) ⊙ (1 + w).
 

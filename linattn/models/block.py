@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
-from linattn.mixers.norms import ZeroCenteredRMSNorm
+from linattn.mixers.norms import RMSNorm, ZeroCenteredRMSNorm
 from linattn.models.config import LMConfig
 
 
 def norm(config: LMConfig) -> nn.Module:
     """A new norm over the channels."""
-    kinds = {"rms": nn.RMSNorm, "zero_centered_rms": ZeroCenteredRMSNorm, "layer": nn.LayerNorm}
+    kinds = {"rms": RMSNorm, "zero_centered_rms": ZeroCenteredRMSNorm, "layer": nn.LayerNorm}
     return kinds[config.norm](config.dim, eps=config.norm_eps)
 
 

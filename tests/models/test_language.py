@@ -204,6 +204,24 @@ def test_blocks_norms_and_scales():
             torch.testing.assert_close(model(ids), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_a_block_is_that_of_torch(dtype):
+    """Its kernel serves while gradients are recorded, torch's operations where none are: bit for bit those of torch."""
+    from linattn.mixers.norms import RMSNorm
+    from linattn.ops.cpu import library
+
+    norm, x = RMSNorm(48, eps=1e-6).to(dtype), torch.randn(2, 5, 48, dtype=dtype, requires_grad=True)
+    torch.nn.init.normal_(norm.weight)
+    ours, wanted = norm(x), torch.nn.RMSNorm.forward(norm, x)
+    assert ours.dtype == dtype and ("NormBackward" in type(ours.grad_fn).__name__) == (library.reason() is None)
+    torch.testing.assert_close(ours, wanted)
+    d_y, given = torch.randn_like(x), (x, norm.weight)
+    for one, two in zip(torch.autograd.grad(ours, given, d_y), torch.autograd.grad(wanted, given, d_y), strict=True):
+        torch.testing.assert_close(one, two)
+    with torch.no_grad():
+        assert torch.equal(norm(x), torch.nn.RMSNorm.forward(norm, x))
+
+
 def test_a_zero_centred_norm():
     from linattn.mixers.norms import ZeroCenteredRMSNorm
 

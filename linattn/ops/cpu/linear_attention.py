@@ -53,7 +53,7 @@ FORMS = {"chunk": linear_attention, "recurrent": linear_attention}
 class _Call:
     """The arguments of one call in the memory layout that the kernels take, and their sizes."""
 
-    _struct = struct.Struct("12q d 35q 4q 5q 4q 5q 3q 25q 5q")  # Call of linear_attention.h
+    _struct = struct.Struct("13q d 35q 4q 5q 4q 5q 3q 25q 5q")  # Call of linear_attention.h
 
     def __init__(self, q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized):
         per_channel = decay is not None and decay.ndim in (2, 4)
@@ -69,6 +69,8 @@ class _Call:
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
         shares, states = -(-(self.values + normalized) // SLAB), self.sequences * self.heads
         self.parts = 1 if states >= TASKS else min(shares, -(-TASKS // states))
+        # The heads of a group add up their gradients of q and k in one task, where that leaves enough of them.
+        self.together = self.group > 1 and self.parts == 1 and self.sequences * k.shape[2] >= TASKS
         self.state = (self.sequences, self.heads, self.keys, self.values)
 
     @property
@@ -82,7 +84,7 @@ class _Call:
 
     def packed(self, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> bytes:
         """The call with what a pass writes, and the backward pass reads, besides."""
-        sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0)
+        sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0, self.together)
         arguments = (*_strided(*self.timed), *_addresses(*self.others))
         return self._struct.pack(self.rank, self.rule, self.normalized, *sizes, self.scale, *arguments, *outputs, *gradients)
 
@@ -170,7 +172,7 @@ def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfi
         "linear_attention_backward", (0, 0, 0, 0, 0, *_addresses(None, None, None, kept)),
         (*_strided(rows), *_addresses(*others), *_strided(dq[0], dk[0], dv, *per_key), *_addresses(ddecay, dbeta, *rest)),
     )  # fmt: skip
-    dq, dk = (g.unflatten(3, (-1, call.group)).sum(4) if call.group > 1 else g for g in (dq, dk))
+    dq, dk = (g.unflatten(3, (-1, call.group)).sum(4) if call.group > 1 and not call.together else g for g in (dq, dk))
     timed = (dq, dk, dv[None], ddecay, dbeta, dread, dwrite)
     whole = (None if g is None else _whole(g, t) for g, t in zip(timed, own[:7], strict=True))
     dbonus, dinitial, dinitial_z = rest
@@ -188,7 +190,9 @@ def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, .
     v, _, beta, read, write, bonus, initial, initial_z = own[2:10]
     tokens, alone = (call.parts, *call.tokens), call.parts == 1
     channels = (*tokens, call.keys)
-    dq, dk = (library.empty(channels, v.dtype if alone and call.group == 1 else torch.float32) for _ in "qk")
+    added = alone and (call.group == 1 or call.together)  # to what is wanted of q and k
+    of_keys = (*tokens[:3], call.heads // call.group, call.keys) if call.together else channels
+    dq, dk = (library.empty(of_keys, v.dtype if added else torch.float32) for _ in "qk")
     ddecay = library.empty(channels if call.rank == 2 else tokens) if of_decay else None
     dbeta = None if beta is None else library.empty(tokens)
     dread, dwrite = (None if t is None else library.empty(channels, t.dtype if alone else torch.float32) for t in (read, write))

@@ -33,6 +33,15 @@ def test_sizes(native, kind, B, T, H, Hk, K, V):
     check_gradients(undivided(make(kind, "BTHK", B=B, T=T, H=H, Hk=Hk, K=K, V=V)), torch.float32, limit=CLOSE, **CPU)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_of_a_group_together(native, kind, dtype):
+    """One task adds up what they say of the key that they share; packed sequences are of several lengths, and of none."""
+    whole, packed = make(kind, "BTH", B=3, T=70, H=9, Hk=3, K=20, V=12), make(kind, "BTHK", H=4, Hk=2, K=9, V=6, lengths=PACKED)
+    for call in map(undivided, (whole, packed)):
+        check_gradients(call, dtype, limit=CLOSE if dtype == torch.float32 else None, **CPU)
+
+
 @pytest.mark.parametrize("rank", ["none", "BTH", "HK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed(isa, kind, rank):

@@ -56,13 +56,14 @@ struct Strided {
 // One call, as linear_attention.py fills it.
 struct Call {
     int64_t rank, rule, ones, batch, tokens, heads, group, keys, values, parts, sequences, threads;  // group: heads of v to one of k
+    int64_t together;  // whether the heads of a group are one task of the backward pass, which adds up their gradients of q and k
     double scale;
     Strided q, k, v, decay, beta, read, write;
     const float *bonus, *initial, *initial_z;  // [H, K], [N, H, K, V], [N, H, K]
     const int64_t* ends;                       // [N + 1]: where packed sequences start
     Strided o;
     float *denominator, *final, *final_z, *kept;  // [B, T, H], like the initial ones, [slots, H, columns K]
-    // Of the backward pass alone; gradients of q, k and decay are [parts, B, T, H, ..], those of beta too.
+    // Of the backward pass alone; gradients of q, k, decay and beta are [parts, B, T, H, ..], of q and k one for each group if `together`.
     Strided d_o;
     const float *d_denominator, *d_final, *d_final_z;
     Strided dq, dk, dv, dread, dwrite;

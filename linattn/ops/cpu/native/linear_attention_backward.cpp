@@ -18,6 +18,7 @@ class Backward {
     const Task task;
     const Columns columns;
     const int64_t rows, lanes, state, block_size;  // rows: keys in whole vectors, as are lanes
+    PerKey per_key;
     float *S, *dS, *dS_turned, *states, *blocks, *reads, *writes, *products, *pairs, *dbeta, *dbonus;
 
     // The states before the blocks of a chunk are kept where the gradient of the decay wants them.
@@ -28,8 +29,9 @@ public:
 
     Backward(const Call& call, int64_t i, float* data)
         : call(call), task(call, i), columns(call, task.part), rows(up(call.keys, LANES)), lanes(rows),
-          state(rows * columns.count()), block_size(up(Block<RULE>::size(call, columns), 16)) {
+          state(rows * columns.count()), block_size(up(Block<RULE>::size(call, columns), 16)), per_key{call, task} {
         Pieces pieces{data};
+        per_key.take(pieces);
         S = pieces.take(state);
         dS = pieces.take(state);
         dS_turned = pieces.take(state);
@@ -233,9 +235,9 @@ private:
 
     LINATTN_INLINE void put(int64_t t, int64_t c, int m, int i, const Gradients<RULE>& of) const {
         const int64_t at = task.token(call, t) * call.keys + c;
-        const bool streamed = large(call, call.dq, call.keys);
-        call.dq.put(at, m, of.q[i] * float(call.scale), streamed);
-        call.dk.put(at, m, of.k[i], streamed);
+        const bool streamed = per_key.streamed;
+        per_key.put(0, t, c, m, of.q[i] * float(call.scale));
+        per_key.put(1, t, c, m, of.k[i]);
         if (RANK == CHANNEL && call.ddecay) Strided{(char*)call.ddecay, FLOAT32, 0, 0, 0}.put(at, m, of.log[i], streamed);
         if (RULE != ERASE) return;
         call.dread.put(at, m, of.r[i], streamed);
@@ -245,7 +247,7 @@ private:
 
 template <int RANK, int RULE>
 void all(const Call& call) {
-    parallel(tasks(call), call.threads, [&](int64_t i) {
+    parallel_groups(call, [&](int64_t i) {
         Backward<RANK, RULE> none(call, i, nullptr);
         Backward<RANK, RULE>(call, i, scratch.room(none.used)).run();
     });

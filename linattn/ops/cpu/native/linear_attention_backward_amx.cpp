@@ -18,6 +18,7 @@ class Backward {
     const Call& call;
     const Sizes of;
     const float scale;
+    PerKey per_key;
     float *dS, *to_later, *from_earlier, *passing;  // sums for each token of a chunk
     Halves q, k, v, d_o, q_turned, v_turned, do_turned, q_woven, k_woven, do_woven, q_transposed;
     Halves pairs, by_pair, by_pair_transposed;  // Pᵀ, G and Gᵀ
@@ -27,8 +28,9 @@ class Backward {
 public:
     int64_t used;
 
-    Backward(const Call& call, int64_t i, float* data) : call(call), of(call, i), scale(float(call.scale)) {
+    Backward(const Call& call, int64_t i, float* data) : call(call), of(call, i), scale(float(call.scale)), per_key{call, of.task} {
         Pieces pieces{data};
+        per_key.take(pieces);
         dS = pieces.take(of.state);
         to_later = pieces.take(CHUNK);
         from_earlier = pieces.take(CHUNK);
@@ -83,13 +85,13 @@ private:
         turn_state(S);
         product_with_state(d_o, S_turned, [&](int i) { return RANK == HEAD ? scale * fading.until[i] : scale; }, q, to_later);
         product_of_triangle<false>(by_pair, k_woven, sums, CHUNK, of.rows);
-        put_keys(call.dq, t, count);
+        put_keys(0, t, count);
         ask(call.k, shared, call.keys);
 
         turn_state(dS);
         product_with_state(v, S_turned, [&](int j) { return RANK == HEAD ? fading.since[j] : 1.0f; }, k, from_earlier);
         product_of_triangle<true>(by_pair_transposed, q_woven, sums, CHUNK, of.rows);
-        put_keys(call.dk, t, count);
+        put_keys(1, t, count);
         ask(call.v, at.head, call.values);
 
         weave_state<RANK>(dS, of, fading, dS_woven);
@@ -192,11 +194,9 @@ private:
         }
     }
 
-    void put_keys(const Strided& to, int64_t t, int count) const {
-        const bool streamed = large(call, to, call.keys);
+    void put_keys(int which, int64_t t, int count) const {
         for (int i = 0; i < count; i++)
-            for (int64_t c = 0; c < call.keys; c += LANES)
-                to.put(of.task.token(call, t + i) * call.keys + c, least(call.keys - c, LANES), load(sums.at(i, c)), streamed);
+            for (int64_t c = 0; c < call.keys; c += LANES) per_key.put(which, t + i, c, least(call.keys - c, LANES), load(sums.at(i, c)));
     }
 
     void put_values(int64_t t, int count) const {
@@ -219,7 +219,7 @@ private:
 
 template <int RANK>
 void all(const Call& call) {
-    parallel(tasks(call), call.threads, [&](int64_t i) {
+    parallel_groups(call, [&](int64_t i) {
         Backward<RANK> task(call, i, scratch.room(Backward<RANK>(call, i, nullptr).used));
         with_tiles([&] { task.run(); });
     });

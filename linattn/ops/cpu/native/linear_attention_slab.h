@@ -234,6 +234,40 @@ struct Task {
     }
 };
 
+LINATTN_INLINE int64_t tasks(const Call& call) { return call.sequences * call.heads * call.parts; }
+
+// Gradients of q and k, each the sum over a group's heads where they are one task: those of all heads but the last wait in `sums`.
+struct PerKey {
+    const Call& call;
+    const Task& task;
+    const int64_t lanes = up(call.keys, LANES), member = call.together ? task.at.head % call.group : 0;
+    const bool streamed = large(call, call.dq, call.keys), last = !call.together || member == call.group - 1;
+    float* sums = nullptr;  // [2, tokens, lanes]
+
+    void take(Pieces& pieces) {
+        if (call.together) sums = pieces.take(2 * (task.at.last - task.at.first) * lanes);
+    }
+    // `which`: 0 for q, 1 for k. m numbers from channel c on of token t.
+    LINATTN_INLINE void put(int which, int64_t t, int64_t c, int m, Float x) const {
+        if (call.together) {
+            float* sum = sums + (which * (task.at.last - task.at.first) + t - task.at.first) * lanes + c;
+            if (member > 0) x = load(sum) + x;
+            if (!last) return LINATTN_ISA::store(sum, x);
+        }
+        const int64_t token = task.token(call, t), at = call.together ? token / call.group : token;
+        (which ? call.dk : call.dq).put(at * call.keys + c, m, x, streamed);
+    }
+};
+
+// body(i) for the tasks of the backward pass, one after the other on a thread where they add up their gradients.
+template <class Body>
+void parallel_groups(const Call& call, Body body) {
+    const int64_t members = call.together ? call.group : 1;  // of a group; there is one part then
+    parallel(tasks(call) / members, call.threads, [&](int64_t i) {
+        for (int64_t n = 0; n < members; n++) body(i * members + n);
+    });
+}
+
 // A row of an output: columns of v, and the one after them into the denominator.
 struct Row {
     const Call& call;
@@ -250,8 +284,6 @@ struct Row {
         }
     }
 };
-
-LINATTN_INLINE int64_t tasks(const Call& call) { return call.sequences * call.heads * call.parts; }
 
 // The block of `count` tokens from t on: keys, and values with the gradients of outputs if they are wanted.
 template <int RANK, int RULE>

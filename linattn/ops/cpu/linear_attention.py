@@ -1,7 +1,7 @@
 """The CPU backend of the recurrence: what it refuses, its calls of the kernels, and their operators.
 
 One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short. Where
-the machine has AMX the plain rule in bfloat16 goes by chunks of 64, with one decay for all channels of a head or none.
+the machine has AMX the plain rule and the delta rule in bfloat16 go by chunks of 64, with one decay for all channels of a head or none.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ FORMS = {"chunk": linear_attention, "recurrent": linear_attention}
 class _Call:
     """The arguments of one call in the memory layout that the kernels take, and their sizes."""
 
-    _struct = struct.Struct("13q d 35q 4q 5q 4q 5q 3q 25q 5q")  # Call of linear_attention.h
+    _struct = struct.Struct("14q d 35q 4q 5q 4q 5q 3q 25q 5q")  # Call of linear_attention.h
 
     def __init__(self, q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized):
         per_channel = decay is not None and decay.ndim in (2, 4)
         self.rank = 0 if decay is None else 1 + per_channel
+        self.constant = decay is not None and decay.ndim <= 2
         self.rule = ERASE if read is not None else DELTA if beta is not None else PLAIN if bonus is None else BONUS
         self.scale, self.normalized = scale, normalized
         q, k, v, read, write = map(_in_rows, (q, k, v, read, write))
@@ -84,7 +85,7 @@ class _Call:
 
     def packed(self, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> bytes:
         """The call with what a pass writes, and the backward pass reads, besides."""
-        sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0, self.together)
+        sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0, self.constant, self.together)
         arguments = (*_strided(*self.timed), *_addresses(*self.others))
         return self._struct.pack(self.rank, self.rule, self.normalized, *sizes, self.scale, *arguments, *outputs, *gradients)
 

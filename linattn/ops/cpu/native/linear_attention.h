@@ -56,6 +56,7 @@ struct Strided {
 // One call, as linear_attention.py fills it.
 struct Call {
     int64_t rank, rule, ones, batch, tokens, heads, group, keys, values, parts, sequences, threads;  // group: heads of v to one of k
+    int64_t constant;  // whether all tokens share their decays
     int64_t together;  // whether the heads of a group are one task of the backward pass, which adds up their gradients of q and k
     double scale;
     Strided q, k, v, decay, beta, read, write;

@@ -9,12 +9,12 @@ namespace {
 
 thread_local Scratch scratch;
 
-template <int RANK>
+template <int RANK, int RULE>
 class Forward {
     const Call& call;
     const Sizes of;
-    float* S;
-    Halves q, k, v, k_turned, k_transposed, pairs, v_woven, S_woven;
+    float *S, *beta;
+    Halves q, k, v, k_turned, k_transposed, pairs, v_woven, S_woven, S_low, written, written_low;
     Floats scores, sums;
 
 public:
@@ -23,6 +23,7 @@ public:
     Forward(const Call& call, int64_t i, float* data) : call(call), of(call, i) {
         Pieces pieces{data};
         S = pieces.take(of.state);
+        beta = pieces.take(CHUNK);
         q = take_halves(pieces, CHUNK, of.keys);
         k = take_halves(pieces, CHUNK, of.keys);
         v = take_halves(pieces, CHUNK, of.width);
@@ -33,6 +34,11 @@ public:
         S_woven = take_halves(pieces, of.keys / 2, 2 * of.width);
         scores = take_floats(pieces, CHUNK, CHUNK);
         sums = take_floats(pieces, CHUNK, of.width);
+        if (RULE == DELTA) {
+            S_low = take_halves(pieces, of.keys / 2, 2 * of.width);
+            written = take_halves(pieces, CHUNK / 2, 2 * of.width);
+            written_low = take_halves(pieces, CHUNK / 2, 2 * of.width);
+        }
         used = pieces.used;
     }
 
@@ -56,30 +62,48 @@ private:
         gather(call.v, at, at.head, t, count, of.columns.first, of.columns.real(), v);
         const Fading<RANK> fading(call, at, t, count);
         turn(k, k_turned, CHUNK, of.keys);
-        weave(v, v_woven, CHUNK, of.width);
+        weave_and_fade<RULE == DELTA>(S, of, fading, S_woven, S_low);
+        if (RULE == DELTA) overwrite(fading, t, count);
+        else weave(v, v_woven, CHUNK, of.width);
         expect(call.q, at, shared, next, call.keys);
         triangle_of_product<false>(q, k_turned, scores, CHUNK, of.keys);
         remembered<RANK>(fading.alpha, [&](int i, int c, Float f) { store(pairs.at(i, c * LANES), load(scores.at(i, c * LANES)) * f); });
         expect(call.k, at, shared, next, call.keys);
-        unweave<RANK == HEAD>(k_turned, fading.since, k_transposed, of.rows, CHUNK);
-        weave_state<RANK>(S, of, fading, S_woven);
+        unweave<RANK == HEAD && RULE == PLAIN>(k_turned, fading.since, k_transposed, of.rows, CHUNK);
         product<false>(q, S_woven, sums, CHUNK, of.lanes, of.keys);
         if (RANK == HEAD)
             for (int i = 0; i < count; i++)
                 for (int64_t c = 0; c < of.lanes; c += LANES) store(sums.at(i, c), load(sums.at(i, c)) * fading.until[i]);
         expect(call.v, at, at.head, next, call.values);
         product_of_triangle<false>(pairs, v_woven, sums, CHUNK, of.lanes);
-        add_to_state(k_transposed, v_woven, S, of);
+        add_to_state(k_transposed, RULE == DELTA ? written : v_woven, S, of);
+        if (RULE == DELTA) add_to_state(k_transposed, written_low, S, of);
         const Row out{call, of.task, large(call, call.o, call.values)};
         for (int i = 0; i < count; i++)
             for (int64_t c = 0; c < of.lanes; c += LANES) out.store(t + i, of.columns.first + c, load(sums.at(i, c)) * float(call.scale));
     }
+
+    // What the delta rule writes, for the chunk's own tokens to read, and in two parts as the state keeps it.
+    void overwrite(const Fading<RANK>& fading, int64_t t, int count) {
+        gather_numbers(call.beta, of.task.at, t, count, beta);
+        triangle_of_product<false>(k, k_turned, scores, CHUNK, of.keys);
+        remembered<RANK>(fading.alpha, [&](int i, int c, Float f) { store(scores.at(i, c * LANES), load(scores.at(i, c * LANES)) * f); });
+        miss(k, v, S_woven, S_low, scores, fading, beta, of, sums);
+        for (int i = 0; i < CHUNK; i += 2)
+            for (int64_t c = 0; c < of.lanes; c += LANES) {
+                Float a = load(sums.at(i, c)) * beta[i], b = load(sums.at(i + 1, c)) * beta[i + 1];
+                store_woven(v_woven.woven(i, c), a, b);
+                if (RANK == HEAD) a = a * fading.since[i], b = b * fading.since[i + 1];
+                store_woven(written.woven(i, c), a, b);
+                store_woven(written_low.woven(i, c), left_over(a), left_over(b));
+            }
+    }
 };
 
-template <int RANK>
+template <int RANK, int RULE>
 void all(const Call& call) {
     parallel(tasks(call), call.threads, [&](int64_t i) {
-        Forward<RANK> task(call, i, scratch.room(Forward<RANK>(call, i, nullptr).used));
+        Forward<RANK, RULE> task(call, i, scratch.room(Forward<RANK, RULE>(call, i, nullptr).used));
         with_tiles([&] { task.run(); });
     });
 }
@@ -91,7 +115,7 @@ LINATTN_ENTRY(linear_attention)(const void* call, int64_t threads) {
     memcpy(&own, call, sizeof own);
     own.threads = threads;
     if (!on_tiles(own)) return linattn_linear_attention_avx512(call, threads);
-    own.rank == HEAD ? all<HEAD>(own) : all<NONE>(own);
+    LINATTN_ON_TILES(all, own)
 }
 
 }  // namespace LINATTN_ISA

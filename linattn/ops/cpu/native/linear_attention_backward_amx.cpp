@@ -3,6 +3,8 @@
 // With S the state before a chunk and dS the gradient of the one after it, q scaled, and F what a token remembers of an earlier one:
 // P = F ∘ q kᵀ, G = F ∘ do vᵀ;  dq = until ∘ do Sᵀ + G k,  dk = since ∘ v dSᵀ + Gᵀ q,  dv = since ∘ k dS + Pᵀ do,
 // and the gradient of a token's decay is all that passes it: from earlier tokens or from S, to later ones or to dS.
+// The delta rule has u = β m for v, and x = −β dm for dv, of which the equations are those of m, transposed. What x says of keys as they
+// read is what do says of q: with X = F ∘ x uᵀ off its diagonal, dk += until ∘ x Sᵀ + (X + Xᵀ) k;  dv = −x,  dβ = m dm.
 #include "linear_attention_tiles.h"
 
 extern "C" void linattn_linear_attention_backward_avx512(const void* call, int64_t threads);
@@ -13,17 +15,20 @@ namespace {
 
 thread_local Scratch scratch;
 
-template <int RANK>
+template <int RANK, int RULE>
 class Backward {
     const Call& call;
     const Sizes of;
     const float scale;
     PerKey per_key;
-    float *dS, *to_later, *from_earlier, *passing;  // sums for each token of a chunk
+    float *dS, *beta, *to_later, *read_later, *from_earlier, *passing;  // numbers of each token of a chunk
     Halves q, k, v, d_o, q_turned, v_turned, do_turned, q_woven, k_woven, do_woven, q_transposed;
     Halves pairs, by_pair, by_pair_transposed;  // Pᵀ, G and Gᵀ
-    Halves rounded, S_turned, dS_woven;
+    Halves rounded, S_turned, dS_turned, woven;
     Floats scores, by_scores, sums;
+    // Of the delta rule: x, its pairs and those of keys, and what stands before in the way of products.
+    Halves x, x_turned, x_woven, x_low, k_turned, k_transposed, by_key, low;
+    Floats of_keys, missed, read;
 
 public:
     int64_t used;
@@ -32,7 +37,9 @@ public:
         Pieces pieces{data};
         per_key.take(pieces);
         dS = pieces.take(of.state);
+        beta = pieces.take(CHUNK);
         to_later = pieces.take(CHUNK);
+        read_later = pieces.take(CHUNK);
         from_earlier = pieces.take(CHUNK);
         passing = pieces.take(CHUNK + LANES);
         q = take_halves(pieces, CHUNK, of.keys);
@@ -51,10 +58,12 @@ public:
         by_pair_transposed = take_halves(pieces, CHUNK, CHUNK);
         rounded = take_halves(pieces, of.keys, of.width);
         S_turned = take_halves(pieces, of.width / 2, 2 * of.keys);
-        dS_woven = take_halves(pieces, of.keys / 2, 2 * of.width);
+        dS_turned = take_halves(pieces, of.width / 2, 2 * of.keys);
+        woven = take_halves(pieces, of.keys / 2, 2 * of.width);
         scores = take_floats(pieces, CHUNK, CHUNK);
         by_scores = take_floats(pieces, CHUNK, CHUNK);
         sums = take_floats(pieces, CHUNK, of.keys > of.width ? of.keys : of.width);
+        if (RULE == DELTA) take_more(pieces);
         used = pieces.used;
     }
 
@@ -70,43 +79,74 @@ public:
     }
 
 private:
+    void take_more(Pieces& pieces) {
+        x = take_halves(pieces, CHUNK, of.width);
+        x_turned = take_halves(pieces, of.width / 2, 2 * CHUNK);
+        x_woven = take_halves(pieces, CHUNK / 2, 2 * of.width);
+        x_low = take_halves(pieces, CHUNK / 2, 2 * of.width);
+        k_turned = take_halves(pieces, of.keys / 2, 2 * CHUNK);
+        k_transposed = take_halves(pieces, of.keys, CHUNK);
+        low = take_halves(pieces, of.keys / 2, 2 * of.width);
+        by_key = take_halves(pieces, CHUNK, CHUNK);
+        of_keys = take_floats(pieces, CHUNK, CHUNK);
+        missed = take_floats(pieces, CHUNK, of.width);
+        read = take_floats(pieces, CHUNK, of.keys);
+    }
+
     void chunk(int64_t t, int count, const float* S) {
         const Place& at = of.task.at;
         const int64_t shared = at.head / call.group, before = t - CHUNK;
         const Fading<RANK> fading(call, at, t, count);
         rows(t, count);
+        if (RULE == DELTA) repeat(S, fading, t, count);
+        turn(v, v_turned, CHUNK, of.width);
         const auto ask = [&](const Strided& x, int64_t head, int64_t numbers) {
             if (before >= at.first) expect(x, at, head, before, numbers);
         };
         pairs_of_tokens(fading.alpha);
         ask(call.q, shared, call.keys);
         const float across = RANK == HEAD && call.ddecay ? fading.until[CHUNK - 1] * inner(S, dS) : 0.0f;
+        turn_state(S, S_turned);
+        turn_state(dS, dS_turned);
 
-        turn_state(S);
-        product_with_state(d_o, S_turned, [&](int i) { return RANK == HEAD ? scale * fading.until[i] : scale; }, q, to_later);
-        product_of_triangle<false>(by_pair, k_woven, sums, CHUNK, of.rows);
-        put_keys(0, t, count);
-        ask(call.k, shared, call.keys);
-
-        turn_state(dS);
-        product_with_state(v, S_turned, [&](int j) { return RANK == HEAD ? fading.since[j] : 1.0f; }, k, from_earlier);
-        product_of_triangle<true>(by_pair_transposed, q_woven, sums, CHUNK, of.rows);
-        put_keys(1, t, count);
-        ask(call.v, at.head, call.values);
-
-        weave_state<RANK>(dS, of, fading, dS_woven);
-        product<false>(k, dS_woven, sums, CHUNK, of.lanes, of.keys);
+        weave_and_fade<RULE == DELTA>(dS, of, fading, woven, low);
+        product<false>(k, woven, sums, CHUNK, of.lanes, of.keys);
+        if (RULE == DELTA) product<true>(k, low, sums, CHUNK, of.lanes, of.keys);
         if (RANK == HEAD)
             for (int j = 0; j < count; j++)
                 for (int64_t c = 0; c < of.lanes; c += LANES) store(sums.at(j, c), load(sums.at(j, c)) * fading.since[j]);
         product_of_triangle<true>(pairs, do_woven, sums, CHUNK, of.lanes);
+        if (RULE == DELTA) solve(fading, t, count);
         put_values(t, count);
+        ask(call.k, shared, call.keys);
+        if (RULE == DELTA) pairs_of_keys(fading.alpha);
+        if (RANK == HEAD && call.ddecay) pass();
+
+        product_with_state(d_o, S_turned, [&](int i) { return RANK == HEAD ? scale * fading.until[i] : scale; }, q, to_later, sums);
+        product_of_triangle<false>(by_pair, k_woven, sums, CHUNK, of.rows);
+        put_keys(0, t, count);
+        ask(call.v, at.head, call.values);
+
+        product_with_state(v, dS_turned, [&](int j) { return RANK == HEAD ? fading.since[j] : 1.0f; }, k, from_earlier, sums);
+        product_of_triangle<true>(by_pair_transposed, q_woven, sums, CHUNK, of.rows);
+        if (RULE == DELTA) {
+            product_with_state(x, S_turned, [&](int i) { return RANK == HEAD ? fading.until[i] : 1.0f; }, k, read_later, read);
+            product<true>(by_key, k_woven, sums, CHUNK, of.rows, CHUNK);
+            for (int i = 0; i < count; i++)
+                for (int64_t c = 0; c < of.rows; c += LANES) store(sums.at(i, c), load(sums.at(i, c)) + load(read.at(i, c)));
+        }
+        put_keys(1, t, count);
         ask(call.d_o, at.head, call.values);
 
         float reading[CHUNK];
         for (int i = 0; i < CHUNK; i++) reading[i] = RANK == HEAD ? scale * fading.until[i] : scale;
         unweave<true>(q_turned, reading, q_transposed, of.rows, CHUNK);
         add_to_state(q_transposed, do_woven, dS, of);
+        if (RULE == DELTA) {
+            unweave<false>(k_turned, nullptr, k_transposed, of.rows, CHUNK);
+            add_to_state(k_transposed, x_woven, dS, of);
+            add_to_state(k_transposed, x_low, dS, of);
+        }
         if (RANK == HEAD && call.ddecay) put_decays(t, count, across);
     }
 
@@ -119,11 +159,66 @@ private:
         gather(call.v, at, at.head, t, count, of.columns.first, of.columns.real(), v);
         gather(call.d_o, at, at.head, t, count, of.columns.first, of.columns.real(), d_o);
         turn(q, q_turned, CHUNK, of.keys);
-        turn(v, v_turned, CHUNK, of.width);
         turn(d_o, do_turned, CHUNK, of.width);
         weave(q, q_woven, CHUNK, of.keys);
         weave(k, k_woven, CHUNK, of.keys);
         weave(d_o, do_woven, CHUNK, of.width);
+    }
+
+    // Once more what the delta rule has missed and written, and A with its transpose.
+    void repeat(const float* S, const Fading<RANK>& fading, int64_t t, int count) {
+        gather_numbers(call.beta, of.task.at, t, count, beta);
+        turn(k, k_turned, CHUNK, of.keys);
+        product<false>(k, k_turned, scores, CHUNK, CHUNK, of.keys);
+        remembered<RANK>(fading.alpha, [&](int i, int c, Float f) { store(of_keys.at(i, c * LANES), load(scores.at(i, c * LANES)) * f); });
+        remembering<RANK>(fading.alpha, [&](int j, int c, Float f) {
+            const Float above = load(scores.at(j, c * LANES)) * f;
+            store(of_keys.at(j, c * LANES), c == j / LANES ? above + load(of_keys.at(j, c * LANES)) : above);
+        });
+        weave_state<true>(S, of, woven, low, [](const float*, Float) {});
+        miss(k, v, woven, low, of_keys, fading, beta, of, missed);
+        for (int i = 0; i < CHUNK; i++)
+            for (int64_t c = 0; c < of.lanes; c += LANES) store(v.at(i, c), load(missed.at(i, c)) * beta[i]);
+    }
+
+    // From what meets the gradients of what is written to those of v, β and x.
+    void solve(const Fading<RANK>& fading, int64_t t, int count) {
+        substitute<true>(of_keys, beta, sums, of.lanes);
+        for (int i = 0; i < CHUNK; i += LANES) {
+            Float sum[LANES], dbeta[1];
+            for (int lane = 0; lane < LANES; lane++) {
+                sum[lane] = zero();
+                for (int64_t c = 0; c < of.lanes; c += LANES) {
+                    const Float dm = load(sums.at(i + lane, c));
+                    sum[lane] = fma(dm, load(missed.at(i + lane, c)), sum[lane]);
+                    store(sums.at(i + lane, c), dm * beta[i + lane]);
+                    store(x.at(i + lane, c), dm * -beta[i + lane]);
+                }
+            }
+            dbeta[0] = LINATTN_ISA::sums(sum);
+            for (int lane = 0; lane < least(count - i, LANES); lane++) call.dbeta[of.task.token(call, t + i + lane)] = dbeta[0][lane];
+        }
+        turn(x, x_turned, CHUNK, of.width);
+        for (int i = 0; i < CHUNK; i += 2)
+            for (int64_t c = 0; c < of.lanes; c += LANES) {
+                Float a = -load(sums.at(i, c)), b = -load(sums.at(i + 1, c));
+                if (RANK == HEAD) a = a * fading.until[i], b = b * fading.until[i + 1];
+                store_woven(x_woven.woven(i, c), a, b);
+                store_woven(x_low.woven(i, c), left_over(a), left_over(b));
+            }
+    }
+
+    // X + Xᵀ, and what passes each token on its way from key to key.
+    void pairs_of_keys(const float* alpha) {
+        triangle_of_product<false>(x, v_turned, by_scores, CHUNK, of.width);
+        remembered<RANK>(alpha, [&](int i, int c, Float f) { store(by_key.at(i, c * LANES), load(by_scores.at(i, c * LANES)) * f); });
+        triangle_of_product<true>(v, x_turned, by_scores, CHUNK, of.width);
+        remembering<RANK>(alpha, [&](int j, int c, Float f) {
+            const Float by = load(by_scores.at(j, c * LANES)), above = by * f;
+            store(by_key.at(j, c * LANES), c == j / LANES ? above + load(by_key.at(j, c * LANES)) : above);
+            store(scores.at(j, c * LANES), fma(load(of_keys.at(j, c * LANES)), by, load(scores.at(j, c * LANES))));
+        });
+        for (int i = 0; i < CHUNK; i++) *by_key.at(i, i) = {0};
     }
 
     // Pᵀ, G and Gᵀ, and what passes each token on its way between two of the chunk.
@@ -139,7 +234,6 @@ private:
             store(by_pair_transposed.at(j, c * LANES), by * (f * scale));
             store(scores.at(j, c * LANES), pair * by);
         });
-        if (RANK == HEAD && call.ddecay) pass();
     }
 
     // passing[t]: the sum over all pairs of a token before t with one from t on.
@@ -166,19 +260,19 @@ private:
     }
 
     // A state for products that sum over its columns.
-    void turn_state(const float* S) {
+    void turn_state(const float* S, Halves to) {
         slabs<WIDE>(of.lanes, [&](auto width, int64_t c) {
             constexpr int W = decltype(width)::value;
             const float* s = S + c * of.rows;
             for (int64_t r = 0; r < of.rows; r++, s += W * LANES)
                 for (int w = 0; w < W; w++) store(rounded.at(r, c + w * LANES), load(s + w * LANES));
         });
-        turn(rounded, S_turned, of.rows, of.width);
+        turn(rounded, to, of.rows, of.width);
     }
 
     // sums = factor ∘ x Sᵀ, and their inner products with the rows of `by`.
     template <class Factor>
-    LINATTN_INLINE void product_with_state(Halves x, Halves state, Factor factor, Halves by, float* inner) {
+    LINATTN_INLINE void product_with_state(Halves x, Halves state, Factor factor, Halves by, float* inner, Floats sums) {
         product<false>(x, state, sums, CHUNK, of.rows, of.width);
         for (int i = 0; i < CHUNK; i += LANES) {
             Float sum[LANES];
@@ -213,14 +307,22 @@ private:
             call.ddecay[of.task.token(call, t + j)] = passing[j] + earlier;
             earlier += from_earlier[j];
         }
-        for (int i = count - 1; i >= 0; i--) call.ddecay[of.task.token(call, t + i)] += later += to_later[i];
+        for (int i = count - 1; i >= 0; i--) {
+            later += RULE == DELTA ? to_later[i] + read_later[i] : to_later[i];
+            call.ddecay[of.task.token(call, t + i)] += later;
+        }
     }
 };
 
-template <int RANK>
+// The gradient of a decay that all tokens share is the sum of theirs, of which more cancels under the delta rule than rounded numbers can tell.
+bool sums_of_decays(const Call& call) {
+    return call.rule == DELTA && call.ddecay && call.constant;
+}
+
+template <int RANK, int RULE>
 void all(const Call& call) {
     parallel_groups(call, [&](int64_t i) {
-        Backward<RANK> task(call, i, scratch.room(Backward<RANK>(call, i, nullptr).used));
+        Backward<RANK, RULE> task(call, i, scratch.room(Backward<RANK, RULE>(call, i, nullptr).used));
         with_tiles([&] { task.run(); });
     });
 }
@@ -231,8 +333,8 @@ LINATTN_ENTRY(linear_attention_backward)(const void* call, int64_t threads) {
     Call own;
     memcpy(&own, call, sizeof own);
     own.threads = threads;
-    if (!on_tiles(own)) return linattn_linear_attention_backward_avx512(call, threads);
-    own.rank == HEAD ? all<HEAD>(own) : all<NONE>(own);
+    if (!on_tiles(own) || sums_of_decays(own)) return linattn_linear_attention_backward_avx512(call, threads);
+    LINATTN_ON_TILES(all, own)
 }
 
 }  // namespace LINATTN_ISA

@@ -1,4 +1,7 @@
-// Chunks of 64 tokens as matrices on tiles, with one decay for all channels of a head or none.
+// Chunks of 64 tokens as matrices on tiles, with one decay for all channels of a head or none, under the plain rule and the delta rule.
+//
+// With A the products of a chunk's keys, each with those before it and faded since, the delta rule writes u = β m of what it has
+// missed, m = v − until ∘ k S − A (β m): a triangle of equations, which is solved in float32. The rest is the plain rule with u for v.
 //
 // What tokens are to each other are products of the factors that lie between the two, as everywhere here. The state and its gradient
 // stay in float32; they are rounded to bfloat16 only where they are multiplied.
@@ -12,12 +15,18 @@ namespace LINATTN_ISA {
 
 constexpr int WIDE = Family<PLAIN>::WIDTH;
 
-// What pays on tiles: enough tokens, keys and values of bfloat16 under the plain rule. Channels that fade each in their own way make as much
-// work for vectors as all of it. Sums of keys (z) want more digits: in them the errors of rounded keys average out.
+// What pays on tiles: enough tokens, keys and values of bfloat16 under the plain rule and the delta rule. Channels that fade each in their
+// own way make as much work for vectors as all of it. Sums of keys (z) want more digits: in them the errors of rounded keys average out.
 inline bool on_tiles(const Call& call) {
     const bool halves = call.q.dtype == BFLOAT16 && call.k.dtype == BFLOAT16 && call.v.dtype == BFLOAT16;
-    return halves && call.rule == PLAIN && call.rank != CHANNEL && !call.ones && call.tokens >= 32 * (call.ends ? call.sequences : 1) && call.keys >= 16 && call.values >= 16;
+    const bool rule = (call.rule == PLAIN && !call.ones) || call.rule == DELTA;
+    return halves && rule && call.rank != CHANNEL && call.tokens >= 32 * (call.ends ? call.sequences : 1) && call.keys >= 16 && call.values >= 16;
 }
+
+// body<RANK, RULE>(call), by what the call is.
+#define LINATTN_ON_TILES(body, call)                                                                          \
+    if ((call).rule == DELTA) (call).rank == HEAD ? body<HEAD, DELTA>(call) : body<NONE, DELTA>(call);        \
+    else (call).rank == HEAD ? body<HEAD, PLAIN>(call) : body<NONE, PLAIN>(call);
 
 // Sizes of a task's matrices.
 struct Sizes {
@@ -55,18 +64,24 @@ LINATTN_INLINE void expect(const Strided& of, const Place& at, int64_t head, int
     for (; t < last; t++) of.expect(at.row, t, head, numbers);
 }
 
+// One number of each token of a chunk, of a tensor [B, T, H]; zeros up to 64.
+inline void gather_numbers(const Strided& of, const Place& at, int64_t t, int count, float* to) {
+    for (int i = 0; i < CHUNK; i++) {
+        float one[LANES] = {};
+        if (i < count) store(one, load(of.data, of.dtype, of.at(at.row, t + i, at.head), 1));
+        to[i] = one[0];
+    }
+}
+
 // How a head fades within a chunk: by each token, up to it from the start of the chunk, and from it to the end.
 template <int RANK>
 struct Fading {
     float alpha[CHUNK], until[CHUNK], since[CHUNK];
     Float keep, rest;
     Fading(const Call& call, const Place& at, int64_t t, int count) {
-        float log[CHUNK] = {}, total = 0, product = 1;
-        for (int i = 0; i < count; i++) {
-            float one[LANES];
-            store(one, load(call.decay.data, call.decay.dtype, call.decay.at(at.row, t + i, at.head), 1));
-            total += log[i] = one[0];
-        }
+        float log[CHUNK], total = 0, product = 1;
+        gather_numbers(call.decay, at, t, count, log);
+        for (int i = 0; i < count; i++) total += log[i];
         for (int i = 0; i < CHUNK; i += LANES) store(alpha + i, exp_below(load(log + i)));
         for (int i = 0; i < CHUNK; i++) until[i] = product = product * alpha[i];
         factor(splat(total), splat(product), keep, rest);
@@ -119,20 +134,27 @@ LINATTN_INLINE void remembering(const float* alpha, Body body) {
         }
 }
 
-// The state woven, for products with what reads it; and what remains of it at the end of a chunk.
-template <int RANK>
-void weave_state(float* S, const Sizes& of, const Fading<RANK>& fading, Halves to) {
+// The state woven, for products with what reads it, and what rounding it leaves over (`LOW`); then(place, vector) of all its vectors.
+template <bool LOW, class T, class Then>
+LINATTN_INLINE void weave_state(T* S, const Sizes& of, Halves to, Halves low, Then then) {
     slabs<WIDE>(of.lanes, [&](auto width, int64_t c) {
         constexpr int W = decltype(width)::value;
-        float* s = S + c * of.rows;
+        T* s = S + c * of.rows;
         for (int64_t r = 0; r < of.rows; r += 2, s += 2 * W * LANES)
             for (int w = 0; w < W; w++) {
                 const Float a = load(s + w * LANES), b = load(s + (W + w) * LANES);
                 store_woven(to.woven(r, c + w * LANES), a, b);
-                store(s + w * LANES, fading.remains(a));
-                store(s + (W + w) * LANES, fading.remains(b));
+                if (LOW) store_woven(low.woven(r, c + w * LANES), left_over(a), left_over(b));
+                then(s + w * LANES, a);
+                then(s + (W + w) * LANES, b);
             }
     });
+}
+
+// The same, and what remains of it at the end of a chunk.
+template <bool LOW, int RANK>
+void weave_and_fade(float* S, const Sizes& of, const Fading<RANK>& fading, Halves to, Halves low) {
+    weave_state<LOW>(S, of, to, low, [&](float* place, Float s) { store(place, fading.remains(s)); });
 }
 
 // S += A [rows, 64] B [64, columns].
@@ -141,6 +163,58 @@ inline void add_to_state(Halves a, Halves b, float* S, const Sizes& of) {
         constexpr int W = decltype(width)::value;
         product<true>(a, {b.woven(0, c), b.row}, {S + c * of.rows, W * LANES}, of.rows, W * LANES, CHUNK);
     });
+}
+
+// x + A (β ∘ x) = what stands in x, for A [64, 64] as it is below its diagonal (or above it), by substitution.
+template <bool UPPER>
+void substitute(Floats A, const float* beta, Floats x, int64_t columns) {
+    constexpr int R = 8;  // rows at a time: as many as registers hold
+    const float(*a)[CHUNK] = (const float(*)[CHUNK])A.data;
+    slabs<WIDE>(columns, [&](auto width, int64_t c) {
+        constexpr int W = decltype(width)::value;
+        for (int n = 0; n < CHUNK; n += R) {
+            const int first = UPPER ? CHUNK - R - n : n;
+            Float sum[R][W];
+            for (int r = 0; r < R; r++)
+                for (int w = 0; w < W; w++) sum[r][w] = load(x.at(first + r, c + w * LANES));
+            for (int j = UPPER ? first + R : 0; j < (UPPER ? CHUNK : first); j++) {
+                Float y[W];
+                for (int w = 0; w < W; w++) y[w] = load(x.at(j, c + w * LANES)) * splat(beta[j]);
+                for (int r = 0; r < R; r++) {
+                    const Float factor = splat(a[first + r][j]);
+                    for (int w = 0; w < W; w++) sum[r][w] = sum[r][w] - factor * y[w];
+                }
+            }
+            LINATTN_UNROLL
+            for (int step = 0; step < R; step++) {
+                const int j = UPPER ? R - 1 - step : step;
+                Float y[W];
+                for (int w = 0; w < W; w++) y[w] = sum[j][w] * splat(beta[first + j]);
+                LINATTN_UNROLL
+                for (int r = 0; r < R; r++) {
+                    if (UPPER ? r >= j : r <= j) continue;
+                    const Float factor = splat(a[first + r][first + j]);
+                    for (int w = 0; w < W; w++) sum[r][w] = sum[r][w] - factor * y[w];
+                }
+            }
+            for (int r = 0; r < R; r++)
+                for (int w = 0; w < W; w++) store(x.at(first + r, c + w * LANES), sum[r][w]);
+        }
+    });
+}
+
+// What the delta rule has missed of v. `of_keys` has A below its diagonal. The state goes in with what rounding it has left over: errors
+// of what is written would stay in it, and add up where β is near 2.
+template <int RANK>
+void miss(Halves k, Halves v, Halves S, Halves S_low, Floats of_keys, const Fading<RANK>& fading, const float* beta, const Sizes& of, Floats missed) {
+    product<false>(k, S, missed, CHUNK, of.lanes, of.keys);
+    product<true>(k, S_low, missed, CHUNK, of.lanes, of.keys);
+    for (int i = 0; i < CHUNK; i++)
+        for (int64_t c = 0; c < of.lanes; c += LANES) {
+            const Float found = load(missed.at(i, c));
+            store(missed.at(i, c), load(v.at(i, c)) - (RANK == HEAD ? found * fading.until[i] : found));
+        }
+    substitute<false>(of_keys, beta, missed, of.lanes);
 }
 
 }  // namespace LINATTN_ISA

@@ -114,6 +114,11 @@ LINATTN_INLINE void store_woven(bfloat16* p, Float a, Float b) {
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16((__m512i)turns, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a)));
 }
 
+// What is left of x when it is rounded to bfloat16.
+LINATTN_INLINE Float left_over(Float x) {
+    return x - bits<Float>((Word)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16));
+}
+
 // x [rows, columns] woven; an even number of rows, and a multiple of 32 columns.
 inline void weave(Halves x, Halves to, int64_t rows, int64_t columns) {
     constexpr Shorts turns = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks import configurations
-from benchmarks.configurations import Candidate, Search, calls, neighbours, wanted_places
+from benchmarks.configurations import __main__ as configurations
+from benchmarks.configurations.calls import calls
+from benchmarks.configurations.search import Candidate, Search, neighbours, wanted_places
 from linattn.bench.gpu.worker import Failure
 from linattn.ops.triton import table
 from linattn.ops.triton.linear_attention import WIDEST

@@ -1,0 +1,1 @@
+"""The search for the configurations in linattn/ops/triton/table.json: see __main__.py."""

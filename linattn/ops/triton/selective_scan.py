@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from linattn.ops.triton import elementwise, elementwise_kernels, launch
+from linattn.ops.triton import selective_scan_gradients as gradient_kernels
 from linattn.ops.triton import selective_scan_kernels as kernels
 
 
@@ -120,10 +121,10 @@ def _backward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, kept, d
     d_both = recorder.empty(blocks, *work.both.shape, dtype=torch.float32)
     work.enter(d_y, dt, d_last, starts, stops, carried, 1, reverse=True)
     tensors = (x, dt, work.faded, work.both, d, initial, d_y, d_last, starts, stops, kept, carried)
-    work(kernels.backward, BACKWARD, (*tensors, d_x, d_dt, d_a, d_both, d_d, d_initial), work.batch)
+    work(gradient_kernels.backward, BACKWARD, (*tensors, d_x, d_dt, d_a, d_both, d_d, d_initial), work.batch)
     grid = (triton.cdiv(work.tokens, 64), 2 * work.batch, 1)
     numbers = (work.tokens, work.padded, blocks)
-    recorder.launch(kernels.gather, grid, (d_both, d_b, d_c), numbers, N=work.size, NB=work.padded_size, TB=64, num_warps=4)
+    recorder.launch(gradient_kernels.gather, grid, (d_both, d_b, d_c), numbers, N=work.size, NB=work.padded_size, TB=64, num_warps=4)
     return d_x, d_dt, d_a, d_b, d_c, d_d, d_initial, starts, stops
 
 

@@ -12,7 +12,7 @@ from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import decode, hopper, launch
 from linattn.ops.triton.launch import traced
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
-from linattn.ops.triton.run import Run, in_rows
+from linattn.ops.triton.run import Arguments, Gradients, Run, in_rows
 
 STEPS = 16  # tokens that steps are faster for than chunks
 WIDEST = 256  # keys of one call of the kernels; without a rule that erases more go in parts
@@ -113,34 +113,40 @@ def _heads(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Te
     return o, state
 
 
-def forward(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, wide, keeps) -> launch.Tensors:
-    """Output [B, T, H, V] (float32 if ``wide``), final state, and, between segments, states and what joins them (or None)."""
-    inputs = _laid_out(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens)
-    return launch.run(_forward, v, inputs, scale, wide, keeps, then=_likely_backward if keeps else None)
+def forward(*arguments) -> launch.Tensors:
+    """Output [B, T, H, V] (float32 if ``wide``), final state, and, between segments, states and what joins them (or None).
+
+    The arguments are those of ``chunk_forward``.
+    """
+    *tensors, scale, wide, keeps = arguments
+    return launch.run(_forward, tensors[2], _laid_out(*tensors), scale, wide, keeps, then=_likely_backward if keeps else None)
 
 
-def _likely_backward(recorder, results, q, k, v, decay, beta, read, write, bonus, initial, cu, scale, wide, keeps) -> None:
+def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *arguments) -> None:
     """The backward pass that follows unless the final state has a cotangent too."""
+    *tensors, scale, _, _ = arguments
     o, _, starts, links = results
-    ddecay = decay is not None and decay.requires_grad
-    _backward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, o, None, starts, links, scale, ddecay)
+    decay = Arguments(*tensors).decay
+    _backward(recorder, *tensors, o, None, starts, links, scale, decay is not None and decay.requires_grad)
 
 
 def _laid_out(*tensors: Tensor | None) -> launch.Tensors:
-    """The arguments of ``chunk_forward``, in the memory layout that the kernels want."""
+    """The tensors of ``chunk_forward``, in the memory layout that the kernels want."""
     *timed, bonus, initial, cu = tensors
     return *map(in_rows, timed), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
 
 
-def _forward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, scale, wide, keeps) -> launch.Tensors:
-    run = Run(recorder, q, k, v, decay, beta, read, write, bonus, cu, scale)
+def _forward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+    *tensors, scale, wide, keeps = arguments
+    given = Arguments(*tensors)
+    run = Run(recorder, given, scale)
     o, final, starts, links = (None if shape is None else run.empty(*shape, dtype=dtype) for shape, dtype in _shapes(run, wide))
     run.choose(o)
     run.prepare()
     if starts is not None:
         run.forward(starts, **_joining(run, links), local=True, every=keeps)
-        run.chain(starts, **_joining(run, links), first=initial, reverse=False)
-    run.forward(initial if starts is None else starts, o=o, final=final)
+        run.chain(starts, **_joining(run, links), first=given.initial, reverse=False)
+    run.forward(given.initial if starts is None else starts, o=o, final=final)
     return o, final, starts, links
 
 
@@ -160,24 +166,29 @@ def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
     return {"transition": None if plain else links, "total": links if plain else None}
 
 
-def backward(
-    do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, starts, links
-) -> launch.Tensors:  # fmt: skip
-    """Gradients of q, k, v, decay, beta, read, write, bonus and the initial state."""
-    inputs = _laid_out(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens)
+def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
+    """Gradients of q, k, v, decay, beta, read, write, bonus and the initial state.
+
+    The arguments are those of ``chunk_backward``.
+    """
+    *tensors, scale, ddecay, starts, links = arguments
+    given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
-    dq, dk, dv, ddecay, dbeta, dread, dwrite, dbonus, dinitial = launch.run(
-        _backward, v, (*inputs, in_rows(do), dfinal, starts, links), scale, ddecay
+    dq, dk, dv, *others, dbonus, dinitial = launch.run(
+        _backward, given.v, (*_laid_out(*tensors), in_rows(do), dfinal, starts, links), scale, ddecay
     )
-    if v.shape[2] > k.shape[2]:
-        dq, dk = (g.unflatten(2, (k.shape[2], -1)).sum(3) for g in (dq, dk))
-    if bonus is not None:
-        dbonus = dbonus.sum(0).to(bonus.dtype)
-    return dq, dk, dv.to(v.dtype), ddecay, dbeta, dread, dwrite, dbonus, dinitial
+    heads = given.k.shape[2]
+    if given.v.shape[2] > heads:
+        dq, dk = (g.unflatten(2, (heads, -1)).sum(3) for g in (dq, dk))
+    if given.bonus is not None:
+        dbonus = dbonus.sum(0).to(given.bonus.dtype)
+    return dq, dk, dv.to(given.v.dtype), *others, dbonus, dinitial
 
 
-def _backward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, do, dfinal, starts, links, scale, ddecay) -> launch.Tensors:
-    run = Run(recorder, q, k, v, decay, beta, read, write, bonus, cu, scale)
+def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+    *tensors, do, dfinal, starts, links, scale, ddecay = arguments
+    given = Arguments(*tensors)
+    run, v = Run(recorder, given, scale), given.v
     rule, slots = run.family.rule, run.plan.chunks
     run.choose(do)
     run.prepare()
@@ -192,20 +203,21 @@ def _backward(recorder, q, k, v, decay, beta, read, write, bonus, initial, cu, d
         dv = run.empty(*run.own, run.size_v, dtype=v.dtype)
         run.backward(do, ends, dv, dinitial=dinitial)
         turned = run.exchanged(do)
-        turned.backward(q, ends, dk)
-        turned.forward(starts if run.plan.split else initial, o=dq)
+        turned.backward(given.q, ends, dk)
+        turned.forward(starts if run.plan.split else given.initial, o=dq)
         return dq, dk, dv, None, None, None, None, None, dinitial
     states, dstates = run.empty(slots, *run.state), run.empty(slots, *run.state)
     values = run.empty(*run.own, run.size_v) if rule != PLAIN else None
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
-    run.forward(starts if run.plan.split else initial, values=values, states=states)
+    run.forward(starts if run.plan.split else given.initial, values=values, states=states)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
-    wanted = (decay if ddecay else None, beta, read, write)
+    wanted = (given.decay if ddecay else None, given.beta, given.read, given.write)
     ddecay, dbeta, dread, dwrite = (None if t is None else run.empty(*t.shape, dtype=t.dtype) for t in wanted)
-    dbonus = None if bonus is None else recorder.zeros(slots, run.heads, run.size_k, dtype=torch.float32)
-    run.gradients(do, values, dv if rule == DELTA else x_read, states, dstates, dq, dk, ddecay, dbeta, dread, dwrite, dbonus)
-    return dq, dk, dv, ddecay, dbeta, dread, dwrite, dbonus, dinitial
+    dbonus = None if given.bonus is None else recorder.zeros(slots, run.heads, run.size_k, dtype=torch.float32)
+    to = Gradients(dq, dk, ddecay, dbeta, dread, dwrite, dbonus)
+    run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), to)
+    return dq, dk, dv, *to[2:], dinitial
 
 
 @torch.library.custom_op("linattn::chunk_forward", mutates_args=())
@@ -224,7 +236,7 @@ def _given(like: Tensor, tensors: Iterable[Tensor | None]) -> launch.Tensors:
 
 @chunk_forward.register_fake
 def _(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, wide, keeps):
-    run = Run(launch.Recorder(v, ()), q, k, v, decay, beta, read, write, bonus, cu_seqlens, scale)
+    run = Run(launch.Recorder(v, ()), Arguments(q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens), scale)
     return _given(v, [None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)])
 
 
@@ -257,14 +269,12 @@ def _keep(ctx, inputs, output):
 
 def _differentiate(ctx, do, dfinal, *_):
     *tensors, starts, links = ctx.saved_tensors
-    q, k, v, decay, beta, read, write, bonus, initial, cu = tensors
+    v = tensors[2]
     if do is None:
         do = v.new_zeros(v.shape)
     seen = torch.is_grad_enabled() or traced((do, v))  # who asks for a second derivative gets the operator's refusal
     differentiate = chunk_backward if seen else backward
-    grads = differentiate(
-        do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu, ctx.scale, ctx.needs_input_grad[3], starts, links
-    )  # fmt: skip
+    grads = differentiate(do, dfinal, *tensors, ctx.scale, ctx.needs_input_grad[3], starts, links)
     wanted = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:9], strict=True)]
     return (*wanted, None, None, None, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -16,10 +17,38 @@ from linattn.ops.triton.launch import Recorder
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
 
 
+class Arguments(NamedTuple):
+    """The tensors of one call, in the order of its operators."""
+
+    q: Tensor  # [B, T, Hk, K]
+    k: Tensor  # [B, T, Hk, K]
+    v: Tensor  # [B, T, H, V]
+    decay: Tensor | None  # [B, T, H] or [B, T, H, K]
+    beta: Tensor | None  # [B, T, H]
+    read: Tensor | None  # [B, T, H, K]
+    write: Tensor | None  # [B, T, H, K]
+    bonus: Tensor | None  # [H, K]
+    initial: Tensor | None  # [N, H, K, V]
+    cu: Tensor | None  # [N + 1]
+
+
+class Gradients(NamedTuple):
+    """Room for what the last kernel of a backward pass writes, None for what there is not."""
+
+    q: Tensor
+    k: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    read: Tensor | None
+    write: Tensor | None
+    bonus: Tensor | None  # [chunks, H, K]
+
+
 class Run:
     """The kernels of one call and their common arguments."""
 
-    def __init__(self, recorder: Recorder, q, k, v, decay, beta, read, write, bonus, cu, scale):
+    def __init__(self, recorder: Recorder, given: Arguments, scale: float):
+        q, k, v, decay, beta, read, write, bonus, _, cu = given
         self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
         self.recorder, self.bonus, self.cu = recorder, bonus, cu
         self.least = table.NARROWEST if v.dtype == torch.bfloat16 else 16  # channels of a block
@@ -173,13 +202,14 @@ class Run:
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, num_warps=8 if bk > 64 else 4,
         )  # fmt: skip
 
-    def gradients(self, do, values, de, states, dstates, dq, dk, ddecay, dbeta, dread, dwrite, dbonus) -> None:
+    def gradients(self, do, kept: tuple[Tensor | None, ...], to: Gradients) -> None:
+        """``kept`` is what the scans have left: values, their gradients, states and theirs."""
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
-            values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus,
+            *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
         )  # fmt: skip
         numbers = (*strides(self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, do), *self.numbers, 0)
-        constants = dict(V=self.size_v, DDECAY=ddecay is not None, **self.constants)
+        constants = dict(V=self.size_v, DDECAY=to.decay is not None, **self.constants)
         c = table.gradients(self.family)
         bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
         by_channel = self.family.decay == CHANNEL

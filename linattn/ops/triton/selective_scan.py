@@ -224,8 +224,8 @@ class Scan(torch.autograd.Function):
     backward = staticmethod(_gradient)
 
 
-def _gradients(x, dt, a, b, c, d, initial, cu_seqlens, kept, d_y, d_last) -> launch.Tensors:
-    return elementwise._given(x, [None if t is None else t.new_empty(t.shape) for t in (x, dt, a, b, c, d, initial)])
+def _gradients(*arguments) -> launch.Tensors:
+    return elementwise._given(arguments[0], [None if t is None else t.new_empty(t.shape) for t in arguments[:7]])
 
 
 _INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? initial, Tensor? cu_seqlens"

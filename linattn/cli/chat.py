@@ -9,16 +9,15 @@ from typing import Annotated
 
 import typer
 
+from linattn.cli.sampling import Run, Temperature, TopK, TopP
+
 
 def chat(
-    run: Annotated[Path, typer.Argument(help="A run of linattn train, or one of its checkpoints.", show_default=False)],
+    run: Run,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a reply at most.")] = 256,
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token; above 1 is wilder.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Choose among the K likeliest tokens.", show_default="all")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Choose among the likeliest tokens that hold P of the probability.", show_default="all"),
-    ] = None,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = None,
     stop: Annotated[str, typer.Option(metavar="TEXT", help="What ends a reply.", show_default="the end of a line")] = "\n",
     seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed, the same replies.", show_default="others each time")] = None,
     load_state: Annotated[

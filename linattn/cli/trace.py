@@ -7,21 +7,18 @@ from typing import Annotated
 
 import typer
 
+from linattn.cli.sampling import Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
+
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="A run of linattn train, or one of its checkpoints.", show_default=False)],
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)],
+    run: Run,
+    prompt: Prompt,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most; the first is looked at.")] = 16,
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token; above 1 is wilder.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Choose among the K likeliest tokens.", show_default="all")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Choose among the likeliest tokens that hold P of the probability.", show_default="all"),
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given again.", show_default="none")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed, the same text.", show_default="another each time")] = None,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    stop: Stop = None,
+    seed: Seed = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Draw it, too: a file .svg, or a page .html.", show_default="no drawing"),
@@ -39,10 +36,7 @@ def trace(
     from linattn.state import writable
     from linattn.train import load_run
 
-    if not prompt:
-        raise ValueError("--prompt is empty: give the model a text to continue")
-    if any(not s for s in stop or ()):
-        raise ValueError("--stop is empty: give a text to stop at")
+    check(prompt, stop)
     if out is not None and out.suffix not in (".svg", ".html"):
         raise ValueError(f"--out must be a file that ends in .svg or .html, but came as {out}")
     if out is not None:

@@ -78,3 +78,23 @@ def assert_graded(
     for got, wanted in zip(*runs, strict=True):
         assert got.shape == wanted.shape
         assert distance(got, wanted, 1.0) < tolerance
+
+
+def assert_decoding(ours: Mixer, theirs: Callable[..., Tensor], cache: object) -> None:
+    """Two layers of 32 channels read 19 tokens and then one after the other, ours with a state and theirs with a cache."""
+    x, state = torch.randn(2, 24, 32), None
+    y, wanted = [], []
+    for piece in x.split([19, 1, 1, 1, 1, 1], 1):
+        o, state = ours(piece, state, return_state=True)
+        y.append(o)
+        wanted.append(theirs(piece, cache_params=cache))
+    assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
+    assert distance(torch.cat(y, 1), theirs(x)) < 1e-5
+
+
+def assert_left_padding(ours: Mixer, theirs: Callable[..., Tensor]) -> None:
+    """Two layers of 32 channels give the same where tokens are real, of rows that begin with none and with six that are not."""
+    mask = torch.arange(21) >= torch.tensor([0, 6])[:, None]
+    x = torch.randn(2, 21, 32)
+    y, wanted = ours(x, mask=mask), theirs(x, attention_mask=mask)
+    assert distance(y[mask], wanted[mask]) < 1e-5

@@ -7,7 +7,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from linattn.hf.convert.qwen3_next import delta
 from linattn.mixers import create
-from tests.oracles.compare import distance, take
+from tests.oracles.compare import assert_decoding, assert_left_padding, distance, take
 
 
 def pair(heads=2, value_heads=4, key_size=8, value_size=12):
@@ -46,18 +46,9 @@ def _gradients(mixer, x, dtype):
 
 def test_decoding_with_a_cache():
     ours, theirs, config = pair()
-    x, cache, state, y, wanted = torch.randn(2, 24, 32), DynamicCache(config=config), None, [], []
-    for piece in x.split([19, 1, 1, 1, 1, 1], 1):
-        o, state = ours(piece, state, return_state=True)
-        y.append(o)
-        wanted.append(theirs(piece, cache_params=cache))
-    assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
-    assert distance(torch.cat(y, 1), theirs(x)) < 1e-5
+    assert_decoding(ours, theirs, DynamicCache(config=config))
 
 
 def test_padding_on_the_left():
     ours, theirs, _ = pair()
-    mask = torch.arange(21) >= torch.tensor([0, 6])[:, None]
-    x = torch.randn(2, 21, 32)
-    y, wanted = ours(x, mask=mask), theirs(x, attention_mask=mask)
-    assert distance(y[mask], wanted[mask]) < 1e-5
+    assert_left_padding(ours, theirs)

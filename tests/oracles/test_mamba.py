@@ -6,7 +6,7 @@ from transformers import DynamicCache, FalconMambaConfig, FalconMambaModel, Mamb
 
 from linattn.hf.convert.mamba import MIXER
 from linattn.mixers import create
-from tests.oracles.compare import distance, take
+from tests.oracles.compare import assert_decoding, assert_left_padding, distance, take
 
 
 def pair(norms=False):
@@ -37,18 +37,9 @@ def test_values_and_gradients(norms, tokens):
 @pytest.mark.parametrize("norms", [False, True])
 def test_decoding_with_a_cache(norms):
     ours, theirs, config = pair(norms)
-    x, cache, state, y, wanted = torch.randn(2, 24, 32), DynamicCache(config=config), None, [], []
-    for piece in x.split([19, 1, 1, 1, 1, 1], 1):
-        o, state = ours(piece, state, return_state=True)
-        y.append(o)
-        wanted.append(theirs(piece, cache_params=cache))
-    assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
-    assert distance(torch.cat(y, 1), theirs(x)) < 1e-5
+    assert_decoding(ours, theirs, DynamicCache(config=config))
 
 
 def test_padding_on_the_left():
     ours, theirs, _ = pair()
-    mask = torch.arange(21) >= torch.tensor([0, 6])[:, None]
-    x = torch.randn(2, 21, 32)
-    y, wanted = ours(x, mask=mask), theirs(x, attention_mask=mask)
-    assert distance(y[mask], wanted[mask]) < 1e-5
+    assert_left_padding(ours, theirs)

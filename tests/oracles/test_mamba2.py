@@ -8,7 +8,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from linattn.hf.convert.mamba2 import MIXER
 from linattn.mixers import create
-from tests.oracles.compare import distance, take
+from tests.oracles.compare import assert_decoding, assert_left_padding, distance, take
 
 
 def pair(groups):
@@ -42,21 +42,12 @@ def test_values_and_gradients(groups, tokens):
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_decoding_with_a_cache(groups):
     ours, theirs, config = pair(groups)
-    x, cache, state, y, wanted = torch.randn(2, 24, 32), DynamicCache(config=config), None, [], []
-    for piece in x.split([19, 1, 1, 1, 1, 1], 1):
-        o, state = ours(piece, state, return_state=True)
-        y.append(o)
-        wanted.append(theirs(piece, cache_params=cache))
-    assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
-    assert distance(torch.cat(y, 1), theirs(x)) < 1e-5
+    assert_decoding(ours, theirs, DynamicCache(config=config))
 
 
 def test_padding_on_the_left():
     ours, theirs, _ = pair(1)
-    mask = torch.arange(21) >= torch.tensor([0, 6])[:, None]
-    x = torch.randn(2, 21, 32)
-    y, wanted = ours(x, mask=mask), theirs(x, attention_mask=mask)
-    assert distance(y[mask], wanted[mask]) < 1e-5
+    assert_left_padding(ours, theirs)
 
 
 @pytest.mark.parametrize("pattern", ["mva", "mvs", "mqa", "mka", "mha"])

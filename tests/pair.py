@@ -1,0 +1,32 @@
+"""Two processes of one program, which answer together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def answer_of(module: str, folder: Path, *words: str, timeout: float) -> Any:
+    """What ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` with ranks 0 and 1, side by side, write as JSON."""
+    answer = folder / "answer.json"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(folder / "rendezvous"), str(answer), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [p.communicate(timeout=timeout)[0] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+    assert answer.is_file(), "\n".join(said)
+    return json.loads(answer.read_text(encoding="utf-8"))

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import linattn
 from linattn.ops.cpu import library
-from tests.ops import cases
-from tests.ops.cases import KINDS, Call, cotangent, gradients, make
+from tests.ops.cases import KINDS, Call, gradients, make
 from tests.ops.errors import compare, same_bits
+from tests.ops.operators import Seen, check_compiled, check_operators, leaves_of
 from tests.ops.test_compile import Op
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -17,10 +16,6 @@ LENGTHS = (5, 0, 70)
 
 def sample(kind: str, lengths=None, rank: str = "BTHK") -> Call:
     return make(kind, rank, B=1, T=sum(LENGTHS), H=2, Hk=1, K=6, V=5, lengths=lengths).to(torch.float32)
-
-
-def leaves_of(call: Call) -> list[torch.Tensor]:
-    return [t.detach().clone().requires_grad_() for t in call.tensors.values()]
 
 
 @pytest.fixture
@@ -36,41 +31,13 @@ def _fresh():
 def test_full_graph(kind, lengths):
     """Forward and backward, without a break."""
     call = sample(kind, lengths)
-    leaves, function = leaves_of(call), torch.compile(Op(call, backend="cpu"), fullgraph=True, backend="aot_eager")
-    out = function(leaves, call.options.get("cu_seqlens"))
-    grads = torch.autograd.grad(out, leaves, [cotangent(o) for o in out])
-    ref, wanted = gradients(call, backend="cpu")
-    compare(dict(zip(ref, out, strict=True)), ref, 1e-6)
-    compare(dict(zip(wanted, grads, strict=True)), wanted, 1e-6)
-
-
-class Seen(TorchDispatchMode):
-    """Remembers with what the operators of this library are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, tuple] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "linattn":
-            self.calls[func._schema.name] = (func, args)
-        return func(*args, **kwargs or {})
+    check_compiled(torch.compile(Op(call, backend="cpu"), fullgraph=True, backend="aot_eager"), call, gradients(call, backend="cpu"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_opcheck(kind):
-    """Schema, fake and autograd registration, on the arguments that the public door passes on."""
-    with Seen() as seen:
-        cases.gradients(sample(kind, LENGTHS), backend="cpu")
-    checks = {
-        "linattn::cpu_linear_attention": ("test_schema", "test_autograd_registration", "test_faketensor"),
-        "linattn::cpu_linear_attention_backward": ("test_schema", "test_faketensor"),
-    }
-    assert seen.calls.keys() == checks.keys()
-    for name, (operator, arguments) in seen.calls.items():
-        wanted = name == "linattn::cpu_linear_attention"
-        arguments = [t.detach().requires_grad_(wanted and t.is_floating_point()) if isinstance(t, torch.Tensor) else t for t in arguments]
-        torch.library.opcheck(operator, arguments, test_utils=checks[name])
+    """On the arguments that the public door passes on."""
+    check_operators(sample(kind, LENGTHS), "cpu", "cpu_linear_attention", "cpu_linear_attention_backward")
 
 
 @pytest.mark.parametrize("kind", KINDS)

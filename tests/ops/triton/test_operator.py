@@ -5,12 +5,12 @@ import sys
 import pytest
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import linattn
 from tests.ops import cases
 from tests.ops.cases import KINDS, Call, cotangent, make
 from tests.ops.errors import compare, error, same_bits
+from tests.ops.operators import check_compiled, check_operators, leaves_of
 from tests.ops.test_compile import Op
 from tests.ops.triton.device import DEVICE, INTERPRETED, SIZE, check, gradients, here, values
 
@@ -21,20 +21,6 @@ PACKED = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "pack
 
 def sample(kind: str, lengths=None, rank: str = "BTHK", seed: int = 0) -> Call:
     return here(make(kind, rank, B=1, T=sum(LENGTHS), lengths=lengths, H=1, **SIZE, seed=seed)).to(torch.float32)
-
-
-def leaves_of(call: Call) -> list[torch.Tensor]:
-    return [t.detach().clone().requires_grad_() for t in call.tensors.values()]
-
-
-def check_compiled(call: Call, function) -> None:
-    """Values and gradients of the compiled function are those of the op."""
-    leaves = leaves_of(call)
-    out = function(leaves, call.options.get("cu_seqlens"))
-    grads = torch.autograd.grad(out, leaves, [cotangent(o) for o in out])
-    ref, wanted = gradients(call)
-    compare(dict(zip(ref, out, strict=True)), ref, 1e-6)
-    compare(dict(zip(wanted, grads, strict=True)), wanted, 1e-6)
 
 
 @pytest.fixture
@@ -51,7 +37,7 @@ def _fresh():
 def test_full_graph(kind, lengths):
     """Forward and backward, without a break."""
     call = sample(kind, lengths)
-    check_compiled(call, torch.compile(Op(call, backend="triton"), fullgraph=True, backend="aot_eager"))
+    check_compiled(torch.compile(Op(call, backend="triton"), fullgraph=True, backend="aot_eager"), call, gradients(call))
 
 
 @needs_gpu
@@ -59,36 +45,13 @@ def test_full_graph(kind, lengths):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")  # inductor's own
 def test_inductor():
     call = sample("erase")
-    check_compiled(call, torch.compile(Op(call), fullgraph=True))
-
-
-class Seen(TorchDispatchMode):
-    """Remembers with what the operators of this library are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, tuple] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "linattn":
-            self.calls[func._schema.name] = (func, args)
-        return func(*args, **kwargs or {})
+    check_compiled(torch.compile(Op(call), fullgraph=True), call, gradients(call))
 
 
 @pytest.mark.parametrize("kind", ["beta", "bonus"] if INTERPRETED else KINDS)
 def test_opcheck(kind):
-    """Schema, fake and autograd registration, on the arguments that the public door passes on."""
-    with Seen() as seen:
-        cases.gradients(sample(kind, LENGTHS), backend="triton")
-    checks = {
-        "linattn::chunk_forward": ("test_schema", "test_autograd_registration", "test_faketensor"),
-        "linattn::chunk_backward": ("test_schema", "test_faketensor"),
-    }
-    assert seen.calls.keys() == checks.keys()
-    for name, (operator, arguments) in seen.calls.items():
-        wanted = name == "linattn::chunk_forward"
-        arguments = [t.detach().requires_grad_(wanted and t.is_floating_point()) if isinstance(t, torch.Tensor) else t for t in arguments]
-        torch.library.opcheck(operator, arguments, test_utils=checks[name])
+    """On the arguments that the public door passes on."""
+    check_operators(sample(kind, LENGTHS), "triton", "chunk_forward", "chunk_backward")
 
 
 @pytest.mark.parametrize("kind", KINDS)

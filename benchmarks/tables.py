@@ -32,6 +32,7 @@ TITLES = {
         "reverse": ("mixer", "written backwards without a mistake: lengths between those learned", "longer ones"),
         "sort": ("mixer", "sorted without a mistake: lengths between those learned", "longer ones"),
         "translate": ("mixer", "bits per character"),
+        "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
     "README.zh.md": {
@@ -50,6 +51,7 @@ TITLES = {
         "reverse": ("混合层", "倒写全对：长度介于学过的之间", "更长"),
         "sort": ("混合层", "排序全对：长度介于学过的之间", "更长"),
         "translate": ("混合层", "每字符比特数"),
+        "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
 }
@@ -207,11 +209,11 @@ def decode(body: dict, words: dict) -> str:
 def compared(body: dict, words: dict) -> str:
     """What a task judges by, without its speeds: a line for each mixer, and for what is no model where there is that."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
-    rows = [(m["name"], *(f"{f.write(m[f.key])} ± {f.write(m[f'{f.key}_spread'])}" for f in judged)) for m in body["mixers"]]
+    rows = [(m["name"], *(f.told(m) for f in judged)) for m in body["mixers"]]
     known = body["data"].get("references", {})
     rows += [(name, *(f.write(told[f.key]) for f in judged)) for name, told in known.items()]
     facts = {**body["machine"], "command": body["command"], "seeds": body["options"]["seeds"], "date": body["created"][:10]}
-    return words["compared"].format(**facts) + "\n\n" + markdown(words[body["task"]], rows)
+    return words["compared" if facts["seeds"] > 1 else "one seed"].format(**facts) + "\n\n" + markdown(words[body["task"]], rows)
 
 
 def table(file: str, suite: str, card: str, words: dict) -> str:

@@ -189,7 +189,7 @@ def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
 def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
     """What the task judges by, the mean of its seeds with their spread; not the speed, which tells of the machine."""
     figures = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
-    rows = [[f"{f.write(m[f.key])} ± {f.write(m[f'{f.key}_spread'])}" for f in figures] for m in mixers]
+    rows = [[f.told(m) for f in figures] for m in mixers]
     return Measured(both(body["title"]), made, [both(f.heading) for f in figures], rows)
 
 

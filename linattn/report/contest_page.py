@@ -38,11 +38,7 @@ def _opening(report: dict) -> str:
 
 def cells(row: dict, task: Task) -> list[str]:
     """What a table says of a mixer: parameters, the figures with their spread, seconds of training."""
-    told = []
-    for f in task.figures:
-        spread = row[f"{f.key}_spread"]
-        told.append(f.write(row[f.key]) if spread is None else f"{f.write(row[f.key])} ± {f.write(spread)}")
-    return [f"{row['parameters']:,}", *told, figure(seconds(row))]
+    return [f"{row['parameters']:,}", *(f.told(row) for f in task.figures), figure(seconds(row))]
 
 
 def reference_cells(told: dict[str, float], task: Task) -> list[str]:

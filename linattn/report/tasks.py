@@ -6,7 +6,7 @@ One that joins is a module with a ``TASK`` and a line in :data:`TASKS`; the fram
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -63,6 +63,11 @@ class Figure:
     heading: str
     write: Callable[[float], str]
     best: Callable[..., Any] = max
+
+    def told(self, row: Mapping[str, Any]) -> str:
+        """The mean of a mixer's seeds, with its spread where there are several."""
+        mean, spread = row[self.key], row[f"{self.key}_spread"]
+        return self.write(mean) if spread is None else f"{self.write(mean)} ± {self.write(spread)}"
 
 
 class Task(Protocol):

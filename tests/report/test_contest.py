@@ -213,3 +213,9 @@ def test_digits(tmp_path, capsys):
         model = ImageModel.load(tmp_path / m["runs"][0]["model"])
         with torch.inference_mode():
             assert tasks.load("digits").evaluate(model) == {"accuracy": m["accuracy"]}
+
+
+def test_one_seed_has_no_spread():
+    figure = Figure("bits", "bits per character", "{:.2f}".format)
+    assert figure.told({"bits": 5.007, "bits_spread": None}) == "5.01"
+    assert figure.told({"bits": 5.007, "bits_spread": 0.1}) == "5.01 ± 0.10"

@@ -18,10 +18,8 @@ import torch
 from linattn.report.measure import LeftOut
 from linattn.reproduce.study import Result, Run, Study
 
-# One process on a GPU: of several that take turns on an H200, with RWKV-7 in two of them, one had an illegal access to memory within a
-# few hundred steps, and hung or failed; alone, with several streams, it never did. Why is not known.
-GPU_PROCESSES = 1
-STREAMS = 8  # trainings of one process at once: enough that the small kernels of one leave no room unused
+GPU_PROCESSES = 3  # so that the others go on while one compiles
+STREAMS = 4  # trainings of a process at once: enough that the small kernels of one leave no room unused
 
 
 @dataclass(frozen=True)

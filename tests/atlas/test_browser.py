@@ -186,7 +186,8 @@ def test_the_switches_work_and_are_remembered(open_page):
     page.reload()
     assert CHINESE.search(page.inner_text("h1"))
     page.locator("nav.top a", has_text="实验台").click()
-    assert CHINESE.search(page.inner_text("h1")) and page.url.endswith("lab.html")
+    page.wait_for_url("**/lab.html")  # and for its script, which comes after the page
+    assert CHINESE.search(page.inner_text("h1"))
     page.go_back()
     page.locator("[data-switch=language]").click()
     assert page.inner_text("h1") == english

@@ -66,6 +66,7 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
         assert kernel["tensor_cores"] or kernel["name"] == "chain", kernel
+        assert not kernel["not_alone"], kernel  # see hopper.common.barriers
     return kernels
 
 

@@ -3,12 +3,14 @@
 With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any. With ``ampere``, for a small
 Ampere (sm_86) and the largest heads.
 
-Prints a JSON list of the kernels with their shared memory in bytes and the number of tensor core instructions.
+Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, and the barriers that are
+not alone in their memory.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import torch
@@ -37,6 +39,16 @@ class Driver:
         return torch.device("cpu")
 
 
+def not_alone(ptx: str) -> list[int]:
+    """Addresses of barriers [8 bytes] where another barrier is made, or where something is stored that the warps are handed."""
+    bases = {name: 0 for name in re.findall(r"mov\.b32\s+(%r\d+), global_smem;", ptx)}
+    places = {name: int(offset) for name, base, offset in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);", ptx) if base in bases}
+    barriers = [(bases | places)[name] for name in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", ptx)]
+    stores = re.findall(r"st\.shared\.(?:v(\d)\.)?b(\d+)\s+\[global_smem\+?(\d*)\]", ptx)
+    spans = [(int(at or 0), int(at or 0) + int(n or 1) * int(bits) // 8) for n, bits, at in stores]
+    return [at for at in barriers if barriers.count(at) > 1 or any(first < at + 8 and at < end for first, end in spans)]
+
+
 def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
     """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
     from linattn.ops import checks
@@ -57,7 +69,9 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
         ptx = kernel.asm["ptx"]
         tensor_cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
         module = self.fn.__module__.removeprefix("linattn.ops.triton.")
-        compiled[kernel.hash] = dict(name=self.fn.__name__, module=module, shared=kernel.metadata.shared, tensor_cores=tensor_cores)
+        compiled[kernel.hash] = dict(
+            name=self.fn.__name__, module=module, shared=kernel.metadata.shared, tensor_cores=tensor_cores, not_alone=not_alone(ptx)
+        )  # fmt: skip
         return kernel
 
     JITFunction.run = run

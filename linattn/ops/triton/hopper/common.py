@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from linattn.ops.triton import tiles
 
@@ -44,7 +44,23 @@ def numbers(n: gl.constexpr, SIZE: gl.constexpr, dtype: gl.constexpr):
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
+    """``n`` barriers for ``count`` arrivals each. All of them have to be used up to the end of the kernel.
+
+    The compiler gives the memory of what nobody uses any more to others, here to what the warps are handed. The multiprocessor has a
+    cache for barriers, and writes them back to where they were when another process has its turn, over whatever is there by then.
+    """
     bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
         mbarrier.init(bars.index(i), count=count)
     return bars
+
+
+@gluon.jit
+def give_back(bar, pred=True):
+    """Arrive at ``bar`` after loads from shared memory, so that others may write there.
+
+    An arrival alone does not wait for loads of the other warps that are still under way: with two processes on the GPU, what TMA brought
+    next was now and then there before the last of them. With the fence they are done.
+    """
+    fence_async_shared()
+    mbarrier.arrive(bar, count=1, pred=pred)

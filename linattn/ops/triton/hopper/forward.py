@@ -336,8 +336,12 @@ def forward(
             step = heads * K
         weights = (to_here, to_read, to_end, passed, faded)
 
-        full, empty, made = barriers(STAGES, 1 + (DECAY > 0)), barriers(STAGES, PARTS + MEETS), barriers(STAGES, 1)
-        ready, free = barriers(2 * PARTS, 1), barriers(2 * PARTS, 1)
+        full, empty = barriers(STAGES, 1 + (DECAY > 0)), barriers(STAGES, PARTS + MEETS)
+        made, ready, free = None, None, None  # see ``barriers``
+        if MEETS:
+            made = barriers(STAGES, 1)
+        if OUTPUT or KEEP:
+            ready, free = barriers(2 * PARTS, 1), barriers(2 * PARTS, 1)
         fence_async_shared()
 
         start, end, width, fade_to = None, None, V, None

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper, prepare
-from linattn.ops.triton.hopper.common import SHARED, add, barriers, buffer, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.common import SHARED, add, barriers, buffer, give_back, locate, numbers, weight, whole
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E
 
@@ -150,13 +150,13 @@ def add_up(bars, buffers, results, decays, ddecay, work, C: gl.constexpr, K: gl.
                 for part in gl.static_range(K // SLICE):
                     s = sb.index(0).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
                     both += s * sb.index(1).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
-                mbarrier.arrive(state_empty[0].index(0), count=1)
+                give_back(state_empty[0].index(0))
                 mbarrier.arrive(state_empty[1].index(0), count=1)
                 past = faded * gl.sum(gl.sum(both, 1), 0)
                 mbarrier.wait(sum_full.index(0), i & 1)
                 crossing = results.index(0).load(others) - results.index(1).load(others)
                 sending = results.index(2).load(others)
-                mbarrier.arrive(sum_empty.index(0), count=1)
+                give_back(sum_empty.index(0))
                 later = gl.arange(0, C, others)[None, :] >= row[:, None]
                 dd = gl.sum(gl.where(later, crossing[None, :], sending[None, :]), 1) + past
                 gl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=row < rows)
@@ -273,7 +273,7 @@ def side(
                 steps = between(total.index(at), square)
                 g = g * gl.exp2((steps if READS else -steps).to(gl.float32) * (2.0**-BITS))
                 row = rows_of.index(2 * at + mine).load(gl.SliceLayout(1, wide))
-                mbarrier.arrive(weight_empty.index(at), count=1)
+                give_back(weight_empty.index(at))
             g = gl.where(token >= other if READS else token <= other, g * scale, 0.0)
             if SUMS:
                 inside = gl.sum(gl.where(token != other, g * a, 0.0), 1)
@@ -363,14 +363,17 @@ def gradients(
         buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, V), buffer(STAGES, C, V), eb, buffer(2, K, V), buffer(2, C, K),
     )  # fmt: skip
     weights, results = (None, None), None
+    weight_full, weight_empty, sum_full, sum_empty = None, None, None, None
     if DECAY == HEAD:
         weights = (numbers(2, C, gl.int32), numbers(4, C, gl.float32))
+        weight_full, weight_empty = barriers(2, 1), barriers(2, 2)
     if SUMS:
         results = numbers(3, C, gl.float32)
+        sum_full, sum_empty = barriers(1, 2), barriers(1, 1)
     bars = (  # full and empty: values and cotangents, queries and keys, states, weights, sums
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(PAIRS, 1), barriers(PAIRS, 2),
         barriers(2, 1), (barriers(1, READERS + (RULE == DELTA)), barriers(1, READERS)),
-        barriers(2, 1), barriers(2, 2), barriers(1, 2), barriers(1, 1),
+        weight_full, weight_empty, sum_full, sum_empty,
     )  # fmt: skip
     fence_async_shared()
     decays = (decay, decay_token, decay_head)

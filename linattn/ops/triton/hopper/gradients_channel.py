@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
-from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, numbers
+from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.gradients import chunk, fetch, ragged
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, add_two, exp2, in_blocks, keep, left
 from linattn.ops.triton.plan import CHANNEL, PLAIN, Family
@@ -173,7 +173,7 @@ def add_up(bars, buffers, decays, ddecay, settled, work, group, C: gl.constexpr,
             both = gl.zeros([BLOCK, BLOCK], gl.float32, of_rows)
             for part in gl.static_range(V // BLOCK):
                 both += states.index(part).load(of_rows).to(gl.float32) * dstates.index(part).load(of_rows).to(gl.float32)
-            mbarrier.arrive(state_empty.index(slot), count=1)
+            give_back(state_empty.index(slot))
             past = gl.convert_layout(gl.sum(both, 1), of_channels)
             past *= factors.index(3 * slot + 1).load(of_channels) * factors.index(3 * slot + 2).load(of_channels)
 
@@ -289,7 +289,7 @@ def side(
                         of_bonus = gl.sum(own * vector.load(WIDE).to(gl.float32) * other_vectors, 0)
                         gl.store(dbonus + place * K + block * BLOCK + channel, of_bonus)
                     other_vectors = other_vectors * u
-                mbarrier.arrive(pair_empty.index(slot), count=1)
+                give_back(pair_empty.index(slot))
                 d = d * e + own * other_vectors
                 mbarrier.wait(used.index(mine), j & 1)
                 hat.store(d.to(gl.bfloat16))

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
-from linattn.ops.triton.hopper.common import barriers, buffer, numbers
+from linattn.ops.triton.hopper.common import barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.gradients import away_from_zero, chunk, fetch, ragged
 from linattn.ops.triton.hopper.gradients_channel import SLOTS, lay_out, seek, split, strips
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, WIDE, exp2, in_blocks, left
@@ -129,7 +129,7 @@ def add_up(bars, buffers, pick, decays, ddecay, settled, work, group, C: gl.cons
             both = gl.zeros([BLOCK, BLOCK], gl.float32, of_rows)
             for part in gl.static_range(V // BLOCK):
                 both += states.index(part).load(of_rows).to(gl.float32) * dstates.index(part).load(of_rows).to(gl.float32)
-            mbarrier.arrive(passed.index(0), count=1)
+            give_back(passed.index(0))
             past = gl.convert_layout(gl.sum(both, 1), of_channels)
             past *= factors.index(3 * slot + 1).load(of_channels) * factors.index(3 * slot + 2).load(of_channels)
 
@@ -246,7 +246,7 @@ def readers(bars, handed, sources, buffers, between, strengths, work, group, sca
                 key_hat.store((r * e).to(gl.bfloat16))
                 mbarrier.arrive(read_full.index(0), count=1)
                 d = d * e + own[:, None] * kb.index(slot).load(WIDE).to(gl.float32)
-                mbarrier.arrive(pair_empty.index(slot), count=1)
+                give_back(pair_empty.index(slot))
                 query_hat.store(d.to(gl.bfloat16))
                 fence_async_shared()
                 tma.async_copy_shared_to_global(dqd, [head, first + rows, C - rows, block * BLOCK], query_hat.reshape((1, 1, C, BLOCK)))
@@ -306,10 +306,10 @@ def keys(bars, handed, sources, buffers, between, work, group, C: gl.constexpr, 
                 fence_async_shared()
                 mbarrier.arrive(sum_full.index(0), count=1)
                 d = (d + part) * e + own[:, None] * qb.index(slot).load(WIDE).to(gl.float32)
-                mbarrier.arrive(pair_empty.index(slot), count=1)
+                give_back(pair_empty.index(slot))
                 mbarrier.wait(read_full.index(0), j & 1)
                 d += key_hat.load(WIDE).to(gl.float32)
-                mbarrier.arrive(read_empty.index(0), count=1)
+                give_back(read_empty.index(0))
                 hat.store(d.to(gl.bfloat16))
                 fence_async_shared()
                 tma.async_copy_shared_to_global(dkd, [head, first + rows, C - rows, block * BLOCK], hat.reshape((1, 1, C, BLOCK)))

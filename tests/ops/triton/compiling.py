@@ -41,7 +41,7 @@ class Driver:
 
 def not_alone(ptx: str) -> list[int]:
     """Addresses of barriers [8 bytes] where another barrier is made, or where something is stored that the warps are handed."""
-    bases = {name: 0 for name in re.findall(r"mov\.b32\s+(%r\d+), global_smem;", ptx)}
+    bases = dict.fromkeys(re.findall(r"mov\.b32\s+(%r\d+), global_smem;", ptx), 0)
     places = {name: int(offset) for name, base, offset in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);", ptx) if base in bases}
     barriers = [(bases | places)[name] for name in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", ptx)]
     stores = re.findall(r"st\.shared\.(?:v(\d)\.)?b(\d+)\s+\[global_smem\+?(\d*)\]", ptx)

@@ -45,12 +45,15 @@ class Examples:
 def whole(count: int, *, least: int = 0, **numbers: int) -> None:
     """Refuse a ``count`` below 0 and any of ``numbers`` below ``least``."""
     for name, value, bound in (("count", count, 0), *((n, v, least) for n, v in numbers.items())):
-        if not isinstance(value, int) or value < bound:
+        if isinstance(value, bool) or not isinstance(value, int) or value < bound:
             raise ValueError(f"{name} must be an integer of at least {bound}, but came as {value!r}")
 
 
 def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Uniform over low, ..., high - 1."""
+    """Uniform over low, ..., high - 1; every task draws some first, so that here is where its ``generator`` is checked."""
+    if not isinstance(generator, Generator) or generator.device.type != "cpu":
+        came = getattr(generator, "device", type(generator).__name__)
+        raise TypeError(f"generator must be a torch.Generator of the CPU, whose draws are the same everywhere, but came as {came}")
     return torch.randint(low, high, shape, generator=generator)
 
 

@@ -5,10 +5,9 @@ What is asked is what can be known. The authors' code asks the same in its tests
 
 from __future__ import annotations
 
-from itertools import permutations
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from linattn.tasks.examples import IGNORED, Examples, distinct, integers, whole
@@ -32,11 +31,9 @@ def in_context_recall(
     """
     whole(count, least=4, tokens=tokens)
     _check_noise(noise, noise_vocab)
+    whole(count, least=noise_vocab + 2, vocab_size=vocab_size)
+    _check_even(tokens)
     known = vocab_size - noise_vocab
-    if tokens % 2 or known < 2:
-        raise ValueError(
-            f"tokens must be even and vocab_size at least 2 above noise_vocab, but came as {tokens}, {vocab_size}, {noise_vocab}"
-        )
     slots, half = tokens // 2, known // 2
     key = integers(0, half, (count, slots), generator)
     clear = torch.rand(count, slots - 1, generator=generator, dtype=torch.float64) >= noise
@@ -47,7 +44,8 @@ def in_context_recall(
     pairs = torch.stack([key, value], -1)
     if noise:
         pairs = torch.where(clear[..., None], pairs, integers(known, vocab_size, tuple(pairs.shape), generator))
-    asked = torch.where(clear & _seen_before(key, clear), value, IGNORED)
+    again = _first(torch.where(clear, key, half + torch.arange(slots))) < torch.arange(slots)  # noise is no key
+    asked = torch.where(clear & again, value, IGNORED)
     labels = torch.stack([asked, torch.full_like(asked, IGNORED)], -1)
     return Examples(pairs.flatten(1)[:, :-1], labels.flatten(1)[:, :-1], vocab_size)
 
@@ -57,7 +55,7 @@ def fuzzy_recall(
     *,
     tokens: int = 128,
     vocab_size: int = 16,
-    key_sizes: tuple[int, ...] = (1, 2, 3),
+    key_sizes: Sequence[int] = (1, 2, 3),
     value_size: int = 3,
     generator: Generator,
 ) -> Examples:
@@ -67,6 +65,9 @@ def fuzzy_recall(
     paper trains with keys of 1 to 3 tokens and tests with those of 3.
     """
     whole(count, least=1, tokens=tokens, value_size=value_size)
+    whole(count, least=3, vocab_size=vocab_size)
+    if not isinstance(key_sizes, Sequence) or not key_sizes or not all(type(size) is int for size in key_sizes):
+        raise ValueError(f"key_sizes must be integers, at least one, but came as {key_sizes!r}")
     half = (vocab_size - 1) // 2
     longest = max(key_sizes) + value_size
     if min(key_sizes) < 1 or max(*key_sizes, value_size) > half or tokens < 3 * longest:
@@ -74,20 +75,18 @@ def fuzzy_recall(
             f"keys and values must have 1 to {half} tokens, half of vocab_size - 1, and tokens at least 3 pairs, but came as "
             f"key_sizes {key_sizes}, value_size {value_size}, tokens {tokens}"
         )
-    keys, key_size = _motifs(0, half, key_sizes)
-    values, value_sizes = _motifs(half, vocab_size - 1, tuple(range(1, value_size + 1)))
     slots = tokens // (min(key_sizes) + 1) + 2
-    key = _by_size(key_size, (count, slots), generator)
-    value_of = _by_size(value_sizes, (count, len(keys)), generator)
-    length = key_size[key] + value_sizes[value_of.gather(1, key)]
+    key = _motifs(0, half, key_sizes, (count, slots), generator)
+    value = _motifs(half, vocab_size - 1, range(1, value_size + 1), (count, slots), generator)
+    first = _first(_named(key, half))
+    value = _rows(value, first)  # what a key has once it keeps
+    length = (key >= 0).sum(-1) + (value >= 0).sum(-1)
     kept = length.cumsum(1) - length < tokens - 2 * longest  # the last pair has room behind those that begin before this
-    probe = key.gather(1, _one_of(kept, generator))
-    key, kept = torch.cat([key, probe], 1), torch.cat([kept, torch.ones_like(probe, dtype=torch.bool)], 1)
-    value = value_of.gather(1, key)
-    written = torch.cat([keys[key], values[value]], -1)  # [N, slots, longest], -1 where a motif is shorter
-    asked = torch.cat([torch.full_like(keys[key], IGNORED), values[value]], -1)
-    asked = torch.where(_seen_before(key, kept)[..., None] & (asked >= 0), asked, IGNORED)
-    written = torch.where(kept[..., None], written, -1).flatten(1)
+    probe = _one_of(kept, generator)
+    key, value = (torch.cat([motifs, _rows(motifs, probe)], 1) for motifs in (key, value))
+    kept, again = (torch.cat([t, torch.ones_like(probe, dtype=torch.bool)], 1) for t in (kept, first < torch.arange(slots)))
+    written = torch.where(kept[..., None], torch.cat([key, value], -1), -1).flatten(1)  # -1 where a motif is shorter
+    asked = torch.cat([torch.full_like(key, IGNORED), torch.where(again[..., None] & (value >= 0), value, IGNORED)], -1)
     order = torch.argsort((written >= 0).long(), dim=1, stable=True)[:, -tokens - 1 :]  # what is written to the end, in its order
     ids, labels = written.gather(1, order), asked.flatten(1).gather(1, order)
     ids, labels = torch.where(ids >= 0, ids, vocab_size - 1), torch.where(ids >= 0, labels, IGNORED)
@@ -132,8 +131,9 @@ def memorisation(count: int, *, tokens: int = 32, vocab_size: int = 256, facts: 
     seed ``facts``: it has to be learned.
     """
     whole(count, least=2, tokens=tokens)
-    if tokens % 2 or vocab_size < 3:
-        raise ValueError(f"tokens must be even and vocab_size at least 3, but came as {tokens} and {vocab_size}")
+    whole(count, least=3, vocab_size=vocab_size)
+    whole(count, facts=facts)
+    _check_even(tokens)
     half = (vocab_size - 1) // 2
     value_of = half + torch.randperm(half, generator=torch.Generator().manual_seed(facts))
     key = integers(0, half, (count, tokens // 2), generator)
@@ -143,14 +143,25 @@ def memorisation(count: int, *, tokens: int = 32, vocab_size: int = 256, facts: 
 
 
 def _check_noise(noise: float, noise_vocab: int) -> None:
-    if not 0 <= noise < 1 or noise_vocab < (1 if noise else 0):
-        raise ValueError(f"noise must be from 0 to below 1, with noise tokens if it is above 0, but came as {noise} with {noise_vocab}")
+    whole(0, noise_vocab=noise_vocab)
+    if not isinstance(noise, int | float) or not 0 <= noise < 1 or (noise and not noise_vocab):
+        raise ValueError(
+            f"noise must be from 0 to below 1, with a noise_vocab of at least 1 if it is above 0, but came as {noise!r} with {noise_vocab}"
+        )
 
 
-def _seen_before(key: Tensor, real: Tensor) -> Tensor:
-    """For keys [N, n] whether the same one stands before, among those that are ``real`` [N, n]."""
-    same = (key[:, :, None] == key[:, None]) & real[:, None]
-    return same.tril(-1).any(-1)
+def _check_even(tokens: int) -> None:
+    if tokens % 2:
+        raise ValueError(f"tokens must be even, but came as {tokens}")
+
+
+def _first(key: Tensor) -> Tensor:
+    """For keys [N, n] the place where the same one stands first: [N, n]."""
+    order = key.argsort(dim=1, stable=True)
+    ordered = key.gather(1, order)
+    new = torch.cat([torch.ones_like(order[:, :1], dtype=torch.bool), ordered[:, 1:] != ordered[:, :-1]], 1)
+    begin = torch.where(new, torch.arange(key.shape[1]), 0).cummax(1).values
+    return torch.empty_like(order).scatter_(1, order, order.gather(1, begin))
 
 
 def _one_of(real: Tensor, generator: Generator) -> Tensor:
@@ -159,18 +170,22 @@ def _one_of(real: Tensor, generator: Generator) -> Tensor:
     return torch.where(real, chance, -1.0).argmax(1, keepdim=True)
 
 
-def _motifs(low: int, high: int, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """All sequences of different tokens from low to high - 1 with one of ``sizes``: [M, longest] with -1 behind the end, and sizes [M]."""
-    listed = [torch.tensor(p) for size in sizes for p in permutations(range(low, high), size)]
-    most = max(sizes)
-    return torch.stack([F.pad(p, (0, most - len(p)), value=-1) for p in listed]), torch.tensor([len(p) for p in listed])
+def _motifs(low: int, high: int, sizes: Sequence[int], shape: tuple[int, int], generator: Generator) -> Tensor:
+    """Different tokens from low to high - 1, of each of ``sizes`` as likely: [*shape, longest] with -1 behind the end."""
+    longest, count = max(sizes), shape[0] * shape[1]
+    size = torch.tensor(sizes)[integers(0, len(sizes), (count, 1), generator)]
+    drawn = low + distinct(count, longest, high - low, generator)  # of which the first ones are as random
+    return torch.where(torch.arange(longest) < size, drawn, -1).view(*shape, longest)
 
 
-def _by_size(sizes: Tensor, shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Indices of ``sizes``, in ascending order: first a size, each as likely, then one of it."""
-    kinds, first, many = [], 0, sizes.unique_consecutive(return_counts=True)[1].tolist()
-    for n in many:
-        kinds.append(integers(first, first + n, shape, generator))
-        first += n
-    size = integers(0, len(many), shape, generator)
-    return torch.stack(kinds).gather(0, size[None])[0]
+def _named(motifs: Tensor, tokens: int) -> Tensor:
+    """A number for each of ``motifs`` [N, n, longest] of tokens below ``tokens``, the same for the same ones: [N, n]."""
+    name = torch.zeros_like(motifs[..., 0])
+    for token in motifs.unbind(-1):
+        name = torch.unique(name * (tokens + 1) + token + 1, return_inverse=True)[1]
+    return name
+
+
+def _rows(motifs: Tensor, places: Tensor) -> Tensor:
+    """Those of ``motifs`` [N, n, longest] at ``places`` [N, m]: [N, m, longest]."""
+    return motifs.gather(1, places[..., None].expand(-1, -1, motifs.shape[-1]))

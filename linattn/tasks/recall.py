@@ -66,7 +66,7 @@ def _weights(places: int) -> Tensor:
 
 
 def _check(count: int, tokens: int, pairs: int, updates: int, vocab_size: int) -> None:
-    whole(count, tokens=tokens, updates=updates)
+    whole(count, tokens=tokens, updates=updates, vocab_size=vocab_size)
     whole(count, least=1, pairs=pairs)
     least = 4 * pairs + 2 * updates
     if tokens % 2 or tokens < least:

@@ -29,7 +29,7 @@ def word_problem(count: int, *, group: str, tokens: int, generator: Generator) -
         tokens: T.
         generator: of all draws.
     """
-    if group not in GROUPS:
+    if group not in tuple(GROUPS):
         raise ValueError(f"group must be one of {', '.join(GROUPS)}, but came as {group!r}")
     whole(count, least=1, tokens=tokens)
     table = products(group)

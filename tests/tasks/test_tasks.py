@@ -144,11 +144,22 @@ def test_fuzzy_recall():
         assert all(token < 4 for token in ids[start : start + 3])
 
 
-def test_motifs_are_all_that_there_are():
-    motifs, sizes = _motifs(4, 7, (1, 2))
-    listed = [tuple(t for t in row if t >= 0) for row in motifs.tolist()]
-    assert listed == [p for n in (1, 2) for p in permutations(range(4, 7), n)]
-    assert sizes.tolist() == [len(m) for m in listed]
+def test_motifs_of_a_size_are_all_that_there_are_as_likely():
+    motifs = _motifs(4, 7, (1, 2), (6000, 3), _generator())
+    counts = Counter(tuple(t for t in row if t >= 0) for row in motifs.flatten(0, 1).tolist())
+    assert set(counts) == {p for n in (1, 2) for p in permutations(range(4, 7), n)}
+    assert all(abs(n - (expected := 9000 / (3 if len(motif) == 1 else 6))) < 5 * expected**0.5 for motif, n in counts.items())
+
+
+def test_fuzzy_recall_of_many_letters_takes_no_list_of_all_keys():
+    """There are 19,000 billion keys."""
+    for ids, labels in _rows(_made("fuzzy_recall", vocab_size=102, key_sizes=(8,), value_size=2, count=4)):
+        key, said = tuple(ids[-10:]), [label for label in labels if label != IGNORED]
+        written = "".join(map(chr, ids))
+        probe = "".join(map(chr, (t for t in key if t < 50)))
+        assert len(probe) == 8 and len(said) in (1, 2)
+        assert written.index(probe) < len(ids) - 10, "it stands before"
+        assert [ord(c) for c in written[written.index(probe) + 8 :][: len(said)]] == said
 
 
 def test_selective_copying():
@@ -263,14 +274,24 @@ def test_questions_and_their_places():
         ("forgetting_recall", {"updates": 7}, "updates must be at most the 6 pairs"),
         ("forgetting_recall", {"tokens": 30}, "at least 32"),
         ("in_context_recall", {"noise": 0.2}, "noise must be from 0"),
+        ("in_context_recall", {"noise": "0.2"}, "noise must be from 0 .* but came as '0.2' with 0"),
+        ("in_context_recall", {"noise_vocab": 2.0}, "noise_vocab must be an integer of at least 0, but came as 2.0"),
+        ("in_context_recall", {"noise_vocab": 11}, "vocab_size must be an integer of at least 13, but came as 12"),
         ("in_context_recall", {"tokens": 7}, "tokens must be even"),
         ("fuzzy_recall", {"key_sizes": (5,)}, "must have 1 to 4 tokens"),
+        ("fuzzy_recall", {"key_sizes": ()}, r"key_sizes must be integers, at least one, but came as \(\)"),
+        ("fuzzy_recall", {"key_sizes": 3}, "key_sizes must be integers, at least one, but came as 3"),
         ("selective_copying", {"content": 12}, "tokens must be an integer of at least 25, but came as 24"),
         ("memorisation", {"tokens": 5}, "tokens must be even"),
+        ("memorisation", {"vocab_size": None}, "vocab_size must be an integer of at least 3, but came as None"),
+        ("memorisation", {"facts": 0.5}, "facts must be an integer of at least 0, but came as 0.5"),
+        ("multi_query_recall", {"vocab_size": "24"}, "vocab_size must be an integer of at least 0, but came as '24'"),
+        ("multi_query_recall", {"pairs": True}, "pairs must be an integer of at least 1, but came as True"),
         ("copying", {"length": 0}, "length must be an integer of at least 1"),
         ("induction_heads", {"tokens": 2}, "tokens must be an integer of at least 3"),
         ("parity", {"tokens": 0}, "tokens must be"),
         ("word_problem", {"group": "S4"}, "group must be one of S3, A5, S5, but came as 'S4'"),
+        ("word_problem", {"group": ["S3"]}, "group must be one of S3, A5, S5, but came as .'S3'."),
     ],
 )
 def test_what_does_not_fit_is_refused(name, options, says):
@@ -278,3 +299,11 @@ def test_what_does_not_fit_is_refused(name, options, says):
         _made(name, **options)
     with pytest.raises(ValueError, match="count must be"):
         _made(name, count=-1)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("generator", [None, 0])
+def test_without_a_generator_nothing_is_drawn(name, generator):
+    """Not from torch's own, which the same seed would not lead to the same examples."""
+    with pytest.raises(TypeError, match="generator must be a torch.Generator of the CPU.* but came as (NoneType|int)"):
+        getattr(tasks, name)(4, **MAKERS[name], generator=generator)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from linattn import mixers
 
@@ -51,14 +53,16 @@ def parse(text: str) -> Variant:
     """The mixer that ``text`` names.
 
     Raises:
-        ValueError: for a mixer or an option that does not exist, a mixer that no language model can have, and what is no ``option=value``.
+        ValueError: for a mixer or an option that does not exist, a mixer that no language model can have, what is no ``option=value``, and
+            a value of another type than the option's.
     """
     name, *pairs = (part.strip() for part in text.split(":"))
     known = mixers.info(name)
     if known.kind != "sequence" or not known.causal:
         raise ValueError(f"mixers must be causal sequence mixers, but {name!r} is none")
     options: dict[str, Any] = {}
-    has = [option for option in inspect.signature(known.cls).parameters if option != "dim"]
+    wanted = _parameters(known.cls)
+    has = [option for option in wanted if option != "dim"]
     for pair in pairs:
         option, found, value = pair.partition("=")
         if not found:
@@ -66,6 +70,8 @@ def parse(text: str) -> Variant:
         if option not in has:
             raise ValueError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(has) or 'none but dim'}")
         options[option] = _value(value)
+        if not _fits(options[option], type_ := wanted[option].annotation):
+            raise ValueError(f"{option} of mixer {name!r} must be {inspect.formatannotation(type_)}, but came as {value!r}")
     return Variant(text, name, options)
 
 
@@ -75,3 +81,21 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    """Those of its constructor, with annotations as text where they name what is not imported."""
+    try:
+        return inspect.signature(cls, eval_str=True).parameters
+    except NameError:
+        return inspect.signature(cls).parameters
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether ``value`` is what ``annotation`` says; what stands in a list is the mixer's to look at."""
+    if isinstance(annotation, UnionType):
+        return any(_fits(value, one) for one in get_args(annotation))
+    kind = get_origin(annotation) or annotation
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind or kind not in (int, bool, str, dict, NoneType)

@@ -199,6 +199,10 @@ if __name__ == "__main__":  # the spawned process reads this file, too
         ({"mixers": ["gal"]}, "did you mean 'gla'"),
         ({"mixers": ["gla:heds=4"]}, "no option 'heds'"),
         ({"mixers": ["gla:heads"]}, "name:option=value"),
+        ({"mixers": ["gla:heads=two"]}, "heads of mixer 'gla' must be int, but came as 'two'"),
+        ({"mixers": ["rwkv7:rank=x"]}, "rank of mixer 'rwkv7' must be int .* but came as 'x'"),
+        ({"mixers": ["gla:heads=true"]}, "heads of mixer 'gla' must be int, but came as 'true'"),
+        ({"mixers": ["softmax:window=1.5"]}, "window of mixer 'softmax' must be int | None, but came as '1.5'".replace("|", r"\|")),
         ({"seeds": 0}, "seeds must be at least 1, but came as 0"),
         ({"minutes": 0}, "minutes must be above 0"),
     ],
@@ -248,6 +252,9 @@ def test_variants():
     one = variants.parse("deltanet:conv_width=1:negative_eigenvalues=true")
     assert one.options == {"conv_width": 1, "negative_eigenvalues": True}
     assert one.label == "deltanet β<2"
+    assert variants.parse("softmax:window=null").options == {"window": None}
+    assert variants.parse("gla:key_ratio=1").options == {"key_ratio": 1}
+    assert variants.parse("longformer:dilations=[1,2]").options == {"dilations": [1, 2]}
 
 
 def test_every_mixer_is_one_that_can_be_named():

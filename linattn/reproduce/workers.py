@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from linattn import mixers
 from linattn.report.measure import LeftOut
 from linattn.reproduce.study import Result, Run, Study
 
@@ -40,12 +42,22 @@ class Failed:
 
 
 def work(study: Study, runs: Sequence[Run], end: float) -> Iterator[Finished | Failed]:
-    """Do ``runs``, in no promised order; none is begun after ``end`` (of time.monotonic), but what was begun is finished."""
+    """Do ``runs``, in no promised order; none is begun after ``end`` (of time.monotonic), but what was begun is finished.
+
+    In processes of their own, unless the study wants to be alone or there is a mixer that they could not import.
+    """
     todo = (run for run in runs if time.monotonic() < end)  # asked for one run at a time
-    if study.alone:
+    if study.alone or _only_here():
         return (measured(study.measure, run) for run in todo)
     count, together = (GPU_PROCESSES, STREAMS) if torch.cuda.is_available() else (cores(), 1)
     return _in_processes(study.measure, todo, min(count, len(runs)), together)
+
+
+def _only_here() -> bool:
+    """Whether there is a mixer of an interactive session or a notebook: no other process can import what was registered there."""
+    main = sys.modules["__main__"]
+    importable = hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
+    return not importable and any(mixers.info(name).cls.__module__ == "__main__" for name in mixers.available())
 
 
 def cores() -> int:

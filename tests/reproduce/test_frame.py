@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from linattn import reproduce
+from linattn import mixers, reproduce
 from linattn.cli.main import main
+from linattn.mixers import registry
 from linattn.reproduce import frame, results, variants, workers
 from linattn.reproduce.study import Column, grouped, mean_and_spread
 from tests.reproduce import toy
@@ -148,6 +151,15 @@ def test_processes_do_what_this_one_would(monkeypatch, tmp_path):
     assert [row["score"] for row in report["rows"]] == [4 / 32, 8 / 32]
     assert len(report["failures"]) == 2
     assert os.getpid() not in {entry["result"]["process"] for entry in report["runs"]}
+
+
+def test_a_mixer_of_a_notebook_stays_in_its_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(frame, "load", lambda name: toy.study(alone=False))
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setitem(registry._registered, "of_a_cell", replace(mixers.info("gla"), cls=type("Cell", (), {"__module__": "__main__"})))
+    report = reproduce.run("recall", mixers=["of_a_cell"], seeds=1, out=tmp_path)
+    assert report["complete"]
+    assert {entry["result"]["process"] for entry in report["runs"]} == {os.getpid()}
 
 
 def test_a_process_that_lost_its_device_makes_room_for_another(monkeypatch, tmp_path):

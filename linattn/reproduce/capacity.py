@@ -12,6 +12,7 @@ n - K linear relations of their keys, and random ones do not. Any K pairs with i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +75,7 @@ def measure(run: Run) -> Result:
 
 
 def rule(mixer: str) -> Recurrence | None:
-    """What ``mixer`` gives the recurrence for one random token, of which only the rule counts here; None for one that gives nothing."""
+    """What ``mixer`` gives the recurrence for random tokens, of which only the rule counts here; None where it keeps no K x V state."""
     variant = variants.parse(mixer)
     if not mixers.info(variant.name).recurrent:
         return None  # what it keeps grows: no pair is ever written over another
@@ -83,9 +84,17 @@ def rule(mixer: str) -> Recurrence | None:
         made = mixers.create(variant.name, dim=64, **variant.options)
         x = torch.randn(1, 256, 64)
         try:
-            return made.recurrence(x, Carry(x, returning=False))
+            r = made.recurrence(x, Carry(x, returning=False))
         except NotImplementedError:
             return None
+        return r if _is_matrix(r, made(x, return_state=True)[1]) else None
+
+
+def _is_matrix(r: Recurrence, kept: Mapping[str, Tensor]) -> bool:
+    """Whether the state ``kept`` has a matrix for keys of more than a number: not softmax in a window, nor a sum for each channel."""
+    (heads, values), keys = r.v.shape[2:], r.k.shape[3]
+    wanted = ((keys, values), (heads * values, keys))  # the second is Mamba's
+    return keys > 1 and any(t.shape[-2:] in wanted for t in kept.values())
 
 
 def erases(r: Recurrence | None) -> bool:

@@ -240,6 +240,13 @@ def test_a_decay_returns_the_last_pair_and_less_of_the_others():
     torch.testing.assert_close(left, slowest ** torch.arange(5, -1, -1, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("mixer", ["local", "softmax:window=16", "transformer_xl", "s4", "s4d", "rwkv4", "rg_lru", "lstm"])
+def test_capacity_is_asked_of_matrices_only(mixer):
+    """Keys and values side by side are none, nor is a sum for each channel; Mamba keeps one for keys that its channels share."""
+    assert capacity.rule(mixer) is None
+    assert capacity.rule("mamba") is not None
+
+
 def test_capacity_attains_the_bound_and_never_passes_it():
     settings = capacity.Settings(("linear", "gla", "deltanet", "rwkv7"), 2, size=8, fractions=(0.5, 1.0, 1.125, 2.0), passes=(1, 2000))
     done, table, charts = _table(capacity.STUDY, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from numbers import Real
@@ -49,9 +49,14 @@ def number(name: str, value: object) -> float:
 
 def shape(name: str, t: Tensor, wanted: str, *shapes: tuple[int, ...]) -> None:
     """Refuse ``t`` unless it has one of ``shapes``; ``wanted`` names the dimensions."""
-    if tuple(t.shape) not in shapes:
+    if tuple(t.shape) not in shapes and not any(_same(t.shape, s) for s in shapes):
         options = " or ".join(str(list(s)) for s in shapes)
         raise ValueError(f"{name} must have shape {wanted} = {options}, but came with {list(t.shape)}")
+
+
+def _same(one: Sequence[int], other: Sequence[int]) -> bool:
+    """One by one: torch's compiler holds tuples for different where a size of one is a number, and that of the other a symbol for it."""
+    return len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True))
 
 
 def tensor(name: str, t: object, like: Tensor | None = None) -> Tensor:

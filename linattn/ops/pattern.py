@@ -87,7 +87,9 @@ class Both(Pattern):
         return self.first.sees(query, key, length) & self.second.sees(query, key, length)
 
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
-        one, other = sorted((self.first, self.second), key=lambda pattern: pattern.pairs(length))
+        one, other = self.first, self.second
+        if other.pairs(length) < one.pairs(length):
+            one, other = other, one
         return [Part(p.queries, p.keys, Both(p.within, other), p.without) for p in one.parts(length, device)]
 
     @property

@@ -94,6 +94,21 @@ def test_another_packing_is_no_new_graph(kind):
         check(function, other)
 
 
+@pytest.mark.parametrize("late", ["decay", "beta", "initial_state"])
+def test_an_argument_that_comes_late_to_sizes_that_change(late):
+    """The sizes of q, k and v are symbols by then, those of the new argument numbers, until they change too."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, **more: Tensor) -> Tensor:
+        return linattn.linear_attention(q, k, v, **more)
+
+    function = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for batch, tokens, given in ((2, 5, False), (3, 7, False), (2, 5, True), (4, 9, True)):
+        q, k, v = torch.randn(3, batch, tokens, 2, 4).unbind()
+        sizes = {"decay": (batch, tokens, 2), "beta": (batch, tokens, 2), "initial_state": (batch, 2, 4, 4)}
+        more = {late: -torch.rand(sizes[late])} if given else {}
+        torch.testing.assert_close(function(q, k, v, **more), run(q, k, v, **more))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "beta"])
 def test_another_length_with_dynamic_shapes(kind):

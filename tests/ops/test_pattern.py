@@ -160,6 +160,16 @@ def test_compile(name):
     torch.testing.assert_close(call(q, k, v), attend(q, k, v, PATTERNS[name]))
 
 
+@pytest.mark.parametrize("name", ["decoder grid", "fixed", "sparse"])
+def test_compile_at_lengths_that_change(name):
+    torch._dynamo.reset()
+    call = torch.compile(lambda q, k, v: attend(q, k, v, PATTERNS[name]), fullgraph=True, backend="eager")
+    for tokens in (40, 41, 50):
+        q, k, v = tensors(tokens)
+        torch.testing.assert_close(call(q, k, v), attend(q, k, v, PATTERNS[name]))
+    torch._dynamo.reset()
+
+
 def test_reach():
     assert [p.reach for p in (local(3), local(2, 9, 3), blocks(5, before=2), strided(4), causal())] == [3, 6, 6, None, None]
     assert (local(3) | blocks(5)).reach == 4 and (local(3) | strided(2)).reach is None and (local(3) & strided(2)).reach == 3

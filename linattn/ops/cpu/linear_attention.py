@@ -126,14 +126,16 @@ def _strided(*tensors: Tensor | None) -> list[int]:
     return numbers
 
 
-def forward(*arguments) -> tuple[Any, ...]:
+def forward(*arguments, cleared: bool = False) -> tuple[Any, ...]:
     """Output [B, T, H, V], final state [N, H, K, V], denominator [B, T, H] and final z [N, H, K], and the states that were kept, or None.
 
-    The arguments are those of the operator below.
+    The arguments are those of the operator below; ``cleared``: places for states of chunks that there are not are zeros.
     """
     *own, keeps = arguments
     call = _Call(*own)
     o, final, denominator, final_z, kept = _outputs(call, own[2].dtype, keeps, library.empty)
+    if cleared and kept is not None:
+        kept.zero_()
     call.run("linear_attention", (*_strided(o), *_addresses(denominator, final, final_z, kept)))
     return o, final, denominator, final_z, kept
 
@@ -203,8 +205,8 @@ def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, .
 
 
 def _forward(*arguments) -> tuple[Tensor, ...]:
-    """:func:`forward` as an operator."""
-    return library.given(forward(*arguments), arguments[2])
+    """:func:`forward` as an operator, the same each time: packed sequences may have fewer chunks than there is room for."""
+    return library.given(forward(*arguments, cleared=arguments[10] is not None), arguments[2])
 
 
 def _forward_fake(*arguments) -> tuple[Tensor, ...]:

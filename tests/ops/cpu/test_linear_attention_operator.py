@@ -40,6 +40,18 @@ def test_opcheck(kind):
     check_operators(sample(kind, LENGTHS), "cpu", "cpu_linear_attention", "cpu_linear_attention_backward")
 
 
+@pytest.mark.usefixtures("_fresh")
+def test_every_output_of_the_operator_is_written():
+    """Of these sequences two have a chunk each, and there is room for five: what is written to none would differ from call to call."""
+    call = make("plain", "BTH", B=1, T=66, H=2, Hk=1, K=6, V=5, lengths=(0, 20, 46, 0)).to(torch.float32)
+    with Seen() as seen:
+        gradients(call, backend="cpu")
+    operator, arguments = seen.calls["linattn::cpu_linear_attention"]
+    with library.guarded():
+        assert all(not t.isnan().any() for t in operator(*arguments))
+    torch.library.opcheck(operator, arguments)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_an_operator_and_without_it_the_bits_are_the_same(kind):
     call = sample(kind, LENGTHS)

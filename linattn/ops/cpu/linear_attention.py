@@ -62,8 +62,8 @@ class _Call:
         self.rule = ERASE if read is not None else DELTA if beta is not None else PLAIN if bonus is None else BONUS
         self.scale, self.normalized = scale, normalized
         q, k, v, read, write = map(_in_rows, (q, k, v, read, write))
-        self.timed = (q, k, v, _in_rows(decay) if per_channel else decay, beta, read, write)
-        self.others = (library.plain(bonus), *(None if t is None else t.contiguous() for t in (initial, initial_z)), library.ends(cu))
+        self.timed = (q, k, v, _in_rows(decay) if per_channel else _resolved(decay), _resolved(beta), read, write)
+        self.others = (library.plain(bonus), *map(_dense, (initial, initial_z)), library.ends(cu))
         self.tokens, self.keys = v.shape[:3], k.shape[3]  # [B, T, H]
         self.batch, self.length, self.heads, self.values = v.shape
         self.group = self.heads // k.shape[2]
@@ -100,12 +100,19 @@ def _up(n: int) -> int:
     return -(-n // 16) * 16
 
 
+def _resolved(x: Tensor | None) -> Tensor | None:
+    """``x`` with its own signs in memory: the imaginary part of a conjugate is a view that turns those of another tensor."""
+    return None if x is None else x.resolve_neg()
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.resolve_neg().contiguous()
+
+
 def _in_rows(x: Tensor | None) -> Tensor | None:
     """``x`` with a dense last dimension."""
-    if x is None:
-        return None
-    x = x.resolve_neg()
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    x = _resolved(x)
+    return x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _addresses(*tensors: Tensor | None) -> list[int]:
@@ -167,7 +174,7 @@ def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfi
     call = _Call(*own)
     if call.normalized and ddenominator is None:
         ddenominator = torch.zeros(call.tokens)
-    rows, others = _in_rows(do), [None if t is None else t.contiguous() for t in (ddenominator, dfinal, dfinal_z)]
+    rows, others = _in_rows(do), [_dense(t) for t in (ddenominator, dfinal, dfinal_z)]
     timed, rest = _gradients(call, own, of_decay)
     dq, dk, dv, ddecay, dbeta, dread, dwrite = timed
     per_key = (None if g is None else g[0] for g in (dread, dwrite))

@@ -57,6 +57,27 @@ def test_gradients_of_some_outputs(native, outputs, initial):
         assert error(grads[name], wanted) <= CLOSE, name
 
 
+@pytest.mark.parametrize("rank", ["BTH", "HK"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_that_turn_the_signs(native, kind, rank):
+    """The imaginary part of a conjugate has a bit for its sign, and the other one in memory; of gradients, too."""
+
+    def view(t: torch.Tensor) -> torch.Tensor:
+        turned = torch.complex(torch.zeros_like(t), -t).conj().imag
+        assert turned.is_neg()
+        return turned
+
+    def results(view):
+        leaves = {n: t.detach().requires_grad_() for n, t in call.tensors.items()}
+        out = call.with_(**{n: view(t) for n, t in leaves.items()})(**CPU)
+        grads = torch.autograd.grad(list(out.values()), list(leaves.values()), [view(cases.cotangent(o)) for o in out.values()])
+        return out, dict(zip(leaves, grads, strict=True))
+
+    call = make(kind, rank, B=1, T=70, H=2, Hk=1, K=9, V=6).to(torch.float32)
+    for turned, plain in zip(results(view), results(torch.clone), strict=True):
+        same_bits(turned, plain)
+
+
 @pytest.mark.parametrize("normalize", [True, 0.0, 0.5])
 def test_normalized(native, normalize):
     check_gradients(make("normalize", "BTH", T=40, Hk=1).set(normalize=normalize, scale=0.3), torch.float32, limit=1e-5, **CPU)

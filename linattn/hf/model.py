@@ -130,6 +130,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
             raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
         if cache is None and call.use_cache:
             cache = StateCache()
+        self._check_checkpointing(cache)
         with _recorded(self.model) if call.output_hidden_states else nullcontext() as between:
             hidden, state = self.model(
                 call.input_ids,
@@ -142,6 +143,16 @@ class LinattnPreTrainedModel(PreTrainedModel):
         if cache is not None:
             cache.state, cache.seen = state, cache.seen + tokens
         return hidden, cache, None if between is None else (*between, hidden)
+
+    def _check_checkpointing(self, cache: StateCache | None) -> None:
+        """Refuse what reentrant checkpointing would cut off from the gradient: of a layer it knows the output alone."""
+        if not (self.model.gradient_checkpointing and self.training and torch.is_grad_enabled()):
+            return
+        if not getattr(self.model._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True):
+            return
+        if cache is not None or any(getattr(layer.ffn, "adds_loss", False) for layer in self.model.layers):
+            lost = "the state that use_cache=True asks for" if cache is not None else f"the losses of ffn {self.config.ffn!r}"
+            raise ValueError(f"use_reentrant of gradient checkpointing must be False: with True {lost} would have no gradient")
 
 
 def _weight(labels: Tensor, items: Tensor | int | None) -> Tensor | float:

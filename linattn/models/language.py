@@ -84,7 +84,7 @@ class Backbone(nn.Module):
         self, layer: nn.Module, x: Tensor, old: dict[str, Tensor] | None, shared: Tensor | None, **how
     ) -> tuple[Tensor, dict[str, Tensor] | None, Tensor | None]:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return self._gradient_checkpointing_func(layer, x, old, shared, **how)
+            return self._gradient_checkpointing_func(partial(layer, **how), x, old, shared)  # reentrant ones pass no keywords on
         return layer(x, old, shared, **how)
 
 

@@ -203,17 +203,38 @@ def test_embeddings_packing_and_kept_logits():
     assert lm(ids, return_dict=False)[0].shape == full.shape
 
 
-def test_gradient_checkpointing_is_switched_on_the_transformers_way():
-    lm, ids = model().train(), torch.randint(50, (1, 6))
+@pytest.mark.parametrize("mixer", ["gla, softmax", "rwkv7"])  # of which the second hands a tensor on from layer to layer
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_gradient_checkpointing_is_switched_on_the_transformers_way(mixer, reentrant):
+    lm, ids = model(mixer).train(), torch.randint(50, (1, 6))
     lm(ids, labels=ids).loss.backward()
     plain = [p.grad.clone() for p in lm.parameters()]
     lm.zero_grad()
-    getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)()  # its name before transformers 5.23
+    checkpointing(lm, reentrant)
     calls = []
     lm.model.layers[0].mixer.register_forward_hook(lambda *_: calls.append(1))
     lm(ids, labels=ids).loss.backward()
     assert len(calls) == 2
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, lm.parameters(), strict=True))
+
+
+def checkpointing(lm, reentrant):
+    name = "activation_checkpointing" if hasattr(lm, "activation_checkpointing_enable") else "gradient_checkpointing"  # before 5.23
+    getattr(lm, f"{name}_enable")(**{f"{name}_kwargs": None if reentrant is None else {"use_reentrant": reentrant}})
+
+
+def test_what_reentrant_checkpointing_would_cut_off_is_refused():
+    ids = torch.randint(50, (1, 6))
+    cases = ({}, {"use_cache": True}, "the state"), ({"ffn": "swiglu, switch"}, {}, "the losses of ffn 'swiglu, switch'")
+    for options, how, lost in cases:
+        lm = model(**options).train()
+        checkpointing(lm, True)
+        with pytest.raises(ValueError, match=f"use_reentrant .* must be False: with True {lost}"):
+            lm(ids, labels=ids, **how)
+        with torch.no_grad():
+            lm(ids, labels=ids, **how)
+        checkpointing(lm, False)
+        lm(ids, labels=ids, **how).loss.backward()
 
 
 def test_whichever_is_imported_first_the_auto_classes_know_us():

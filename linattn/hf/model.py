@@ -21,7 +21,7 @@ from linattn.hf.config import LMConfig
 from linattn.hf.generation import StateGenerationMixin
 from linattn.mixers import Mixer
 from linattn.models import Backbone
-from linattn.models.language import head
+from linattn.models.language import Head, head
 from linattn.ops.checks import values_visible
 
 
@@ -216,7 +216,11 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         return self.lm_head
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.lm_head = value
+        """``value`` in the place of the head; of a plain layer, which transformers makes to resize one, the weight: a soft cap stays."""
+        if type(value) is nn.Linear and getattr(value, "bias", None) is None and type(self.lm_head) is Head:
+            self.lm_head.weight, self.lm_head.out_features = value.weight, value.out_features
+        else:
+            self.lm_head = value
 
     def forward(
         self,

@@ -82,6 +82,18 @@ def test_tied_weights_stay_tied_when_tokens_are_added():
     assert lm(torch.tensor([[59]])).logits.shape == (1, 1, 60)
 
 
+@pytest.mark.parametrize("tie", [False, True])
+def test_logits_stay_capped_when_tokens_are_added(tie, tmp_path):
+    lm, ids = model(logit_soft_cap=0.1, tie_embeddings=tie), ids_of(1, 8)
+    want = lm(ids).logits
+    lm.resize_token_embeddings(60)
+    logits = lm(ids).logits
+    torch.testing.assert_close(logits[..., :50], want)
+    assert logits.shape[-1] == lm.lm_head.out_features == 60
+    lm.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, logits)
+
+
 # Placement and precision
 
 

@@ -37,6 +37,7 @@ MODELS = {
         {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 96, "attention_window_size": 16},
         {
             "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 96, "attention_window_size": 64, "lru_width": 48,
+            "head_dim": 20,
             "attention_bias": True, "logits_soft_cap": 5.0, "block_types": ["attention", "recurrent"], "tie_word_embeddings": False,
         },
     ],
@@ -48,13 +49,14 @@ MODELS = {
     ],
     "xlstm": [
         {"hidden_size": 128, "num_hidden_layers": 2, "num_heads": 2, "output_logit_soft_cap": 3.0, "ffn_round_up_to_multiple_of": 32},
+        {"hidden_size": 128, "num_hidden_layers": 1, "num_heads": 2, "tie_word_embeddings": True},  # which its class does not do
     ],
     "kimi_linear": [
         {
             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
             "moe_intermediate_size": 16, "intermediate_size": 40, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "v_head_dim": 10,
             "qk_nope_head_dim": 8, "linear_head_dim": 8, "linear_num_heads": 3, "n_shared_experts": 2,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"], "tie_word_embeddings": True,
         },
     ],
 }  # fmt: skip
@@ -296,6 +298,18 @@ def test_configs_that_cannot_be_said(folder):
         load(folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name", "options"),
+    [
+        ("kimi_linear", "n_shared_experts", {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}),
+        ("qwen3_next", "shared_expert_intermediate_size", {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}),
+    ],
+)
+def test_experts_without_a_shared_one(model_type, name, options):
+    with pytest.raises(ValueError, match=f"^{model_type}: {name} must be at least 1 to be read, but is 0"):
+        config_of({"model_type": model_type, name: 0, **options})
+
+
 def test_dtypes_and_devices(folder):
     model = load(folder, dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
@@ -401,11 +415,15 @@ def test_the_command(tmp_path, capsys):
         ("gla", {"mixer": "gla"}),
         ("delta_net", {"mixer": "deltanet"}),
         ("hgrn2", {"mixer": "hgrn2"}),
+        ("xlstm", {"mixer": "mlstm", "logit_soft_cap": 30.0, "norm_eps": 1e-6, "tie_embeddings": True}),
     ],
 )
 def test_our_own_models_go_out_and_come_back(to, config, tmp_path):
     torch.manual_seed(0)
-    ours, ids = linattn.LanguageModel(linattn.models.LMConfig(vocab_size=50, dim=64, layers=2, **config)).eval(), torch.randint(50, (1, 20))
+    ours, ids = linattn.LanguageModel(linattn.models.LMConfig(vocab_size=50, dim=64, layers=4, **config)).eval(), torch.randint(50, (1, 20))
     export(ours, to, tmp_path / "out")
     with torch.no_grad():
         torch.testing.assert_close(load(tmp_path / "out")(ids).logits, ours(ids))
+        if to in transformers.CONFIG_MAPPING:
+            theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+            torch.testing.assert_close(theirs(ids, use_cache=False).logits, ours(ids), rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from linattn.hf.convert.common import GATED_FFN, back, base, expert_lines, transformers_config
-from linattn.hf.convert.table import Family, Line, ffn_of, join, mixer_of, named, only, repeated, same, under
+from linattn.hf.convert.table import Family, Line, ffn_of, join, mixer_of, named, only, repeated, same, some, under
 from linattn.models import LMConfig
 
 _KINDS = {"linear_attention": "kda", "full_attention": "mla"}
@@ -25,6 +25,8 @@ def fields(theirs: Any) -> dict[str, Any]:
     only(
         theirs, "kimi_linear", hidden_act="silu", attention_bias=False, q_lora_rank=None, num_key_value_heads=heads, n_group=1, topk_group=1
     )
+    if "sparse" in theirs.mlp_layer_types:
+        some(theirs, "kimi_linear", "n_shared_experts")
     kda = {
         "heads": theirs.linear_num_heads, "size": theirs.linear_head_dim, "conv_width": theirs.linear_conv_kernel_dim,
         "eps": theirs.rms_norm_eps,
@@ -43,6 +45,7 @@ def fields(theirs: Any) -> dict[str, Any]:
     return base(theirs) | {
         "mixer": repeated(mixers), "mixer_options": {name: chosen[name] for name in dict.fromkeys(mixers)},
         "ffn": repeated(ffns), "ffn_options": {name: chosen[name] for name in dict.fromkeys(ffns)}, "norm_eps": theirs.rms_norm_eps,
+        "tie_embeddings": False,
     }  # fmt: skip
 
 
@@ -50,7 +53,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
     """Of theirs."""
     kinds, ffns = ({name: kind for kind, name in table.items()} for table in (_KINDS, _FFNS))
     told = back(ours) | {
-        "rms_norm_eps": ours.norm_eps, "layer_types": [kinds.get(name, name) for name in ours.mixer_names],
+        "tie_word_embeddings": False, "rms_norm_eps": ours.norm_eps, "layer_types": [kinds.get(name, name) for name in ours.mixer_names],
         "mlp_layer_types": [ffns.get(name, name) for name in ours.ffn_names],
     }  # fmt: skip
     if "kda" in ours.mixer_names:
@@ -108,6 +111,6 @@ def _experts(count: int) -> Iterator[Line]:
 FAMILIES = {
     "kimi_linear": Family(
         "kimi_linear", "KimiLinearForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"), transformers_config("kimi_linear"),
-        fields, config, weights, {r"\.block_sparse_moe\.(gate|up|down)_proj\.": r".mlp.\1_proj."},
+        fields, config, weights, {r"\.block_sparse_moe\.(gate|up|down)_proj\.": r".mlp.\1_proj."}, ties=False,
     )
 }  # fmt: skip

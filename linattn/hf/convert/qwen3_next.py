@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from linattn.hf.convert.common import GATED_FFN, back, base, expert_lines, rope, rope_told, transformers_config
-from linattn.hf.convert.table import Family, Line, ffn_of, interleaved, mixer_of, named, only, repeated, same, under
+from linattn.hf.convert.table import Family, Line, ffn_of, interleaved, mixer_of, named, only, repeated, same, some, under
 from linattn.models import LMConfig
 
 _KINDS = {"linear_attention": "gated_deltanet", "full_attention": "softmax"}
@@ -15,6 +15,8 @@ _KINDS = {"linear_attention": "gated_deltanet", "full_attention": "softmax"}
 def fields(theirs: Any) -> dict[str, Any]:
     """Of our LMConfig."""
     only(theirs, "qwen3_next", hidden_act="silu")
+    if theirs.num_experts:
+        some(theirs, "qwen3_next", "shared_expert_intermediate_size")
     size = theirs.head_dim
     turn, fraction = rope(theirs)
     linear = {

@@ -63,8 +63,9 @@ def config(ours: LMConfig) -> dict[str, Any]:
     if "softmax" in ours.mixer_names:
         softmax = mixer_of(ours, "softmax")
         told |= {
-            "num_attention_heads": softmax.heads, "num_key_value_heads": softmax.kv_heads, "attention_window_size": softmax.window or 2048,
-            "attention_bias": softmax.q_proj.bias is not None, "rope_parameters": rope_told(softmax),
+            "num_attention_heads": softmax.heads, "head_dim": softmax.size, "num_key_value_heads": softmax.kv_heads,
+            "attention_window_size": softmax.window or 2048, "attention_bias": softmax.q_proj.bias is not None,
+            "rope_parameters": rope_told(softmax),
         }  # fmt: skip
     return told
 

@@ -42,8 +42,9 @@ class Family:
     ``fields`` gives from their config what our LMConfig says, ``config`` from our LMConfig what theirs says, and ``weights`` the
     lines; the first two raise ValueError for what cannot be said on the other side. ``config_of`` completes a ``config.json``
     with the defaults that it leaves out. ``tied`` are their names of the embedding and the head, of which a checkpoint whose
-    config ties them may hold either both or the first. ``aliases`` are patterns in names that older or newer checkpoints have, and
-    what stands there in the names of the lines; weights whose names ``ignored`` matches are passed over, as theirs does.
+    config ties them may hold either both or the first; where ``ties`` is False theirs has both, whatever a config says. ``aliases``
+    are patterns in names that older or newer checkpoints have, and what stands there in the names of the lines; weights whose names
+    ``ignored`` matches are passed over, as theirs does.
     """
 
     model_type: str
@@ -55,11 +56,12 @@ class Family:
     weights: Callable[[LMConfig], Iterable[Line]]
     aliases: dict[str, str] = field(default_factory=dict)
     ignored: str | None = None
+    ties: bool = True
 
     def lines(self, ours: LMConfig) -> list[Line]:
         """The lines of a whole model, embedding and head among them."""
         embedding, head = self.tied
-        ends = [same(embedding, "model.embedding.weight")] + ([] if ours.tie_embeddings else [same(head, "lm_head.weight")])
+        ends = [same(embedding, "model.embedding.weight")] + ([] if ours.tie_embeddings and self.ties else [same(head, "lm_head.weight")])
         return [*ends, *self.weights(ours)]
 
 
@@ -114,6 +116,13 @@ def only(config: Any, model_type: str, **wanted: Any) -> None:
         came = getattr(config, name)
         if came not in allowed:
             raise ValueError(f"{model_type}: {name} must be {' or '.join(map(repr, allowed))} to be read, but is {came!r}")
+
+
+def some(config: Any, model_type: str, *names: str) -> None:
+    """Refuse a config that counts none of ``names``, of which our model needs one at least."""
+    for name in names:
+        if not getattr(config, name):
+            raise ValueError(f"{model_type}: {name} must be at least 1 to be read, but is {getattr(config, name)!r}")
 
 
 def repeated(names: Sequence[str]) -> str:

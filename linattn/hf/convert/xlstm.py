@@ -29,7 +29,7 @@ def fields(theirs: Any) -> dict[str, Any]:
     hidden = int((theirs.hidden_size * theirs.ffn_proj_factor + multiple - 1) // multiple * multiple)
     return base(theirs) | {
         "mixer": "mlstm", "mixer_options": {"mlstm": mixer}, "ffn_dim": hidden, "norm_eps": theirs.norm_eps,
-        "logit_soft_cap": theirs.output_logit_soft_cap,
+        "logit_soft_cap": theirs.output_logit_soft_cap, "tie_embeddings": False,
     }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
     return back(ours) | {
         "num_heads": mixer.heads, "qk_dim_factor": mixer.q_proj.out_features / ours.dim,
         "v_dim_factor": mixer.v_proj.out_features / ours.dim, "gate_soft_cap": mixer.soft_cap, "eps": mixer.eps,
-        "norm_eps": ours.norm_eps, "output_logit_soft_cap": ours.logit_soft_cap or 30.0,
+        "norm_eps": ours.norm_eps, "output_logit_soft_cap": ours.logit_soft_cap or 30.0, "tie_word_embeddings": False,
         "ffn_proj_factor": (hidden + 0.5) / ours.dim, "ffn_round_up_to_multiple_of": 1,  # rounded down to whole channels
     }  # fmt: skip
 
@@ -57,6 +57,6 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 FAMILIES = {
     "xlstm": Family(
         "xlstm", "xLSTMForCausalLM", ("backbone.embeddings.weight", "lm_head.weight"), transformers_config("xlstm"), fields, config,
-        weights,
+        weights, ties=False,
     )
 }  # fmt: skip

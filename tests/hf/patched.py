@@ -107,7 +107,7 @@ class Decoder:
         self.mask = mask if self.mask is None else torch.cat([self.mask, mask], 1)
         options: dict[str, Any] = {}
         if self.name == "past_key_values":
-            options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            options["position_ids"] = (self.mask.cumsum(1) - 1).masked_fill(self.mask == 0, 0)[:, -ids.shape[1] :]
         if ids.shape[1] > 1 or self.name == "past_key_values":
             options["attention_mask"] = self.mask if self.name == "past_key_values" else mask
         out = self.model(input_ids=ids, use_cache=True, **self.given, **options, **more)
@@ -275,6 +275,15 @@ class Agreement:
             decode(*padded(ids[:, 11:], 2, "right"))
             assert distance(decode(torch.tensor([[5], [5]]))[:, -1], wanted) < 5e-5
 
+    def test_padding_inside_of_one_row_is_no_packing(self, family, model, ids):
+        """Its positions begin again behind the padding, as generate counts them."""
+        wanted = logits_of(model, torch.cat([ids[:1, :15], ids[:1, 17:18]], 1))[:, -1]
+        mask = torch.tensor([[1, 1, 1, 1, 0, 0, 1]])
+        with patch_transformers([family]):
+            decode = Decoder(model)
+            decode(ids[:1, :11])
+            assert distance(decode(ids[:1, 11:18], mask)[:, -1], wanted) < 5e-5
+
     def test_packed_sequences_do_not_leak(self, family, model, ids):
         ids = ids[:1]
         wanted = torch.cat([logits_of(model, ids[:, :SHORT]), logits_of(model, ids[:, SHORT:])], 1)
@@ -285,6 +294,14 @@ class Agreement:
                 assert "packed" in str(refused)  # in 5.17 it is wrong instead
             with patch_transformers([family]):
                 assert distance(logits_of(model, ids, **options), wanted) < 5e-5, how
+
+    def test_positions_tell_sequences_of_one_token_apart(self, family, model, ids):
+        ends = [0, 1, 2, SHORT, TOKENS - 1, TOKENS]
+        parts = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        wanted = torch.cat([logits_of(model, ids[:1, part]) for part in parts], 1)
+        positions = torch.cat([torch.arange(part.stop - part.start) for part in parts])[None]
+        with patch_transformers([family]):
+            assert distance(logits_of(model, ids[:1], position_ids=positions), wanted) < 5e-5
 
     def test_packed_gradients(self, family, model, ids):
         ids = ids[:1]
@@ -325,6 +342,16 @@ class Agreement:
             for row, (one, length) in enumerate(zip(ids, (TOKENS, SHORT), strict=True)):
                 wanted = model.generate(one[None, :length], attention_mask=torch.ones(1, length).long(), **options)[0, length:]
                 assert torch.equal(got[row], wanted)
+
+    def test_float64(self, family, ids):
+        model = model_of(family).double()
+        wanted = logits_of(model, ids)
+        with patch_transformers([family]):
+            assert distance(logits_of(model, ids), wanted) < 1e-5  # theirs is float32 in places
+
+    def test_what_is_not_given_is_said_by_them(self, family, model):
+        with patch_transformers([family]), pytest.raises(ValueError, match="input_ids"):
+            model(use_cache=False)
 
     def test_bfloat16(self, family, ids):
         model = model_of(family)

@@ -86,7 +86,7 @@ def wide(t: Tensor) -> Tensor:
 
 
 def state_of(state: Tensor, x: Tensor) -> Tensor:
-    """A cache's ``state`` in the dtype that states have beside ``x``."""
+    """A cache's ``state``, or a decay, in the dtype that they have beside ``x``."""
     return state.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
@@ -101,27 +101,36 @@ def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
 
 
 def packing(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """``cu_seqlens`` of what a caller says of packed sequences in any of transformers' ways, or None for nothing packed."""
-    starts = None
+    """``cu_seqlens`` of what a caller says of packed sequences by one of transformers' keywords, or None for nothing packed."""
     if given.get(PACKED) is not None:
-        cu = given[PACKED]
+        cu = given[PACKED].to(torch.int64)
     elif given.get("seq_idx") is not None:
-        starts = given["seq_idx"].view(-1, tokens)[0].diff() != 0
-    elif given.get("position_ids") is not None and batch == 1 and tokens > 1 and not torch.compiler.is_compiling():
-        positions = given["position_ids"]
-        positions = (positions if positions.ndim == 2 else positions[0])[0]
-        starts = positions.diff() < 0 if positions.shape == (tokens,) else None
-        starts = starts if starts is not None and bool(starts.any()) else None
+        cu = _borders(given["seq_idx"].view(-1, tokens)[0].diff() != 0)
     else:
-        return None
-    if starts is not None:
-        inner = starts.nonzero()[:, 0] + 1
-        cu = F.pad(F.pad(inner, (1, 0)), (0, 1), value=tokens)
-    elif given.get(PACKED) is None:
         return None
     if batch != 1:
         raise ValueError(f"packed sequences lie end to end in one row, but the batch came with {batch}")
-    return cu.to(torch.int64)
+    return cu
+
+
+def begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
+    """``cu_seqlens`` of one row whose positions begin again, or None. Beside padding, which has positions too, they say nothing."""
+    places, mask = given.get("position_ids"), given.get("attention_mask")
+    if places is None or batch != 1 or tokens == 1 or torch.compiler.is_compiling():
+        return None
+    row = (places if places.ndim == 2 else places[0])[0]
+    if row.shape != (tokens,):
+        return None
+    starts = (row.diff() < 0) | (row[1:] == 0)
+    if not bool(starts.any()) or (isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, -tokens:].all())):
+        return None
+    return _borders(starts)
+
+
+def _borders(starts: Tensor) -> Tensor:
+    """[N + 1] where sequences begin and the last one ends; starts [T - 1] is True where the token after begins one."""
+    inner = starts.nonzero()[:, 0] + 1
+    return F.pad(F.pad(inner, (1, 0)), (0, 1), value=starts.shape[0] + 1)
 
 
 def mixer_forward(original: Callable) -> Callable:
@@ -165,9 +174,12 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
     def forward(self, *args, **kwargs):
         given = dict(parameters.bind(self, *args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
-        ids = given.get("input_ids")
-        batch, tokens = (given["inputs_embeds"] if ids is None else ids).shape[:2]
+        x = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
+        if x is None:
+            return original(self, *args, **kwargs)  # which says so
+        batch, tokens = x.shape[:2]
         outer, cu = current(), packing(given, batch, tokens)
+        cu = begun_again(given, batch, tokens) if cu is None else cu
         cu = outer.cu_seqlens if cu is None else cu
         real = padding(given.get("attention_mask"), tokens) if "padding" in lost else None
         real = outer.real if real is None else real

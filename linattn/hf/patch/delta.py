@@ -54,7 +54,7 @@ def _rule(run: Callable) -> Callable:
         if initial_state is not None:
             initial_state = call.first(state_of(initial_state, value))
         o, state = run(
-            linear_attention, query, key, value, decay=call.only_real(g), beta=beta,
+            linear_attention, query, key, value, decay=state_of(call.only_real(g), value), beta=beta,
             initial_state=initial_state, return_state=True, cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
         return o, call.last(state) if output_final_state else None

@@ -63,8 +63,9 @@ def test_an_unknown_family_is_refused_with_the_list(module):
     original = module.mamba_selective_scan
     with pytest.raises(ValueError, match=r"'mambo'.*bamba, falcon_mamba.*zamba2"):
         patch_transformers(["mamba", "mambo"])
-    with pytest.raises(ValueError, match="must be a list"):
-        patch_transformers("mamba")
+    for families in ("mamba", 5):
+        with pytest.raises(ValueError, match=f"must be a list of model types, but came as {families!r}"):
+            patch_transformers(families)
     with pytest.raises(ValueError, match="backend must be one of"):
         patch_transformers(["mamba"], backend="fast")
     assert module.mamba_selective_scan is original
@@ -92,6 +93,15 @@ def test_it_is_undone_after_an_error(module):
     with pytest.raises(ZeroDivisionError), patch_transformers(["mamba"]):
         raise ZeroDivisionError
     assert module.mamba_selective_scan is original
+
+
+def test_a_patch_that_is_undone_is_not_entered_again(module):
+    with patch_transformers(["mamba"]) as patch:
+        pass
+    with pytest.raises(ValueError, match="has been undone: call patch_transformers again"):
+        patch.__enter__()
+    with patch_transformers([]):
+        pass
 
 
 def test_half_a_patch_is_undone(module, monkeypatch):

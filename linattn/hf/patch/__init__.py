@@ -45,6 +45,8 @@ class Patch:
             del _patched[folder]
 
     def __enter__(self) -> Self:
+        if self.families and not self.replaced:
+            raise ValueError("this patch has been undone: call patch_transformers again")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +112,7 @@ def patch_transformers(families: Iterable[str] | None = None, backend: str = "au
 
 
 def _known(families: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(families, str):
+    if isinstance(families, str) or not isinstance(families, Iterable):
         raise ValueError(f"families must be a list of model types, but came as {families!r}")
     names = tuple(families)
     unknown = [name for name in names if name not in FAMILIES]

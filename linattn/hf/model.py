@@ -100,6 +100,13 @@ class LinattnPreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.embedding = value
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As transformers has it, from safetensors files alone: a pickle can run code when it is read."""
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError("use_safetensors must be True: a pickle can run code when it is read, and none is")
+        return super().from_pretrained(*args, **{**kwargs, "use_safetensors": True})
+
     def save_pretrained(self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
         """As transformers has it, and a model card beside the weights where there is none yet."""
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)

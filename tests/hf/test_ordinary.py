@@ -75,6 +75,18 @@ def test_weights_in_several_files(tie, tmp_path):
     assert torch.equal(again(ids).logits, lm(ids).logits)
 
 
+@pytest.mark.parametrize("auto", [AutoModel, AutoModelForCausalLM])
+def test_pickles_are_refused(auto, tmp_path):
+    lm = model()
+    lm.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(lm.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model.safetensors"):
+        auto.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="use_safetensors must be True: a pickle can run code"):
+        auto.from_pretrained(tmp_path, use_safetensors=False)
+
+
 def test_tied_weights_stay_tied_when_tokens_are_added():
     lm = model(tie_embeddings=True)
     lm.resize_token_embeddings(60)

@@ -190,15 +190,30 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
         raise ValueError("state, prefixes and past_key_values each say what has been read: give generate one of them")
     if prefixes is not None and (ids is None or embeddings is not None):
         raise ValueError("prefixes goes by tokens: give generate input_ids, and no inputs_embeds")
+    if ids is not None and (not isinstance(ids, Tensor) or ids.ndim != 2):
+        raise ValueError(f"input_ids must be a tensor [B, T], but came {_came(ids)}")
+    read, mask = ids if embeddings is None else embeddings, kwargs.get("attention_mask")
+    if mask is not None and read is not None:
+        _check_mask(mask, read.shape[:2], past=kwargs.get("past_key_values") is not None)
     if state is None:
         if ids is not None and embeddings is None and not ids.shape[-1]:
             raise ValueError(f"input_ids must be a prompt [B, T] of at least one token, but came with shape {list(ids.shape)}")
         return
-    if not isinstance(state, State):
-        raise TypeError(f"state must be a linattn.State, but came as {type(state).__name__}")
     if given is None or not given.shape[1]:
         raise ValueError("a state does not know which token comes next: give generate the tokens after it, at least one")
     _check_rows(state, len(given))
+
+
+def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:
+    """[B, T] for prompts of ``shape``; columns of what a cache has read (``past``) may stand before."""
+    fits = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]
+    if not fits or mask.shape[1] < shape[1] or (mask.shape[1] > shape[1] and not past):
+        wanted = f"a tensor of the prompts' shape {list(shape)}{', what past_key_values has read before it' if past else ''}"
+        raise ValueError(f"attention_mask must be {wanted}, but came {_came(mask)}")
+
+
+def _came(value: Any) -> str:
+    return f"with shape {list(value.shape)}" if isinstance(value, Tensor) else f"as {type(value).__name__}"
 
 
 def _store(prefixes: Prefixes) -> PrefixStore:
@@ -206,6 +221,8 @@ def _store(prefixes: Prefixes) -> PrefixStore:
 
 
 def _check_rows(state: State | None, rows: int) -> None:
+    if state is not None and not isinstance(state, State):
+        raise TypeError(f"state must be a linattn.State, but came as {type(state).__name__}")
     if state is not None and state.rows != rows:
         raise ValueError(f"state must have a row for each prompt, {rows}, but came with {state.rows}")
 

@@ -53,13 +53,15 @@ class Backbone(nn.Module):
             cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
 
         Raises:
-            ValueError: for ``ids`` that are no integers [B, T] or, where they may be looked at, no tokens of the vocabulary, and for a
-                state of another model.
+            ValueError: for ``ids`` that are no integers [B, T] or, where they may be looked at, no tokens of the vocabulary, for
+                ``embeddings`` of another width, and for a state of another model.
         """
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         if embeddings is None:
             _check_ids(ids, self.embedding.num_embeddings)
+        elif embeddings.ndim != 3 or embeddings.shape[-1] != self.embedding.embedding_dim:
+            raise ValueError(f"embeddings must be [B, T, {self.embedding.embedding_dim}], but came with shape {list(embeddings.shape)}")
         x = self.embedding(ids) if embeddings is None else embeddings
         x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)

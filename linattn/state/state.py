@@ -65,7 +65,7 @@ class State:
 
     def fork(self, n: int) -> State:
         """Every sequence ``n`` times, copies of one sequence side by side: row b becomes rows n·b .. n·b + n − 1."""
-        if not isinstance(n, int) or n < 1:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"n must be an integer of at least 1, but came as {n!r}")
         return self._map(lambda t: t.repeat_interleave(n, 0))
 

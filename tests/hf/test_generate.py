@@ -1,5 +1,7 @@
 """``generate()`` in every mode, with every way of having read the beginning before, against the forward pass without a cache."""
 
+import re
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -267,12 +269,25 @@ def test_what_a_state_is_not_is_said():
         (lambda: lm.prefill([[1]], ids), ValueError, "attention_mask must have a tensor beside it as input_ids"),
         (lambda: lm.prefill([[1], []]), ValueError, "every prompt must have at least one token"),
         (lambda: lm.prefill(ids, state=state, prefixes="x"), ValueError, "state must be None"),
+        (lambda: lm.prefill(ids, state={}), TypeError, "must be a linattn.State, but came as dict"),
+        (lambda: lm.generate([[1, 2]], max_new_tokens=1), ValueError, r"input_ids must be a tensor \[B, T\], but came as list"),
+        (lambda: lm.generate(ids[0], max_new_tokens=1), ValueError, r"input_ids must be a tensor \[B, T\], but came with shape \[3\]"),
         (lambda: model("gla", layers=1).generate(ids, state=state, max_new_tokens=1), ValueError, "state has 2 layers"),
         (lambda: model(mixer_options={"gla": {"heads": 2}}).generate(ids, state=state, max_new_tokens=1), ValueError, "state"),
         (lambda: model("retnet, softmax").generate(ids, state=state, max_new_tokens=1), ValueError, "state"),
     ]:
         with pytest.raises(error, match=said):
             call()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 4), (1, 3), (3,), (2, 1, 3)])
+@pytest.mark.parametrize("before", ["nothing", "a state", "a store"])
+def test_a_mask_is_as_the_prompts_are(shape, before, tmp_path):
+    lm, ids = model(), ids_of(2, 3)
+    given = {"nothing": {}, "a state": {"state": lm.prefill(ids)}, "a store": {"prefixes": tmp_path}}[before]
+    came = re.escape(str(list(shape)))
+    with pytest.raises(ValueError, match=rf"attention_mask must be .* shape \[2, 3\], but came with shape {came}"):
+        lm.generate(ids, attention_mask=torch.ones(shape), max_new_tokens=1, **given)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -198,6 +198,8 @@ def test_embeddings_packing_and_kept_logits():
     full = lm(ids).logits
     assert torch.equal(lm(inputs_embeds=lm.get_input_embeddings()(ids)).logits, full)
     torch.testing.assert_close(lm(ids, logits_to_keep=2).logits, full[:, -2:])
+    with pytest.raises(ValueError, match=r"embeddings must be \[B, T, 32\], but came with shape \[1, 9, 31\]"):
+        lm(inputs_embeds=torch.zeros(1, 9, 31))
     packed = lm(ids, cu_seqlens=torch.tensor([0, 4, 9])).logits
     torch.testing.assert_close(packed[:, 4:], lm(ids[:, 4:]).logits)
     assert lm(ids, return_dict=False)[0].shape == full.shape

@@ -78,7 +78,7 @@ def test_select_wants_rows_that_there_are(row):
         make().select([0, row])
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5])
+@pytest.mark.parametrize("n", [0, -1, 1.5, True])
 def test_fork_wants_a_count(n):
     with pytest.raises(ValueError, match="at least 1"):
         make().fork(n)

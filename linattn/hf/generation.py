@@ -97,8 +97,8 @@ class StateGenerationMixin(GenerationMixin):
         sequences = out if isinstance(out, Tensor) else out.sequences
         if order is not None and ids is not None:
             sequences[:, : ids.shape[1]] = ids.repeat_interleave(len(sequences) // len(ids), 0)
-        if store is not None and ids is not None and len(sequences) == 1:
-            after = kwargs["past_key_values"].state
+        after = None if store is None else kwargs["past_key_values"].state
+        if store is not None and ids is not None and after is not None and after.rows == len(sequences) == 1:
             whole = [*rows[0], *sequences[0, ids.shape[1] :].tolist()]
             store.put(self, whole[: int(after.position)], after)
         return out

@@ -332,6 +332,8 @@ def test_generate_resumes_from_the_longest_stored_prefix(mixer, tmp_path, seen):
     seen.clear()
     assert torch.equal(lm.generate(longer, prefixes=PrefixStore(tmp_path), max_new_tokens=2, do_sample=False), answer)
     assert seen == [20 - 15, 1, 1]  # the last token is read by itself; 15 of 21 were stored
+    beams = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}  # the states of several, of which none is kept
+    assert torch.equal(lm.generate(ids, prefixes=tmp_path, **beams), lm.generate(ids, **beams))
     other = torch.cat([ids[:, :11], ids_of(1, 3)], 1)
     answer = greedy(lm, other, 2)
     seen.clear()

@@ -6,6 +6,7 @@ arguments bound. Either is made once for a model and the shapes of its state, an
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ FROM = {"cuda": 16, "cpu": 64}  # tokens that are worth tracing a step for
 COMPILES = True  # whether what is left between kernels on a GPU is compiled
 KEPT = 2  # steps of one model
 _steps: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
+_making = threading.Lock()  # held by the thread that looks for a step or makes one
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Ste
 
     A new one is made if ``tokens`` more make it worth it.
     """
+    with _making:
+        return _kept_or_new(model, head, state, tokens)
+
+
+def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     kept = _steps.setdefault(model, {})
     key = (id(head), tuple((n, t.shape, t.dtype, t.device) for layer in state.layers for n, t in layer.items()), *_weights(model, head))
     if key in kept:
@@ -90,7 +97,8 @@ def _weights(*modules: nn.Module) -> tuple[Hashable, ...]:
 class Step:
     """Reads the tokens in its buffer into the state in its buffers, and puts those that come next in the place of the first.
 
-    ``load`` a state and tokens, then ``run`` as often as wanted; ``state`` is a copy of what the buffers hold.
+    ``load`` a state and tokens, then ``run`` as often as wanted; ``state`` is a copy of what the buffers hold. Who does so while other
+    threads generate holds ``lock``.
     """
 
     def __init__(self, model: nn.Module, head: nn.Module, state: State) -> None:
@@ -105,6 +113,7 @@ class Step:
             if self.tokens.is_cuda and COMPILES:
                 self._module = compile_regions(self._module)
             self._program = None if self.tokens.is_cuda else Program(self._module, inputs)
+        self.lock = threading.RLock()
         self._graph: Graph | None = None
         self._choice: Choice | None = None
         self._user: Callable[[], Any] = lambda: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -87,9 +88,10 @@ class Tokens(Iterator[Any]):
     @property
     def state(self) -> State:
         """The state after the prompt and every token that has been given out."""
-        if self._step is not None:
-            self._run()
-            return self._step.state
+        with self._held():
+            if self._step is not None:
+                self._run()
+                return self._step.state
         self._read()
         assert self._state is not None
         return self._state
@@ -97,16 +99,17 @@ class Tokens(Iterator[Any]):
     @property
     def unfinished_state(self) -> State:
         """The same without the last token, where nobody has read it yet."""
-        if self._step is not None:
-            return self._step.state
+        with self._held():
+            if self._step is not None:
+                return self._step.state
         assert self._state is not None
         return self._state
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state so far; unlike :attr:`state` it reads nothing."""
-        if self._step is not None:
-            return self._step.nbytes
+        if (step := self._step) is not None:
+            return step.nbytes
         return 0 if self._state is None else self._state.nbytes
 
     def __iter__(self) -> Self:
@@ -116,11 +119,15 @@ class Tokens(Iterator[Any]):
     def __next__(self) -> Any:
         if self._left == 0:
             raise StopIteration
-        token = self._captured() if self._step is not None else self._eager()
-        self._left -= 1
-        if not self._single and not self._choice.stops:
-            return token
-        return self._seen(token)
+        with self._held():  # in which a generation of another thread does not take the step
+            token = self._captured() if self._step is not None else self._eager()
+            self._left -= 1
+            if not self._single and not self._choice.stops:
+                return token
+            return self._seen(token)
+
+    def _held(self) -> AbstractContextManager[Any]:
+        return nullcontext() if (step := self._step) is None else step.lock
 
     def _eager(self) -> Tensor:
         """The next token, as the model is written."""
@@ -147,8 +154,9 @@ class Tokens(Iterator[Any]):
         if isinstance(step, str):
             self.how = f"as the model is written: {step}"
             return
-        step.load(self, self._state, self._last, self._ended, self._choice)
-        self._step, self._state, self.how = step, None, f"by a captured step, {step.how}"
+        with step.lock:
+            step.load(self, self._state, self._last, self._ended, self._choice)
+            self._step, self._state, self.how = step, None, f"by a captured step, {step.how}"
 
     def _captured(self) -> Tensor:
         assert self._step is not None

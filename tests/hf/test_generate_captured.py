@@ -1,5 +1,8 @@
 """``generate`` by a captured step against transformers' own loop: tokens, streams, caches."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from transformers.generation.streamers import BaseStreamer
@@ -113,3 +116,14 @@ def test_what_transformers_does_itself(how, why, runs, monkeypatch):
     monkeypatch.setattr(door, "refusal", lambda *a: said.append(refusal(*a)) or said[-1])
     model().generate(**batch(1), max_new_tokens=8, do_sample=False, **how)
     assert not runs and all(why in s for s in said) and bool(said) is (why is not None)
+
+
+def test_threads_share_a_model(monkeypatch):
+    lm, how = model(), {"max_new_tokens": 20, "do_sample": False}
+    prompts = [torch.full((1, 3), token) for token in (1, 2, 3, 4)]
+    wanted = [lm.generate(ids, **how) for ids in prompts]
+    run = captured.Step.run
+    monkeypatch.setattr(captured.Step, "run", lambda self: time.sleep(1e-3) or run(self))  # in which another thread goes on
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda ids: lm.generate(ids, **how), prompts * 2))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted * 2, strict=True))

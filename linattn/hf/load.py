@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -67,10 +67,13 @@ def export(model: nn.Module, model_type: str, path: str | os.PathLike[str]) -> N
 
     Raises:
         ValueError: if there is no such family, or if it cannot say what the model does, with the reason.
+        TypeError: if ``model`` is another one.
         OSError: if the folder is there already or cannot be written.
     """
     target = family(model_type)
-    ours, weights = cast(models.LMConfig, model.config), model.state_dict()
+    if not isinstance(model, models.LanguageModel | LinattnForCausalLM):
+        raise TypeError(f"model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as {type(model).__name__}")
+    ours, weights = model.config, model.state_dict()
     content = their_config(ours, target)
     content["dtype"] = str(weights["model.embedding.weight"].dtype).removeprefix("torch.")
     theirs: dict[str, Tensor] = {}

@@ -368,6 +368,8 @@ def test_what_a_target_cannot_express(config, to, reason, tmp_path):
 
 def test_exports_are_whole_or_not_there(folder, monkeypatch):
     model = load(folder)
+    with pytest.raises(TypeError, match="model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as Backbone"):
+        export(model.model, "mamba", folder.parent / "out")
     with pytest.raises(FileExistsError, match="is there already"):
         export(model, "mamba", folder)
     with pytest.raises(FileNotFoundError, match="there is no folder"):

@@ -171,6 +171,13 @@ def _extra(kind: str, t: dict[str, Tensor], normal: partial, uniform: partial) -
     return {}
 
 
+def turned(t: Tensor) -> Tensor:
+    """``t`` as a view that has the other signs in memory, and a bit that says so."""
+    view = torch.complex(torch.zeros_like(t), -t).conj().imag
+    assert view.is_neg()
+    return view
+
+
 def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 

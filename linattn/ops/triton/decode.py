@@ -20,7 +20,7 @@ from torch import Tensor
 
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import table
-from linattn.ops.triton.launch import capability
+from linattn.ops.triton.launch import capability, signed
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
 
@@ -277,4 +277,5 @@ def _refuse(inputs: Inputs) -> None:
 
 def _arguments(inputs: Inputs) -> tuple:
     x, (read, write) = inputs, inputs.erase or (None, None)
-    return (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens, x.scale, x.denominator)
+    tensors = (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens)
+    return (*(t if t is None else signed(t) for t in tensors), x.scale, x.denominator)

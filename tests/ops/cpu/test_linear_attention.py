@@ -62,11 +62,6 @@ def test_gradients_of_some_outputs(native, outputs, initial):
 def test_views_that_turn_the_signs(native, kind, rank):
     """The imaginary part of a conjugate has a bit for its sign, and the other one in memory; of gradients, too."""
 
-    def view(t: torch.Tensor) -> torch.Tensor:
-        turned = torch.complex(torch.zeros_like(t), -t).conj().imag
-        assert turned.is_neg()
-        return turned
-
     def results(view):
         leaves = {n: t.detach().requires_grad_() for n, t in call.tensors.items()}
         out = call.with_(**{n: view(t) for n, t in leaves.items()})(**CPU)
@@ -74,7 +69,7 @@ def test_views_that_turn_the_signs(native, kind, rank):
         return out, dict(zip(leaves, grads, strict=True))
 
     call = make(kind, rank, B=1, T=70, H=2, Hk=1, K=9, V=6).to(torch.float32)
-    for turned, plain in zip(results(view), results(torch.clone), strict=True):
+    for turned, plain in zip(results(cases.turned), results(torch.clone), strict=True):
         same_bits(turned, plain)
 
 

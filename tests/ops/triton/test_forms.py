@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from tests.ops.cases import KINDS, RANKS, make
-from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first, gradients
+from tests.ops.cases import KINDS, RANKS, make, turned
+from tests.ops.errors import same_bits
+from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first, gradients, here
 
 # Beside the rank each has something of its own: rows, shared heads, odd sizes, no initial state, sequences of every length.
 TINY = {
@@ -111,3 +112,11 @@ def test_an_empty_sequence_ends_empty_where_others_have_segments(kind):
     """No kernel but the one that joins segments writes the state that it starts from."""
     lengths = (1, 0, 70, 5) if INTERPRETED else (1, 0, 2100, 5)
     check(make(kind, "BTH", lengths=lengths, H=1, **SIZE, initial=False), torch.float32)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("kind", ["normalize", "erase"])
+def test_views_that_turn_the_signs(kind, form):
+    call = here(make(kind, "BTH", B=1, T=18, H=2, Hk=1, **SIZE)).to(torch.float32)
+    views = call.with_(**{name: turned(t) for name, t in call.tensors.items()})
+    same_bits(views(backend="triton", form=form), call(backend="triton", form=form))

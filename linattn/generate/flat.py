@@ -137,7 +137,7 @@ def _convolve_in_place(graph: fx.Graph) -> None:
             continue
         size, normed, eps, norms = _unit_heads(node)
         with graph.inserting_before(node):
-            step = graph.call_function(step_, (x, old, weight, bias, activation, size, normed, eps))
+            step = graph.call_function(step_, (x, old, weight, bias, activation, size, normed, eps, True))
         step.meta = node.meta
         kept.replace_all_uses_with(old)
         for norm in norms:

@@ -3,7 +3,6 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,28 +15,30 @@ BLOCK = 128  # channels of a program, unless heads are normed
 
 @triton.jit
 def step_kernel(
-    x, state, weight, bias, y, x_row, eps,
-    D: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, NORMED: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAPPED: tl.constexpr,
+    x, state, weight, bias, y, x_row, state_row, state_slot, state_channel, eps,
+    D: tl.constexpr, S: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, NORMED: tl.constexpr, ACTIVATION: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """The first NORMED channels are in heads of DB, which come out of length 1. What does not depend on x is read first."""
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DB + tl.arange(0, DB)
     there = d < D
-    place = state + row * (W - 1) * D + d
+    place = state + row * state_row + d * state_channel
     total = tl.zeros([DB], tl.float32)
     if bias is not None:
         total += tl.load(bias + d, mask=there, other=0.0).to(tl.float32)
-    for i in tl.static_range(W - 1):
-        past = tl.load(place + i * D, mask=there, other=0.0)
-        total += tl.load(weight + d * W + i, mask=there, other=0.0).to(tl.float32) * past.to(tl.float32)
+    for i in tl.static_range(S):
+        past = tl.load(place + i * state_slot, mask=there, other=0.0)
+        if i > S - W:
+            total += tl.load(weight + d * W + i + W - 1 - S, mask=there, other=0.0).to(tl.float32) * past.to(tl.float32)
         if i > 0:
-            tl.store(place + (i - 1) * D, past, mask=there)
+            tl.store(place + (i - 1) * state_slot, past, mask=there)
     last = tl.load(weight + d * W + W - 1, mask=there, other=0.0).to(tl.float32)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
     new = tl.load(x + row * x_row + d, mask=there, other=0.0)
-    tl.store(place + (W - 2) * D, new.to(state.dtype.element_ty), mask=there)
+    tl.store(place + (S - 1) * state_slot, new.to(state.dtype.element_ty), mask=there)
     out = total + last * new.to(tl.float32)
     if ACTIVATION:
         out = out / (1.0 + _exp2(-out * LOG2E))
@@ -47,15 +48,21 @@ def step_kernel(
     tl.store(y + row * D + d, out.to(y.dtype.element_ty), mask=there)
 
 
-def step_(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float) -> Tensor:
+def step_(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, overlapped: bool
+) -> Tensor:
     """As :func:`linattn.ops.convolution_step.step_`; ``size`` is 0 or a power of two that divides ``normed``."""
-    rows, width = x.shape[0], x.shape[2]
-    y = torch.empty(rows, 1, width, dtype=x.dtype, device=x.device)
-    overlapped = x.is_cuda and launch.capability(x.device) >= (9, 0)
-    with launch.on_device(x.device):
-        DB = size or BLOCK
-        step_kernel[(triton.cdiv(width, DB), rows)](
-            x, state, weight.contiguous(), bias, y, x.stride(0), eps, D=width, W=weight.shape[2], DB=DB, NORMED=normed,
-            ACTIVATION=activation, OVERLAPPED=overlapped, num_warps=1 if DB <= 128 else 4, **({"launch_pdl": True} if overlapped else {}),
-        )  # fmt: skip
-    return y
+    overlapped = overlapped and x.is_cuda and launch.capability(x.device) >= (9, 0)
+    bias = None if bias is None else bias.contiguous()
+    return launch.run(_step, x, (x, state, weight.contiguous(), bias), activation, size, normed, eps, overlapped)[0]
+
+
+def _step(recorder: launch.Recorder, x, state, weight, bias, activation, size, normed, eps, overlapped) -> launch.Tensors:
+    (rows, slots, width), DB = state.shape, size or BLOCK
+    y = recorder.empty(rows, 1, width, dtype=x.dtype)
+    recorder.launch(
+        step_kernel, (triton.cdiv(width, DB), rows, 1), (x, state, weight, bias, y), (x.stride(0), *state.stride(), eps),
+        D=width, S=slots, W=weight.shape[2], DB=DB, NORMED=normed, ACTIVATION=activation, OVERLAPPED=overlapped,
+        num_warps=1 if DB <= 128 else 4, **({"launch_pdl": True} if overlapped else {}),
+    )  # fmt: skip
+    return (y,)

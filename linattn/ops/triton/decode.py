@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops.inputs import Inputs, Outputs
-from linattn.ops.triton import table
-from linattn.ops.triton.launch import capability, signed
+from linattn.ops.triton import launch, table
+from linattn.ops.triton.launch import capability
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
 
@@ -50,12 +50,13 @@ def recurrence(
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z,
     q_token, q_head, k_token, k_head, v_token, v_head, decay_token, decay_head, beta_token, beta_head,
     read_token, read_head, write_token, write_head,
-    tokens, scale,
+    tokens, scale, eps,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PER_CHANNEL: tl.constexpr, OVERLAPPED: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, UNIT: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """One block of columns of one state; what is None does not take part. Token t of row n stands at n · tokens + t.
 
+    UNIT: q and k are first divided by √(Σ x² + eps).
     OVERLAPPED: the states are read while the launch before may still run, and the launch after may start at once.
     """
     if OVERLAPPED:
@@ -107,8 +108,12 @@ def recurrence(
         if read is not None:
             rt = tl.load(read + token * read_token + head * read_head + channels, mask=in_k, other=0.0)
             wt = tl.load(write + token * write_token + head * write_head + channels, mask=in_k, other=0.0)
-        qt = qt.to(tl.float32) * scale
+        qt = qt.to(tl.float32)
         kt = kt.to(tl.float32)
+        if UNIT:
+            qt = qt / tl.sqrt_rn(tl.sum(qt * qt, 0) + eps)
+            kt = kt / tl.sqrt_rn(tl.sum(kt * kt, 0) + eps)
+        qt = qt * scale
         vt = vt.to(tl.float32)
         if read is not None:
             x = tl.sum(rt.to(tl.float32)[:, None] * s, 0)
@@ -138,22 +143,23 @@ def recurrence(
             tl.store(final_z + state * K + channels, z, mask=own_z)
 
 
-def _walk(x: Tensor | None, vector: bool = True) -> tuple[Tensor | None, int, int]:
-    """``x`` [B, T, H] and, for a ``vector``, a dense last dimension; its steps from token to token of the batch and from head to head.
-
-    A constant, [H] or [H, K], takes steps of 0 from token to token.
-    """
+def _walkable(x: Tensor | None, vector: bool = True) -> Tensor | None:
+    """``x`` [B, T, H] and, for a ``vector``, a dense last dimension, with one step from token to token of the whole batch."""
     if x is None:
-        return None, 0, 0
-    if vector and x.stride(-1) != 1:
-        x = x.contiguous()
+        return None
+    dense = not vector or x.stride(-1) == 1
+    if dense and (x.ndim <= 1 + vector or x.shape[1] == 1 or x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)):
+        return x
+    return x.contiguous()
+
+
+def _steps(x: Tensor | None, vector: bool = True) -> tuple[int, int]:
+    """From token to token of the batch and from head to head; a constant, [H] or [H, K], takes steps of 0 from token to token."""
+    if x is None:
+        return 0, 0
     if x.ndim == 1 + vector:
-        return x, 0, x.stride(0)
-    if x.shape[1] == 1:
-        return x, x.stride(0), x.stride(2)
-    if x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
-        x = x.contiguous()
-    return x, x.stride(1), x.stride(2)
+        return 0, x.stride(0)
+    return x.stride(0 if x.shape[1] == 1 else 1), x.stride(2)
 
 
 def _power_of_two(n: int) -> int:
@@ -170,28 +176,41 @@ def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     return BK, BV, max(1, BK * BV // (32 * numbers))
 
 
-def _launch(arguments: tuple, final: Tensor | None, final_z: Tensor | None, overlapped: bool = False) -> tuple[Tensor, Tensor | None]:
+def _launch(
+    arguments: tuple, final: Tensor | None, final_z: Tensor | None, overlapped: bool = False, unit: float | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Run the kernel on the ``arguments`` of the op, into the given final states; returns o and the denominator."""
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments
+    if v.shape[2] * (v.shape[0] if cu is None else cu.shape[0] - 1) == 0:
+        o = torch.empty(v.shape, dtype=torch.float32 if normalized else v.dtype, device=v.device)
+        return o, torch.empty(v.shape[:3], dtype=torch.float32, device=v.device) if normalized else None
+    tokens = (*map(_walkable, (q, k, v)), _walkable(decay, _per_channel(decay)), _walkable(beta, vector=False))
+    states = (None if x is None else x.contiguous() for x in (bonus, initial, initial_z))
+    tensors = (*tokens, _walkable(read), _walkable(write), *states, cu, final, final_z)
+    o, denominator = launch.run(_walk, v, tensors, scale, normalized, overlapped, unit)
+    return o, denominator
+
+
+def _per_channel(decay: Tensor | None) -> bool:
+    return decay is not None and decay.ndim in (2, 4)
+
+
+def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+    """The launch, which follows from shapes and strides: who has seen them replays it."""
+    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, final, final_z, scale, normalized, overlapped, unit = arguments
     (B, T, H, V), K = v.shape, k.shape[3]
-    o = torch.empty((B, T, H, V), dtype=torch.float32 if normalized else v.dtype, device=v.device)
-    denominator = torch.empty((B, T, H), dtype=torch.float32, device=v.device) if normalized else None
+    o = recorder.empty(B, T, H, V, dtype=torch.float32 if normalized else v.dtype)
+    denominator = recorder.empty(B, T, H, dtype=torch.float32) if normalized else None
     states = H * (B if cu is None else cu.shape[0] - 1)
-    if states == 0:
-        return o, denominator
-    per_channel = decay is not None and decay.ndim in (2, 4)
-    (q, *q_steps), (k, *k_steps), (v, *v_steps) = _walk(q), _walk(k), _walk(v)
-    (decay, *decay_steps), (beta, *beta_steps) = _walk(decay, per_channel), _walk(beta, vector=False)
-    (read, *read_steps), (write, *write_steps) = _walk(read), _walk(write)
-    bonus, initial, initial_z = (None if x is None else x.contiguous() for x in (bonus, initial, initial_z))
     BK, BV, warps = tile(K, V, states)
-    with torch.cuda.device_of(v):
-        recurrence[(states * -(-V // BV),)](
-            q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z,
-            *q_steps, *k_steps, *v_steps, *decay_steps, *beta_steps, *read_steps, *write_steps,
-            T, scale, H, H // k.shape[2], K, V, BK, BV, per_channel, overlapped, num_warps=warps, num_stages=1,
-            **({"launch_pdl": True} if overlapped else {}),
-        )  # fmt: skip
+    steps = (*_steps(q), *_steps(k), *_steps(v), *_steps(decay, _per_channel(decay)), *_steps(beta, vector=False))
+    recorder.launch(
+        recurrence, (states * -(-V // BV), 1, 1),
+        (q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z),
+        (*steps, *_steps(read), *_steps(write), T, scale, unit or 0.0),
+        H=H, GROUP=H // k.shape[2], K=K, V=V, BK=BK, BV=BV, PER_CHANNEL=_per_channel(decay), UNIT=unit is not None, OVERLAPPED=overlapped,
+        num_warps=warps, num_stages=1, **({"launch_pdl": True} if overlapped else {}),
+    )  # fmt: skip
     return o, denominator
 
 
@@ -252,11 +271,11 @@ def recurrent(inputs: Inputs) -> Outputs:
     return Outputs(o, denominator, next(out, None), next(out, None))
 
 
-def step_(inputs: Inputs, *, overlapped: bool = False) -> Outputs:
+def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None) -> Outputs:
     """:func:`recurrent` that writes the final states over the initial ones, as a captured decoding loop wants it.
 
     ``overlapped``: on Hopper the states are read while the launches before may still run, for who knows that none of them since the
-    last one that waited for all others writes to them.
+    last one that waited for all others writes to them. ``unit``: an eps, with which q and k are divided by √(Σ x² + eps) first.
     """
     _refuse(inputs)
     state, z = inputs.initial, inputs.initial_z
@@ -265,7 +284,7 @@ def step_(inputs: Inputs, *, overlapped: bool = False) -> Outputs:
     if not all(t is None or t.is_contiguous() for t in (state, z)):
         raise ValueError("a step in place needs contiguous states")
     overlapped = overlapped and state.is_cuda and capability(state.device) >= (9, 0)
-    o, denominator = _launch(_arguments(inputs), state, z, overlapped)
+    o, denominator = _launch(_arguments(inputs), state, z, overlapped, unit)
     return Outputs(o, denominator, state, z)
 
 
@@ -277,5 +296,4 @@ def _refuse(inputs: Inputs) -> None:
 
 def _arguments(inputs: Inputs) -> tuple:
     x, (read, write) = inputs, inputs.erase or (None, None)
-    tensors = (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens)
-    return (*(t if t is None else signed(t) for t in tensors), x.scale, x.denominator)
+    return (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens, x.scale, x.denominator)

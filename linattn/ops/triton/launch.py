@@ -34,7 +34,7 @@ def run(
     ``options``; it touches no tensor but by a launch. ``then(recorder, results, *tensors, *options)`` is what is likely to be
     run next: its kernels are compiled at the same time.
     """
-    tensors = tuple(t if t is None else signed(t) for t in tensors)
+    tensors = tuple(t if t is None else _signed(t) for t in tensors)
     with on_device(like.device):
         if INTERPRETED or not KNOWN:
             return body(Recorder(like, tensors), *tensors, *options)
@@ -153,7 +153,7 @@ class Program:
         return tuple([None if i is None else results[i] for i in self.order])
 
 
-def signed(t: Tensor) -> Tensor:
+def _signed(t: Tensor) -> Tensor:
     """``t`` with its own signs in memory: the imaginary part of a conjugate is a view that turns those of another tensor."""
     return t.resolve_neg() if t.is_neg() else t
 

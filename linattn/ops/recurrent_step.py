@@ -1,0 +1,98 @@
+"""A few tokens of the recurrence, with its state moved on in place: what a loop that decodes calls."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn.ops import checks, choice
+from linattn.ops.cpu import library
+from linattn.ops.inputs import Inputs
+from linattn.ops.linear_attention import linear_attention
+from linattn.ops.norms import unit_length
+
+
+def recurrent_step_(
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    unit: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`linattn.linear_attention` from ``state`` [B, H, K, V] on, which its last state takes the place of.
+
+    Args:
+        state: contiguous, float32 (float64 for float64).
+        q, k, v, decay, beta, scale, backend: as there; what is at most 0 is not looked at.
+        unit: an eps; q and k are first divided by √(Σ x² + eps).
+
+    Returns:
+        o [B, T, H, V].
+
+    Raises:
+        ValueError: naming the argument, what came and what was wanted.
+    """
+    tensors = (state, q, k, v, decay, beta)
+    if library.wanted(*tensors) or library.traced(*tensors):
+        name = "torch"
+    else:
+        name = choice.choose(backend, lambda name: _refusal(name, backend, tensors))
+    if name in ("reference", "torch"):
+        q, k = (q, k) if unit is None else (unit_length(t, eps=unit, dtype=v.dtype) for t in (q, k))
+        o, last = linear_attention(
+            q, k, v, decay=decay, beta=beta, scale=scale, initial_state=state, return_state=True, backend=backend
+        )  # fmt: skip
+        state.copy_(last)
+        return o
+    if not _fits(*tensors):
+        checks.call(q, k, v, decay=decay, beta=beta, scale=scale, initial_state=state)  # says what does not
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    if name == "triton":
+        from linattn.ops.triton import decode
+
+        return decode.step_(Inputs(q, k, v, scale, decay, beta, initial=state, return_state=True), unit=unit).o
+    from linattn.ops.cpu import linear_attention as native
+
+    if unit is not None:  # of both in one call, which takes longer to begin than to end
+        q, k = unit_length(torch.cat([q, k], 2), eps=unit, dtype=v.dtype).chunk(2, 2)
+    o, _, run = native.bound_step(q, k, v, decay, beta, None, None, None, state, None, None, scale, False)
+    run()
+    return o
+
+
+def _refusal(name: str, asked: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+    """Why a kernel does not run it in place; the door of the recurrence, which runs it then, may still find one."""
+    if name in ("torch", "reference"):
+        return None
+    state = tensors[0]
+    assert state is not None
+    if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
+        return reason
+    if state.dtype != torch.float32 or not state.is_contiguous() or state.numel() == 0:
+        return "it moves a contiguous float32 state on"
+    if name == "cpu":
+        return library.refusal(*tensors)
+    from linattn.ops.triton import decode
+
+    return None if state.shape[2] <= decode.LARGEST else f"it takes keys of at most {decode.LARGEST} channels, not {state.shape[2]}"
+
+
+def _fits(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
+    """What :func:`linattn.ops.checks.call` finds, in a few comparisons of what a step has."""
+    if q.ndim != 4 or v.ndim != 4 or v.shape[1] == 0 or not q.dtype == k.dtype == v.dtype:
+        return False
+    batch, tokens, heads, size = q.shape
+    if any(t is not None and t.device != state.device for t in (q, k, v, decay, beta)):
+        return False
+    per_head = (batch, tokens, v.shape[2])
+    if k.shape != q.shape or v.shape[:2] != per_head[:2] or not heads or v.shape[2] % heads:
+        return False
+    wide = (v.dtype, torch.float32)
+    if state.shape != (batch, v.shape[2], size, v.shape[3]) or (beta is not None and (beta.shape != per_head or beta.dtype not in wide)):
+        return False
+    return decay is None or (decay.shape in (per_head, (*per_head, size)) and decay.dtype in wide)

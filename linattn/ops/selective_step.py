@@ -1,0 +1,125 @@
+"""A token of the selective scan (Mamba, Mamba-2), with its state moved on in place: what a loop that decodes calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops import checks, choice
+from linattn.ops.cpu import library
+
+
+def selective_step_(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    z: Tensor | None = None,
+    bias: Tensor | None = None,
+    softplus: bool = False,
+    limit: tuple[float, float] = (0.0, math.inf),
+    backend: str = "auto",
+) -> Tensor:
+    """``h ← exp(Δ A) ⊙ h + (Δ x) B`` in the place of ``state``, and ``y = (h C + D x) ⊙ silu(z)``, where Δ may be made of ``dt``.
+
+    In one kernel, on a GPU and a CPU, whatever the strides: what is one for all channels of a head may come expanded.
+
+    Args:
+        state: [B, D, N] or, in heads, [B, H, P, N], in float32 (float64 for float64).
+        x: the token [B, D] or [B, H, P].
+        dt: as x; Δ = ``dt + bias``, its softplus with ``softplus``, kept within ``limit``.
+        A: at most 0, [D, N] or [H, P, N].
+        B, C: [B, N], or one for each of G groups of heads, [B, G, N].
+        D, bias: [D] or [H, P]; None: nothing.
+        z: as x; None: no gate.
+        backend: ``"torch"`` (every device; ``"reference"`` is the same), ``"cpu"``, ``"triton"`` (kernels), or ``"auto"``: the kernels
+            where they run the call, else torch. They have no gradients: where those are wanted torch's operations run.
+
+    Returns:
+        y as x, in its dtype. Sums, gates and time steps are float32, float64 where the state is.
+
+    Raises:
+        ValueError: naming the argument, what came and what was wanted.
+    """
+    others = (x, dt, A, B, C, D, bias, z)
+    _check(state, *others)
+    if library.wanted(state, *others) or library.traced(state, *others):
+        name = "torch"
+    else:
+        name = choice.choose(backend, lambda name: _refusal(name, backend, state, others))
+    if name == "cpu":
+        from linattn.ops.cpu import steps as native
+
+        return native.selective(state, *others, softplus, limit)
+    if name == "triton":
+        from linattn.ops.triton import selective_step as gpu
+
+        return gpu.step_(state, *others, softplus, limit)
+    with checks.no_autocast(state):
+        return _portable(state, *others, softplus, limit)
+
+
+def _portable(
+    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
+    softplus: bool, limit: tuple[float, float],
+) -> Tensor:  # fmt: skip
+    wide = state.dtype
+    token, step = x.to(wide), dt.to(wide)
+    step = step if bias is None else step + bias.to(wide)
+    step = (F.softplus(step) if softplus else step).clamp(*limit)[..., None]
+    if state.ndim == 4:
+        b, c = (t.repeat_interleave(state.shape[1] // t.shape[1], 1) for t in (b, c))
+    h = torch.exp(step * a.to(wide)) * state + step * token[..., None] * b.to(wide).unsqueeze(-2)
+    y = (h * c.to(wide).unsqueeze(-2)).sum(-1)
+    y = y if d is None else torch.addcmul(y, token, d.to(wide))
+    state.copy_(h)
+    return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
+
+
+def _refusal(name: str, asked: str, state: Tensor, others: tuple[Any, ...]) -> str | None:
+    if name in ("torch", "reference"):
+        return None
+    if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
+        return reason
+    if state.dtype != torch.float32:
+        return f"its states are float32, and that of this call is {state.dtype}"
+    if name == "cpu":
+        from linattn.ops.cpu import steps as native
+
+        return native.selective_refusal(state, *others)
+    from linattn.ops.triton import selective_step as gpu
+
+    return gpu.refusal(state)
+
+
+def _check(
+    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None
+) -> None:
+    """A few comparisons if all fits; if not, they say in words what does not."""
+    full = state.shape
+    if len(full) not in (3, 4):
+        raise ValueError(f"state must have shape [B, D, N] or [B, H, P, N], but came with {list(full)}")
+    token, channels, groups = full[:-1], full[1:-1], b.shape[1:-1]
+    shared = (full[0], *groups, full[-1])
+    if len(groups) != len(full) - 3 or (groups and (groups[0] == 0 or full[1] % groups[0])):
+        raise ValueError(f"B must have shape [B, N] beside a state [B, D, N], [B, G, N] beside [B, H, P, N] with G dividing H, but came "
+                         f"with {list(b.shape)} beside {list(full)}")  # fmt: skip
+    each = (("x", x, token), ("dt", dt, token), ("A", a, full[1:]), ("B", b, shared), ("C", c, shared), ("D", d, channels))
+    for name, t, wanted in (*each, ("bias", bias, channels), ("z", z, token)):
+        if t is None:
+            continue
+        if t.shape != wanted:
+            checks.shape(name, t, "as the state says", tuple(wanted))
+        if t.device != state.device:
+            checks.tensor(name, t, state)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if state.dtype != wide:
+        checks.dtype("state", state, wide)

@@ -1,0 +1,75 @@
+"""The GPU kernels of steps in place against torch's operations in float64."""
+
+import pytest
+import torch
+
+from linattn.ops import convolution_step
+from linattn.ops.recurrent_step import recurrent_step_
+from linattn.ops.triton import convolution_step as convolution
+from tests.ops.errors import error
+from tests.ops.steps import CHANNELS, LIMIT, Token, check_drift, token
+from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED
+
+LARGER = (
+    []
+    if INTERPRETED
+    else [{"width": 1536, "size": 16, "rows": 8}, {"heads": 24, "width": 64, "size": 128, "turned": True, "expanded": True}]
+)
+
+
+@pytest.mark.parametrize("case", [*CHANNELS, *LARGER])
+def test_selective(case):
+    token(**case).to(torch.float32, DEVICE).check("triton")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_selective_dtypes(dtype):
+    token(20, 6, heads=2).to(dtype, DEVICE).check("triton")
+    token(20, 6).without("D", "z", "bias").to(dtype, DEVICE).check("triton")
+
+
+def test_time_steps_of_every_size():
+    dt = torch.tensor([-80.0, -30.0, -17.0, -3.0, -1e-3, 0.0, 1e-3, 3.0, 17.0, 30.0, 80.0], device=DEVICE)
+    state, one = torch.zeros(1, len(dt), 1, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+    tensors = {"x": torch.ones_like(dt)[None], "dt": dt[None], "A": torch.zeros(len(dt), 1, device=DEVICE), "B": one, "C": one}
+    y, _ = Token(state, tensors, {"softplus": True}).step("triton")
+    relative = (y.double() / torch.nn.functional.softplus(dt.double()) - 1).abs()
+    assert (relative < 3e-7 * (1 + dt.abs())).all()  # as exact as a product with log2(e) leaves an exponential
+
+
+def test_a_slow_decay_does_not_drift():
+    check_drift(token(3, 2, heads=1).to(torch.float32, DEVICE), "triton", 300)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["rows", "channels"])
+@pytest.mark.parametrize("slots", [3, 4, 6])
+def test_convolution(slots, layout, dtype, monkeypatch):
+    """The state is that of a cache: more tokens than are read, channels before tokens."""
+    called = []
+    run = convolution.step_
+    monkeypatch.setattr(convolution, "step_", lambda *a: called.append(1) or run(*a))
+    monkeypatch.setattr(convolution_step, "_takes", lambda x: x.dtype != torch.float64)
+    x, weight, bias = (torch.randn(shape, device=DEVICE).to(dtype) for shape in ((2, 1, 33), (33, 1, 4), (33,)))
+    state = torch.randn(2, slots, 33, device=DEVICE).to(dtype)
+    state = state if layout == "rows" else state.mT.contiguous().mT
+    own, wide = state.clone(memory_format=torch.preserve_format), state.double()
+    y = convolution_step.step_(x, own, weight, bias, True)
+    wanted = convolution_step.step_(x.double(), wide, weight.double(), bias.double(), True)
+    assert called == [1] and error(y.double(), wanted) <= LIMIT[dtype]
+    assert torch.equal(own.double(), wide) and own.stride() == state.stride()
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_delta_rule_with_keys_of_unit_length(dtype, per_channel):
+    B, H, Hk, K, V = 2, 4, 2, 6, 5
+    mixed = torch.randn(B, 1, 2 * Hk * K + H * V, device=DEVICE).to(dtype)
+    q, k, v = (t.unflatten(-1, (-1, n)) for t, n in zip(mixed.split([Hk * K, Hk * K, H * V], -1), (K, K, V), strict=True))
+    decay = -torch.rand(B, 1, H, K, device=DEVICE) if per_channel else -torch.rand(B, 1, H, device=DEVICE)
+    beta, state = torch.rand(B, 1, H, device=DEVICE).to(dtype), torch.randn(B, H, K, V, device=DEVICE)
+    own, wide = state.clone(), state.double()
+    o = recurrent_step_(own, q, k, v, decay=decay, beta=beta, unit=1e-6, backend="triton")
+    rest = {"decay": decay.double(), "beta": beta.double()}
+    wanted = recurrent_step_(wide, q.double(), k.double(), v.double(), **rest, unit=1e-6, backend="torch")
+    assert error(o.double(), wanted) <= LIMIT[dtype] and error(own.double(), wide) < 2e-6

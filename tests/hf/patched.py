@@ -115,6 +115,14 @@ class Decoder:
         return out.logits
 
 
+def recurrent_states(cache: Any) -> list[Tensor]:
+    """All that a cache holds of them."""
+    if isinstance(cache, list):
+        return cache[2:]
+    layers = [getattr(layer, "recurrent_states", {}) for layer in cache.layers]
+    return [states[0] for states in layers if states.get(0) is not None]
+
+
 def same_states(one: Decoder, other: Decoder) -> bool:
     """Whether their first layers keep the same: no attention stands before it, whose masks know of no packing where there is a cache."""
 
@@ -173,9 +181,10 @@ def gradients_of(model: Model, ids: Tensor, **options: Any) -> dict[str, Tensor]
 
 
 class Agreement:
-    """Subclasses set ``op``, which must have been called; the fixture ``family`` comes from their module."""
+    """Subclasses set ``op`` and, for decoded tokens, ``step``, which must have been called; ``family`` is their module's fixture."""
 
     op: str
+    step: str
     pieces_of_theirs: ClassVar[dict[str, float]] = {}  # how far off theirs must be read in pieces; not named: theirs is right
     left_of_theirs: tuple[str, ...] = ()  # where theirs is wrong with padding on the left
 
@@ -202,7 +211,8 @@ class Agreement:
             assert patch.calls[self.op] >= 2
             once = patch.calls[self.op]
             pieces(model, ids)
-            assert patch.calls[self.op] == once * 10  # two prompts and seven tokens more
+            assert patch.calls[self.op] == once * 3  # two prompts more
+            assert patch.calls[self.step] == once * 7
             during = everything(module)
             changed = {key for key in before if during[key] is not before[key]}
             names = {(name,) if owner is module else (owner.__name__, name) for owner, name, *_ in patch.replaced}
@@ -247,6 +257,23 @@ class Agreement:
             assert distance(pieces(model, ids), whole) < 1e-4
         with patch_transformers([family]):
             assert distance(pieces(model, ids), whole) < 2e-5
+
+    def test_tokens_move_the_states_of_the_cache_on_where_they_are(self, family, model, ids):
+        """Of a cache that theirs has begun too."""
+        whole = logits_of(model, ids[:1])
+        for patched in (False, True):
+            decode = Decoder(model)
+            patch = patch_transformers([family]) if patched else None
+            decode(ids[:1, :20])
+            with patch or patch_transformers([family]) as patch:
+                states = recurrent_states(decode.given[decode.name])
+                places, before = [t.data_ptr() for t in states], [t.clone() for t in states]
+                assert patch.calls[self.step] == 0
+                assert distance(decode(ids[:1, 20:21]), whole[:, 20:21]) < 2e-5
+                assert patch.calls[self.step] >= 2
+                assert [t.data_ptr() for t in states] == places
+                assert not any(map(torch.equal, states, before))
+                assert distance(decode(ids[:1, 21:22]), whole[:, 21:22]) < 2e-5
 
     def test_padding_decodes_as_rows_alone(self, family, model, ids, alone):
         def decoded(side: str) -> float:

@@ -12,3 +12,4 @@ def family(request):
 
 class TestPatch(Agreement):
     op = "linear_attention"
+    step = "recurrent_step_"

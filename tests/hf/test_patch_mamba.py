@@ -14,5 +14,6 @@ def family(request):
 
 class TestPatch(Agreement):
     op = "selective_scan"
+    step = "selective_step_"
     pieces_of_theirs: ClassVar = {"mamba": 0.01, "falcon_mamba": 0.01, "jamba": 0.01}  # their scan starts from nothing in every call
     left_of_theirs = ("mamba",)  # what its projection adds stands at padding too, and the convolution reads it

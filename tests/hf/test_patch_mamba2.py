@@ -14,6 +14,7 @@ def family(request):
 
 class TestPatch(Agreement):
     op = "linear_attention"
+    step = "selective_step_"
     pieces_of_theirs: ClassVar = dict.fromkeys(
         ("mamba2", "zamba2", "nemotron_h"), 1e-3
     )  # the limits of the time step hold for prompts alone

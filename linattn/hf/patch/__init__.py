@@ -27,7 +27,8 @@ class Patch:
 
     Attributes:
         families: the model types that came.
-        calls: how often each of our ops has run for transformers since, by its name; calls inside of compiled graphs are not counted.
+        calls: how often each of our ops has run for transformers since, by its name (of tokens decoded one by one ``recurrent_step_``,
+            ``selective_step_`` or ``wkv_step``); calls inside of compiled graphs are not counted.
         replaced: ``(owner, attribute, what stood there, what stands there)`` of every replacement, empty once undone.
     """
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from types import ModuleType
@@ -18,8 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops.convolution_step import step_
+from linattn.ops.selective_step import selective_step_
 from linattn.ops.short_convolution import short_convolution
 
+_SWISH = ("silu", "swish")
 PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin and end
 Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while patched
 
@@ -61,6 +63,12 @@ class Call(NamedTuple):
         """The states that a cache can hold: of packed sequences that of the last one, which the next tokens go on from."""
         return state if self.cu_seqlens is None else state[-1:]
 
+    def alone(self, state: Tensor, x: Tensor) -> bool:
+        """Whether ``state`` can be moved on where it is: it is the cache's own, as states are beside ``x``, and no token is padding."""
+        if self.layer is None or self.real is not None or self.cu_seqlens is not None or state is not self.layer.recurrent_states[0]:
+            return False
+        return state.dtype == wide_dtype(x) and not torch.is_grad_enabled()
+
     def only_real(self, t: Tensor, fill: float = 0.0) -> Tensor:
         """``t`` [B, T, ...] with ``fill`` at padding."""
         return t if self.real is None else t.masked_fill(~self.real.view(*self.real.shape, *[1] * (t.ndim - 2)), fill)
@@ -71,12 +79,16 @@ def current() -> Call:
     return _stack.calls[-1] if _stack.calls else Call()
 
 
-@contextmanager
-def during(call: Call) -> Iterator[None]:
-    _stack.calls.append(call)
-    try:
-        yield
-    finally:
+class during:
+    """Within it ``call`` is :func:`current`."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def __enter__(self) -> None:
+        _stack.calls.append(self.call)
+
+    def __exit__(self, *_: object) -> None:
         _stack.calls.pop()
 
 
@@ -85,9 +97,23 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """That of the states beside ``x``."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def state_of(state: Tensor, x: Tensor) -> Tensor:
     """A cache's ``state``, or a decay, in the dtype that they have beside ``x``."""
-    return state.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return state.to(wide_dtype(x))
+
+
+def in_place(run: Callable, state: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A step of the selective scan, whatever the dtype of the cache."""
+    own = state_of(state, x)
+    y = run(selective_step_, own, x, *args, **kwargs)
+    if own is not state:
+        state.copy_(own)
+    return y
 
 
 def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
@@ -255,15 +281,17 @@ def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 def convolve_one(hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None):
     """In place of ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is brought up to date."""
-    longer = torch.cat([conv_state.to(hidden_states.dtype), hidden_states], -1)
-    conv_state.copy_(longer[..., 1:])
-    y = (wide(longer[..., -weight.shape[-1] :]) * weight).sum(-1, keepdim=True)  # so few numbers: the door would cost more
-    y = y if bias is None else y + bias[:, None]
-    return _activated(y, activation).to(hidden_states.dtype)
+    x, state = hidden_states.transpose(1, 2), conv_state.transpose(1, 2)
+    own = state.to(x.dtype)
+    swish = activation in _SWISH
+    y = step_(x, own, weight[:, None], bias, swish)
+    if own is not state:
+        state.copy_(own)
+    return (y if swish else _activated(y, activation)).transpose(1, 2)
 
 
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    swish = activation in ("silu", "swish")
+    swish = activation in _SWISH
     y = short_convolution(x, weight[:, None], bias, activation=swish)
     return y if swish else _activated(y, activation)
 

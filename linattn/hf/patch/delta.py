@@ -11,6 +11,7 @@ from torch import Tensor
 from linattn.hf.patch.call import Family, Replacement, current, shared, state_of
 from linattn.ops import linear_attention
 from linattn.ops.norms import unit_length
+from linattn.ops.recurrent_step import recurrent_step_
 
 FAMILIES = {
     "qwen3_next": Family("qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
@@ -48,7 +49,11 @@ def _rule(run: Callable) -> Callable:
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """query, key [B, T, Hk, K], value [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [B, H, K, V]."""
-        call = current()  # keys of padding are 0, as their convolution has no bias: only their decay would show
+        call = current()
+        if query.shape[1] == 1 and initial_state is not None and call.alone(initial_state, value):
+            unit = 1e-6 if use_qk_l2norm_in_kernel else None
+            return run(recurrent_step_, initial_state, query, key, value, decay=g, beta=beta, unit=unit), initial_state
+        # Keys of padding are 0, as their convolution has no bias: only their decay would show.
         if use_qk_l2norm_in_kernel:
             query, key = (unit_length(t, eps=1e-6, dtype=value.dtype) for t in (query, key))
         if initial_state is not None:

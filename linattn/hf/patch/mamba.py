@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.patch.call import Family, Replacement, absent, channels_last, current, passing, shared, state_of, wide
+from linattn.hf.patch.call import Family, Replacement, absent, channels_last, current, in_place, passing, shared, state_of, wide
 from linattn.ops import selective_scan
 
 FAMILIES = {
@@ -74,13 +74,7 @@ def _step(run: Callable) -> Callable:
         **_: Any,
     ) -> Tensor:
         """state [B, D, N], brought up to date; hidden_states, dt, z [B, D], A [D, N], B, C [B, N], D, dt_bias [D]."""
-        x, dt, B, C = (t[:, None] for t in (hidden_states, dt, B, C))
-        dt = _time_step(dt, dt_bias, dt_softplus)
-        A, D = A.to(dt.dtype), None if D is None else D.to(dt.dtype)
-        y, after = run(selective_scan, x, dt, A, B, C, D, initial_state=state_of(state, x), return_state=True)
-        state.copy_(after)
-        y = y[:, 0]
-        return y if z is None else y * F.silu(z)
+        return in_place(run, state, hidden_states, dt, A, B, C, D, z=z, bias=dt_bias, softplus=dt_softplus)
 
     return step
 

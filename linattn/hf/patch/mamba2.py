@@ -10,7 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.patch.call import Call, Family, Replacement, absent, current, positions, shared, state_of, wide
+from linattn.hf.patch.call import Call, Family, Replacement, absent, current, in_place, positions, shared, state_of, wide
 from linattn.ops import linear_attention
 
 FAMILIES = {
@@ -85,12 +85,8 @@ def _step(run: Callable) -> Callable:
 
         What does not depend on P or N comes expanded. The time step keeps to the limits that it has over many tokens.
         """
-        dt = _time_step(dt[..., 0], None if dt_bias is None else dt_bias[:, 0], dt_softplus, current().mixer.time_step_limit)
-        x, dt, B, C = (t[:, None] for t in (hidden_states, dt, B, C))
-        y, after = _recurrence(run, x, dt, A[:, 0, 0], B, C, None if D is None else D[:, 0], state, Call(tokens=1))
-        state.copy_(after)
-        y = y[:, 0]
-        return y if z is None else y * F.silu(z)
+        limit = current().mixer.time_step_limit
+        return in_place(run, state, hidden_states, dt, A, B, C, D, z=z, bias=dt_bias, softplus=dt_softplus, limit=limit)
 
     return step
 

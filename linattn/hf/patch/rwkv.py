@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +27,13 @@ def _extract_key_value(self, hidden: Tensor, state: list[Tensor] | None = None):
     """Receptance, key and value [B, T, D] of each token and the one before."""
     shifted = _shift(hidden, state, 1, self.layer_id)
     mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
-    key, value, receptance = (hidden * mix + shifted * (1 - mix) for mix in mixes)
+    key, value, receptance = (torch.lerp(shifted, hidden, mix) for mix in mixes)
     return torch.sigmoid(self.receptance(receptance)), self.key(key), self.value(value), state
 
 
 def _feed_forward(self, hidden: Tensor, state: list[Tensor] | None = None):
     shifted = _shift(hidden, state, 0, self.layer_id)
-    key, receptance = (hidden * mix + shifted * (1 - mix) for mix in (self.time_mix_key, self.time_mix_receptance))
+    key, receptance = (torch.lerp(shifted, hidden, mix) for mix in (self.time_mix_key, self.time_mix_receptance))
     value = self.value(torch.square(torch.relu(self.key(key))))
     return torch.sigmoid(self.receptance(receptance)) * value, state
 
@@ -40,6 +41,10 @@ def _feed_forward(self, hidden: Tensor, state: list[Tensor] | None = None):
 def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -> Tensor:
     """The real token before each of ``hidden`` [B, T, D], and the last one into ``state[place]`` [B, D, layers]."""
     call, tokens = current(), hidden.shape[1]
+    if state is not None and _alone(call, tokens):
+        before = state[place][:, None, :, layer].to(hidden.dtype, copy=True)
+        state[place][:, :, layer] = hidden[:, 0]
+        return before
     old = hidden.new_zeros(hidden.shape[0], hidden.shape[2]) if state is None else state[place][:, :, layer].to(hidden.dtype)
     longer = torch.cat([old[:, None], hidden], 1)  # its place t is what stands before token t
     if call.real is None:
@@ -58,6 +63,11 @@ def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -
     return before
 
 
+def _alone(call: Call, tokens: int) -> bool:
+    """Whether there is one token in each row, which is a real one."""
+    return tokens == 1 and call.real is None and call.cu_seqlens is None
+
+
 def _attention(run: Callable) -> Callable:
     def attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state=None, return_state: bool = False):
         """The weighted mean of value [B, T, D], of weight e^key faded by e^(-e^time_decay) a token; state: num, den, max [B, D].
@@ -66,6 +76,8 @@ def _attention(run: Callable) -> Callable:
         which the output does not depend on.
         """
         call = current()
+        if state is not None and _alone(call, key.shape[1]):
+            return run(wkv_step, time_decay, time_first, key, value, state)
         k, v = call.only_real(wide(key), _NOTHING), call.only_real(wide(value))
         fade = call.only_real((-torch.exp(wide(time_decay))).to(k.dtype).expand(k.shape))
         num, den, top = _states(state, k, call)
@@ -88,6 +100,18 @@ def _attention(run: Callable) -> Callable:
         return output.to(key.dtype), state
 
     return attention
+
+
+def wkv_step(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state, **_: Any) -> tuple[Tensor, list[Tensor]]:
+    """The same of one token after ``state``: a step of each recurrence is two operations, less than it takes to call a kernel."""
+    k, v = wide(key[:, 0]), wide(value[:, 0])
+    num, den, top = (t.to(k.dtype) for t in state)
+    own, faded = k + wide(time_first), top - torch.exp(wide(time_decay))
+    base, largest = torch.maximum(top, own), torch.maximum(faded, k)
+    past, now, kept, weight = (torch.exp(t) for t in (top - base, own - base, faded - largest, k - largest))
+    output = torch.addcmul(past * num, now, v) / torch.addcmul(now, past, den)
+    after = [torch.addcmul(kept * num, weight, v), torch.addcmul(weight, kept, den), largest]
+    return output[:, None].to(key.dtype), after
 
 
 def _states(state, k: Tensor, call: Call) -> tuple[Tensor, ...]:

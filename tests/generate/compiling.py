@@ -56,6 +56,7 @@ def kernels() -> list[dict]:
         linears.linears(x, [half(256, 256)], [None], half(64), 1e-5, 64, x, x, False, (), counters)
     x = half(1, 1, 384).as_subclass(OnGpu)
     convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 128, 256, 1e-6, True)
+    convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 0, 0, 0.0, False)  # something before may write to the state
     q, v, state = half(1, 1, 2, 64), half(1, 1, 4, 64), torch.zeros(1, 4, 64, 64)
     decay = torch.zeros(1, 1, 4)
     inputs, _ = checks.call(q, q, v, decay=decay, beta=decay, initial_state=state, return_state=True)

@@ -275,6 +275,25 @@ class Agreement:
                 assert not any(map(torch.equal, states, before))
                 assert distance(decode(ids[:1, 21:22]), whole[:, 21:22]) < 2e-5
 
+    def test_a_cache_of_another_dtype_keeps_it(self, family, model, ids):
+        if family == "rwkv":
+            pytest.skip("its states are float32")
+        whole = logits_of(model, ids[:1])
+        decode = Decoder(model)
+        with patch_transformers([family]) as patch:
+            decode(ids[:1, :20])
+            layers = [layer for layer in decode.given[decode.name].layers if getattr(layer, "recurrent_states", {}).get(0) is not None]
+            for layer in layers:
+                layer.conv_states[0], layer.recurrent_states[0] = layer.conv_states[0].bfloat16(), layer.recurrent_states[0].bfloat16()
+            states = recurrent_states(decode.given[decode.name]) + [layer.conv_states[0] for layer in layers]
+            before = [t.clone() for t in states]
+            once = patch.calls[self.op]
+            assert distance(decode(ids[:1, 20:21]), whole[:, 20:21]) < 0.02
+            assert distance(decode(ids[:1, 21:22]), whole[:, 21:22]) < 0.02
+            assert patch.calls[self.step] + patch.calls[self.op] - once == 2 * len(layers)
+        assert all(t.dtype == torch.bfloat16 for t in states)
+        assert not any(map(torch.equal, states, before))
+
     def test_padding_decodes_as_rows_alone(self, family, model, ids, alone):
         def decoded(side: str) -> float:
             decode = Decoder(model)

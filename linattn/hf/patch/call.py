@@ -63,11 +63,10 @@ class Call(NamedTuple):
         """The states that a cache can hold: of packed sequences that of the last one, which the next tokens go on from."""
         return state if self.cu_seqlens is None else state[-1:]
 
-    def alone(self, state: Tensor, x: Tensor) -> bool:
-        """Whether ``state`` can be moved on where it is: it is the cache's own, as states are beside ``x``, and no token is padding."""
-        if self.layer is None or self.real is not None or self.cu_seqlens is not None or state is not self.layer.recurrent_states[0]:
-            return False
-        return state.dtype == wide_dtype(x) and not torch.is_grad_enabled()
+    def owns(self, state: Tensor, x: Tensor) -> bool:
+        """Whether ``state`` is the cache's own and, being as states are beside ``x``, can be moved on where it is."""
+        own = self.layer is not None and state is self.layer.recurrent_states[0]
+        return own and state.dtype == wide_dtype(x) and not torch.is_grad_enabled()
 
     def only_real(self, t: Tensor, fill: float = 0.0) -> Tensor:
         """``t`` [B, T, ...] with ``fill`` at padding."""

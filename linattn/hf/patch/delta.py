@@ -50,7 +50,7 @@ def _rule(run: Callable) -> Callable:
     ) -> tuple[Tensor, Tensor | None]:
         """query, key [B, T, Hk, K], value [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [B, H, K, V]."""
         call = current()
-        if query.shape[1] == 1 and initial_state is not None and call.alone(initial_state, value):
+        if query.shape[1] == 1 and initial_state is not None and call.owns(initial_state, value):  # a token alone is real
             unit = 1e-6 if use_qk_l2norm_in_kernel else None
             return run(recurrent_step_, initial_state, query, key, value, decay=g, beta=beta, unit=unit), initial_state
         # Keys of padding are 0, as their convolution has no bias: only their decay would show.

@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks, choice
@@ -20,6 +21,9 @@ def selective_scan(
     C: Tensor,
     D: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
+    softplus: bool = False,
+    z: Tensor | None = None,
     initial_state: Tensor | None = None,
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
@@ -32,10 +36,12 @@ def selective_scan(
 
     Args:
         x: inputs [B, T, D]: float64, float32, bfloat16 or float16.
-        dt: time steps Δ [B, T, D], at least 0 (after softplus); 0 passes the state on unchanged and writes nothing.
+        dt: time steps Δ [B, T, D], at least 0 (after bias and softplus); 0 passes the state on unchanged and writes nothing.
         A: [D, N], at most 0.
         B, C: [B, T, N].
         D: [D], how much of x passes by the state; None: nothing.
+        bias, softplus: Δ is ``dt + bias``, [D], and the softplus of that, in the dtype of sums.
+        z: a gate [B, T, D], y times silu(z); None: none. On a CPU all three are part of the kernel where nobody wants gradients.
         initial_state: [rows, D, N] in float32 (float64 for float64).
         return_state: return ``(y, h)``, h the last states [rows, D, N].
         cu_seqlens: [rows + 1] integers: the batch is 1 and its sequences, empty ones allowed, lie end to end.
@@ -51,8 +57,35 @@ def selective_scan(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
-    y, last = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens).run(backend)
+    if bias is not None or softplus or z is not None:
+        y, last = _gated(x, dt, A, B, C, D, initial_state, cu_seqlens, bias, softplus, z, backend)
+    else:
+        y, last = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens).run(backend)
     return (y, last) if return_state else y
+
+
+def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str) -> tuple[Tensor, Tensor]:
+    """With what stands before and behind the scan, inside of the kernel or around it."""
+    from linattn.ops.cpu import library
+
+    full = checks.tensor("x", x).shape
+    for name, t, dims, wanted in (("bias", bias, "[D]", full[-1:]), ("z", z, "[B, T, D]", full)):
+        if t is not None:
+            checks.shape(name, checks.tensor(name, t, x), dims, tuple(wanted))
+            checks.dtype(name, t, x.dtype, _wide(x))
+    tensors = (x, dt, a, b, c, d, initial, bias, z)
+    if softplus and not library.wanted(*tensors) and not library.traced(*tensors, cu):
+        call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)
+        if choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
+            from linattn.ops.cpu import selective_scan as native
+
+            return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
+    with checks.no_autocast(x):
+        step = dt.to(_wide(x))
+        step = step if bias is None else step + bias.to(step.dtype)
+        step = F.softplus(step) if softplus else step
+    y, last = _checked(x, step, a, b, c, d, initial, cu).run(backend)
+    return (y if z is None else (y * F.silu(z)).to(x.dtype)), last
 
 
 class _Call(NamedTuple):
@@ -115,13 +148,13 @@ def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> s
     """For :func:`linattn.explain`: of the arguments of ``op``, which is :func:`selective_scan`."""
     given = signature(op).bind(*args, **kwargs)
     given.apply_defaults()
-    x, dt, a, b, c, d, initial, _, cu, _ = given.arguments.values()
-    call = _checked(x, dt, a, b, c, d, initial, cu)
+    x, dt, a, b, c, d, _, softplus, _, initial, _, cu, _ = given.arguments.values()
+    call = _checked(x, dt, a, b, c, d, initial, cu, positive=softplus)
     title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(a.shape)}"
     return choice.explained(title, backend, lambda name: call.refusal(name, backend))
 
 
-def _checked(x, dt, a, b, c, d, initial, cu) -> _Call:
+def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:
     if checks.tensor("x", x).ndim != 3:
         raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
     checks.dtype("x", x, *checks.DTYPES)
@@ -136,7 +169,7 @@ def _checked(x, dt, a, b, c, d, initial, cu) -> _Call:
         checks.shape(name, checks.tensor(name, t, x), dims, full)
         checks.dtype(name, t, x.dtype, wide)
     checks.not_positive("A", a)
-    if dt.numel() and checks.values_visible(dt) and bool(dt.amin() < 0):
+    if not positive and dt.numel() and checks.values_visible(dt) and bool(dt.amin() < 0):
         raise ValueError(f"dt is a time step and must be >= 0, but its smallest value is {dt.min().item():g}")
     if cu is not None:
         checks.packed_lengths(cu, x)

@@ -3,8 +3,11 @@
 from typing import ClassVar
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.hf.patched import Agreement
+from linattn.hf.patch import patch_transformers
+from tests.hf.patched import VOCABULARY, Agreement, distance, logits_of, model_of
 
 
 @pytest.fixture(params=["mamba", "falcon_mamba", "jamba"])
@@ -17,3 +20,30 @@ class TestPatch(Agreement):
     step = "selective_step_"
     pieces_of_theirs: ClassVar = {"mamba": 0.01, "falcon_mamba": 0.01, "jamba": 0.01}  # their scan starts from nothing in every call
     left_of_theirs = ("mamba",)  # what its projection adds stands at padding too, and the convolution reads it
+
+
+class Copies(TorchDispatchMode):
+    """The shapes of what is copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+            self.shapes.append(tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+def test_time_steps_are_not_copied_for_gradients_that_nobody_records(family):
+    """torch multiplies a weight that wants gradients and a batch in another order than asked, and turns the product."""
+    model, ids = model_of(family), torch.randint(3, VOCABULARY, (1, 13))
+    with patch_transformers([family]), torch.no_grad(), Copies() as copies:
+        model(input_ids=ids, use_cache=False)
+    assert (1, 64, 13) not in copies.shapes
+    with Copies() as copies:
+        wanted = logits_of(model, ids)
+    assert (1, 64, 13) in copies.shapes
+    with patch_transformers([family]):
+        assert all(p.requires_grad for p in model.parameters())
+        assert distance(logits_of(model, ids), wanted) < 1e-5

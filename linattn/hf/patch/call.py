@@ -241,24 +241,17 @@ def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
         yield owner, "forward", model_forward(owner.forward, family.lost)
 
 
-def shared(module: ModuleType, family: Family) -> Iterator[Replacement]:
-    """What is replaced alike wherever a mixer has a short convolution."""
+def shared(module: ModuleType, family: Family, forward: Callable = lambda original: original) -> Iterator[Replacement]:
+    """What is replaced alike wherever a mixer has a short convolution; ``forward`` is what becomes of its original one."""
     mixer = getattr(module, family.mixer)
     yield module, "causal_conv1d_fn", convolve
     yield module, "causal_conv1d_update", convolve_one
-    yield mixer, "forward", mixer_forward(mixer.forward)
+    yield mixer, "forward", mixer_forward(forward(mixer.forward))
     yield from around(module, family)
 
 
 def absent(*_: Any, **__: Any) -> None:
     """In place of a fused path: without one, transformers goes on to the functions that are ours."""
-
-
-def channels_last(t: Tensor) -> Tensor:
-    """[B, D, T] -> [B, T, D], on a CPU in memory of that order: torch transposes a matrix in blocks, but a batch number by number."""
-    if t.device.type != "cpu" or t.shape[0] != 1:
-        return t.transpose(1, 2)
-    return t[0].t().contiguous()[None]
 
 
 def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from linattn.hf.patch.call import Family, Replacement, absent, channels_last, current, in_place, passing, shared, state_of, wide
+from linattn.hf.patch.call import Family, Replacement, absent, current, in_place, passing, shared, state_of, wide, wide_dtype
 from linattn.ops import selective_scan
 
 FAMILIES = {
@@ -23,9 +25,43 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     yield module, "mamba_selective_scan", _scan(run)
     yield module, "mamba_selective_state_update", _step(run)
     yield module, "mamba_inner_fn", absent
-    yield from shared(module, FAMILIES[family])
+    yield from shared(module, FAMILIES[family], _frozen)
     if family == "jamba":
         yield module.JambaMambaDecoderLayer, "forward", passing(module.JambaMambaDecoderLayer.forward)
+
+
+class _Linear(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Frozen:
+    """A mixer whose map to time steps wants no gradients.
+
+    It is multiplied with a batch from the left. Where a weight wants gradients torch makes such a product in another order and copies
+    it into this one, number by number, whether anybody records gradients or not.
+    """
+
+    def __init__(self, mixer: nn.Module) -> None:
+        self.mixer = mixer
+        self.dt_proj = _Linear(mixer.dt_proj.weight.detach(), mixer.dt_proj.bias)  # type: ignore[union-attr,arg-type,operator]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mixer, name)
+
+
+def _frozen(original: Callable) -> Callable:
+    @wraps(original)
+    def forward(self, hidden_states, *args, **kwargs):
+        plain = type(self.dt_proj) is nn.Linear and not hasattr(self.dt_proj, "_hf_hook")  # which may bring its weight first
+        if plain and hidden_states.shape[1] > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self = _Frozen(self)
+        return original(self, hidden_states, *args, **kwargs)
+
+    return forward
 
 
 def _scan(run: Callable) -> Callable:
@@ -45,15 +81,18 @@ def _scan(run: Callable) -> Callable:
         """hidden_states, dt, z [B, D, T], A [D, N], B, C [B, N, T], D, delta_bias [D]; goes on from the state in the cache."""
         call = current()
         x, B, C = (t.transpose(1, 2) for t in (hidden_states, B, C))
-        dt = call.only_real(_time_step(channels_last(dt), delta_bias, delta_softplus))
+        dt, z = dt.transpose(1, 2), None if z is None else z.transpose(1, 2)
+        if call.real is not None:  # only a time step of 0 leaves the state alone
+            dt, delta_bias, delta_softplus = call.only_real(_time_step(dt, delta_bias, delta_softplus)), None, False
+        A = A.to(wide_dtype(x))
+        D, bias = (None if t is None else t.to(wide_dtype(x)) for t in (D, delta_bias))
         before = None if call.layer is None else call.layer.recurrent_states[0]
         before = None if before is None else call.first(state_of(before, x))
         y, state = run(
-            selective_scan, x, dt, A.to(dt.dtype), B, C, None if D is None else D.to(dt.dtype),
+            selective_scan, x, dt, A, B, C, D, bias=bias, softplus=delta_softplus, z=z,
             initial_state=before, return_state=True, cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
         y = y.transpose(1, 2)
-        y = y if z is None else y * F.silu(z)
         return (y, call.last(state)) if return_last_state else y
 
     return scan

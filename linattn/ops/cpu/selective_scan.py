@@ -14,6 +14,7 @@ CHUNK = 64  # tokens between two kept states, as in rows.h
 SLAB = 64  # channels of a task, as in selective_scan.cpp
 MOST = 128  # numbers of a channel's state, likewise
 GROUPS = 16  # of sequences, at most, that sum the gradients of A and D apart
+NOTHING = (None, 0, 0, 0)
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]
 
 
@@ -43,12 +44,23 @@ def forward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, last states and, if it ``keeps`` any, the states before each chunk."""
-    x, dt, b, c = map(library.in_rows, (x, dt, b, c))
+    return gated(x, dt, a, b, c, d, initial, cu_seqlens, keeps)
+
+
+def gated(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
+    keeps: bool = False, bias: Tensor | None = None, softplus: bool = False, z: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """:func:`forward` with the time steps softplus(dt + bias) and outputs times silu(z); it has no gradients of those."""
+    x, b, c = map(library.in_rows, (x, b, c))
+    apart = dt.stride(2) if dt.stride(1) == 1 and dt.shape[1] > 1 else 1  # tokens side by side are turned in pieces
+    dt = dt.resolve_neg() if apart > 1 else library.in_rows(dt)
     y, last, kept = _outputs(empty, x, a, cu_seqlens, keeps)
     if cu_seqlens is not None:
         kept.zero_()  # there is room for more chunks than a packing need have
     call(
-        "selective_scan_forward", *rows(x), *rows(dt), *rows(b), *rows(c), *rows(y), *map(plain, (a, d, initial)),
+        "selective_scan_forward", *rows(x), *rows(dt), *rows(b), *rows(c), *rows(y), *(NOTHING if z is None else rows(library.in_rows(z))),
+        apart, plain(bias), softplus, *map(plain, (a, d, initial)),
         library.ends(cu_seqlens), last, kept if keeps else None, last.shape[0], x.shape[1], *a.shape,
     )  # fmt: skip
     return y, last, kept

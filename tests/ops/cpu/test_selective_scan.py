@@ -7,6 +7,7 @@ import torch
 from transformers.models.mamba import modeling_mamba
 
 import linattn
+from linattn.ops.cpu import selective_scan as kernels
 from tests.ops.errors import error
 
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
@@ -247,3 +248,58 @@ def test_faster_than_the_loop_of_transformers():
 
     ratios = sorted(seconds(scan_of_transformers) / seconds(run) for _ in range(5))
     assert ratios[2] > 20, ratios
+
+
+def gated(a, apart=False):
+    """With a bias and a softplus for the time steps and a gate for the outputs; ``apart``: tokens of dt side by side, not channels."""
+    random = torch.Generator().manual_seed(9)
+    dt = torch.randn(a["dt"].shape, generator=random).to(a["dt"].dtype)
+    dt = dt.mT.contiguous().mT if apart else dt
+    return a | {"dt": dt, "bias": torch.randn(a["D"].shape, generator=random), "z": torch.randn(a["x"].shape, generator=random).to(a["x"])}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("T", "B", "D", "N"), [(1, 2, 3, 4), (64, 1, 64, 16), (67, 2, 20, 5), (150, 1, 70, 16)])
+def test_time_steps_and_gates_in_the_kernel(isa, T, B, D, N, apart):
+    a = gated(arguments(T, B, D, N), apart)
+    close(run(a, softplus=True), reference(a, softplus=True))
+    del a["z"], a["bias"]
+    close(run(a, softplus=True), reference(a, softplus=True))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 0.004), (torch.float16, 0.0006)])
+def test_time_steps_and_gates_of_few_digits(isa, dtype, limit):
+    a = gated(arguments(70, 1, 35, x=dtype, rest=dtype), apart=True)
+    close(run(a, softplus=True), reference(a, softplus=True), limit)
+
+
+def test_packed_with_time_steps_and_gates(isa):
+    cu = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    a = gated(arguments(sum(LENGTHS), 1, 20, rows=len(LENGTHS)), apart=True)
+    close(run(a, softplus=True, cu_seqlens=cu), reference(a, softplus=True, cu_seqlens=cu))
+
+
+def test_gradients_of_time_steps_and_gates(isa):
+    a = gated(arguments(70, 1, 20), apart=True)
+    close(gradients(run, a, softplus=True), gradients(reference, a, softplus=True), 2e-6)
+
+
+def test_they_are_part_of_the_kernel_where_nobody_wants_gradients(monkeypatch):
+    calls, before = [], kernels.gated
+    monkeypatch.setattr(kernels, "gated", lambda *x, **o: calls.append(o) or before(*x, **o))
+    a = gated(arguments(5, 1, 4))
+    for backend in ("auto", "cpu"):
+        run(a, backend, softplus=True)
+        assert calls.pop()["z"] is a["z"]
+        assert not calls
+    run(a | {"z": a["z"].clone().requires_grad_()}, softplus=True)
+    assert not any(calls)  # a call with nothing but the scan
+
+
+def test_refusals_of_time_steps_and_gates():
+    a = gated(arguments(5, 1, 4))
+    for name, t in (("bias", torch.ones(3)), ("z", torch.ones(1, 5, 3)), ("z", a["z"].double())):
+        with pytest.raises(ValueError, match=name):
+            run(a | {name: t}, softplus=True)
+    with pytest.raises(ValueError, match="dt is a time step"):
+        run(a, softplus=False)

@@ -1,8 +1,10 @@
-// The selective scan: h = exp(dt a) h + (dt x) b and y = sum_n h c + skip x, with lanes over the channels.
+// The selective scan: h = exp(dt a) h + (dt x) b and y = sum_n h c + skip x, with lanes over the channels. Where nobody wants gradients
+// dt may still lack its bias and softplus, and y its gate silu(z).
 //
 // A task takes SLAB channels of a sequence, a chunk of tokens at a time; the states of LANES channels stay in registers
 // for the tokens of a chunk, TILE of the N numbers that each has at a time. All is float32.
 // Backwards, a chunk's states are made once more from the one that was kept before it.
+#include "lanes.h"
 #include "pool.h"
 #include "rows.h"
 #include "selective.h"
@@ -36,6 +38,22 @@ void stage(const Rows& x, int64_t row, int64_t start, int tokens, int64_t size, 
             const int lanes = int(min(LANES, size - n));
             store(to + t * size + n, x.load(row, start + t, n, lanes), lanes);
         }
+}
+
+// The tokens of a chunk of x and LANES of its channels, of which `lanes` are there, as floats [tokens, LANES]. Where channels do not lie
+// side by side (`apart` numbers from one to the next) tokens do.
+void strip(const Rows& x, int64_t apart, int64_t row, int64_t start, int tokens, int64_t channel, int lanes, float* to) {
+    if (apart == 1) {
+        for (int t = 0; t < tokens; t++) store(to + t * LANES, x.load(row, start + t, channel, lanes));
+        return;
+    }
+    alignas(64) float turned[STRIP];
+    for (int lane = 0; lane < LANES; lane++)
+        for (int t = 0; t < tokens; t += LANES) {
+            const int64_t at = row * x.batch + (channel + lane) * apart + start + t;
+            store(turned + lane * CHUNK + t, lane < lanes ? load(x.data, x.dtype, at, int(min(LANES, tokens - t))) : zero());
+        }
+    for (int t = 0; t < tokens; t += LANES) transpose(turned + t, CHUNK, to + t * LANES, LANES);
 }
 
 // What the passes of a chunk's tokens over TILE numbers of the state share. Strips are [tokens, LANES].
@@ -145,14 +163,15 @@ void sum_lanes(const float* x, int tokens, int width, int64_t size, float* to) {
 }  // namespace
 
 LINATTN_ENTRY(selective_scan_forward)
-(LINATTN_ROWS(x), LINATTN_ROWS(dt), LINATTN_ROWS(b), LINATTN_ROWS(c), LINATTN_ROWS(y), const float* a, const float* skip,
- const float* initial, const int64_t* ends, float* final, float* kept, int64_t rows, int64_t tokens, int64_t width, int64_t size,
+(LINATTN_ROWS(x), LINATTN_ROWS(dt), LINATTN_ROWS(b), LINATTN_ROWS(c), LINATTN_ROWS(y), LINATTN_ROWS(z), int64_t dt_apart, const float* bias,
+ int64_t positive, const float* a, const float* skip, const float* initial, const int64_t* ends, float* final, float* kept, int64_t rows, int64_t tokens, int64_t width, int64_t size,
  int64_t threads) {
     LINATTN_THESE_ROWS(x);
     LINATTN_THESE_ROWS(dt);
     LINATTN_THESE_ROWS(b);
     LINATTN_THESE_ROWS(c);
     LINATTN_THESE_ROWS(y);
+    LINATTN_THESE_ROWS(z);
     const int64_t slabs = (width + SLAB - 1) / SLAB;
     parallel(rows * slabs, threads, [&](int64_t task) {
         const int64_t n = task / slabs;
@@ -172,8 +191,11 @@ LINATTN_ENTRY(selective_scan_forward)
                 const int64_t channel = part.first + offset;
                 for (int64_t i = 0; kept && i < size; i++)
                     store(kept + (slot * size + i) * width + channel, load(h + i * SLAB + offset), lanes);
+                strip(dt, dt_apart, at.row, start, count, channel, lanes, own_dt);
+                const Float added = bias ? load(bias + channel, lanes) : zero();
                 for (int t = 0; t < count; t++) {
-                    const Float step = dt.load(at.row, start + t, channel, lanes);
+                    Float step = load(own_dt + t * LANES) + added;
+                    if (positive) step = softplus(step);
                     store(own_dt + t * LANES, step);
                     store(written + t * LANES, step * x.load(at.row, start + t, channel, lanes));
                     store(own_y + t * LANES, zero());
@@ -189,6 +211,10 @@ LINATTN_ENTRY(selective_scan_forward)
                 for (int t = 0; t < count; t++) {
                     Float out = load(own_y + t * LANES);
                     if (skip) out = fma(x.load(at.row, start + t, channel, lanes), by, out);
+                    if (z.data) {
+                        const Float gate = z.load(at.row, start + t, channel, lanes);
+                        out = out * gate * sigmoid(gate);
+                    }
                     y.store(at.row, start + t, channel, out, lanes);
                 }
             }

@@ -43,15 +43,6 @@ struct Strided {
 #define LINATTN_THIS_STRIDED(name) \
     const Strided name { name##_data, name##_dtype, name##_row, name##_head, name##_channel }
 
-// log(1 + e^x), to the last digits of small ones too: log(1 + t) = 2 artanh(t / (2 + t)).
-LINATTN_INLINE Float softplus(Float x) {
-    const Float t = exp_below(x < zero() ? x : -x), s = t / (t + 2.0f), q = s * s;
-    Float p = splat(1.0f / 15);
-    LINATTN_UNROLL
-    for (int i = 13; i > 0; i -= 2) p = fma(p, q, splat(1.0f / float(i)));
-    return max(x, zero()) + 2.0f * s * p;
-}
-
 // Where the state of one head and row lies, and the constants of the head.
 struct Head {
     float* state;

@@ -1,9 +1,11 @@
 """The door of patching: what it refuses, how it is undone, and that no foreign kernel runs on a CPU."""
 
+import copy
 import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transformers.models.mamba import modeling_mamba as modeling
 
 import linattn
 from benchmarks import patch as benchmark
-from linattn.hf.patch import FAMILIES, Patch, patch_transformers
+from linattn.hf.patch import FAMILIES, Patch, call, patch_transformers
 from tests.hf.patched import MODELS, VOCABULARY, gradients_of, logits_of, model_of, packings
 
 STAND_INS = {
@@ -124,6 +126,41 @@ def test_the_backend_is_passed_on(family):
             torch.testing.assert_close(logits_of(model, ids), wanted, atol=1e-5, rtol=1e-4)
     with patch_transformers([family], backend="triton"), pytest.raises(ValueError, match="GPU|triton"):
         logits_of(model, ids)
+
+
+NORMS = [(name, norm) for name, family in FAMILIES.items() for norm in family.norms]
+
+
+@pytest.mark.parametrize(("family", "norm"), NORMS)
+def test_norms_are_one_kernel_where_there_are_many_numbers(family, norm, monkeypatch):
+    calls, ours = [], call.rms_norm
+    monkeypatch.setattr(call, "rms_norm", lambda *x, **o: calls.append(1) or ours(*x, **o))
+    folder = FAMILIES[family].folder
+    layer = getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), norm)(64)
+    with torch.no_grad():
+        layer.weight.uniform_(0.5, 2)
+    x = [torch.randn(2, 200, 64) for _ in range(2 if "Gated" in norm else 1)]
+
+    def run(*x):
+        leaves = [t.detach().requires_grad_() for t in x]
+        y = layer(*leaves)
+        return y, *torch.autograd.grad((y * torch.linspace(-1, 1, 64)).sum(), [*leaves, layer.weight])
+
+    wanted, few = run(*x), layer(*(t[:, :50] for t in x))
+    half = copy.deepcopy(layer).bfloat16()
+    exact = layer(*(t.bfloat16().float() for t in x))
+    theirs = (half(*(t.bfloat16() for t in x)) - exact).norm()
+    assert not calls
+    with patch_transformers([family]):
+        for mine, of_theirs in zip(run(*x), wanted, strict=True):
+            assert (mine - of_theirs).norm() < 1e-5 * of_theirs.norm()
+        mine = half(*(t.bfloat16() for t in x))
+        assert mine.dtype == torch.bfloat16
+        assert (mine - exact).norm() < 1.1 * theirs
+        assert len(calls) == 2
+        assert torch.equal(layer(*(t[:, :50] for t in x)), few)
+        layer(*(t.bfloat16() for t in x))  # a weight of another dtype
+        assert len(calls) == 2
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "rwkv"])

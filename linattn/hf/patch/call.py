@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.convolution_step import step_
+from linattn.ops.norms import rms_norm
 from linattn.ops.selective_step import selective_step_
 from linattn.ops.short_convolution import short_convolution
 
 _SWISH = ("silu", "swish")
+_FEW = 2**14  # numbers that torch's operations have normed before a kernel is called
 PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin and end
 Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while patched
 
@@ -33,6 +35,7 @@ class Family(NamedTuple):
     mixer: str  # the class whose forward is one call
     model: str  # the class whose forward is given what is packed
     head: str = ""  # a class around it that keeps what it is given of that
+    norms: tuple[str, ...] = ()  # classes of RMS norms: their weight times what is normed, and then a gate that is activated
     lost: tuple[str, ...] = ()  # what the model in its turn keeps from its layers: "packing", "padding"
 
 
@@ -235,10 +238,28 @@ def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) ->
 
 
 def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
-    """The forwards that tell the layers what is packed."""
+    """The norms, and the forwards that tell the layers what is packed."""
+    for name in family.norms:
+        yield getattr(module, name), "forward", normed(getattr(module, name).forward)
     for name in filter(None, (family.model, family.head)):
         owner = getattr(module, name)
         yield owner, "forward", model_forward(owner.forward, family.lost)
+
+
+def normed(original: Callable) -> Callable:
+    """An RMS norm in one kernel, where that is sooner than torch's operations."""
+
+    @wraps(original)
+    def forward(self, hidden_states, gate=None):
+        given = (gate,) if gate is not None else ()
+        if hidden_states.numel() < _FEW or any(t.dtype != hidden_states.dtype for t in (self.weight, *given)):
+            return original(self, hidden_states, *given)
+        if gate is None or self.activation in _SWISH:
+            return rms_norm(hidden_states, self.weight, gate, eps=self.variance_epsilon)
+        y = rms_norm(wide(hidden_states), wide(self.weight), eps=self.variance_epsilon)
+        return (y * _activated(wide(gate), self.activation)).to(hidden_states.dtype)
+
+    return forward
 
 
 def shared(module: ModuleType, family: Family, forward: Callable = lambda original: original) -> Iterator[Replacement]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.hf.patch.call import Family, Replacement, current, shared, state_of
@@ -14,13 +15,17 @@ from linattn.ops.norms import unit_length
 from linattn.ops.recurrent_step import recurrent_step_
 
 FAMILIES = {
-    "qwen3_next": Family("qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
-    "qwen3_5": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
-    "qwen3_5_text": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
-    "qwen3_5_moe": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
-    "qwen3_5_moe_text": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
-    "olmo_hybrid": Family("olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybridModel"),
-    "kimi_linear": Family("kimi_linear", "KimiLinearDeltaAttention", "KimiLinearModel"),
+    "qwen3_next": Family("qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3NextModel", norms=("Qwen3NextRMSNormGated",)),
+    "qwen3_5": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel", norms=("Qwen3_5RMSNormGated",)),
+    "qwen3_5_text": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel", norms=("Qwen3_5RMSNormGated",)),
+    "qwen3_5_moe": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel", norms=("Qwen3_5MoeRMSNormGated",)),
+    "qwen3_5_moe_text": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel", norms=("Qwen3_5MoeRMSNormGated",)),
+    "olmo_hybrid": Family(
+        "olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybridModel", norms=("OlmoHybridRMSNorm", "OlmoHybridRMSNormGated")
+    ),
+    "kimi_linear": Family(
+        "kimi_linear", "KimiLinearDeltaAttention", "KimiLinearModel", norms=("KimiLinearRMSNorm", "KimiLinearRMSNormGated")
+    ),
 }
 _RULES = {  # many tokens, one token
     "kimi_linear": ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
@@ -32,7 +37,15 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     rule = _rule(run)
     for name in _RULES.get(family, _RULES[""]):
         yield module, name, rule
+    if family == "kimi_linear":
+        yield module.KimiLinearForgetGate, "forward", _forget_gate
     yield from shared(module, FAMILIES[family])
+
+
+def _forget_gate(self, hidden_states: Tensor) -> Tensor:
+    """The logarithms of a decay for each channel, [B, T, H, K], by a softplus in one operation."""
+    gate = self.f_b_proj(self.f_a_proj(hidden_states)).float() + self.dt_bias.float()
+    return -self.A_log.float().exp() * F.softplus(gate).unflatten(-1, (-1, self.head_dim))
 
 
 def _rule(run: Callable) -> Callable:

@@ -15,9 +15,16 @@ from linattn.hf.patch.call import Family, Replacement, absent, current, in_place
 from linattn.ops import selective_scan
 
 FAMILIES = {
-    "mamba": Family("mamba", "MambaMixer", "MambaModel", head="MambaForCausalLM", lost=("packing",)),
-    "falcon_mamba": Family("falcon_mamba", "FalconMambaMixer", "FalconMambaModel", head="FalconMambaForCausalLM", lost=("packing",)),
-    "jamba": Family("jamba", "JambaMambaMixer", "JambaModel"),
+    "mamba": Family("mamba", "MambaMixer", "MambaModel", head="MambaForCausalLM", norms=("MambaRMSNorm",), lost=("packing",)),
+    "falcon_mamba": Family(
+        "falcon_mamba",
+        "FalconMambaMixer",
+        "FalconMambaModel",
+        head="FalconMambaForCausalLM",
+        norms=("FalconMambaRMSNorm",),
+        lost=("packing",),
+    ),
+    "jamba": Family("jamba", "JambaMambaMixer", "JambaModel", norms=("JambaRMSNorm",)),
 }
 
 

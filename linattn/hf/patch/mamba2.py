@@ -14,11 +14,13 @@ from linattn.hf.patch.call import Call, Family, Replacement, absent, current, in
 from linattn.ops import linear_attention
 
 FAMILIES = {
-    "mamba2": Family("mamba2", "Mamba2Mixer", "Mamba2Model", head="Mamba2ForCausalLM"),
-    "bamba": Family("bamba", "BambaMixer", "BambaModel"),
-    "zamba2": Family("zamba2", "Zamba2MambaMixer", "Zamba2Model"),
-    "nemotron_h": Family("nemotron_h", "NemotronHMamba2Mixer", "NemotronHModel"),
-    "granitemoehybrid": Family("granitemoehybrid", "GraniteMoeHybridMambaLayer", "GraniteMoeHybridModel"),
+    "mamba2": Family("mamba2", "Mamba2Mixer", "Mamba2Model", head="Mamba2ForCausalLM", norms=("Mamba2RMSNorm",)),
+    "bamba": Family("bamba", "BambaMixer", "BambaModel", norms=("BambaRMSNorm",)),
+    "zamba2": Family("zamba2", "Zamba2MambaMixer", "Zamba2Model", norms=("Zamba2RMSNorm",)),
+    "nemotron_h": Family("nemotron_h", "NemotronHMamba2Mixer", "NemotronHModel", norms=("NemotronHRMSNorm",)),
+    "granitemoehybrid": Family(
+        "granitemoehybrid", "GraniteMoeHybridMambaLayer", "GraniteMoeHybridModel", norms=("GraniteMoeHybridRMSNorm",)
+    ),
 }
 
 

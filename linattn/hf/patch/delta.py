@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.hf.patch.call import Family, Replacement, current, shared, state_of
@@ -37,15 +36,7 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     rule = _rule(run)
     for name in _RULES.get(family, _RULES[""]):
         yield module, name, rule
-    if family == "kimi_linear":
-        yield module.KimiLinearForgetGate, "forward", _forget_gate
     yield from shared(module, FAMILIES[family])
-
-
-def _forget_gate(self, hidden_states: Tensor) -> Tensor:
-    """The logarithms of a decay for each channel, [B, T, H, K], by a softplus in one operation."""
-    gate = self.f_b_proj(self.f_a_proj(hidden_states)).float() + self.dt_bias.float()
-    return -self.A_log.float().exp() * F.softplus(gate).unflatten(-1, (-1, self.head_dim))
 
 
 def _rule(run: Callable) -> Callable:

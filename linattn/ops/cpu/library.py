@@ -21,6 +21,7 @@ from torch import Tensor
 from linattn.ops.cpu import build
 
 GUARD = 64  # numbers
+LARGE = 1 << 18  # numbers: so many take longer than torch's threads do to come, see pool.h
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
 _lowered: str | None = os.environ.get("LINATTN_CPU_ISA")
 _guards: list[Tensor] | None = None
@@ -105,17 +106,18 @@ def like(t: Tensor) -> Callable[..., Tensor]:
     return lambda shape, dtype=torch.float32: t.new_empty(shape, dtype=dtype)
 
 
-def call(name: str, *arguments: Tensor | float | None) -> None:
+def call(name: str, *arguments: Tensor | float | None, numbers: int = 0) -> None:
     """Run the kernel ``name`` of the best instruction set that it is compiled for; the number of threads goes last.
 
     A tensor goes as the address of its first number (its memory layout is the caller's care), None as the address 0, a bool or
-    an int as int64, a float as double.
+    an int as int64, a float as double. ``numbers`` is how many the largest tensor has that goes otherwise.
     """
     function = _kernel(name, isa())
     if function.argtypes is None:
         function.argtypes = [*map(_type, arguments), ctypes.c_int64]
     values = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-    function(*values, torch.get_num_threads())
+    large = max([numbers, *[x.numel() for x in arguments if isinstance(x, Tensor)]]) >= LARGE
+    function(*values, -torch.get_num_threads() if large else torch.get_num_threads())
 
 
 def bound(name: str, *arguments: Tensor | float | None, keep: object = None) -> Callable[[], None]:

@@ -93,7 +93,7 @@ class _Call:
         """Call the kernel ``name`` with what a pass writes, and the backward pass reads, besides."""
         packed = self.packed(outputs, gradients)
         buffer = ctypes.create_string_buffer(packed, len(packed))
-        library.call(name, ctypes.addressof(buffer))
+        library.call(name, ctypes.addressof(buffer), numbers=self.batch * self.length * self.heads * self.values)
 
 
 def _up(n: int) -> int:

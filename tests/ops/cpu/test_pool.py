@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from linattn.ops.cpu.library import call
+from linattn.ops.cpu.library import LARGE, call
 
 pytestmark = pytest.mark.usefixtures("native")
 ROOT = Path(__file__).parents[3]
@@ -26,13 +26,14 @@ def copied(count, seed=0):
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
 def test_every_index_is_done(threads, number):
     threads(number)
-    assert all(copied(count) for count in (1, 15, 16, 17, 1000, 20_003) for _ in range(20))
+    assert all(copied(count) for count in (1, 15, 16, 17, 1000, 20_003, LARGE) for _ in range(20))
 
 
-def test_several_threads_of_the_process_ask_at_a_time(threads):
+@pytest.mark.parametrize("count", [20_001, LARGE])
+def test_several_threads_of_the_process_ask_at_a_time(threads, count):
     threads(3)
     with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(lambda seed: copied(20_001, seed), range(200)))
+        assert all(pool.map(lambda seed: copied(count, seed), range(100)))
 
 
 STORM = """
@@ -81,6 +82,39 @@ def test_a_process_forks_and_ends_while_its_threads_wait():
     done = subprocess.run([sys.executable, "-c", PROCESS], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "runtimes of threads: 1\n"  # torch's; there is no second
+
+
+LONG = """
+import os, torch
+from linattn.ops.cpu.library import LARGE, call
+torch.set_num_threads(3)
+
+def copied(x, y):
+    y.numpy()[:] = 0
+    call("convert", x, 0, y, 0, len(x))
+    return bool((x.numpy() == y.numpy()).all())
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+x = torch.ones(LARGE)
+y = x + x
+before = threads()
+assert copied(x, y) and threads() == before, (before, threads())
+assert copied(x[:1000], y[:1000]) and threads() == before + 2, (before, threads())
+assert bool((torch.full((LARGE,), 1e-40) * 2 > 0).all())
+child = os.fork()
+if child == 0:
+    os._exit(0 if copied(x, y) and threads() == 3 else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_long_jobs_are_those_of_torch_s_threads():
+    """Which spin after torch's operations: other threads would share the cores with that. A forked child has none of them."""
+    done = subprocess.run([sys.executable, "-c", LONG], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_subnormal_numbers_count_again_afterwards():

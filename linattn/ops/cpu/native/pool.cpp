@@ -148,25 +148,62 @@ private:
     int64_t size_ = 0;
 };
 
-// Never destroyed: its threads sleep until the process ends. A forked child has none of them and starts anew.
+// Never destroyed: its threads sleep until the process ends. A forked child has none of them and starts anew, and has none of torch's.
 Pool* pool = nullptr;
 std::once_flag once;
+bool forked = false;
 
 void prepare() {
     std::call_once(once, [] {
         pool = new Pool;
-        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+        pthread_atfork(nullptr, nullptr, [] {
+            pool = new Pool;
+            forked = true;
+        });
     });
 }
 
 }  // namespace
 
+// Of the OpenMP that torch has loaded, if it has: torch's threads and the caller run body(context) once each.
+#if defined(__linux__)
+extern "C" __attribute__((weak)) void GOMP_parallel(void (*body)(void*), void* context, unsigned threads, unsigned flags);
+#else
+constexpr void (*GOMP_parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+#endif
+
+namespace {
+
+struct Borrowed {
+    int64_t count;
+    void (*body)(void*, int64_t);
+    void* context;
+    std::atomic<int64_t> next{0};
+
+    void run(int64_t threads) {
+        GOMP_parallel([](void* job) { static_cast<Borrowed*>(job)->work(); }, this, unsigned(threads < count ? threads : count), 0);
+    }
+
+private:
+    void work() {
+        const Flush flush;
+        inside = true;
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(context, i);
+        inside = false;
+    }
+};
+
+}  // namespace
+
 void run(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
     const Flush flush;
+    const bool borrows = threads < 0 && GOMP_parallel;
+    threads = threads < 0 ? -threads : threads;
     if (count > 1 && threads > 1 && !inside) {
         prepare();
         std::unique_lock<std::mutex> turn(pool->busy, std::try_to_lock);
         if (turn.owns_lock()) {
+            if (borrows && !forked) return Borrowed{count, body, context}.run(threads);
             inside = true;
             pool->run(count, threads, body, context);
             inside = false;

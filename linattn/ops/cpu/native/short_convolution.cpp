@@ -5,107 +5,172 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
-constexpr int64_t SPAN = 256;  // tokens of a task
+constexpr int64_t SPAN = 256;   // tokens of a task
+constexpr int64_t STRIP = 512;  // channels of a task: tokens lie far from each other, and long runs of each are what caches expect
+constexpr int TILE = 4;         // tokens at a time
 
-// Tokens t < 0 are the last of `before` [batch, W - 1, width], or zeros without it.
-template <class T, int W>
-struct Input {
-    const Rows& x;
-    const T* before;
-    int64_t width;
-
-    LINATTN_INLINE Float at(int64_t row, int64_t t, int64_t channel, int n) const {
-        if (t >= 0) return load((const T*)x.data + x.at(row, t) + channel, n);
-        return before ? load(before + (row * (W - 1) + t + W - 1) * width + channel, n) : zero();
-    }
+template <int N>
+struct Count {
+    static constexpr int value = N;
 };
 
-// Tokens [begin, end) of one row and the channels of one block of lanes; `w` is [W, width], `b` [width] or null.
+// One call; tokens t < 0 are the last of `before` [batch, W - 1, width], or zeros without it. `w` is [W, width], `b` [width] or null.
 template <class T, int W>
-void forward(
-    const Input<T, W>& input, const float* w, const float* b, bool activation, const Rows& y, int64_t row, int64_t begin, int64_t end,
-    int64_t channel, int n) {
-    Float tap[W], seen[W];
-    for (int i = 0; i < W; i++) {
-        tap[i] = load(w + i * input.width + channel, n);
-        seen[i] = i ? input.at(row, begin - W + i, channel, n) : zero();
+struct Convolution {
+    const Rows &x, &y;  // y: also its gradient
+    T* before;
+    const float *w, *b;
+    bool activation;
+    int64_t tokens, width;
+
+    // Where token t stands in x, or null for zeros.
+    LINATTN_INLINE T* input(int64_t row, int64_t t, T* past) const {
+        if (t >= tokens) return nullptr;
+        if (t >= 0) return (T*)x.data + x.at(row, t);
+        return past ? past + (row * (W - 1) + t + W - 1) * width : nullptr;
     }
-    const Float bias = b ? load(b + channel, n) : zero();
-    for (int64_t t = begin; t < end; t++) {
-        LINATTN_UNROLL
-        for (int i = 1; i < W; i++) seen[i - 1] = seen[i];
-        seen[W - 1] = input.at(row, t, channel, n);
+    LINATTN_INLINE T* output(int64_t row, int64_t t) const { return t < tokens ? (T*)y.data + y.at(row, t) : nullptr; }
+};
+
+template <class T>
+LINATTN_INLINE Float load_or_zero(const T* p, int64_t channel, int n) {
+    return p ? load(p + channel, n) : zero();
+}
+
+// body(c, n) for the channels of a strip by vectors.
+template <class Body>
+LINATTN_INLINE void vectors(int64_t first, int64_t count, Body body) {
+    int64_t c = 0;
+    for (; c + LANES <= count; c += LANES) body(first + c, LANES);
+    if (c < count) body(first + c, int(count - c));
+}
+
+// The taps, and the inputs of N tokens with the W - 1 before.
+template <class T, int W, int N>
+struct Seen {
+    Float tap[W], x[N + W - 1], bias;
+    LINATTN_INLINE Seen(const Convolution<T, W>& of, T* const (&from)[N + W - 1], int64_t channel, int n) {
+        for (int i = 0; i < W; i++) tap[i] = load(of.w + i * of.width + channel, n);
+        for (int i = 0; i < N + W - 1; i++) x[i] = load_or_zero(from[i], channel, n);
+        bias = of.b ? load(of.b + channel, n) : zero();
+    }
+    LINATTN_INLINE Float at(int token) const {  // what the activation meets
         Float z = bias;
         LINATTN_UNROLL
-        for (int i = 0; i < W; i++) z = fma(tap[i], seen[i], z);
-        store((T*)y.data + y.at(row, t) + channel, activation ? z * sigmoid(z) : z, n);
+        for (int i = 0; i < W; i++) z = fma(tap[i], x[token + i], z);
+        return z;
     }
-}
-
-// The gradients of the inputs [begin, end), of those before the first if begin is 0, and these tokens' parts of those of w and b, `parts`
-// [W + 1, width]. The W - 1 tokens behind `end` have met these inputs, and are computed anew.
-template <class T, int W>
-void backward(
-    const Input<T, W>& input, const float* w, const float* b, bool activation, const Rows& dy, const Rows& dx, T* dbefore, float* parts,
-    int64_t row, int64_t tokens, int64_t begin, int64_t end, int64_t channel, int n) {
-    Float tap[W], seen[W], dz[W] = {}, total[W + 1] = {};
-    for (int i = 0; i < W; i++) {
-        tap[i] = load(w + i * input.width + channel, n);
-        seen[i] = i ? input.at(row, begin - W + i, channel, n) : zero();
-    }
-    const Float bias = b ? load(b + channel, n) : zero(), one = splat(1.0f);
-    for (int64_t t = begin; t < end + W - 1; t++) {
-        LINATTN_UNROLL
-        for (int i = 1; i < W; i++) {
-            seen[i - 1] = seen[i];
-            dz[W - i] = dz[W - i - 1];  // dz[i] is that of token t - i
-        }
-        dz[0] = zero();
-        if (t < tokens) {
-            seen[W - 1] = input.at(row, t, channel, n);
-            dz[0] = load((const T*)dy.data + dy.at(row, t) + channel, n);
-            if (activation) {
-                Float z = bias;
-                LINATTN_UNROLL
-                for (int i = 0; i < W; i++) z = fma(tap[i], seen[i], z);
-                const Float s = sigmoid(z);
-                dz[0] *= s * (one + z * (one - s));
-            }
-            if (t < end) {
-                LINATTN_UNROLL
-                for (int i = 0; i < W; i++) total[i] = fma(dz[0], seen[i], total[i]);
-                total[W] += dz[0];
-            }
-        }
-        const int64_t s = t - (W - 1);  // the input that has met its last token
-        if (s < begin && (begin || !dbefore)) continue;
-        Float of = zero();
-        LINATTN_UNROLL
-        for (int i = 0; i < W; i++) of = fma(tap[i], dz[i], of);
-        if (s >= begin) store((T*)dx.data + dx.at(row, s) + channel, of, n);
-        else store(dbefore + (row * (W - 1) + s + W - 1) * input.width + channel, of, n);
-    }
-    for (int i = 0; i <= W; i++) store(parts + i * input.width + channel, total[i], n);
-}
-
-template <int W>
-struct Taps {
-    static constexpr int count = W;
 };
+
+// Tokens [t, t + N) of a strip.
+template <int N, class T, int W>
+void forward(const Convolution<T, W>& of, int64_t row, int64_t t, int64_t first, int64_t count) {
+    T *from[N + W - 1], *to[N];
+    for (int i = 0; i < N + W - 1; i++) from[i] = of.input(row, t + i - (W - 1), of.before);
+    for (int i = 0; i < N; i++) to[i] = of.output(row, t + i);
+    vectors(first, count, [&](int64_t channel, int n) {
+        const Seen<T, W, N> seen(of, from, channel, n);
+        LINATTN_UNROLL
+        for (int i = 0; i < N; i++) {
+            const Float z = seen.at(i);
+            store(to[i] + channel, of.activation ? z * sigmoid(z) : z, n);
+        }
+    });
+}
+
+// The gradients of the inputs [t - (W - 1), t + N - (W - 1)), as far as there are places for them, of the tokens' parts of w and b, added
+// to `parts` [W + 1, width] if these are given, and what the next tokens need: the gradients before the activation of the last ones.
+template <int N, class T, int W>
+void backward(
+    const Convolution<T, W>& of, T* const (&to)[N], float* parts, float (*last)[STRIP], int64_t row, int64_t t, int64_t first, int64_t count) {
+    T *from[N + W - 1], *by[N];
+    for (int i = 0; i < N + W - 1; i++) from[i] = of.input(row, t + i - (W - 1), of.before);
+    for (int i = 0; i < N; i++) by[i] = of.output(row, t + i);
+    vectors(first, count, [&](int64_t channel, int n) {
+        const Seen<T, W, N> seen(of, from, channel, n);
+        const Float one = splat(1.0f);
+        Float dz[N + W - 1];
+        for (int i = 0; i < W - 1; i++) dz[i] = load(last[i] + channel - first);
+        LINATTN_UNROLL
+        for (int i = 0; i < N; i++) {
+            Float own = load_or_zero(by[i], channel, n);
+            if (of.activation) {
+                const Float z = seen.at(i), s = sigmoid(z);
+                own *= s * (one + z * (one - s));
+            }
+            dz[i + W - 1] = own;
+        }
+        for (int i = 0; i < W - 1; i++) store(last[i] + channel - first, dz[i + N]);
+        LINATTN_UNROLL
+        for (int i = 0; i < N; i++) {
+            Float sum = zero();
+            LINATTN_UNROLL
+            for (int k = 0; k < W; k++) sum = fma(seen.tap[k], dz[i + W - 1 - k], sum);
+            if (to[i]) store(to[i] + channel, sum, n);
+        }
+        if (!parts) return;
+        LINATTN_UNROLL
+        for (int k = 0; k <= W; k++) {
+            float* at = parts + k * of.width + channel;
+            Float total = load(at, n);
+            LINATTN_UNROLL
+            for (int i = 0; i < N; i++) total = k < W ? fma(dz[i + W - 1], seen.x[i + k], total) : total + dz[i + W - 1];
+            store(at, total, n);
+        }
+    });
+}
+
+// Tokens [begin, end) of a row and a strip of channels. The W - 1 tokens behind `end` have met its inputs, and are computed anew.
+template <class T, int W>
+void backward_of_span(
+    const Convolution<T, W>& of, const Rows& dx, T* dbefore, float* parts, int64_t row, int64_t begin, int64_t end, int64_t first, int64_t count) {
+    alignas(64) float last[W][STRIP] = {};
+    for (int k = 0; k <= W; k++) memset(parts + k * of.width + first, 0, count * sizeof(float));
+    const Convolution<T, W> gradient{dx, dx, nullptr, nullptr, nullptr, false, of.tokens, of.width};
+    const auto some = [&](auto tokens, int64_t t, float* parts) {
+        constexpr int N = decltype(tokens)::value;
+        T* to[N];
+        for (int i = 0; i < N; i++) {
+            const int64_t s = t + i - (W - 1);
+            to[i] = s >= begin || begin == 0 ? gradient.input(row, s, dbefore) : nullptr;
+        }
+        backward<N>(of, to, parts, last, row, t, first, count);
+    };
+    int64_t t = begin;
+    for (; t + TILE <= end; t += TILE) some(Count<TILE>{}, t, parts);
+    for (; t < end; t++) some(Count<1>{}, t, parts);
+    for (; t < end + W - 1; t++) some(Count<1>{}, t, nullptr);
+}
 
 // body with a number of the type, and the taps, of which there are from 1 to 4.
 template <class T, class Body>
 LINATTN_INLINE void with_taps(int64_t taps, Body&& body) {
-    if (taps == 1) body(T{}, Taps<1>{});
-    else if (taps == 2) body(T{}, Taps<2>{});
-    else if (taps == 3) body(T{}, Taps<3>{});
-    else body(T{}, Taps<4>{});
+    if (taps == 1) body(T{}, Count<1>{});
+    else if (taps == 2) body(T{}, Count<2>{});
+    else if (taps == 3) body(T{}, Count<3>{});
+    else body(T{}, Count<4>{});
 }
 template <class Body>
 LINATTN_INLINE void with_kind(int64_t dtype, int64_t taps, Body&& body) {
     if (dtype == BFLOAT16) with_taps<bfloat16>(taps, body);
     else if (dtype == FLOAT16) with_taps<float16>(taps, body);
     else with_taps<float>(taps, body);
+}
+
+// body(convolution, row, tokens begin and end, first channel and how many) of a task.
+template <class Body>
+void spans(
+    int64_t activation, const Rows& x, const void* before, const float* w, const float* b, const Rows& y, int64_t batch, int64_t tokens,
+    int64_t width, int64_t taps, int64_t threads, Body body) {
+    const int64_t spans = (tokens + SPAN - 1) / SPAN, strips = (width + STRIP - 1) / STRIP;
+    parallel(batch * spans * strips, threads, [&](int64_t task) {
+        const int64_t first = task % strips * STRIP, span = task / strips % spans, row = task / strips / spans;
+        with_kind(x.dtype, taps, [&](auto number, auto count) {
+            using T = decltype(number);
+            const Convolution<T, decltype(count)::value> of{x, y, (T*)before, w, b, activation != 0, tokens, width};
+            body(of, row, span * SPAN, min(tokens, (span + 1) * SPAN), first, min(STRIP, width - first));
+        });
+    });
 }
 
 }  // namespace
@@ -115,17 +180,11 @@ LINATTN_ENTRY(short_convolution_forward)
  int64_t width, int64_t taps, int64_t threads) {
     LINATTN_THESE_ROWS(x);
     LINATTN_THESE_ROWS(y);
-    const int64_t spans = (tokens + SPAN - 1) / SPAN, slabs = (width + SLAB - 1) / SLAB;
-    parallel(batch * spans * slabs, threads, [&](int64_t task) {
-        const Slab part = slab(task % slabs, width);
-        const int64_t row = task / slabs / spans, begin = task / slabs % spans * SPAN, end = min(tokens, begin + SPAN);
-        with_kind(x.dtype, taps, [&](auto number, auto count) {
-            using T = decltype(number);
-            const Input<T, decltype(count)::count> input{x, (const T*)before, width};
-            for (int block = 0; block < part.blocks(); block++)
-                forward(input, w, b, activation, y, row, begin, end, part.first + block * LANES, part.lanes(block));
-        });
-    });
+    spans(activation, x, before, w, b, y, batch, tokens, width, taps, threads,
+          [&](const auto& of, int64_t row, int64_t t, int64_t end, int64_t first, int64_t count) {
+              for (; t + TILE <= end; t += TILE) forward<TILE>(of, row, t, first, count);
+              for (; t < end; t++) forward<1>(of, row, t, first, count);
+          });
 }
 
 // `parts` is [batch * spans, taps + 1, width] with spans of 256 tokens: what is added up to the gradients of w and b.
@@ -135,20 +194,11 @@ LINATTN_ENTRY(short_convolution_backward)
     LINATTN_THESE_ROWS(x);
     LINATTN_THESE_ROWS(dy);
     LINATTN_THESE_ROWS(dx);
-    const int64_t spans = (tokens + SPAN - 1) / SPAN, slabs = (width + SLAB - 1) / SLAB;
-    parallel(batch * spans * slabs, threads, [&](int64_t task) {
-        const Slab part = slab(task % slabs, width);
-        const int64_t row = task / slabs / spans, begin = task / slabs % spans * SPAN, end = min(tokens, begin + SPAN);
-        float* own = parts + task / slabs * (taps + 1) * width;
-        with_kind(x.dtype, taps, [&](auto number, auto count) {
-            using T = decltype(number);
-            const Input<T, decltype(count)::count> input{x, (const T*)before, width};
-            for (int block = 0; block < part.blocks(); block++)
-                backward(
-                    input, w, b, activation, dy, dx, (T*)dbefore, own, row, tokens, begin, end, part.first + block * LANES,
-                    part.lanes(block));
-        });
-    });
+    spans(activation, x, before, w, b, dy, batch, tokens, width, taps, threads,
+          [&](const auto& of, int64_t row, int64_t begin, int64_t end, int64_t first, int64_t count) {
+              float* own = parts + (row * ((tokens + SPAN - 1) / SPAN) + begin / SPAN) * (taps + 1) * width;
+              backward_of_span(of, dx, (decltype(of.before))dbefore, own, row, begin, end, first, count);
+          });
 }
 
 }  // namespace LINATTN_ISA

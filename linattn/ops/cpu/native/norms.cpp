@@ -1,4 +1,5 @@
 // y = x r w silu(g) over the channels of a head, with r = 1 / sqrt(share * sum of x^2 + eps), and its gradients.
+#include "lanes.h"
 #include "rows.h"
 
 namespace linattn {
@@ -8,27 +9,131 @@ namespace {
 constexpr int64_t SPAN = 64;  // tokens of a task
 constexpr int64_t WIDEST = 1024;  // channels of a head
 
-// `w` is [own, size], one row for all heads or one for each, or null; without a gate its data are null.
-struct Norm {
-    Rows x, gate;
-    const float* w;
-    int64_t heads, size, own;
+struct Sizes {
+    int64_t batch, tokens, heads, size, own;
     float share, eps;
+};
 
-    // Of the head that begins at channel `first` of token t.
-    LINATTN_INLINE float scale(int64_t row, int64_t t, int64_t first) const {
-        Float total = zero();
-        for (int64_t i = 0; i < size; i += LANES) {
-            const Float own = x.load(row, t, first + i, lanes(i));
-            total = fma(own, own, total);
+// As many heads as a vector has lanes, so that what is one number of each is a vector: a token's heads, and those of the next ones.
+struct Heads {
+    int64_t row, count, token[LANES], head[LANES];
+    LINATTN_INLINE int64_t at(const Rows& of, int i, int64_t size) const { return of.at(row, token[i]) + head[i] * size; }
+};
+
+// body(heads) for tokens [begin, end).
+template <class Body>
+LINATTN_INLINE void by_heads(const Sizes& of, int64_t row, int64_t begin, int64_t end, Body body) {
+    Heads heads{row, 0, {}, {}};
+    for (int64_t t = begin; t < end; t++)
+        for (int64_t head = 0; head < of.heads; head++) {
+            heads.token[heads.count] = t;
+            heads.head[heads.count] = head;
+            if (++heads.count < LANES && (t + 1 < end || head + 1 < of.heads)) continue;
+            body(heads);
+            heads.count = 0;
         }
-        return 1.0f / __builtin_sqrtf(sum(total) * share + eps);
+}
+
+// `w` is [own, size], one row for all heads or one for each, or null; without a gate its data are null. T: of all numbers, or void.
+template <class T>
+struct Norm {
+    RowsOf<T> x, gate;
+    const float* w;
+    Sizes of;
+
+    // r of each head.
+    LINATTN_INLINE void scales(const Heads& heads, float (&r)[LANES]) const {
+        Float squares[LANES] = {};
+        for (int i = 0; i < heads.count; i++) {
+            const int64_t at = heads.at(x, i, of.size);
+            vectors(0, of.size, [&](int64_t c, int n) {
+                const Float own = x.get(at + c, n);
+                squares[i] = fma(own, own, squares[i]);
+            });
+        }
+        store(r, sums(squares));
+        for (float& one : r) one = 1.0f / __builtin_sqrtf(one * of.share + of.eps);
     }
-    LINATTN_INLINE int lanes(int64_t i) const { return int(min(LANES, size - i)); }
-    LINATTN_INLINE Float weight(int64_t head, int64_t i) const {
-        return w ? load(w + (own > 1 ? head : 0) * size + i, lanes(i)) : splat(1.0f);
+    LINATTN_INLINE int64_t weights(const Heads& heads, int i) const { return of.own > 1 ? heads.head[i] * of.size : 0; }
+    LINATTN_INLINE Float weight(int64_t at, int n) const { return w ? load(w + at, n) : splat(1.0f); }
+
+    void forward(const RowsOf<T>& y, const Heads& heads) const {
+        float r[LANES];
+        scales(heads, r);
+        for (int i = 0; i < heads.count; i++) {
+            const int64_t from = heads.at(x, i, of.size), to = heads.at(y, i, of.size), by = weights(heads, i);
+            const int64_t gates = gate.data ? heads.at(gate, i, of.size) : 0;
+            vectors(0, of.size, [&](int64_t c, int n) {
+                Float normed = x.get(from + c, n) * r[i] * weight(by + c, n);
+                if (gate.data) {
+                    const Float g = gate.get(gates + c, n);
+                    normed *= g * sigmoid(g);
+                }
+                y.put(to + c, normed, n);
+            });
+        }
+    }
+
+    // `total` [own, size], or null, is what the gradient of w is added to.
+    void backward(const RowsOf<T>& dy, const RowsOf<T>& dx, const RowsOf<T>& dgate, float* total, const Heads& heads) const {
+        const int64_t padded = (of.size + LANES - 1) / LANES * LANES;
+        float r[LANES], back[LANES], direct[LANES * WIDEST];  // direct: the gradient of what is normed
+        Float along[LANES] = {};
+        const Float one = splat(1.0f);
+        scales(heads, r);
+        for (int i = 0; i < heads.count; i++) {
+            const int64_t from = heads.at(x, i, of.size), given = heads.at(dy, i, of.size), by = weights(heads, i);
+            const int64_t gates = gate.data ? heads.at(gate, i, of.size) : 0, to = gate.data ? heads.at(dgate, i, of.size) : 0;
+            vectors(0, of.size, [&](int64_t c, int n) {
+                const Float normed = x.get(from + c, n) * r[i], outer = dy.get(given + c, n);
+                Float gated = outer;
+                if (gate.data) {
+                    const Float g = gate.get(gates + c, n), s = sigmoid(g);
+                    gated = outer * g * s;
+                    dgate.put(to + c, outer * normed * weight(by + c, n) * s * (one + g * (one - s)), n);
+                }
+                if (total) store(total + by + c, fma(gated, normed, load(total + by + c, n)), n);
+                gated *= weight(by + c, n);
+                store(direct + i * padded + c, gated);
+                along[i] = fma(gated, normed, along[i]);
+            });
+        }
+        store(back, sums(along));
+        for (int i = 0; i < LANES; i++) back[i] *= of.share * r[i];
+        for (int i = 0; i < heads.count; i++) {
+            const int64_t from = heads.at(x, i, of.size), to = heads.at(dx, i, of.size);
+            vectors(0, of.size, [&](int64_t c, int n) {
+                dx.put(to + c, (load(direct + i * padded + c) - x.get(from + c, n) * back[i]) * r[i], n);
+            });
+        }
     }
 };
+
+// body(number) with a null pointer to numbers of the dtype that all these are of, or to void.
+template <class Body>
+LINATTN_INLINE void with_number(int64_t dtype, bool all, Body body) {
+    if (all && dtype == FLOAT32) body((float*)nullptr);
+    else if (all && dtype == BFLOAT16) body((bfloat16*)nullptr);
+    else body((void*)nullptr);
+}
+
+// The T of a T*.
+template <class P>
+struct Pointer;
+template <class T>
+struct Pointer<T*> {
+    using to = T;
+};
+
+// body(task, row, begin, end) for spans of tokens.
+template <class Body>
+void by_spans(const Sizes& of, int64_t threads, Body body) {
+    const int64_t spans = (of.tokens + SPAN - 1) / SPAN;
+    parallel(of.batch * spans, threads, [&](int64_t task) {
+        const int64_t begin = task % spans * SPAN;
+        body(task, task / spans, begin, min(of.tokens, begin + SPAN));
+    });
+}
 
 }  // namespace
 
@@ -38,24 +143,12 @@ LINATTN_ENTRY(norm_forward)
     LINATTN_THESE_ROWS(x);
     LINATTN_THESE_ROWS(gate);
     LINATTN_THESE_ROWS(y);
-    const Norm norm{x, gate, w, heads, size, own, float(share), float(eps)};
-    const int64_t spans = (tokens + SPAN - 1) / SPAN;
-    parallel(batch * spans, threads, [&](int64_t task) {
-        const int64_t row = task / spans, begin = task % spans * SPAN, end = min(tokens, begin + SPAN);
-        for (int64_t t = begin; t < end; t++)
-            for (int64_t head = 0; head < heads; head++) {
-                const int64_t first = head * size;
-                const Float r = splat(norm.scale(row, t, first));
-                for (int64_t i = 0; i < size; i += LANES) {
-                    const int n = norm.lanes(i);
-                    Float to = x.load(row, t, first + i, n) * r * norm.weight(head, i);
-                    if (gate.data) {
-                        const Float g = gate.load(row, t, first + i, n);
-                        to *= g * sigmoid(g);
-                    }
-                    y.store(row, t, first + i, to, n);
-                }
-            }
+    const Sizes of{batch, tokens, heads, size, own, float(share), float(eps)};
+    with_number(x.dtype, y.dtype == x.dtype && (!gate.data || gate.dtype == x.dtype), [&](auto number) {
+        const Norm<typename Pointer<decltype(number)>::to> norm{{x}, {gate}, w, of};
+        by_spans(of, threads, [&](int64_t, int64_t row, int64_t begin, int64_t end) {
+            by_heads(of, row, begin, end, [&](const Heads& some) { norm.forward({y}, some); });
+        });
     });
 }
 
@@ -68,43 +161,14 @@ LINATTN_ENTRY(norm_backward)
     LINATTN_THESE_ROWS(dy);
     LINATTN_THESE_ROWS(dx);
     LINATTN_THESE_ROWS(dgate);
-    const Norm norm{x, gate, w, heads, size, own, float(share), float(eps)};
-    const int64_t spans = (tokens + SPAN - 1) / SPAN;
-    parallel(batch * spans, threads, [&](int64_t task) {
-        const int64_t row = task / spans, begin = task % spans * SPAN, end = min(tokens, begin + SPAN);
-        float* total = parts ? parts + task * own * size : nullptr;
-        for (int64_t i = 0; total && i < own * size; i++) total[i] = 0.0f;
-        const Float one = splat(1.0f);
-        for (int64_t t = begin; t < end; t++)
-            for (int64_t head = 0; head < heads; head++) {
-                const int64_t first = head * size;
-                const float scale = norm.scale(row, t, first);
-                const Float r = splat(scale);
-                float direct[WIDEST];  // the gradient of what is normed
-                Float along = zero();
-                for (int64_t i = 0; i < size; i += LANES) {
-                    const int n = norm.lanes(i);
-                    const Float normed = x.load(row, t, first + i, n) * r, of = dy.load(row, t, first + i, n);
-                    Float gated = of;
-                    if (gate.data) {
-                        const Float g = gate.load(row, t, first + i, n), s = sigmoid(g);
-                        gated = of * g * s;
-                        dgate.store(row, t, first + i, of * normed * norm.weight(head, i) * s * (one + g * (one - s)), n);
-                    }
-                    if (total) {
-                        float* at = total + (own > 1 ? head : 0) * size + i;
-                        store(at, fma(gated, normed, load(at, n)), n);
-                    }
-                    gated *= norm.weight(head, i);
-                    store(direct + i, gated, n);
-                    along = fma(gated, normed, along);
-                }
-                const Float back = splat(sum(along) * norm.share * scale);
-                for (int64_t i = 0; i < size; i += LANES) {
-                    const int n = norm.lanes(i);
-                    dx.store(row, t, first + i, r * (load(direct + i, n) - x.load(row, t, first + i, n) * back), n);
-                }
-            }
+    const Sizes of{batch, tokens, heads, size, own, float(share), float(eps)};
+    with_number(x.dtype, dy.dtype == x.dtype && (!gate.data || gate.dtype == x.dtype), [&](auto number) {
+        const Norm<typename Pointer<decltype(number)>::to> norm{{x}, {gate}, w, of};
+        by_spans(of, threads, [&](int64_t task, int64_t row, int64_t begin, int64_t end) {
+            float* total = parts ? parts + task * own * size : nullptr;
+            if (total) memset(total, 0, own * size * sizeof(float));
+            by_heads(of, row, begin, end, [&](const Heads& some) { norm.backward({dy}, {dx}, {dgate}, total, some); });
+        });
     });
 }
 

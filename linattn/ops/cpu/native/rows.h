@@ -22,6 +22,27 @@ struct Rows {
         LINATTN_ISA::store(data, dtype, at(row, t) + channel, x, n);
     }
 };
+
+// The same of numbers that are known when a kernel is compiled; void: they are not.
+template <class T>
+struct RowsOf : Rows {
+    LINATTN_INLINE Float get(int64_t at, int n) const { return LINATTN_ISA::load((const T*)data + at, n); }
+    LINATTN_INLINE void put(int64_t at, Float x, int n) const { LINATTN_ISA::store((T*)data + at, x, n); }
+};
+template <>
+struct RowsOf<void> : Rows {
+    LINATTN_INLINE Float get(int64_t at, int n) const { return LINATTN_ISA::load(data, dtype, at, n); }
+    LINATTN_INLINE void put(int64_t at, Float x, int n) const { LINATTN_ISA::store(data, dtype, at, x, n); }
+};
+
+// body(channel, n) for `count` channels from the first on, by vectors.
+template <class Body>
+LINATTN_INLINE void vectors(int64_t first, int64_t count, Body body) {
+    int64_t c = 0;
+    for (; c + LANES <= count; c += LANES) body(first + c, LANES);
+    if (c < count) body(first + c, int(count - c));
+}
+
 #define LINATTN_ROWS(name) void *name##_data, int64_t name##_dtype, int64_t name##_batch, int64_t name##_token
 #define LINATTN_THESE_ROWS(name) \
     const Rows name { name##_data, name##_dtype, name##_batch, name##_token }

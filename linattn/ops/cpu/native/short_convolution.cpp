@@ -37,14 +37,6 @@ LINATTN_INLINE Float load_or_zero(const T* p, int64_t channel, int n) {
     return p ? load(p + channel, n) : zero();
 }
 
-// body(c, n) for the channels of a strip by vectors.
-template <class Body>
-LINATTN_INLINE void vectors(int64_t first, int64_t count, Body body) {
-    int64_t c = 0;
-    for (; c + LANES <= count; c += LANES) body(first + c, LANES);
-    if (c < count) body(first + c, int(count - c));
-}
-
 // The taps, and the inputs of N tokens with the W - 1 before.
 template <class T, int W, int N>
 struct Seen {

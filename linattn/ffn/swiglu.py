@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers import FeedForward
 from linattn.mixers.registry import register
+from linattn.ops.gated import gated
 
 
 @register(
@@ -33,4 +33,4 @@ class SwiGLU(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         self.check_width("x", x)
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))

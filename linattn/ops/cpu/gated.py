@@ -1,0 +1,35 @@
+"""The gate of SwiGLU on a CPU: calls of its kernels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from linattn.ops.cpu import library
+from linattn.ops.cpu.library import call, empty
+
+
+def refusal(gate: Tensor, x: Tensor) -> str | None:
+    """Why the kernels don't run this call, or None."""
+    if gate.dtype != x.dtype or gate.shape != x.shape:
+        return "it takes two tensors of one shape and dtype"
+    if library.traced(gate, x):
+        return "who looks on has to see operations of torch"
+    return library.refusal(gate, x)
+
+
+def forward(gate: Tensor, x: Tensor) -> Tensor:
+    gate, x = _dense(gate), _dense(x)
+    y = empty(x.shape, x.dtype)
+    call("gated_forward", library.DTYPES[x.dtype], gate, x, y, x.numel())
+    return y
+
+
+def backward(d_y: Tensor, gate: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of ``gate`` and ``x``."""
+    d_gate, d_x = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
+    call("gated_backward", library.DTYPES[x.dtype], _dense(gate), _dense(x), _dense(d_y), d_gate, d_x, x.numel())
+    return d_gate, d_x
+
+
+def _dense(t: Tensor) -> Tensor:
+    return t.resolve_neg().contiguous()

@@ -86,7 +86,7 @@ def test_a_process_forks_and_ends_while_its_threads_wait():
 
 LONG = """
 import os, torch
-from linattn.ops.cpu.library import LARGE, call
+from linattn.ops.cpu.library import LARGE, call, reason
 torch.set_num_threads(3)
 
 def copied(x, y):
@@ -97,16 +97,21 @@ def copied(x, y):
 def threads():
     return len(os.listdir("/proc/self/task"))
 
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if copied(x, y) and threads() == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
 x = torch.ones(LARGE)
 y = x + x
+assert reason() is None
+fork()
 before = threads()
 assert copied(x, y) and threads() == before, (before, threads())
 assert copied(x[:1000], y[:1000]) and threads() == before + 2, (before, threads())
 assert bool((torch.full((LARGE,), 1e-40) * 2 > 0).all())
-child = os.fork()
-if child == 0:
-    os._exit(0 if copied(x, y) and threads() == 3 else 1)
-assert os.waitpid(child, 0)[1] == 0
+fork()
 """
 
 

@@ -152,16 +152,10 @@ private:
 Pool* pool = nullptr;
 std::once_flag once;
 bool forked = false;
-
-void prepare() {
-    std::call_once(once, [] {
-        pool = new Pool;
-        pthread_atfork(nullptr, nullptr, [] {
-            pool = new Pool;
-            forked = true;
-        });
-    });
-}
+[[maybe_unused]] const int watched = pthread_atfork(nullptr, nullptr, [] {
+    forked = true;
+    if (pool) pool = new Pool;
+});
 
 }  // namespace
 
@@ -200,7 +194,7 @@ void run(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* con
     const bool borrows = threads < 0 && GOMP_parallel;
     threads = threads < 0 ? -threads : threads;
     if (count > 1 && threads > 1 && !inside) {
-        prepare();
+        std::call_once(once, [] { pool = new Pool; });
         std::unique_lock<std::mutex> turn(pool->busy, std::try_to_lock);
         if (turn.owns_lock()) {
             if (borrows && !forked) return Borrowed{count, body, context}.run(threads);

@@ -25,7 +25,7 @@ class Backbone(nn.Module):
         blocks = [Block(config, i) for i in range(config.layers)]
         self.layers = nn.ModuleList(blocks)
         self._mixers = config.mixer_names
-        self.scale = config.embedding_scale
+        self.dim, self.scale = config.dim, config.embedding_scale
         self.reversible = config.block == "reversible"
         self.norm = None if config.block == "post" else norm(config)  # after-norm blocks end in one
         self.gradient_checkpointing = False
@@ -60,8 +60,8 @@ class Backbone(nn.Module):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         if embeddings is None:
             _check_ids(ids, self.embedding.num_embeddings)
-        elif embeddings.ndim != 3 or embeddings.shape[-1] != self.embedding.embedding_dim:
-            raise ValueError(f"embeddings must be [B, T, {self.embedding.embedding_dim}], but came with shape {list(embeddings.shape)}")
+        elif embeddings.ndim != 3 or embeddings.shape[-1] != self.dim:
+            raise ValueError(f"embeddings must be [B, T, {self.dim}], but came with shape {list(embeddings.shape)}")
         x = self.embedding(ids) if embeddings is None else embeddings
         x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)

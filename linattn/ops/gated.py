@@ -1,7 +1,7 @@
 """Door of the gate of SwiGLU.
 
-On a CPU, while gradients are recorded and nobody looks on, it is one kernel forward and one backward, which starts from the two inputs
-alone; elsewhere it is written as operations of torch, which compilers and the captured step of decoding fuse.
+On a CPU, while nobody looks on, it is one kernel forward and one backward, which starts from the two inputs alone; elsewhere it is
+written as operations of torch, which compilers and the captured step of decoding fuse.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from torch import Tensor
 
 def gated(gate: Tensor, x: Tensor) -> Tensor:
     """``silu(gate) ⊙ x``, both [...] of any one shape; the kernels round the result once."""
-    if torch.is_grad_enabled() and (gate.requires_grad or x.requires_grad) and x.device.type == "cpu":
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
         from linattn.ops.cpu import gated as cpu
+        from linattn.ops.cpu import library
 
-        if not torch.compiler.is_compiling() and cpu.refusal(gate, x) is None:
-            return Gated.apply(gate, x)
+        if cpu.refusal(gate, x) is None:  # the same with gradients and without: what is run again in a backward pass has to meet it
+            return Gated.apply(gate, x) if library.wanted(gate, x) else cpu.forward(gate, x)
     return portable(gate, x)
 
 

@@ -46,8 +46,8 @@ def numbers(n: gl.constexpr, SIZE: gl.constexpr, dtype: gl.constexpr):
 def barriers(n: gl.constexpr, count: gl.constexpr):
     """``n`` barriers for ``count`` arrivals each. All of them have to be used up to the end of the kernel.
 
-    The compiler gives the memory of what nobody uses any more to others, here to what the warps are handed. The multiprocessor has a
-    cache for barriers, and writes them back to where they were when another process has its turn, over whatever is there by then.
+    The compiler gives the memory of what nobody uses any more to others, here to what the warps are handed. With another process on the
+    GPU they read barriers there now and then; it seems that a multiprocessor writes those back, where nobody has invalidated them.
     """
     bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):

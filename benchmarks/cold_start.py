@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.only:
         print(measure(options.only.split(","), options.device))
         return 0
-    from linattn.bench.files import file_for
+    from linattn.bench.files import command, file_for
     from linattn.bench.gpu.record import about
 
     rows = []
@@ -86,7 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append({"family": name, "cold_s": round(cold, 2), "warm_s": round(warm, 2), "cold_aim_s": aim, "warm_aim_s": WARM_AIM})
         print(f"{name:12} empty cache {cold:6.1f} s (aim {aim}), with it {warm:5.2f} s (aim {WARM_AIM})", flush=True)
     machine = about(options.device)
-    body = {"schema": "linattn.cold_start", **machine, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    told = command("python -m benchmarks.cold_start", arguments or sys.argv[1:])
+    body = {"schema": "linattn.cold_start", "command": told, **machine, "date": time.strftime("%Y-%m-%d"), "rows": rows}
     path = file_for(options.out, "cold-start", machine["card"])
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(path)

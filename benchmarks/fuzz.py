@@ -225,6 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long with the cases that are done by then")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for fuzz-CARD.json")
     options = parser.parse_args(arguments)
+    from linattn.bench.files import command
+
+    told = command("python -m benchmarks.fuzz", arguments or sys.argv[1:])
     started = time.monotonic()
     seeds = [options.seed * 1_000_000 + i for i in range(options.cases)]
     families: dict[str, dict] = {}
@@ -251,11 +254,11 @@ def main(arguments: list[str] | None = None) -> int:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
     print()
-    write(options, families, failures, skipped, time.monotonic() - started)
+    write(options, told, families, failures, skipped, time.monotonic() - started)
     return 1 if failures else 0
 
 
-def write(options: argparse.Namespace, families: dict, failures: list[dict], skipped: int, seconds: float) -> None:
+def write(options: argparse.Namespace, told: str, families: dict, failures: list[dict], skipped: int, seconds: float) -> None:
     """The log, and its summary on the screen."""
     from linattn.bench.files import file_for
     from linattn.bench.gpu.record import about
@@ -267,7 +270,8 @@ def write(options: argparse.Namespace, families: dict, failures: list[dict], ski
         worst = max(family["worst"].items(), key=lambda item: item[1], default=("", 0.0))
         print(f"  {name:28} {family['cases']:4} cases, {family['failures']:3} failed, nearest to its limit: {worst[0]} {worst[1]:.2f}")
     body = {
-        "schema": "linattn.fuzz", "backend": options.backend, **machine, "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
+        "schema": "linattn.fuzz", "command": told, "backend": options.backend, **machine,
+        "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
         "cases": kinds.total(), "seed": options.seed, "untame_draws": skipped, "kinds": dict(sorted(kinds.items())),
         "families": dict(sorted(families.items())), "failures": failures,
     }  # fmt: skip

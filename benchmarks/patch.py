@@ -151,11 +151,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick:
         options.tokens, options.seconds = 256, 0.0
     packages = found(options.device)
-    from linattn.bench.files import file_for
+    from linattn.bench.files import command, file_for
     from linattn.report.machine import machine
 
     path = file_for(options.out, "patch", "cpu" if options.device == "cpu" else torch.cuda.get_device_name())
-    body = {"schema": "linattn.patch", "machine": machine(), "packages": packages, "date": time.strftime("%Y-%m-%d"), "rows": []}
+    told = command("python -m benchmarks.patch", arguments or sys.argv[1:])
+    about = {"command": told, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "packages": packages}
+    body: dict[str, Any] = {"schema": "linattn.patch", **about, "rows": []}
     for family in families:
         try:
             row = measure(family, options.tokens, options.device, options.seconds)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, SHORT, START_SHAPE, STEPS, Case
 from linattn.report.tasks import load
+from linattn.report.words import memory
+from linattn.reproduce import variants
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- from (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
@@ -32,6 +34,8 @@ TITLES = {
         "reverse": ("mixer", "written backwards without a mistake: lengths between those learned", "longer ones"),
         "sort": ("mixer", "sorted without a mistake: lengths between those learned", "longer ones"),
         "translate": ("mixer", "bits per character"),
+        "recall": ("mixer", "state at width 128", "recall, width {dims}", "forgetting, {dims}"),
+        "mad": {"fuzzy recall": "fuzzy recall", "selective copying": "selective copying", "compression": "compression"},
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
@@ -51,6 +55,8 @@ TITLES = {
         "reverse": ("混合层", "倒写全对：长度介于学过的之间", "更长"),
         "sort": ("混合层", "排序全对：长度介于学过的之间", "更长"),
         "translate": ("混合层", "每字符比特数"),
+        "recall": ("混合层", "宽度 128 时的状态", "回忆，宽度 {dims}", "键被改写，{dims}"),
+        "mad": {"fuzzy recall": "模糊回忆", "selective copying": "选择性复制", "compression": "压缩"},
         "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
@@ -216,13 +222,31 @@ def compared(body: dict, words: dict) -> str:
     return words["compared" if facts["seeds"] > 1 else "one seed"].format(**facts) + "\n\n" + markdown(words[body["task"]], rows)
 
 
+def recall(body: dict, words: dict) -> str:
+    """A line for each mixer: the share of answers that are right, over the widths where there are several."""
+    found = {(row["task"], row["dim"], row["mixer"]): row for row in body["rows"]}
+    dims = {task: sorted({dim for t, dim, _ in found if t == task}) for task in ("mqar", "forgetting", *words["mad"])}
+    cells = (
+        (
+            variants.label(mixer),
+            memory(found["mqar", 128, mixer]["state_bytes"]),
+            *(" · ".join(f"{found[task, dim, mixer]['accuracy']:.2f}" for dim in of) for task, of in dims.items()),
+        )
+        for mixer in dict.fromkeys(row["mixer"] for row in body["rows"])
+    )
+    name, state, *swept = words["recall"]
+    swept = [title.format(dims=" · ".join(map(str, of))) for title, of in zip(swept, dims.values(), strict=False)]
+    facts = {**body["machines"][0], "cpu": body["machines"][0]["accelerator"], "command": body["command"], "date": body["created"][:10]}
+    return words["one seed"].format(**facts) + "\n\n" + markdown((name, state, *swept, *words["mad"].values()), cells)
+
+
 def table(file: str, suite: str, card: str, words: dict) -> str:
     """What stands for the results in ``file``."""
     path = ROOT / file
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    suites = {"train": train, "compare": compared, "vision": vision, "decode": decode}
+    suites = {"train": train, "compare": compared, "reproduce": recall, "vision": vision, "decode": decode}
     make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), suites.get(suite, gpu))
     return make(body, words)
 

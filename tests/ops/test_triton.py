@@ -46,6 +46,7 @@ def test_the_fuzzer_runs(tmp_path):
     done = python("-m", "benchmarks.fuzz", "--cases", "4", "--workers", "1", "--out", str(tmp_path / "log.json"), TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
     log = json.loads((tmp_path / "log.json").read_text())
+    assert log["command"] == "python -m benchmarks.fuzz --cases 4 --workers 1"
     assert sum(family["cases"] for family in log["families"].values()) == 4 and not log["failures"]
     assert all(family["worst"] for family in log["families"].values())
 

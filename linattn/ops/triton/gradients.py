@@ -249,3 +249,18 @@ def gradients(
         slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
         K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def shared(dq, dk, q_sum, k_sum, rows, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr):
+    """Sums over the heads that share a query and a key, of [rows, GROUP, K] each; torch's own sum reaches a third of the memory's rate."""
+    given, total = dq, q_sum
+    if tl.program_id(1) == 1:
+        given, total = dk, k_sum
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    channel = tl.arange(0, BK)[None, :]
+    there = (row < rows) & (channel < K)
+    x = tl.zeros([ROWS, BK], tl.float32)
+    for head in tl.static_range(GROUP):
+        x += tl.load(given + (row * GROUP + head) * K + channel, mask=there, other=0.0).to(tl.float32)
+    tl.store(total + row * K + channel, x.to(total.dtype.element_ty), mask=there)

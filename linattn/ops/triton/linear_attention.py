@@ -177,9 +177,6 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
     dq, dk, dv, *others, dbonus, dinitial = launch.run(
         _backward, given.v, (*_laid_out(*tensors), in_rows(do), dfinal, starts, links), scale, ddecay
     )
-    heads = given.k.shape[2]
-    if given.v.shape[2] > heads:
-        dq, dk = (g.unflatten(2, (heads, -1)).sum(3) for g in (dq, dk))
     if given.bonus is not None:
         dbonus = dbonus.sum(0).to(given.bonus.dtype)
     return dq, dk, dv.to(given.v.dtype), *others, dbonus, dinitial
@@ -217,7 +214,7 @@ def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     dbonus = None if given.bonus is None else recorder.zeros(slots, run.heads, run.size_k, dtype=torch.float32)
     to = Gradients(dq, dk, ddecay, dbeta, dread, dwrite, dbonus)
     run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), to)
-    return dq, dk, dv, *to[2:], dinitial
+    return *run.shared(dq, dk), dv, *to[2:], dinitial
 
 
 @torch.library.custom_op("linattn::chunk_forward", mutates_args=())

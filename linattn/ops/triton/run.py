@@ -235,6 +235,20 @@ class Run:
             grid = (min(programs, chunks * grid[2]), 1, 1)
             self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=self.size_v, **options, **constants)
 
+    def shared(self, dq: Tensor, dk: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of queries and keys [B, T, Hk, K] from those that each of the heads has."""
+        if self.group == 1:
+            return dq, dk
+        heads = self.heads // self.group
+        sums = tuple(self.empty(self.batch, self.tokens, heads, self.size_k, dtype=dq.dtype) for _ in "qk")
+        bk, rows = power_of_two(self.size_k), self.batch * self.tokens * heads
+        each = max(1, 4096 // bk)
+        self.recorder.launch(
+            gradients_kernel.shared, (-(-rows // each), 2, 1), (dq, dk, *sums), (rows,),
+            GROUP=self.group, K=self.size_k, BK=bk, ROWS=each, num_warps=4,
+        )  # fmt: skip
+        return sums
+
 
 def in_rows(t: Tensor | None) -> Tensor | None:
     """``t`` [B, T, H, ...], its last dimension contiguous and its rows evenly spaced over batch and time."""

@@ -240,14 +240,14 @@ class Run:
         if self.group == 1:
             return dq, dk
         heads = self.heads // self.group
-        sums = tuple(self.empty(self.batch, self.tokens, heads, self.size_k, dtype=dq.dtype) for _ in "qk")
+        q_sum, k_sum = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=dq.dtype) for _ in "qk")
         bk, rows = power_of_two(self.size_k), self.batch * self.tokens * heads
         each = max(1, 4096 // bk)
         self.recorder.launch(
-            gradients_kernel.shared, (-(-rows // each), 2, 1), (dq, dk, *sums), (rows,),
+            gradients_kernel.shared, (-(-rows // each), 2, 1), (dq, dk, q_sum, k_sum), (rows,),
             GROUP=self.group, K=self.size_k, BK=bk, ROWS=each, num_warps=4,
         )  # fmt: skip
-        return sums
+        return q_sum, k_sum
 
 
 def in_rows(t: Tensor | None) -> Tensor | None:

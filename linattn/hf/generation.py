@@ -13,6 +13,7 @@ from transformers import GenerationMixin
 from linattn.generate.prefill import PREFILL, prefill
 from linattn.hf import captured
 from linattn.hf.cache import StateCache
+from linattn.hf.packing import ENDS, begun_again, check_places, new_places
 from linattn.state import State
 from linattn.state.store import PrefixStore
 
@@ -87,6 +88,7 @@ class StateGenerationMixin(GenerationMixin):
         ids = kwargs.get("input_ids")
         _check(state, prefixes, kwargs)
         order = self._pad_left(args, kwargs)
+        _check_places(kwargs)
         if state is not None:
             kwargs["past_key_values"] = StateCache(state)
         store, rows = None, []
@@ -106,7 +108,11 @@ class StateGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self: Any, input_ids: Any, *args: Any, inputs_embeds: Any = None, tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As there; the tokenizer that stop texts need, which transformers passes on to every step, ends here."""
+        """As there; the tokenizer that stop texts need, which transformers passes on to every step, ends here.
+
+        So do positions: mixers count them themselves, and of a prompt they could only say that it is packed, which it is not.
+        """
+        kwargs.pop("position_ids", None)
         return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
 
     def _sample(
@@ -202,6 +208,21 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
     if given is None or not given.shape[1]:
         raise ValueError("a state does not know which token comes next: give generate the tokens after it, at least one")
     _check_rows(state, len(given))
+
+
+def _check_places(kwargs: dict[str, Any]) -> None:
+    """Refuse prompts that are packed. Positions of padding, and of what a cache has read, tell of no packing."""
+    ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+    tokens, places, mask = ids if embeddings is None else embeddings, kwargs.pop("position_ids", None), kwargs.get("attention_mask")
+    packed = next((name for name in ("cu_seqlens", *ENDS, "seq_idx") if kwargs.get(name) is not None), None)
+    if tokens is not None and places is not None:
+        past = kwargs.get("past_key_values") is not None and isinstance(places, Tensor)
+        places = places[..., -tokens.shape[1] :] if past else places
+        check_places(places, tokens, "position_ids")
+        padding = None if mask is None else mask[:, mask.shape[1] - tokens.shape[1] :]
+        packed = packed or (None if begun_again(new_places(places), padding) is None else "position_ids")
+    if packed is not None:
+        raise ValueError(f"{packed} packs sequences into one row, but generate wants a row for each prompt; prefill packs a list of them")
 
 
 def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from linattn.hf import card
 from linattn.hf.cache import StateCache
 from linattn.hf.config import LMConfig
 from linattn.hf.generation import StateGenerationMixin
+from linattn.hf.packing import Packing, positions, sequences
 from linattn.mixers import Mixer
 from linattn.models import Backbone
 from linattn.models.language import Head, head
@@ -31,35 +32,45 @@ class Call:
 
     input_ids: Tensor | None
     inputs_embeds: Tensor | None
-    attention_mask: Tensor | None
+    mask: Tensor | None  # [B, T] bool, True for real tokens; None: all are
     past_key_values: StateCache | None
     use_cache: bool
-    cu_seqlens: Tensor | None
+    cu_seqlens: Tensor | None  # [N + 1] of all rows put end to end; None: nothing is packed
     output_hidden_states: bool
 
     @property
     def shape(self) -> torch.Size:
         """B and T."""
-        given = self.input_ids if self.inputs_embeds is None else self.inputs_embeds
-        if given is None or (self.input_ids is not None) == (self.inputs_embeds is not None):
-            raise ValueError("give either input_ids [B, T] or inputs_embeds [B, T, D]")
-        name, wanted = ("input_ids", "[B, T]") if self.inputs_embeds is None else ("inputs_embeds", "[B, T, D]")
-        if given.ndim != wanted.count(",") + 1:
-            raise ValueError(f"{name} must have shape {wanted}, but came with {list(given.shape)}")
-        return given.shape[:2]
+        return _tokens(self.input_ids, self.inputs_embeds).shape[:2]
 
-    @property
-    def mask(self) -> Tensor | None:
-        """[B, T] bool for the tokens of this call alone (what came before is in the state), None where all are real."""
-        mask = self.attention_mask
-        if mask is None:
-            return None
-        rows, tokens = self.shape
-        if mask.ndim != 2 or mask.shape[0] != rows or mask.shape[1] < tokens:
-            wanted = f"[B, T], 1 for real tokens, with B = {rows} and T at least {tokens}"
-            raise ValueError(f"attention_mask must have shape {wanted}, but came with {list(mask.shape)}")
-        mask = mask[:, mask.shape[1] - tokens :].bool()
-        return None if values_visible(mask) and bool(mask.all()) else mask
+    def labels(self, labels: Tensor | None) -> Tensor | None:
+        """``labels`` [B, T] without the first tokens of packed sequences: what stands before those is no part of the sequence."""
+        if labels is None or self.cu_seqlens is None:
+            return labels
+        return labels.masked_fill((positions(self.cu_seqlens, labels.numel()) == 0).view(labels.shape), -100)
+
+
+def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """[B, T] or, of embeddings, [B, T, D]."""
+    given = input_ids if inputs_embeds is None else inputs_embeds
+    if given is None or (input_ids is not None) == (inputs_embeds is not None):
+        raise ValueError("give either input_ids [B, T] or inputs_embeds [B, T, D]")
+    name, wanted = ("input_ids", "[B, T]") if inputs_embeds is None else ("inputs_embeds", "[B, T, D]")
+    if given.ndim != wanted.count(",") + 1:
+        raise ValueError(f"{name} must have shape {wanted}, but came with {list(given.shape)}")
+    return given
+
+
+def _real(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """[B, T] bool for the tokens of this call alone (what came before is in the state), None where all are known to be real."""
+    if mask is None:
+        return None
+    rows, length = tokens.shape[:2]
+    if mask.ndim != 2 or mask.shape[0] != rows or mask.shape[1] < length:
+        wanted = f"[B, T], 1 for real tokens, with B = {rows} and T at least {length}"
+        raise ValueError(f"attention_mask must have shape {wanted}, but came with {list(mask.shape)}")
+    mask = mask[:, mask.shape[1] - length :].bool()
+    return None if values_visible(mask) and bool(mask.all()) else mask
 
 
 class LinattnPreTrainedModel(PreTrainedModel):
@@ -119,36 +130,44 @@ class LinattnPreTrainedModel(PreTrainedModel):
         inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
         past_key_values: StateCache | None,
+        *,
         use_cache: bool | None,
-        cu_seqlens: Tensor | None,
         output_hidden_states: bool | None,
         output_attentions: bool | None,
+        **packed: Any,
     ) -> Call:
-        """What was asked for, the config's answers in the place of None."""
+        """What was asked for, the config's answers in the place of None; ``packed`` as for :func:`linattn.hf.packing.sequences`."""
         if output_attentions:
             raise ValueError("output_attentions: no weights are ever formed here; linattn.mixing_matrix computes those of one mixer")
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        recording = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        return Call(input_ids, inputs_embeds, attention_mask, past_key_values, use_cache, cu_seqlens, bool(recording))
-
-    def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
-        tokens, cache = call.shape[1], call.past_key_values
+        tokens, cache = _tokens(input_ids, inputs_embeds), past_key_values
         if cache is not None and not isinstance(cache, StateCache):
             raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
+        mask = _real(attention_mask, tokens)
+        said_by, cu_seqlens = sequences(tokens, mask=mask, fresh=cache is None or cache.state is None, **packed)
+        mask = None if cu_seqlens is not None and said_by == "position_ids" else mask  # which has then no padding
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        recording = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return Call(input_ids, inputs_embeds, mask, cache, use_cache, cu_seqlens, bool(recording))
+
+    def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
+        (rows, tokens), cache = call.shape, call.past_key_values
         if cache is None and call.use_cache:
             cache = StateCache()
         self._check_checkpointing(cache)
+        rows = 1 if call.cu_seqlens is None else rows
         with _recorded(self.model) if call.output_hidden_states else nullcontext() as between:
             hidden, state = self.model(
-                call.input_ids,
+                _end_to_end(call.input_ids, rows),
                 None if cache is None else cache.state,
-                embeddings=call.inputs_embeds,
+                embeddings=_end_to_end(call.inputs_embeds, rows),
                 return_state=cache is not None,
                 mask=call.mask,
                 cu_seqlens=call.cu_seqlens,
             )
         if cache is not None:
             cache.state, cache.seen = state, cache.seen + tokens
+        if rows > 1:
+            hidden, between = hidden.unflatten(1, (rows, tokens))[0], between and [x.unflatten(1, (rows, tokens))[0] for x in between]
         return hidden, cache, None if between is None else (*between, hidden)
 
     def _check_checkpointing(self, cache: StateCache | None) -> None:
@@ -160,6 +179,11 @@ class LinattnPreTrainedModel(PreTrainedModel):
         if cache is not None or any(getattr(layer.ffn, "adds_loss", False) for layer in self.model.layers):
             lost = "the state that use_cache=True asks for" if cache is not None else f"the losses of ffn {self.config.ffn!r}"
             raise ValueError(f"use_reentrant of gradient checkpointing must be False: with True {lost} would have no gradient")
+
+
+def _end_to_end(t: Tensor | None, rows: int) -> Tensor | None:
+    """All ``rows`` of t [B, T, ...] in one, where there are several; else as it is."""
+    return t if t is None or rows == 1 else t.flatten(0, 1)[None]
 
 
 def _weight(labels: Tensor, items: Tensor | int | None) -> Tensor | float:
@@ -199,10 +223,14 @@ class LinattnModel(LinattnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **packing: Unpack[Packing],
     ) -> BaseModelOutputWithPast | tuple:
         """Tokens [B, T] -> ``last_hidden_state`` [B, T, D]. Arguments as in :meth:`LinattnForCausalLM.forward`."""
-        how = use_cache, cu_seqlens, output_hidden_states, output_attentions
-        asked = self._call(input_ids, inputs_embeds, attention_mask, past_key_values, *how)
+        asked = self._call(
+            input_ids, inputs_embeds, attention_mask, past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
+        )  # fmt: skip
         hidden, cache, between = self._hidden(asked)
         out = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=between)
         return out.to_tuple() if return_dict is False else out
@@ -243,6 +271,8 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **packing: Unpack[Packing],
     ) -> CausalLMOutputWithPast | tuple:
         """Logits [B, T, vocab] of the token after each, and their loss where ``labels`` are given.
 
@@ -257,12 +287,24 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             use_cache: return the state as ``past_key_values``; by default outside training.
             logits_to_keep: only the last so many positions get logits; 0: all. Or their indices.
             num_items_in_batch: divide the summed loss by this instead of the number of labels.
-            cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
+            cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end, of which none sees another; of each the first token is no
+                label. The state has N rows.
             output_hidden_states: return what goes into each layer and what comes out of the last norm, [B, T, D] each.
             output_attentions: refused where it is true.
+            position_ids: [B, T] or [1, T] int: where a position does not follow the one before by 1 a packed sequence begins, as
+                transformers' own masks hold it, in rows of any number. Beside padding they say nothing, and mixers count positions
+                themselves. On a GPU it takes a look at the numbers that ``cu_seqlens`` spares.
+            packing: transformers' other keywords for packed rows, those of :class:`linattn.hf.packing.Packing`.
+
+        Raises:
+            TypeError: for a keyword that is none.
+            ValueError: for shapes that do not fit and for two arguments that pack differently.
         """
-        how = use_cache, cu_seqlens, output_hidden_states, output_attentions
-        asked = self._call(input_ids, inputs_embeds, attention_mask, past_key_values, *how)
+        asked = self._call(
+            input_ids, inputs_embeds, attention_mask, past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
+        )  # fmt: skip
+        labels = asked.labels(labels)
         with reports() if labels is not None and self.training else nullcontext(()) as told:
             hidden, cache, between = self._hidden(asked)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep

@@ -207,21 +207,21 @@ def _packed(cu: Tensor, q: Tensor, k: Tensor) -> None:
     packed_lengths(cu, k)
 
 
-def packed_lengths(cu: Tensor, like: Tensor) -> None:
-    """Check ``cu_seqlens`` [N + 1] against a packed tensor [1, T, ...]."""
-    tensor("cu_seqlens", cu, like)
+def packed_lengths(cu: Tensor, like: Tensor, name: str = "cu_seqlens") -> None:
+    """Check ``cu_seqlens`` [N + 1], which its caller may know by another name, against a packed tensor [1, T, ...]."""
+    tensor(name, cu, like)
     batch, tokens = like.shape[:2]
     if cu.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"cu_seqlens must be torch.int32 or torch.int64, but came as {cu.dtype}")
+        raise ValueError(f"{name} must be torch.int32 or torch.int64, but came as {cu.dtype}")
     if cu.ndim != 1 or cu.shape[0] < 1:
-        raise ValueError(f"cu_seqlens must have shape [N + 1], but came with {list(cu.shape)}")
+        raise ValueError(f"{name} must have shape [N + 1], but came with {list(cu.shape)}")
     if batch != 1:
-        raise ValueError(f"cu_seqlens packs the sequences into one row, so B must be 1, but is {batch}")
+        raise ValueError(f"{name} packs the sequences into one row, so B must be 1, but is {batch}")
     if not values_visible(cu):
         return
     ends = cu.tolist()
     if ends[0] != 0 or ends[-1] != tokens or any(a > b for a, b in zip(ends[:-1], ends[1:], strict=True)):
-        raise ValueError(f"cu_seqlens must rise from 0 to T = {tokens} and never fall, but came as {_short(ends)}")
+        raise ValueError(f"{name} must rise from 0 to T = {tokens} and never fall, but came as {_short(ends)}")
 
 
 def _short(values: list[int]) -> str:

@@ -345,9 +345,10 @@ class Agreement:
         ends = [0, 1, 2, SHORT, TOKENS - 1, TOKENS]
         parts = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
         wanted = torch.cat([logits_of(model, ids[:1, part]) for part in parts], 1)
-        positions = torch.cat([torch.arange(part.stop - part.start) for part in parts])[None]
-        with patch_transformers([family]):
-            assert distance(logits_of(model, ids[:1], position_ids=positions), wanted) < 5e-5
+        for first in (0, 2):  # as DataCollatorWithFlattening(position_ids_start=2) counts
+            positions = torch.cat([torch.arange(first, first + part.stop - part.start) for part in parts])[None]
+            with patch_transformers([family]):
+                assert distance(logits_of(model, ids[:1], position_ids=positions), wanted) < 5e-5
 
     def test_packed_gradients(self, family, model, ids):
         ids = ids[:1]

@@ -14,7 +14,7 @@ from transformers.models.mamba import modeling_mamba as modeling
 import linattn
 from benchmarks import patch as benchmark
 from linattn.hf.patch import FAMILIES, Patch, call, patch_transformers
-from tests.hf.patched import MODELS, VOCABULARY, gradients_of, logits_of, model_of, packings
+from tests.hf.patched import MODELS, TOKENS, VOCABULARY, distance, gradients_of, logits_of, model_of, packings
 
 STAND_INS = {
     "fla": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda"),
@@ -208,3 +208,11 @@ def test_the_benchmark_writes_each_row_as_it_comes(tmp_path, monkeypatch):
     assert set(benchmark.MODELS) == set(MODELS)
     with pytest.raises(SystemExit):
         benchmark.main(["--families", "mambo"])
+
+
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
+def test_a_compiled_model_keeps_packed_sequences_apart(name):
+    model, ids, how = model_of(name), torch.randint(3, VOCABULARY, (1, TOKENS)), packings()["position_ids"]
+    with patch_transformers([name]), torch.no_grad():
+        compiled = torch.compile(model, backend="eager")
+        assert distance(compiled(input_ids=ids, use_cache=False, **how).logits, logits_of(model, ids, **how)) < 5e-5

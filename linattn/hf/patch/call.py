@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.hf.packing import PACKED, begun_again, borders, new_places, positions
 from linattn.ops.convolution_step import step_
 from linattn.ops.norms import rms_norm
 from linattn.ops.selective_step import selective_step_
@@ -24,7 +25,6 @@ from linattn.ops.short_convolution import short_convolution
 
 _SWISH = ("silu", "swish")
 _FEW = 2**14  # numbers that torch's operations have normed before a kernel is called
-PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin and end
 Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while patched
 
 
@@ -133,7 +133,7 @@ def packing(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
     if given.get(PACKED) is not None:
         cu = given[PACKED].to(torch.int64)
     elif given.get("seq_idx") is not None:
-        cu = _borders(given["seq_idx"].view(-1, tokens)[0].diff() != 0)
+        cu = borders(given["seq_idx"].view(-1, tokens)[:1].diff() != 0)
     else:
         return None
     if batch != 1:
@@ -141,24 +141,17 @@ def packing(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
     return cu
 
 
-def begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """``cu_seqlens`` of one row whose positions begin again, or None. Beside padding, which has positions too, they say nothing."""
+def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
+    """``cu_seqlens`` of one row whose positions begin again, or None."""
     places, mask = given.get("position_ids"), given.get("attention_mask")
-    if places is None or batch != 1 or tokens == 1 or torch.compiler.is_compiling():
+    if places is None or batch != 1 or tokens == 1:
         return None
-    row = (places if places.ndim == 2 else places[0])[0]
-    if row.shape != (tokens,):
+    row = places[:1] if places.ndim == 2 else places[0, :1]
+    if row.shape != (1, tokens):
         return None
-    starts = (row.diff() < 0) | (row[1:] == 0)
-    if not bool(starts.any()) or (isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, -tokens:].all())):
-        return None
-    return _borders(starts)
-
-
-def _borders(starts: Tensor) -> Tensor:
-    """[N + 1] where sequences begin and the last one ends; starts [T - 1] is True where the token after begins one."""
-    inner = starts.nonzero()[:, 0] + 1
-    return F.pad(F.pad(inner, (1, 0)), (0, 1), value=starts.shape[0] + 1)
+    # several axes are those of pictures too, whose positions stand still and leap
+    starts = new_places(row) if places.ndim == 2 else (row.diff() < 0) | (row[:, 1:] == 0)
+    return begun_again(starts, mask[:, -tokens:] if isinstance(mask, Tensor) and mask.ndim == 2 else None)
 
 
 def mixer_forward(original: Callable) -> Callable:
@@ -207,7 +200,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
             return original(self, *args, **kwargs)  # which says so
         batch, tokens = x.shape[:2]
         outer, cu = current(), packing(given, batch, tokens)
-        cu = begun_again(given, batch, tokens) if cu is None else cu
+        cu = positions_begun_again(given, batch, tokens) if cu is None else cu
         cu = outer.cu_seqlens if cu is None else cu
         real = padding(given.get("attention_mask"), tokens) if "padding" in lost else None
         real = outer.real if real is None else real
@@ -221,12 +214,6 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
             return original(self, *args, **kwargs)
 
     return forward
-
-
-def positions(cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """[1, T] place of each token in its own sequence."""
-    token = torch.arange(tokens, device=cu_seqlens.device)
-    return (token - cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)])[None]
 
 
 def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) -> None:

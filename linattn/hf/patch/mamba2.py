@@ -10,7 +10,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.patch.call import Call, Family, Replacement, absent, current, in_place, positions, shared, state_of, wide
+from linattn.hf.packing import positions
+from linattn.hf.patch.call import Call, Family, Replacement, absent, current, in_place, shared, state_of, wide
 from linattn.ops import linear_attention
 
 FAMILIES = {

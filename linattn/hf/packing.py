@@ -1,0 +1,121 @@
+"""The ways in which transformers says that a row holds several sequences end to end, and where these begin and end."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops.checks import dtype, packed_lengths, shape, tensor, values_visible
+
+PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin and end
+
+
+class Packing(TypedDict, total=False):
+    """The keywords beside ``position_ids`` that transformers' collators give packed rows, ``DataCollatorWithFlattening`` first.
+
+    ``cu_seq_lens_q`` and ``cu_seq_lens_k``, [N + 1] int, are ``cu_seqlens``; ``seq_idx`` [B, T] int numbers the sequence of each
+    token. The ``max_length_q`` and ``max_length_k`` of FlashAttention say nothing new.
+    """
+
+    cu_seq_lens_q: Tensor | None
+    cu_seq_lens_k: Tensor | None
+    max_length_q: int | Tensor | None
+    max_length_k: int | Tensor | None
+    seq_idx: Tensor | None
+
+
+ENDS = (PACKED, "cu_seq_lens_k")
+PLACES = ("seq_idx", "position_ids")  # which have a number for each token
+
+
+def sequences(
+    tokens: Tensor,
+    *,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    position_ids: Tensor | None,
+    given: Packing,
+    fresh: bool,
+) -> tuple[str, Tensor | None]:
+    """``cu_seqlens`` [N + 1] of all rows of ``tokens`` [B, T, ...] put end to end, or None, behind the name of what says so.
+
+    What is said in several ways is compared where that waits for no device; there the first counts, and positions and indices,
+    which need a look at their numbers, come last.
+
+    Raises:
+        TypeError: for a keyword that is none, and what is no tensor.
+        ValueError: for another shape or dtype, ends that are none, and arguments that contradict each other.
+    """
+    for name in given:
+        if name not in Packing.__annotations__:
+            raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
+    said: dict[str, Any] = {
+        "cu_seqlens": cu_seqlens,
+        **{name: given.get(name) for name in (*ENDS, "seq_idx")},
+        "position_ids": position_ids,
+    }
+    by, cu = "", None
+    for name, t in said.items():
+        if t is not None:
+            (check_places if name in PLACES else packed_lengths)(t, tokens, name)
+    for name, t in said.items():
+        if t is None or not (cu is None or values_visible(cu)):
+            continue
+        again = _ends(name, t, tokens, mask)
+        if cu is None:
+            by, cu = name, again
+        elif again is not None:
+            _agree(by, cu, name, again, exactly=fresh or name != "position_ids")
+    return by, cu
+
+
+def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+    """What the argument ``name`` says, as ``cu_seqlens`` [N + 1]; None for positions that do not begin again."""
+    if name not in PLACES:
+        return t
+    t = t.expand(tokens.shape[0], -1)
+    return begun_again(new_places(t), mask) if name == "position_ids" else borders(t.diff() != 0)
+
+
+def check_places(t: Any, tokens: Tensor, name: str) -> None:
+    """A number for each of ``tokens`` [B, T, ...], or one row of them for all."""
+    dtype(name, tensor(name, t, tokens), torch.int64, torch.int32)
+    batch, length = tokens.shape[:2]
+    shape(name, t, "[B, T]", *dict.fromkeys(((batch, length), (1, length))))
+
+
+def _agree(name: str, cu: Tensor, other: str, again: Tensor, exactly: bool) -> None:
+    """Refuse two arguments that contradict each other; not ``exactly``: a sequence that goes on may follow the one before by chance."""
+    wanted, came = (sorted(set(t.tolist())) for t in (cu, again))  # without empty sequences, which only some can tell of
+    if wanted != came and (exactly or not set(came) <= set(wanted)):
+        raise ValueError(f"{other} must begin sequences where {name} does, {wanted}, but begins them at {came}")
+
+
+def new_places(places: Tensor) -> Tensor:
+    """[B, T - 1]: True where a position [B, T] does not follow the one before, which is how transformers' own masks tell sequences."""
+    return places.diff() != 1
+
+
+def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:
+    """:func:`borders` of positions that begin again, or None. Beside padding, which has positions too, they say nothing.
+
+    How many sequences there are is known only after a look at the numbers, which waits for a GPU.
+    """
+    if not starts.shape[1] or starts.device.type == "meta" or not bool(starts.any()) or (mask is not None and not bool(mask.all())):
+        return None
+    return borders(starts)
+
+
+def borders(starts: Tensor) -> Tensor:
+    """``cu_seqlens`` [N + 1] of rows put end to end; starts [B, T - 1] is True where the token after begins a sequence."""
+    first = F.pad(starts, (1, 0), value=True).flatten()
+    return F.pad(first.nonzero()[:, 0], (0, 1), value=first.shape[0])
+
+
+def positions(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """[1, T] place of each token in its own sequence."""
+    token = torch.arange(tokens, device=cu_seqlens.device)
+    return (token - cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)])[None]

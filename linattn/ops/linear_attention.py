@@ -32,7 +32,8 @@ def linear_attention(
     Args:
         q, k: queries and keys [B, T, Hk, K]. Head ``h`` of ``v`` reads head ``h // (H / Hk)``.
         v: values [B, T, H, V]. q, k and v have one dtype: float64, float32, bfloat16 or float16.
-        decay: natural logarithm of α, at most 0; -inf resets. [H] or [H, K] constant, [B, T, H] per head,
+        decay: natural logarithm of α, at most 0; -inf resets a state that is finite (0 times a NaN or an infinity is NaN, so
+            those end with their sequence in ``cu_seqlens`` alone). [H] or [H, K] constant, [B, T, H] per head,
             [B, T, H, K] per channel. Like ``beta``, ``erase`` and ``bonus`` in the dtype of q or in float32.
         beta: [B, T, H], the delta rule on the decayed state ``D = Diag(α) S_{t-1}``:
             ``S_t = D + β k_tᵀ (v_t − k_t D)`` (arXiv 2406.06484, 2412.06464).

@@ -25,7 +25,7 @@ def diagonal_scan(
 
     Args:
         decay: natural logarithm, [B, T, D] or constant [D]; float32 or float64 and at most 0, or complex with a real part
-            of at most 0. -inf resets.
+            of at most 0. -inf resets a state that is finite; of a NaN or an infinity only ``cu_seqlens`` is sure to be free.
         b: [B, T, D], on its own dtype: any floating one, complex only beside a complex decay.
         initial_state: [N, D] in the dtype that sums are kept in: float32 (float64 if decay or b is), or its complex kind.
         return_state: also return the last state of each sequence [N, D].

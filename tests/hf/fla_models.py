@@ -45,6 +45,7 @@ def main(out: Path, back: Path | None = None) -> None:
         config = next(c for c in vars(models).values() if getattr(c, "model_type", None) == name and isinstance(c, type))
         of = getattr(models, config.__name__.replace("Config", "ForCausalLM"))
         if back is None:
+            torch.manual_seed(0)  # one random model in ten cannot be run to 1e-5 in float32, in either library
             leave(out, name, of(config(**SMALL, **options)).eval())
             with torch.device("meta"):
                 shapes = {key: list(t.shape) for key, t in of(config(**DEFAULT[name])).state_dict().items()}

@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
@@ -17,13 +16,6 @@ from linattn.hf import LinattnForCausalLM, LMConfig, StateCache
 from linattn.models import LanguageModel
 
 MIXERS = ["gla", "softmax", "mamba2, softmax", "gated_deltanet"]
-
-
-@pytest.fixture(autouse=True)
-def _no_bars():
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    transformers.utils.logging.enable_progress_bar()
 
 
 def model(mixer="gla, softmax", **options) -> LinattnForCausalLM:

@@ -2,20 +2,15 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-import linattn
-from linattn.hf import LinattnForCausalLM, LinattnModel
+from linattn.hf import LinattnModel
+from tests.hf.prompts import model
 
 MIXERS = ["gla, softmax", "mamba2, softmax", "gated_deltanet, rwkv7", "retnet, fox"]
 LENGTHS = [4, 1, 1, 7, 2]
 TOKENS = sum(LENGTHS)
 ENDS = torch.tensor([0, *LENGTHS]).cumsum(0)
-
-
-def model(mixer="gla, softmax", **options) -> LinattnForCausalLM:
-    config = linattn.LMConfig(**{"vocab_size": 50, "dim": 32, "layers": 2, "mixer": mixer, **options})
-    return AutoModelForCausalLM.from_config(config).double().eval()
 
 
 def positions(start=0):

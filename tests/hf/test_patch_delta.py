@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hf.patched import Agreement
+from tests.hf.agreement import Agreement
 
 
 @pytest.fixture(params=["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"])

@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.hf.patch import patch_transformers
-from tests.hf.patched import VOCABULARY, Agreement, distance, logits_of, model_of
+from tests.hf.agreement import Agreement
+from tests.hf.patched import VOCABULARY, distance, logits_of, model_of
 
 
 @pytest.fixture(params=["mamba", "falcon_mamba", "jamba"])

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.hf.patched import Agreement
+from tests.hf.agreement import Agreement
 
 
 @pytest.fixture(params=["mamba2", "bamba", "zamba2", "nemotron_h", "granitemoehybrid"])

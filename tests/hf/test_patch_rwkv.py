@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hf.patched import Agreement
+from tests.hf.agreement import Agreement
 
 
 @pytest.fixture(params=["rwkv"])

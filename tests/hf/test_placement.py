@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-import transformers
 from transformers import AutoModelForCausalLM
 
 import linattn
@@ -16,13 +15,6 @@ from linattn.hf import LinattnForCausalLM
 from tests.oracles import wheels
 
 NAMES = [name for name in mixers.available() if (info := mixers.info(name)).kind == "sequence" and info.causal]
-
-
-@pytest.fixture(autouse=True)
-def _no_bars():
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    transformers.utils.logging.enable_progress_bar()
 
 
 def model(mixer, **options) -> LinattnForCausalLM:

@@ -1,0 +1,165 @@
+"""Folders with models: what is read from them, and what is refused."""
+
+import json
+import pickle
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import linattn
+from linattn.hf.load import config_of, load
+from tests.hf.theirs import distance, theirs_of
+
+
+def change(folder, **weights):
+    """Replace weights, or remove those that are None."""
+    all_weights = load_file(folder / "model.safetensors") | weights
+    save_file({n: t for n, t in all_weights.items() if t is not None}, folder / "model.safetensors")
+
+
+def configure(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_weights_that_do_not_fit_are_all_named(folder):
+    change(folder, **{
+        "backbone.layers.0.mixer.D": None, "backbone.norm_f.weight": None, "backbone.extra": torch.ones(2),
+        "backbone.layers.0.mixer.A_log": torch.ones(3, 4),
+    })  # fmt: skip
+    with pytest.raises(ValueError, match="the weights do not fit the config") as error:
+        load(folder)
+    for part in (
+        "Missing: backbone.norm_f.weight, backbone.layers.0.mixer.D.", "Not expected: backbone.extra",
+        "Of another shape: backbone.layers.0.mixer.A_log [3, 4] where [64, 16] was wanted",
+    ):  # fmt: skip
+        assert part in str(error.value)
+
+
+def test_tied_heads_may_be_there_but_not_differ(folder):
+    embedding = load_file(folder / "model.safetensors")["backbone.embeddings.weight"]
+    change(folder, **{"lm_head.weight": embedding.clone()})
+    model = load(folder)
+    assert model.lm_head.weight is model.model.embedding.weight
+    change(folder, **{"lm_head.weight": embedding + 1})
+    with pytest.raises(ValueError, match="the config ties lm_head.weight to backbone.embeddings.weight, but"):
+        load(folder)
+
+
+def test_files_cut_short(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="is damaged, cut short or no safetensors file"):
+        load(folder)
+    (folder / "config.json").write_text('{"model_type": "mam')
+    with pytest.raises(ValueError, match=r"config.json is damaged"):
+        load(folder)
+
+
+def test_pickles_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="has neither model.safetensors nor model.safetensors.index.json"):
+        load(folder)
+    for name in ("pytorch_model.bin", "model.pt"):
+        (folder / name).write_bytes(pickle.dumps({}))
+        with pytest.raises(ValueError, match=f"{name}: a pickle can run code|{name} is a pickle"):
+            load(folder)
+        with pytest.raises(ValueError, match="is a pickle"):
+            load(folder / name)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+        with pytest.raises(ValueError, match="is no safetensors file, and nothing else is read"):
+            load(folder)
+        (folder / "model.safetensors.index.json").unlink()
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "", "a\\b.safetensors"])
+def test_names_out_of_the_folder(folder, name):
+    (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"backbone.norm_f.weight": name}}))
+    with pytest.raises(ValueError, match="which is not in it"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_links_out_of_the_folder(folder, name):
+    (folder / name).rename(folder.parent / name)
+    (folder / name).symlink_to(folder.parent / name)
+    with pytest.raises(ValueError, match="is a link out of its folder"):
+        load(folder)
+
+
+def test_sharded_files(tmp_path):
+    theirs = theirs_of("mamba", num_hidden_layers=2, tie_word_embeddings=False)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
+    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
+    ids = torch.randint(60, (1, 9))
+    with torch.no_grad():
+        assert distance(load(tmp_path / "theirs")(ids).logits, theirs(ids).logits) < 1e-5
+    index = json.loads((tmp_path / "theirs/model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = next(f for f in index["weight_map"].values() if f != index["weight_map"]["lm_head.weight"])
+    (tmp_path / "theirs/model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="lacks weights that model.safetensors.index.json says it has: lm_head.weight"):
+        load(tmp_path / "theirs")
+
+
+def test_configs_that_cannot_be_said(folder):
+    for values, message in (
+        ({"model_type": "llama"}, "no family of models is called 'llama'; there are"),
+        ({"model_type": None}, "has no model_type"),
+        ({"use_bias": True}, "mamba: use_bias must be False to be read, but is True"),
+        ({"intermediate_size": 50}, "intermediate_size 50 must be a multiple of hidden_size"),
+        ({"num_hidden_layers": 10**12}, "says num_hidden_layers = 1000000000000, but there are 12 weights"),
+        ({"vocab_size": 10**18}, "config.json asks for tensors that there cannot be"),
+        ({"quantization_config": {}}, "quantised"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"state_size": None}, "state_size"),
+    ):
+        before = (folder / "config.json").read_text()
+        configure(folder, **values)
+        with pytest.raises(ValueError, match=message):
+            load(folder)
+        (folder / "config.json").write_text(before)
+    change(folder, **{"backbone.norm_f.weight": torch.ones(32, dtype=torch.int8)})
+    with pytest.raises(ValueError, match="backbone.norm_f.weight is kept as I8"):
+        load(folder)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load(folder / "no")
+    with pytest.raises(FileNotFoundError, match="is a file: give the folder"):
+        load(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "options"),
+    [
+        ("kimi_linear", "n_shared_experts", {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}),
+        ("qwen3_next", "shared_expert_intermediate_size", {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}),
+    ],
+)
+def test_experts_without_a_shared_one(model_type, name, options):
+    with pytest.raises(ValueError, match=f"^{model_type}: {name} must be at least 1 to be read, but is 0"):
+        config_of({"model_type": model_type, name: 0, **options})
+
+
+def test_dtypes_and_devices(folder):
+    model = load(folder, dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert model.model.layers[0].mixer.A_log.dtype == torch.float32
+    model.save_pretrained(folder.parent / "ours")
+    again = load(folder.parent / "ours")
+    assert again.dtype == torch.bfloat16
+    for name, t in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], t), name
+    assert load(folder.parent / "ours", dtype=torch.float64).model.norm.weight.dtype == torch.float64
+    with pytest.raises(TypeError, match="dtype must be a floating torch.dtype"):
+        load(folder, dtype="bfloat16")
+
+
+def test_a_config_alone_gives_a_new_model():
+    config = transformers.Mamba2Config(hidden_size=32, num_heads=4, head_dim=16, num_hidden_layers=1, vocab_size=60, n_groups=2)
+    for given in (config, config.to_dict(), linattn.models.LMConfig(vocab_size=60, dim=32, layers=1, mixer="mamba2")):
+        model = linattn.load(given)
+        assert not model.training
+        assert model(torch.zeros(1, 3, dtype=torch.int64)).logits.shape == (1, 3, 60)

@@ -1,8 +1,9 @@
 """linattn: linear attention, every form of it, over one recurrence."""
 
-import sys
 from importlib import import_module
 from importlib.util import find_spec
+
+from linattn import _registration
 
 __version__ = "0.1.0.dev0"
 
@@ -43,10 +44,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_WHERE, *_FLOORS, "LMConfig"])
 
 
-if sys.modules.get("transformers") is not None:
-    try:
-        import_module("linattn.hf")  # its Auto classes know our models from here on
-    except ImportError as error:  # linattn itself does without
-        import warnings
-
-        warnings.warn(f"this transformers does not serve linattn.hf: {error}", stacklevel=2)
+_registration.arrange()

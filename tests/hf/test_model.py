@@ -237,10 +237,20 @@ import sys
 first, second = sys.argv[1:]
 __import__(first), __import__(second)
 import linattn, transformers
-if first == "linattn":
-    linattn.LMConfig
 print(transformers.AutoConfig.for_model("linattn").model_type)
 """
     for order in (["transformers", "linattn"], ["linattn", "transformers"]):
         out = subprocess.run([sys.executable, "-c", code, *order], capture_output=True, text=True, check=True).stdout
         assert out == "linattn\n"
+
+
+def test_asking_whether_transformers_is_there_does_not_load_it():
+    code = """
+import sys, linattn
+from importlib.util import find_spec
+assert find_spec("transformers").origin.endswith("__init__.py") and "transformers" not in sys.modules and "torch" not in sys.modules
+from transformers import AutoConfig
+assert AutoConfig.for_model("linattn").model_type == "linattn"
+assert type(sys.modules["transformers"].__spec__.loader).__name__ == "SourceFileLoader"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,7 +23,7 @@ from linattn.hf.packing import Packing, positions, sequences
 from linattn.mixers import Mixer
 from linattn.models import Backbone
 from linattn.models.language import Head, head
-from linattn.ops.checks import values_visible
+from linattn.ops.checks import dtype, shape, tensor, values_visible
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,19 @@ class Call:
         """B and T."""
         return _tokens(self.input_ids, self.inputs_embeds).shape[:2]
 
-    def labels(self, labels: Tensor | None) -> Tensor | None:
+    def labels(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> Tensor | None:
         """``labels`` [B, T] without the first tokens of packed sequences: what stands before those is no part of the sequence."""
-        if labels is None or self.cu_seqlens is None:
+        if labels is None:
+            return None
+        shape("labels", tensor("labels", labels), "[B, T]", tuple(self.shape))
+        dtype("labels", labels, torch.int64)
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
+            came = "indices" if isinstance(logits_to_keep, Tensor) else logits_to_keep
+            raise ValueError(f"labels want the logits of every token, so logits_to_keep must be 0 beside them, but is {came}")
+        if self.cu_seqlens is None:
             return labels
-        return labels.masked_fill((positions(self.cu_seqlens, labels.numel()) == 0).view(labels.shape), -100)
+        first = positions(self.cu_seqlens, labels.numel()) == 0
+        return labels.masked_fill(first.view(labels.shape).to(labels.device), -100)
 
 
 def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -56,8 +64,10 @@ def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
     if given is None or (input_ids is not None) == (inputs_embeds is not None):
         raise ValueError("give either input_ids [B, T] or inputs_embeds [B, T, D]")
     name, wanted = ("input_ids", "[B, T]") if inputs_embeds is None else ("inputs_embeds", "[B, T, D]")
-    if given.ndim != wanted.count(",") + 1:
+    if tensor(name, given).ndim != wanted.count(",") + 1:
         raise ValueError(f"{name} must have shape {wanted}, but came with {list(given.shape)}")
+    if inputs_embeds is None:
+        dtype(name, given, torch.int64, torch.int32)
     return given
 
 
@@ -137,7 +147,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
         **packed: Any,
     ) -> Call:
         """What was asked for, the config's answers in the place of None; ``packed`` as for :func:`linattn.hf.packing.sequences`."""
-        if output_attentions:
+        if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions: no weights are ever formed here; linattn.mixing_matrix computes those of one mixer")
         tokens, cache = _tokens(input_ids, inputs_embeds), past_key_values
         if cache is not None and not isinstance(cache, StateCache):
@@ -179,6 +189,15 @@ class LinattnPreTrainedModel(PreTrainedModel):
         if cache is not None or any(getattr(layer.ffn, "adds_loss", False) for layer in self.model.layers):
             lost = "the state that use_cache=True asks for" if cache is not None else f"the losses of ffn {self.config.ffn!r}"
             raise ValueError(f"use_reentrant of gradient checkpointing must be False: with True {lost} would have no gradient")
+
+
+def _kept(logits_to_keep: int | Tensor) -> slice | Tensor | None:
+    """Which positions get logits; None: all."""
+    if isinstance(logits_to_keep, Tensor):
+        return logits_to_keep
+    if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+        raise ValueError(f"logits_to_keep must be at least 0, or indices, but came as {logits_to_keep!r}")
+    return slice(-logits_to_keep, None) if logits_to_keep else None
 
 
 def _end_to_end(t: Tensor | None, rows: int) -> Tensor | None:
@@ -304,11 +323,10 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             input_ids, inputs_embeds, attention_mask, past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
             output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
         )  # fmt: skip
-        labels = asked.labels(labels)
+        labels, kept = asked.labels(labels, logits_to_keep), _kept(logits_to_keep)
         with reports() if labels is not None and self.training else nullcontext(()) as told:
             hidden, cache, between = self._hidden(asked)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
-        logits = self.lm_head(hidden if isinstance(kept, int) else hidden[:, kept])
+        logits = self.lm_head(hidden if kept is None else hidden[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch)

@@ -254,3 +254,29 @@ assert AutoConfig.for_model("linattn").model_type == "linattn"
 assert type(sys.modules["transformers"].__spec__.loader).__name__ == "SourceFileLoader"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    lm, ids = model(), torch.randint(50, (2, 6))
+    lm.config.output_attentions = False
+    for how, message in (
+        ({"labels": ids[:, :5]}, r"labels must have shape \[B, T\] = \[2, 6\], but came with \[2, 5\]"),
+        ({"labels": ids[:1]}, r"labels must have shape \[B, T\] = \[2, 6\], but came with \[1, 6\]"),
+        ({"labels": ids.int()}, "labels must be torch.int64, but came as torch.int32"),
+        ({"labels": ids.tolist()}, "labels must be a tensor, but came as list"),
+        ({"labels": ids, "logits_to_keep": 2}, "labels want the logits of every token, so logits_to_keep must be 0 beside them, but is 2"),
+        ({"logits_to_keep": -1}, "logits_to_keep must be at least 0, or indices, but came as -1"),
+        ({"logits_to_keep": 1.5}, "logits_to_keep must be at least 0, or indices, but came as 1.5"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            lm(ids, **how)
+    for given, message in (
+        (ids.float(), "input_ids must be torch.int64 or torch.int32, but came as torch.float32"),
+        ([[1]], "input_ids must be a tensor"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            lm(given)
+    lm.config.output_attentions = True
+    with pytest.raises(ValueError, match="output_attentions: no weights are ever formed here"):
+        lm(ids)
+    assert lm(ids, output_attentions=False).logits.shape == (2, 6, 50)

@@ -198,6 +198,17 @@ class Agreement:
             with patch_transformers([family]):
                 assert distance(logits_of(model, ids[:1], position_ids=positions), wanted) < 5e-5
 
+    def test_rows_of_a_batch_are_not_packed_each_on_its_own(self, family, model, ids):
+        places = packings()["position_ids"]["position_ids"]
+        mask = torch.ones_like(ids)
+        mask[1, :3] = 0
+        with patch_transformers([family]):
+            for given in (places, places.expand(2, -1)):
+                with pytest.raises(ValueError, match="packed sequences lie end to end in one row, but the batch came with 2"):
+                    logits_of(model, ids, position_ids=given)
+            logits_of(model, ids, position_ids=torch.arange(TOKENS)[None])
+            logits_of(model, ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), attention_mask=mask)
+
     def test_packed_gradients(self, family, model, ids):
         ids = ids[:1]
         torch.manual_seed(2)

@@ -136,22 +136,28 @@ def packing(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
         cu = borders(given["seq_idx"].view(-1, tokens)[:1].diff() != 0)
     else:
         return None
-    if batch != 1:
-        raise ValueError(f"packed sequences lie end to end in one row, but the batch came with {batch}")
-    return cu
+    return _of_one_row(cu, batch)
 
 
 def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """``cu_seqlens`` of one row whose positions begin again, or None."""
+    """``cu_seqlens`` of one row whose positions begin again, or None. Several such rows are refused: layers would take each for one."""
     places, mask = given.get("position_ids"), given.get("attention_mask")
-    if places is None or batch != 1 or tokens == 1:
+    mask = mask[:, -tokens:] if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    if places is None or tokens == 1 or (batch != 1 and (mask is not None or places.ndim != 2)):
         return None
-    row = places[:1] if places.ndim == 2 else places[0, :1]
-    if row.shape != (1, tokens):
+    rows = places if places.ndim == 2 else places[0]
+    if rows.shape[1:] != (tokens,):
         return None
     # several axes are those of pictures too, whose positions stand still and leap
-    starts = new_places(row) if places.ndim == 2 else (row.diff() < 0) | (row[:, 1:] == 0)
-    return begun_again(starts, mask[:, -tokens:] if isinstance(mask, Tensor) and mask.ndim == 2 else None)
+    starts = new_places(rows) if places.ndim == 2 else (rows.diff() < 0) | (rows[:, 1:] == 0)
+    cu = begun_again(starts, mask)
+    return cu if cu is None else _of_one_row(cu, batch)
+
+
+def _of_one_row(cu: Tensor, batch: int) -> Tensor:
+    if batch != 1:
+        raise ValueError(f"packed sequences lie end to end in one row, but the batch came with {batch}")
+    return cu
 
 
 def mixer_forward(original: Callable) -> Callable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -46,11 +47,13 @@ class StateGenerationMixin(GenerationMixin):
         """
         if prefixes is not None and state is not None:
             raise ValueError("prefixes holds states from the beginning on, so state must be None beside it")
-        if attention_mask is not None and (not isinstance(input_ids, Tensor) or attention_mask.shape != input_ids.shape):
+        if attention_mask is not None and (
+            not isinstance(input_ids, Tensor) or not isinstance(attention_mask, Tensor) or attention_mask.shape != input_ids.shape
+        ):
             wanted = (
                 f"the shape of input_ids, {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else "a tensor beside it as input_ids"
             )
-            raise ValueError(f"attention_mask must have {wanted}, but came with shape {list(attention_mask.shape)}")
+            raise ValueError(f"attention_mask must have {wanted}, but came {_came(attention_mask)}")
         if isinstance(input_ids, Tensor) and prefixes is None:
             if input_ids.ndim not in (1, 2) or not input_ids.numel():
                 raise ValueError(f"input_ids must be [T] or [B, T] with at least one token, but came with shape {list(input_ids.shape)}")
@@ -255,8 +258,10 @@ def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
         shape = -1, ids.shape[-1]
         rows = [row[kept.bool()].tolist() for row, kept in zip(ids.reshape(shape), keep.reshape(shape), strict=True)]
     else:
-        rows = [ids] if len(ids) and isinstance(ids[0], int) else list(ids)
+        rows = [ids] if len(ids) and isinstance(ids[0], Integral) else list(ids)
         rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in rows]
+    if (other := next((token for row in rows for token in row if not isinstance(token, Integral)), None)) is not None:
+        raise TypeError(f"input_ids must be tokens, as a tokenizer makes them, but hold {other!r}")
     if not rows or not all(rows):
         raise ValueError("every prompt must have at least one token")
     return rows

@@ -76,7 +76,7 @@ def _real(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     if mask is None:
         return None
     rows, length = tokens.shape[:2]
-    if mask.ndim != 2 or mask.shape[0] != rows or mask.shape[1] < length:
+    if tensor("attention_mask", mask).ndim != 2 or mask.shape[0] != rows or mask.shape[1] < length:
         wanted = f"[B, T], 1 for real tokens, with B = {rows} and T at least {length}"
         raise ValueError(f"attention_mask must have shape {wanted}, but came with {list(mask.shape)}")
     mask = mask[:, mask.shape[1] - length :].bool()

@@ -76,6 +76,8 @@ def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor |
     """What the argument ``name`` says, as ``cu_seqlens`` [N + 1]; None for positions that do not begin again."""
     if name not in PLACES:
         return t
+    if not t.shape[1]:
+        return None
     t = t.expand(tokens.shape[0], -1)
     return begun_again(new_places(t), mask) if name == "position_ids" else borders(t.diff() != 0)
 

@@ -101,6 +101,12 @@ def test_forked_and_selected_states():
         assert torch.equal(got[:, 2:], greedy(lm, torch.cat([head[rows], ids], 1), 3)[:, 7:])
 
 
+def test_tokens_of_numpy():
+    lm, ids = model("gla"), ids_of(2, 3)
+    same(lm.prefill(ids.numpy()), lm.prefill(ids))
+    same(lm.prefill(ids[0].numpy()), lm.prefill(ids[0]))
+
+
 def test_what_a_state_is_not_is_said():
     lm, ids = model(), ids_of(2, 3)
     state = lm.prefill(ids)
@@ -114,6 +120,9 @@ def test_what_a_state_is_not_is_said():
         (lambda: lm.generate(ids[:, :0], max_new_tokens=1), ValueError, r"at least one token, but came with shape \[2, 0\]"),
         (lambda: lm.prefill(ids[:, :0]), ValueError, r"at least one token, but came with shape \[2, 0\]"),
         (lambda: lm.prefill(ids, ids[:1]), ValueError, r"attention_mask must have the shape of input_ids, \[2, 3\], but came with .*1, 3"),
+        (lambda: lm.prefill(ids, ids.tolist()), ValueError, r"attention_mask must have the shape .* \[2, 3\], but came as list"),
+        (lambda: lm.prefill("hello"), TypeError, "input_ids must be tokens, as a tokenizer makes them, but hold 'h'"),
+        (lambda: lm.prefill([[1, 2], ["a"]]), TypeError, "input_ids must be tokens, as a tokenizer makes them, but hold 'a'"),
         (lambda: lm.prefill([[1]], ids), ValueError, "attention_mask must have a tensor beside it as input_ids"),
         (lambda: lm.prefill([[1], []]), ValueError, "every prompt must have at least one token"),
         (lambda: lm.prefill(ids, state=state, prefixes="x"), ValueError, "state must be None"),

@@ -161,6 +161,16 @@ def test_empty_sequences_contradict_nothing():
     assert out.past_key_values.state.rows == 4
 
 
+def test_no_tokens_and_single_ones():
+    lm, ids = model(), torch.randint(50, (2, 6))
+    none = dict.fromkeys(("position_ids", "seq_idx", "labels"), ids[:1, :0])
+    assert lm(ids[:1, :0], cu_seqlens=torch.tensor([0, 0]), **none).logits.shape == (1, 0, 50)
+    assert lm(ids[:1, :0], **none).logits.shape == (1, 0, 50)
+    cache = lm(ids[:, :5]).past_key_values
+    one = {"position_ids": torch.full((2, 1), 5), "seq_idx": torch.zeros(2, 1, dtype=torch.int64)}
+    torch.testing.assert_close(lm(ids[:, 5:], past_key_values=cache, **one).logits, lm(ids).logits[:, 5:])
+
+
 def test_a_compiled_model_keeps_packed_sequences_apart():
     lm, ids = model(), torch.randint(50, (1, TOKENS))
     want = apart(lm, ids, use_cache=False)

@@ -185,8 +185,8 @@ def _launch(
         o = torch.empty(v.shape, dtype=torch.float32 if normalized else v.dtype, device=v.device)
         return o, torch.empty(v.shape[:3], dtype=torch.float32, device=v.device) if normalized else None
     tokens = (*map(_walkable, (q, k, v)), _walkable(decay, _per_channel(decay)), _walkable(beta, vector=False))
-    states = (None if x is None else x.contiguous() for x in (bonus, initial, initial_z))
-    tensors = (*tokens, _walkable(read), _walkable(write), *states, cu, final, final_z)
+    dense = (None if x is None else x.contiguous() for x in (bonus, initial, initial_z, cu))
+    tensors = (*tokens, _walkable(read), _walkable(write), *dense, final, final_z)
     o, denominator = launch.run(_walk, v, tensors, scale, normalized, overlapped, unit)
     return o, denominator
 

@@ -70,6 +70,14 @@ def test_packed_sequences(kind):
     check(inputs(make(kind, "BTH", lengths=(2, 0, 1, 3), H=1)))
 
 
+def test_the_ends_of_sequences_may_lie_apart():
+    """Every second number of a longer tensor; what lies between would make other sequences."""
+    x = inputs(make("beta", "BTH", lengths=(2, 0, 1, 3), H=1))
+    apart = torch.stack([x.cu_seqlens, torch.zeros_like(x.cu_seqlens)], -1).flatten()[::2]
+    assert not apart.is_contiguous()
+    same_bits(named(decode.recurrent(replace(x, cu_seqlens=apart))), named(decode.recurrent(x)))
+
+
 @pytest.mark.parametrize("kind", ["erase", "normalize"])
 def test_without_states(kind):
     x = inputs(make(kind, "HK", T=2, H=1, initial=False))

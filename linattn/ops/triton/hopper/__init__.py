@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.launch import KNOWN
+from linattn.ops.triton.launch import KNOWN, capability
 
 CHUNK = 64
 SIZES = (64, 128)  # of keys and values
@@ -20,16 +18,23 @@ def fits(sizes: tuple[int, int], like: Tensor, *tensors: Tensor | None) -> bool:
 
 
 def parts(k: Tensor, v: Tensor) -> int:
-    """Of how many heads the values of one should be taken, for the kernels to serve them."""
-    n, rest = divmod(v.shape[3], SIZES[-1])
-    return n if n > 1 and rest == 0 and fits((k.shape[3], SIZES[-1]), k, v) else 1
+    """Of how many heads the values of one should be taken, for the kernels to serve them.
+
+    A compiler asks too, to which sizes are symbols and no tensor has an address.
+    """
+    size_k, size_v = k.shape[3], v.shape[3]
+    whole = size_v > SIZES[-1] and size_v % SIZES[-1] == 0
+    return size_v // SIZES[-1] if whole and size_k in SIZES and _spaced(k) and _spaced(v) and _hopper(v.device) else 1
 
 
 def _moves(t: Tensor) -> bool:
+    return _spaced(t) and t.data_ptr() % ALIGNED == 0
+
+
+def _spaced(t: Tensor) -> bool:
     strides = (s * t.element_size() for s in t.stride()[1:3])
-    return t.dtype == torch.bfloat16 and t.data_ptr() % ALIGNED == 0 and all(s > 0 and s % ALIGNED == 0 for s in strides)
+    return t.dtype == torch.bfloat16 and all(s > 0 and s % ALIGNED == 0 for s in strides)
 
 
-@cache
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0) and KNOWN
+    return device.type == "cuda" and capability(device) == (9, 0) and KNOWN

@@ -52,8 +52,15 @@ def gpu_refusal(x: Tensor, backend: str) -> str | None:
 
     if x.is_cuda and capability(x.device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 (Ampere) or later"
+    return transform_refusal()
+
+
+def transform_refusal() -> str | None:
+    """Why no kernel runs now, whatever it computes: what looks at single operations of torch would take its results for constants."""
     if torch._C._are_functorch_transforms_active():
         return "its operators have no rules for vmap and functional transforms"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it has no derivatives in forward mode"
     return None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn.ops import choice
 from linattn.ops.cpu import build
 
 GUARD = 64  # numbers
@@ -185,11 +186,7 @@ def refusal(*tensors: Tensor | None) -> str | None:
     for t in there:
         if t.dtype not in DTYPES and t.dtype not in (torch.int32, torch.int64):
             return f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
-    if torch._C._are_functorch_transforms_active():
-        return "its operators have no rules for vmap and functional transforms"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "it has no derivatives in forward mode"
-    return reason()
+    return choice.transform_refusal() or reason()
 
 
 def traced(*tensors: Tensor | None) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from linattn.ops import choice
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import decode, hopper, launch
 from linattn.ops.triton.launch import traced
@@ -25,8 +26,8 @@ def refusal(inputs: Inputs, form: str) -> str | None:
         return "it needs a GPU of compute capability 8.0 (Ampere) or later"
     if inputs.v.dtype == torch.float64:
         return "it computes in float32 at most, and the inputs are float64"
-    if torch._C._are_functorch_transforms_active():
-        return "its operators have no rules for vmap and functional transforms"
+    if (reason := choice.transform_refusal()) is not None:
+        return reason
     if form == "parallel":
         return "it has no quadratic form"
     if not inputs.causal:

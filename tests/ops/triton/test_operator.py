@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import linattn
 from linattn.ops.triton import launch
@@ -123,6 +124,21 @@ def test_transforms_go_to_the_portable_form():
     stacked = torch.stack([q, -q])
     out = torch.vmap(lambda x: call.with_(q=x)(backend="auto")["o"])(stacked)
     compare({"o": out[1]}, {"o": -values(call)["o"]}, 1e-5)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_forward_mode_is_refused(form):
+    """The kernels would take what has a tangent for a constant, and nobody would know."""
+    call = sample("plain", rank="BTH")
+    with forward_ad.dual_level():
+        dual = call.with_(q=forward_ad.make_dual(call.tensors["q"], torch.ones_like(call.tensors["q"])))
+        with pytest.raises(ValueError, match="backend 'triton' cannot run this call: it has no derivatives in forward mode"):
+            dual(form, "triton")
+        assert forward_ad.unpack_dual(dual("recurrent")["o"]).tangent is not None
+        x = torch.randn(1, 20, 3, device=DEVICE)
+        for scan in (linattn.diagonal_scan, linattn.running_max):
+            with pytest.raises(ValueError, match="forward mode"):
+                scan(-x.abs(), forward_ad.make_dual(x, x), backend="triton")
 
 
 def test_no_gradients_are_prepared_under_no_grad():

@@ -280,6 +280,13 @@ def _differentiate(ctx, do, dfinal, *_):
 chunk_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
+def _refuse_second(ctx, *gradients: Tensor):
+    raise NotImplementedError('the kernels of the recurrence have no gradients of gradients: ask for backend="torch"')
+
+
+chunk_backward.register_autograd(_refuse_second)
+
+
 class Chunks(torch.autograd.Function):
     """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
 

@@ -81,7 +81,7 @@ def test_gradients_of_gradients_are_refused(kind):
     call = sample(kind)
     leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
     (grad,) = torch.autograd.grad(call.with_(**leaves)(backend="triton")["o"].sum(), leaves["v"], create_graph=True)
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"gradients of gradients|no autograd formula"):
+    with pytest.raises(NotImplementedError, match='no gradients of gradients: ask for backend="torch"'):
         grad.sum().backward()
 
 

@@ -39,7 +39,7 @@ def bench(
     ] = None,
     families: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these kinds of recurrence.")] = "",
     shapes: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these shapes, such as B1T32768H16D128.")] = "",
-    modes: Annotated[str, typer.Option(metavar="A,B,...", help='On a GPU: only these, such as "forward" or "cold start".')] = "",
+    modes: Annotated[str, typer.Option(metavar="A,B,...", help='On a GPU: only these, such as "forward" or "first call".')] = "",
     models: Annotated[str, typer.Option(metavar="A,B,...", help="Train only these models, or measure only these mixers of images.")] = "",
     seconds: Annotated[float | None, typer.Option(min=0, help="On a GPU: end after so long with what is measured by then.")] = None,
     out: Annotated[

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 import types
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 import linattn.bench.gpu.ops as gpu_ops
 from linattn.bench.files import file_for
 from linattn.bench.gpu import libraries, train
-from linattn.bench.gpu.cases import DECODE, FAMILIES, FIRST, FIRST_SHAPE, PASSES, SHAPES, STEPS, TINY, Case, Shape, plan, tensors
+from linattn.bench.gpu.cases import DECODE, FAMILIES, FIRST, FIRST_SHAPE, MODES, PASSES, SHAPES, STEPS, TINY, Case, Shape, plan, tensors
 from linattn.bench.gpu.ops import KEY, Wish
 from linattn.bench.gpu.record import Record
 from linattn.bench.gpu.worker import Failure, Worker
@@ -164,6 +165,7 @@ def test_a_model_trains(tmp_path):
         (["train", "--device", "cpu", "--models", "gal"], "--models must be among"),
         (["train", "--device", "cpu", "--peers", "torch"], "--peers mean nothing to train on cpu"),
         (["ops", "--device", "cuda", "--shapes", "1x2"], "--shapes must be like"),
+        (["ops", "--device", "cuda", "--shapes", "B1T0H1D64"], "--shapes must be like"),
         pytest.param(
             ["ops", "--device", "cuda"], "torch sees none", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it has a GPU")
         ),
@@ -174,6 +176,13 @@ def test_the_command_line_refuses_in_one_line(args, says, capsys):
     assert main(["bench", *args]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
+
+
+def test_the_modes_that_help_names_are_modes(capsys):
+    assert main(["bench", "--help"]) == 0
+    (said,) = re.findall(r"On a GPU: only these, such as (.*?)\.", re.sub(r"[\s│]+", " ", capsys.readouterr().out))
+    named = re.findall(r'"(.*?)"', said)
+    assert len(named) == 2 and set(named) <= set(MODES)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ class Shape:
     @classmethod
     def parse(cls, text: str) -> Shape:
         """From ``"B1 T32768 H16 D128"``, blanks or not."""
-        found = re.fullmatch(r"B(\d+)T(\d+)H(\d+)D(\d+)", text.replace(" ", "").upper())
+        found = re.fullmatch(r"B([1-9]\d*)T([1-9]\d*)H([1-9]\d*)D([1-9]\d*)", text.replace(" ", "").upper())
         if found is None:
             raise ValueError(f"--shapes must be like B1T32768H16D128, but has {text!r}")
         return cls(*map(int, found.groups()))

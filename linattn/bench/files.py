@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from linattn.state import writable
 
 def command(program: str, arguments: Sequence[str]) -> str:
     """The command line that measures the same, for a file of figures: where somebody wanted them is not part of it."""
-    return re.sub(r" --out[ =]\S+", "", " ".join([program, *arguments]))
+    kept, rest = [program], iter(arguments)
+    for argument in rest:
+        if argument == "--out":
+            next(rest, None)
+        elif not argument.startswith("--out="):
+            kept.append(shlex.quote(argument))
+    return " ".join(kept)
 
 
 def file_for(out: Path, kind: str, card: str) -> Path:

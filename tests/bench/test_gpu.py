@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 import sys
 import types
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import linattn.bench.gpu.ops as gpu_ops
-from linattn.bench.files import file_for
+from linattn.bench.files import command, file_for
 from linattn.bench.gpu import libraries, train
 from linattn.bench.gpu.cases import DECODE, FAMILIES, FIRST, FIRST_SHAPE, MODES, PASSES, SHAPES, STEPS, TINY, Case, Shape, plan, tensors
 from linattn.bench.gpu.ops import KEY, Wish
@@ -183,6 +184,13 @@ def test_the_modes_that_help_names_are_modes(capsys):
     (said,) = re.findall(r"On a GPU: only these, such as (.*?)\.", re.sub(r"[\s│]+", " ", capsys.readouterr().out))
     named = re.findall(r'"(.*?)"', said)
     assert len(named) == 2 and set(named) <= set(MODES)
+
+
+def test_the_command_of_a_file_can_be_typed_again():
+    """As a shell takes it apart; where the file was wanted is nobody's concern."""
+    given = ["bench", "ops", "--peers", "", "--modes", "forward in a graph,decode", "--out", "some where/x.json", "--seconds", "3"]
+    kept = given[:6] + given[8:]
+    assert shlex.split(command("linattn", given)) == shlex.split(command("linattn", [*kept, "--out=x y"])) == ["linattn", *kept]
 
 
 @pytest.fixture

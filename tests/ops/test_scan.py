@@ -70,6 +70,13 @@ def test_the_equations(scan, T, rank, backend):
     close(run(scan, a, backend), loop(scan, a))
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("scan", SCANS)
+def test_no_channels(scan, backend):
+    a = arguments(scan, 7, D=0)
+    close(run(scan, a, backend), loop(scan, a))
+
+
 @pytest.mark.parametrize("rank", ["BTD", "D"])
 @pytest.mark.parametrize("T", [1, 65, 130])
 @pytest.mark.parametrize("scan", SCANS)

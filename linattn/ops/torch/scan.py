@@ -40,7 +40,7 @@ def scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tens
 
 def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, tokens, _ = x.shape
-    if tokens == 0 or initial.shape[0] == 0:
+    if tokens == 0 or initial.numel() == 0:
         return x, initial
     slab = max(1, SLAB // (SIZE * x.shape[-1] * batch))
     layout = Dense(tokens, SIZE, slab) if cu_seqlens is None else Packed(cu_seqlens, tokens, SIZE, slab)

@@ -1,8 +1,12 @@
 """Measured results, as data, and what makes them."""
 
+from __future__ import annotations
+
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -14,3 +18,26 @@ def bench(suite: str, options: Sequence[str]) -> int:
     sys.argv = ["linattn", "bench", suite, *options]  # what the results name as their command
     kept = () if {"--out", "--quick"} & {option.partition("=")[0] for option in options} else ("--out", str(RESULTS))
     return main(["bench", suite, *options, *kept])
+
+
+def destination(parser: argparse.ArgumentParser, kind: str, device: str, out: Path) -> tuple[dict[str, Any], Path]:
+    """What ``device`` is and runs with, and the file for its figures; what lacks ends the program in one line, before it measures."""
+    import torch
+
+    from linattn.bench.files import file_for
+    from linattn.bench.gpu.record import about
+
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.exit(2, f"{parser.prog} needs an NVIDIA GPU, and torch sees none\n")
+    facts = about(device)
+    try:
+        return facts, file_for(out, kind, facts["card"])
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def positive(text: str) -> int:
+    """A number of things that there has to be one of."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, but is {number}")
+    return number

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, destination
 
 # The rule and the rank of decays (tests/ops/cases.py), and the aim in seconds with an empty cache.
 FAMILIES = {
@@ -66,7 +66,7 @@ def fresh(names: list[str], device: str, cache: str) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_start", description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--families", default=",".join(FAMILIES), help="some of them, or empty for all in one process alone")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for cold-start-CARD.json")
@@ -74,21 +74,22 @@ def main(arguments: list[str] | None = None) -> int:
     if options.only:
         print(measure(options.only.split(","), options.device))
         return 0
-    from linattn.bench.files import command, file_for
-    from linattn.bench.gpu.record import about
+    from linattn.bench.files import command
 
+    alone = [name for name in options.families.split(",") if name]
+    if unknown := [name for name in alone if name not in FAMILIES]:
+        parser.exit(2, f"{parser.prog}: --families must be among {', '.join(FAMILIES)}, but has {', '.join(unknown)}\n")
+    machine, path = destination(parser, "cold-start", options.device, options.out)
     rows = []
-    for name in [*filter(None, options.families.split(",")), ALL]:
+    for name in [*alone, ALL]:
         names = list(FAMILIES) if name == ALL else [name]
         with tempfile.TemporaryDirectory() as cache:
             cold, warm = (fresh(names, options.device, cache) for _ in range(2))
         aim = ALL_AIM if name == ALL else FAMILIES[name][2]
         rows.append({"family": name, "cold_s": round(cold, 2), "warm_s": round(warm, 2), "cold_aim_s": aim, "warm_aim_s": WARM_AIM})
         print(f"{name:12} empty cache {cold:6.1f} s (aim {aim}), with it {warm:5.2f} s (aim {WARM_AIM})", flush=True)
-    machine = about(options.device)
-    told = command("python -m benchmarks.cold_start", arguments or sys.argv[1:])
+    told = command(parser.prog, arguments or sys.argv[1:])
     body = {"schema": "linattn.cold_start", "command": told, **machine, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    path = file_for(options.out, "cold-start", machine["card"])
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(path)
     return 0

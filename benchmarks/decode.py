@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, destination
 from linattn.bench import decode
 from linattn.bench.decode import SIZES, Row
 from linattn.generate import captured
@@ -108,13 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for decode-CARD.json")
     options = parser.parse_args(arguments)
-    from linattn.bench.files import command, file_for
-    from linattn.bench.gpu.record import Record, about
+    from linattn.bench.files import command
+    from linattn.bench.gpu.record import Record
 
     captured.COMPILES = not options.no_regions
-    facts = about(options.device)
-    path = None if options.quick else file_for(options.out, "decode", facts["card"])
-    with Record(path, KEY, facts) as record:
+    facts, path = destination(parser, "decode", options.device, options.out)
+    with Record(None if options.quick else path, KEY, facts) as record:
         record.body["runs"][-1]["command"] = command("python -m benchmarks.decode", arguments or sys.argv[1:])
         for row in _times(options):
             record.add({"what": "times", **row})
@@ -124,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
             tokens = f"{row['equal']} of {row['tokens']} tokens equal, {row['near']} as likely"
             what = f"{row['model']:15} {row['dtype']:9} {row['rows']:3} rows"
             print(f"{what}: {tokens}, states to {row['state_error']:.1e} ({row['state']}), {row['how']}", flush=True)
-    print(path or "nothing kept")
+    print("nothing kept" if options.quick else path)
     return 0
 
 

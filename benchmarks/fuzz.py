@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, destination, positive
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 lost: list[int] = []  # the case after which this process could use its device no more
@@ -219,15 +219,13 @@ def poisoned(backend: str):
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("--backend", choices=BACKENDS, default="triton")
-    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--cases", type=positive, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the cases are those of seed * 10^6 and the integers after it")
-    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
+    parser.add_argument("--workers", type=positive, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long with the cases that are done by then")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for fuzz-CARD.json")
     options = parser.parse_args(arguments)
-    from linattn.bench.files import command
-
-    told = command("python -m benchmarks.fuzz", arguments or sys.argv[1:])
+    machine, path = destination(parser, "fuzz", "cpu" if INTERPRETED or options.backend == "cpu" else "cuda", options.out)
     started = time.monotonic()
     seeds = [options.seed * 1_000_000 + i for i in range(options.cases)]
     families: dict[str, dict] = {}
@@ -254,28 +252,24 @@ def main(arguments: list[str] | None = None) -> int:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
     print()
-    write(options, told, families, failures, skipped, time.monotonic() - started)
+    from linattn.bench.files import command
+
+    told = command(parser.prog, arguments or sys.argv[1:])
+    facts = {"schema": "linattn.fuzz", "command": told, "backend": options.backend, **machine, "date": time.strftime("%Y-%m-%d")}
+    facts |= {"seconds": round(time.monotonic() - started), "seed": options.seed, "untame_draws": skipped}
+    write(path, facts, families, failures)
     return 1 if failures else 0
 
 
-def write(options: argparse.Namespace, told: str, families: dict, failures: list[dict], skipped: int, seconds: float) -> None:
+def write(path: Path, facts: dict, families: dict, failures: list[dict]) -> None:
     """The log, and its summary on the screen."""
-    from linattn.bench.files import file_for
-    from linattn.bench.gpu.record import about
-
-    machine = about("cpu" if INTERPRETED or options.backend == "cpu" else "cuda")
     kinds = Counter()
     for name, family in families.items():
         kinds[name.split("-")[0]] += family["cases"]
         worst = max(family["worst"].items(), key=lambda item: item[1], default=("", 0.0))
         print(f"  {name:28} {family['cases']:4} cases, {family['failures']:3} failed, nearest to its limit: {worst[0]} {worst[1]:.2f}")
-    body = {
-        "schema": "linattn.fuzz", "command": told, "backend": options.backend, **machine,
-        "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
-        "cases": kinds.total(), "seed": options.seed, "untame_draws": skipped, "kinds": dict(sorted(kinds.items())),
-        "families": dict(sorted(families.items())), "failures": failures,
-    }  # fmt: skip
-    path = file_for(options.out, "fuzz", machine["card"])
+    counted = {"cases": kinds.total(), "kinds": dict(sorted(kinds.items())), "families": dict(sorted(families.items()))}
+    body = {**facts, **counted, "failures": failures}
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(f"{kinds.total()} cases, {len(failures)} failed: {path}")
 

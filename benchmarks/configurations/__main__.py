@@ -20,10 +20,8 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
-from benchmarks import RESULTS
-from benchmarks.configurations.calls import DEVICE, INTERPRETED
+from benchmarks import RESULTS, destination, positive
+from benchmarks.configurations.calls import DEVICE
 from benchmarks.configurations.search import SHARES, Search, name_of, wanted_places
 from linattn.ops.triton import table
 
@@ -35,13 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     how.add_argument("--write", action="store_true", help="write the fastest back into the table; without it they are only logged")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="a kind (forward) or a row (forward:0); all of them without")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long; rows that were not reached stay")
-    parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
+    parser.add_argument("--workers", type=positive, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--table", type=Path, default=table.FILE, help="the table to read, and with --write to write")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file for the log, or a folder for configurations-CARD.json")
     options = parser.parse_args(arguments)
-    if not (INTERPRETED or torch.cuda.is_available()):
-        print("python -m benchmarks.configurations needs an NVIDIA GPU, and torch sees none", file=sys.stderr)
-        return 2
+    machine, path = destination(parser, "configurations", DEVICE, options.out)
     rows = table.read(options.table)
     try:
         places = wanted_places(rows, options.rows)
@@ -56,21 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
         search.choose()
     if options.write:
         table.write(search.new_rows(), options.table)
-    return report(search, options)
+    return report(search, machine, path)
 
 
-def report(search: Search, options: argparse.Namespace) -> int:
+def report(search: Search, machine: dict, path: Path) -> int:
     """The log, and its summary on the screen."""
-    from linattn.bench.files import command, file_for
-    from linattn.bench.gpu.record import about
+    from linattn.bench.files import command
     from linattn.report.folder import write_text
 
-    machine = about(DEVICE)
     body = {
         "schema": "linattn.configurations", **machine, "command": command("python -m benchmarks.configurations", sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"), "seconds": round(search.passed), "rows": search.log(),
     }  # fmt: skip
-    path = file_for(options.out, "configurations", machine["card"])
     write_text(path, json.dumps(body, indent=1) + "\n")
     for place in search.places:
         now, new = search.present[place], search.chosen[place]

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.configurations import __main__ as configurations
 from benchmarks.configurations.calls import calls
 from benchmarks.configurations.search import Candidate, Search, neighbours, wanted_places
 from linattn.bench.gpu.worker import Failure
@@ -251,12 +250,6 @@ def test_a_candidate_with_errors_is_not_right():
     assert candidate.right
     candidate.take("another", WRONG)
     assert not candidate.right
-
-
-def test_without_a_gpu_it_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert configurations.main([]) == 2
-    assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
 def test_it_runs_under_the_interpreter(tmp_path):

@@ -18,24 +18,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper.chunks import decayed, prepared
 from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
-
-
-@gluon.jit
-def prepared(base, place, rows, C: gl.constexpr, WIDTH: gl.constexpr):
-    """The tiles [C, WIDTH] that prepare made, from the one at ``place`` (chunk and head) on."""
-    return described(base + place * C * WIDTH, rows, WIDTH, WIDTH, C, WIDTH)
-
-
-@gluon.jit
-def decayed(faded, place, tile_rows, raw, time, token, at_head, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr):
-    """Keys, queries or writes of a head: per channel prepared, else as they are, from token ``time`` on."""
-    if DECAY == CHANNEL:
-        return prepared(faded, place, tile_rows, C, K)
-    else:
-        return described(raw + time * token + at_head, rows, token, K, C, K)
 
 
 @gluon.jit

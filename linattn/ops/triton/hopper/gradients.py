@@ -21,36 +21,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper, prepare
-from linattn.ops.triton.hopper.common import SHARED, add, barriers, buffer, give_back, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.common import SHARED, add, barriers, buffer, give_back, numbers, weight, whole
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E
 
 away_from_zero = gluon.jit(prepare.away_from_zero.fn)
-
-
-@gluon.jit
-def ragged(base, rows, token, heads, head, C: gl.constexpr, WIDTH: gl.constexpr):
-    """Tiles [C, WIDTH] of ``rows`` tokens of ``heads``, each cut off at an end of its own.
-
-    The last of a tile's n rows is the last of a dimension of C; another of the same stride moves that window to the token where
-    the tile ends. ``base`` steps back by the C rows that both count.
-    """
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, C, WIDTH], gl.bfloat16)
-    base -= C * token.to(gl.int64)
-    return tma.make_tensor_descriptor(base, [heads, rows + 1, C, WIDTH], [head, token, token, 1], [1, 1, C, WIDTH], layout)
-
-
-@gluon.jit
-def fetch(source, head, first, rows, bar, to, C: gl.constexpr, WIDTH: gl.constexpr):
-    tma.async_copy_global_to_shared(source, [head, first + rows, C - rows, 0], bar, to.reshape((1, 1, C, WIDTH)))
-
-
-@gluon.jit
-def chunk(place, cu, sequences, tokens, heads, C: gl.constexpr, PACKED: gl.constexpr):
-    """Head, first token and number of tokens of a chunk; none of an empty slot."""
-    slot = place // heads
-    _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
-    return place - slot * heads, first, last - first
 
 
 @gluon.jit

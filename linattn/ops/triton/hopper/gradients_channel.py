@@ -22,8 +22,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
-from linattn.ops.triton.hopper.gradients import chunk, fetch, ragged
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, add_two, exp2, in_blocks, keep, left
 from linattn.ops.triton.plan import CHANNEL, PLAIN, Family
 from linattn.ops.triton.tiles import LOG2E, TAME

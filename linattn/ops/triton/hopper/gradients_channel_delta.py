@@ -20,8 +20,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
 from linattn.ops.triton.hopper.common import barriers, buffer, give_back, numbers
-from linattn.ops.triton.hopper.gradients import away_from_zero, chunk, fetch, ragged
+from linattn.ops.triton.hopper.gradients import away_from_zero
 from linattn.ops.triton.hopper.gradients_channel import SLOTS, lay_out, seek, split, strips
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, WIDE, exp2, in_blocks, left
 from linattn.ops.triton.plan import CHANNEL, DELTA, Family

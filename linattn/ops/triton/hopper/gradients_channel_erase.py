@@ -23,9 +23,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
-from linattn.ops.triton.hopper.gradients import chunk, fetch, ragged
 from linattn.ops.triton.hopper.gradients_channel import seek, split, strips
+from linattn.ops.triton.hopper.operands import again, held, hold, pick, scaled
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, add_two, exp2, in_blocks, keep
 from linattn.ops.triton.plan import CHANNEL, ERASE, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
@@ -121,37 +122,6 @@ def passing(states, factors, V: gl.constexpr):
     for part in gl.static_range(V // BLOCK):
         both += dstate.index(part).load(layout).to(gl.float32) * state.index(part).load(layout).to(gl.float32)
     factors.index(2).store(gl.sum(both, 1))
-
-
-@gluon.jit
-def pick(chosen, layout: gl.constexpr):
-    """A 0/1 matrix as a left operand, in registers: see prepare_channel.left."""
-    x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [gl.where(chosen, 1.0, 0.0).to(gl.bfloat16)], gl.bfloat16, False, 2)
-    return gl.convert_layout(x, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
-
-
-@gluon.jit
-def hold(tile, x):
-    tile.store(x.to(gl.bfloat16))
-
-
-@gluon.jit
-def scaled(tile, x, weight):
-    """``x`` weighted, rounded and left in shared memory for products; as it is there."""
-    y = (x.to(gl.float32) * weight).to(gl.bfloat16)
-    tile.store(y)
-    return y
-
-
-@gluon.jit
-def held(tile, layout: gl.constexpr):
-    return tile.load(layout).to(gl.float32)
-
-
-@gluon.jit
-def again(x):
-    """2^x, which no compiler keeps in registers from when it was last wanted."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
 
 
 @gluon.jit

@@ -17,8 +17,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
-from linattn.ops.triton.hopper.gradients import chunk, fetch, ragged
 from linattn.ops.triton.hopper.gradients_channel import split, strips
 from linattn.ops.triton.hopper.gradients_channel_delta import halves
 from linattn.ops.triton.hopper.gradients_channel_levels import choose, cut, in_range, ones, programs, start_sum, unsettled

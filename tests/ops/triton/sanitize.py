@@ -12,11 +12,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from itertools import product
 
 from tests.ops.cases import KINDS
 
 TOOLS = ("memcheck", "racecheck")
+TOKENS = 150
+DTYPES = ("float32", "bfloat16")  # of what is no recurrence
 SIZES = {  # K, V, and the dtypes
     "odd": (40, 24, ("bfloat16", "float32")),  # neither a power of two nor a multiple of a block
     "small": (64, 64, ("bfloat16",)),  # what the kernels for Hopper take
@@ -39,33 +42,69 @@ def recurrence(kind: str, size: str) -> None:
     table.SHORTEST = (128, 128, 128)
     K, V, dtypes = SIZES[size]
     for rank, dtype in product(("none", "BTH", "BTHK"), dtypes):
-        for lengths in (None, (0, 1, 150, 64)):
-            call = device.here(cases.make(kind, rank, B=1, T=150, lengths=lengths, H=2, Hk=1, K=K, V=V)).to(getattr(torch, dtype))
+        for lengths in (None, (0, 1, TOKENS, 64)):
+            call = device.here(cases.make(kind, rank, B=1, T=TOKENS, lengths=lengths, H=2, Hk=1, K=K, V=V)).to(getattr(torch, dtype))
             cases.gradients(call, backend="triton")
             extras = {name: t.float() for name, t in call.tensors.items() if name not in ("q", "k", "v")}
             cases.gradients(call.with_(**extras), backend="triton")
-        decode.recurrent(checks.call(**call.tokens(0, 1).set(cu_seqlens=torch.tensor([0, 0, 1, 1, 1]).cuda()).arguments())[0])
-    torch.cuda.synchronize()
+        step = call.tokens(0, 1).set(cu_seqlens=torch.tensor([0, 0, 1, 1, 1], device=device.DEVICE))
+        decode.recurrent(checks.call(**step.arguments())[0])
+    synchronize()
 
 
 def others() -> None:
-    """The elementwise scans, Mamba's, the short convolution and the norms, forward and backward."""
+    """The elementwise scans, Mamba's, the short convolution and the norms, forward and backward, scans packed too."""
     import torch
 
     import linattn
     from linattn.ops.norms import rms_norm
     from linattn.ops.short_convolution import short_convolution
+    from tests.ops.triton.device import DEVICE
 
-    decay = -torch.rand(2, 150, 40, device="cuda")
-    for dtype in (torch.float32, torch.bfloat16):
+    decay, ends = -torch.rand(1, TOKENS, 40, device=DEVICE), torch.tensor([0, 0, 1, TOKENS - 64, TOKENS], device=DEVICE)
+    for dtype in map(partial(getattr, torch), DTYPES):
         x = torch.randn_like(decay).to(dtype)
-        for scan in (linattn.diagonal_scan, linattn.running_max):
-            differentiated(lambda a, b, scan=scan: scan(a, b, backend="triton"), decay, x)
-        step, A, B = torch.rand_like(x), -torch.rand(40, 16, device="cuda"), torch.randn(2, 150, 16, device="cuda", dtype=dtype)
-        differentiated(lambda *t: linattn.selective_scan(*t, backend="triton"), x, step, A, B, B.clone(), A[:, 0].clone())
-        differentiated(short_convolution, x, torch.randn(40, 1, 4, device="cuda", dtype=dtype))
-        differentiated(lambda *t: rms_norm(*t, eps=1e-6), x, torch.randn(40, device="cuda", dtype=dtype), torch.randn_like(x))
-    torch.cuda.synchronize()
+        step, A, B = torch.rand_like(x), -torch.rand(40, 16, device=DEVICE), torch.randn(1, TOKENS, 16, device=DEVICE, dtype=dtype)
+        for cu in (None, ends):
+            packed = {"cu_seqlens": cu, "backend": "triton"}
+            for scan in (linattn.diagonal_scan, linattn.running_max):
+                differentiated(lambda a, b, scan=scan, packed=packed: scan(a, b, **packed), decay, x)
+            differentiated(lambda *t, packed=packed: linattn.selective_scan(*t, **packed), x, step, A, B, B.clone(), A[:, 0].clone())
+        differentiated(lambda *t: short_convolution(*t, backend="triton"), x, torch.randn(40, 1, 4, device=DEVICE, dtype=dtype))
+        weight = torch.randn(40, device=DEVICE, dtype=dtype)
+        differentiated(lambda *t: rms_norm(*t, eps=1e-6, backend="triton"), x, weight, torch.randn_like(x))
+    synchronize()
+
+
+def steps() -> None:
+    """What decoding adds: steps in place, and linear maps of one vector and of several, whose channels two programs share."""
+    import torch
+
+    from linattn.ops.recurrent_step import recurrent_step_
+    from linattn.ops.triton import convolution_step, linears
+    from tests.ops.steps import token
+    from tests.ops.triton.device import DEVICE
+
+    for dtype in map(partial(getattr, torch), DTYPES):
+        new = partial(torch.randn, device=DEVICE, dtype=dtype)
+        q, state = new(2, 1, 2, 24), torch.randn(2, 2, 24, 24, device=DEVICE)
+        recurrent_step_(state, q, q, q, beta=new(2, 1, 2).sigmoid(), unit=1e-6, backend="triton")
+        token(20, 6, heads=2).to(dtype, DEVICE).step("triton")
+        convolution_step.step_(new(2, 1, 48), new(2, 3, 48), new(48, 1, 4), new(48), True, 8, 16, 1e-6, True)
+        weights, counters = [new(40, 1024), new(24, 1024)], torch.zeros(64, device=DEVICE, dtype=torch.int32)
+        for rows, size in ((1, 1024), (3, 256)):
+            x, norm = new(rows, 1024), new(size)
+            linears.linears(x, weights, [None, new(24)], norm, 1e-6, size, new(rows, 1024), None, False, counters=counters)
+            linears.linears(x, [weights[0]] * 2, [None] * 2, None, 0.0, 0, None, new(rows, 40), True)
+    synchronize()
+
+
+def synchronize() -> None:
+    """A fault belongs to the part that made it."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def differentiated(op, *tensors) -> None:
@@ -73,7 +112,8 @@ def differentiated(op, *tensors) -> None:
     op(*(t.detach().requires_grad_() for t in tensors)).float().sum().backward()
 
 
-PARTS = [*(f"{kind} {size}" for kind in KINDS for size in SIZES), "others"]
+ALONE = {"others": others, "steps": steps}
+PARTS = [*(f"{kind} {size}" for kind in KINDS for size in SIZES), *ALONE]
 
 
 def check(tool: str, part: str) -> tuple[str, str, int, str]:
@@ -88,12 +128,16 @@ def check(tool: str, part: str) -> tuple[str, str, int, str]:
 
 def main() -> int:
     if "--run" in sys.argv:
-        recurrence(*of) if len(of := sys.argv[-1].split()) == 2 else others()
+        part = sys.argv[-1]
+        ALONE[part]() if part in ALONE else recurrence(*part.split())
         return 0
+    parts = sys.argv[1:] or PARTS
+    if unknown := [part for part in parts if part not in PARTS]:
+        print(f"parts must be among {', '.join(PARTS)}, but are {', '.join(unknown)}", file=sys.stderr)
+        return 2
     if not shutil.which("compute-sanitizer"):
         print("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
         return 2
-    parts = sys.argv[1:] or PARTS
     start, failed = time.monotonic(), 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for tools in (("compiling",), TOOLS):  # the compiler runs outside of the tools

@@ -1,0 +1,46 @@
+"""What compute-sanitizer is given: a run of every kernel."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ops.triton import sanitize
+from tests.ops.triton.device import INTERPRETED
+
+KERNELS = Path(__file__).parents[3] / "linattn/ops/triton"
+WITH_OPTIONS = r"@triton\.jit\(do_not_specialize=[^)]*\)\ndef (\w+)\("  # kernels have numbers that are no constants
+NAMED = r"@triton\.jit\ndef (\w+_kernel)\("
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels, by module and name."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    found, get = set(), InterpretedFunction.__getitem__
+
+    def noted(self, grid):
+        found.add((self.fn.__module__.rpartition(".")[2], self.fn.__name__))
+        return get(self, grid)
+
+    monkeypatch.setattr(InterpretedFunction, "__getitem__", noted)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="it takes longer, and says the same")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_kernel_has_its_turn(launched, monkeypatch):
+    """But for those of the recurrence itself, which ``sanitize.recurrence`` differentiates and steps."""
+    from linattn.ops.triton import elementwise
+
+    monkeypatch.setattr(elementwise, "processors", lambda device: 4)
+    monkeypatch.setattr(sanitize, "TOKENS", 66)
+    monkeypatch.setattr(sanitize, "DTYPES", ("float32",))
+    for part in sanitize.ALONE.values():
+        part()
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py")}
+    kernels = {(name, found) for name, text in sources.items() for how in (WITH_OPTIONS, NAMED) for found in re.findall(how, text)}
+    kernels -= {pair for pair in kernels if pair[0] in ("prepare", "scan", "gradients")}
+    assert len(kernels) > 15 and kernels <= launched, kernels - launched

@@ -16,6 +16,8 @@ from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Recorder
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
 
+MOST = 65535  # programs along the second dimension of a grid
+
 
 class Arguments(NamedTuple):
     """The tensors of one call, in the order of its operators."""
@@ -162,13 +164,13 @@ class Run:
             kernel, options = scan.forward, self._in_blocks(c)
         bv = options["BV"]
         blocks = -(-self.size_v // bv) + (-(-self.size_k // bv) if transition is not None else 0)
-        self.recorder.launch(
+        self._launch_over(
             kernel, (blocks, self.plan.segments, self.heads),
             (
                 self.q, self.k, self.v, self.write, self.decay, self.cu, self.p, self.p_write, self.b, self.w,
                 self.q_faded, self.k_faded, self.write_faded, self.fade, starts, o, values, states, final, transition, total,
             ),
-            (*strides(self.q, self.k, self.v, self.write, self.decay), *self.numbers, 0, self.plan.length),
+            (*strides(self.q, self.k, self.v, self.write, self.decay), *self.numbers), (self.plan.length,),
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, EVERY=every,
             OUTPUT=o is not None, KEEP=states is not None, START=starts is not None and not local, TURNED=self.turned,
             FINAL=final is not None, **options, **self.constants,
@@ -180,24 +182,30 @@ class Run:
         else:
             c = table.backward(self.family, self.size_k, not local)
             kernel, options = scan.backward, self._in_blocks(c)
-        self.recorder.launch(
+        self._launch_over(
             kernel, (-(-self.size_v // options["BV"]), self.plan.segments, self.heads),
             (
                 self.q, self.k, self.write, do, self.decay, self.cu, self.p, self.p_write, self.b, self.t, self.w,
                 self.q_faded, self.k_faded, self.write_faded, self.fade, ends, dv, x_read, dstates, dinitial,
             ),
-            (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers, 0, self.plan.length),
+            (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers), (self.plan.length,),
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, TURNED=self.turned,
             **options, **self.constants,
         )  # fmt: skip
+
+    def _launch_over(self, kernel, grid: tuple[int, int, int], tensors, before, after, **constants) -> None:
+        """Launch over more segments or sequences than a grid has room for; between ``before`` and ``after`` goes the first of them."""
+        blocks, count, heads = grid
+        for first in range(0, count, MOST):
+            self.recorder.launch(kernel, (blocks, min(MOST, count - first), heads), tensors, (*before, first, *after), **constants)
 
     def chain(self, pieces, transition, total, first, *, reverse: bool) -> None:
         bk = power_of_two(self.size_k, self.least)
         erases = self.family.rule != PLAIN
         bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
-        self.recorder.launch(
+        self._launch_over(
             scan.chain, (-(-self.size_v // bv), self.sequences, self.heads),
-            (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads, self.plan.length),
+            (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
             K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, num_warps=8 if bk > 64 else 4,
         )  # fmt: skip

@@ -285,9 +285,9 @@ def backward(
             tl.store(dinitial + (n.to(tl.int64) * heads + head) * K * V + block, ds, mask=state)
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "length"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "sequences_before", "length"])
 def chain(
-    pieces, transition, total, first, last, cu, sequences, tokens, heads, length,
+    pieces, transition, total, first, last, cu, sequences, tokens, heads, sequences_before, length,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BP: tl.constexpr, FADES: tl.constexpr, ERASES: tl.constexpr,
     REVERSE: tl.constexpr, FROM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -295,7 +295,7 @@ def chain(
 
     ``first`` [N, H, K, V] is the state before the first segment (the cotangent after the last one), if ``FROM``.
     """
-    n = tl.program_id(1)
+    n = tl.program_id(1) + sequences_before
     head = tl.program_id(2)
     if PACKED:
         begin = tl.load(cu + n).to(tl.int32)

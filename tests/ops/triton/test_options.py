@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 
+from linattn.ops.triton import launch, run
 from tests.ops import cases
 from tests.ops.cases import KINDS, Call, make
 from tests.ops.errors import error, same_bits
@@ -140,6 +141,27 @@ def test_rows_and_sequences_do_not_depend_on_their_company():
     out = device.values(call)
     assert torch.equal(out["o"], torch.cat([p["o"] for p in parts], 1))
     assert torch.equal(out["S"][[0, 2, 3]], torch.cat([p["S"] for p in parts])) and torch.equal(out["S"][1], call.tensors["S"][1])
+
+
+@pytest.mark.parametrize(("kind", "packed"), [("plain", False), ("beta", True), *(pytest.param(k, True, marks=LATER) for k in KINDS[2:])])
+def test_more_rows_and_sequences_than_a_grid_has_room_for(kind, packed, monkeypatch):
+    """They go in several launches of the same programs; here a grid has room for few."""
+    lengths = (3, T, 0, 5, T, 1) if packed else None
+    call = here(make(kind, "BTHK" if kind == "beta" else "none", B=5, T=7, lengths=lengths, H=1, **SIZE)).to(torch.float32)
+    wanted = gradients(call)
+    launches, launch_one = [], launch.Recorder.launch
+
+    def launched(self, kernel, grid, *rest, **constants):
+        launches.append(grid[1])
+        return launch_one(self, kernel, grid, *rest, **constants)
+
+    monkeypatch.setattr(launch.Recorder, "launch", launched)
+    monkeypatch.setattr(launch, "_programs", {})  # what was recorded before knows nothing of it
+    monkeypatch.setattr(run, "MOST", 2)
+    found = gradients(call)
+    assert max(launches) == 2
+    for mine, theirs in zip(found, wanted, strict=True):
+        same_bits(mine, theirs)
 
 
 def test_a_split_sequence_is_the_sequence():

@@ -28,6 +28,7 @@ BACKWARD = Config(channels=2, registers=168)
 SHORTEST = 8  # tiles of a segment, unless there are fewer
 REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
 LARGEST = 256  # states of a channel
+MOST = 32767  # rows of a batch: a grid has room for 65,535 along its second dimension, and each takes two places
 
 
 def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> str | None:
@@ -38,6 +39,8 @@ def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Ten
         return "its sums are float32, and float64 was given"
     if not 1 <= a.shape[-1] <= LARGEST:
         return f"a channel can have 1 to {LARGEST} states, but A has shape {list(a.shape)}"
+    if x.shape[0] > MOST:
+        return f"it takes at most {MOST} rows at a time, and there are {x.shape[0]}"
     return None
 
 

@@ -12,6 +12,7 @@ from linattn.ops.triton.decode import _factor, _fade, _power_of_two
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 1024  # N
+MOST = 65535  # rows: a grid has no room for more along its second dimension
 NUMBERS = 1024  # of a program's tile, of one warp
 
 
@@ -67,6 +68,8 @@ def refusal(state: Tensor) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
     if not 1 <= state.shape[-1] <= LARGEST or state.numel() == 0:
         return f"a channel can have 1 to {LARGEST} numbers, and there are rows, but the state has shape {list(state.shape)}"
+    if state.shape[0] > MOST:
+        return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
     return None
 
 

@@ -257,3 +257,11 @@ def test_captured_in_a_graph(packed, scan):
         assert before is None or all(map(torch.equal, now, before))
         before = now
     assert torch.equal(y, wanted[0]) and torch.equal(last, wanted[1])
+
+
+def test_more_rows_than_a_grid_has_room_for(scan, device):
+    def refusal(rows: int) -> str | None:
+        x, b = torch.empty(rows, 1, 1, device=device), torch.empty(rows, 1, 2, device=device)
+        return scan.refusal(x, x, torch.empty(1, 2, device=device), b, b, None, None)
+
+    assert refusal(scan.MOST) is None and f"at most {scan.MOST} rows" in refusal(scan.MOST + 1)

@@ -6,6 +6,7 @@ import torch
 from linattn.ops import convolution_step
 from linattn.ops.recurrent_step import recurrent_step_
 from linattn.ops.triton import convolution_step as convolution
+from linattn.ops.triton import selective_step as selective
 from tests.ops.errors import error
 from tests.ops.steps import CHANNELS, LIMIT, Token, check_drift, token
 from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED
@@ -73,3 +74,9 @@ def test_the_delta_rule_with_keys_of_unit_length(dtype, per_channel):
     rest = {"decay": decay.double(), "beta": beta.double()}
     wanted = recurrent_step_(wide, q.double(), k.double(), v.double(), **rest, unit=1e-6, backend="torch")
     assert error(o.double(), wanted) <= LIMIT[dtype] and error(own.double(), wide) < 2e-6
+
+
+def test_more_rows_than_a_grid_has_room_for():
+    most = selective.MOST
+    assert selective.refusal(torch.empty(most, 1, 1)) is None
+    assert f"at most {most} rows" in selective.refusal(torch.empty(most + 1, 1, 1))

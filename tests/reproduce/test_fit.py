@@ -96,7 +96,7 @@ def test_accuracy_counts_questions():
 
 
 @pytest.mark.parametrize("mixer", ["deltanet", "softmax"])
-def test_reading_in_segments_gives_the_same_answer(mixer):
+def test_reading_in_segments_gives_the_same_answer(mixer, monkeypatch):
     model = fit.build(mixer, 0, before="base_conv", vocab_size=16, dim=32, layers=2)
     examples = tasks.induction_heads(12, tokens=30, generator=_generator())
     places, answers = examples.asked()
@@ -104,7 +104,9 @@ def test_reading_in_segments_gives_the_same_answer(mixer):
     expected = (best == answers).double().mean().item()
     right = Examples(examples.ids, torch.where(examples.labels == IGNORED, IGNORED, best), 16)
     for segment in (7, 30, 64):
-        assert fit.last_right(model, examples, segment) == expected
+        for together in (1, 40, 1 << 16):
+            monkeypatch.setattr(fit, "TOGETHER", (together, together))
+            assert fit.last_right(model, examples, segment) == expected
         assert fit.last_right(model, right, segment) == 1.0
 
 

@@ -196,7 +196,8 @@ def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
 def _reproduced(body: dict, look: Look) -> Measured | None:
     """Rows of a study of ``linattn reproduce`` whose mixer this is, written as in its report."""
     heads, rows = results.of(body, look.info.name)
-    made = [str(body["command"]), *(m["accelerator"] or m["cpu"] for m in body["machines"]), str(body["created"])[:10]]
+    kinds = dict.fromkeys(m["accelerator"] or m["cpu"] for m in body["machines"])  # a study may have gone on on another of a kind
+    made = [str(body["command"]), *kinds, str(body["created"])[:10]]
     return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
 
 

@@ -257,7 +257,7 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     image = {"mixer": "focused", "side": 8, "mode": "forward", "ms": 1.0, "tokens_per_second": 4567.0}
     (results / "vision-x.json").write_text(json.dumps({**body, "rows": [image, {**image, "mixer": "softmax", "side": 16}]}))
     study = {"schema": "linattn.reproduce", "study": "recall", "title": "Recall", "command": "linattn reproduce recall", "created": "2030-01-01T",
-             "machines": [{"cpu": "A <cpu>", "accelerator": None}],
+             "machines": [{"cpu": "A <cpu>", "accelerator": None}, {"cpu": "A <cpu>", "accelerator": None, "cores": 2}],
              "rows": [{"mixer": "gla:heads=2", "accuracy": 0.5, "accuracy_spread": 0.01, "curve": {"2 pairs": 1}}]}  # fmt: skip
     (results / "recall.json").write_text(json.dumps(study))
     machine = {"cpu": "A cpu", "accelerator": None, "threads": 2}

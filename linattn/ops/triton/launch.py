@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -97,11 +97,26 @@ class Recorder:
 class Compiler(Recorder):
     """Compiles what would be launched, and makes tensors without memory."""
 
+    def __init__(self, like: Tensor, given: Tensors):
+        super().__init__(like, given)
+        self.awaited: set[Future] = set()
+
     def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return how(self.like, shape, dtype=dtype, device="meta")
 
     def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
-        kernel.warmup(*tensors, *numbers, grid=grid, **constants)
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **constants)
+        future = getattr(compiled, "future", None)  # else it was there
+        if future is not None and future not in self.awaited:
+            self.awaited.add(future)
+            future.add_done_callback(_build_launcher)
+
+
+def _build_launcher(compiled: Future) -> None:
+    """The C that passes a kernel its arguments, into the cache: Triton has it compiled at the first launch, one after the other."""
+    with suppress(Exception):  # it fails again, and is reported, when the kernel is launched
+        kernel = compiled.result()
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def _compile(body: Callable[..., Tensors], then: Callable[..., object] | None, like: Tensor, tensors: Tensors, options: tuple) -> None:

@@ -1,0 +1,36 @@
+"""What is compiled before the first launch."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import torch
+from triton.runtime._async_compile import FutureKernel
+
+from linattn.ops.triton import launch
+
+
+class Kernel:
+    """Compiled in a pool, as Triton's are in its mode for that; the second time it is the same."""
+
+    def __init__(self, pool, compiler):
+        self.future = FutureKernel(lambda _: None, pool.submit(compiler))
+
+    def warmup(self, *_, grid):
+        return self.future
+
+
+def test_launchers_are_built_where_kernels_are_compiled_once_each(monkeypatch):
+    built = []
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=lambda *of: built.append(of))))
+    done = SimpleNamespace(src="signature", metadata="metadata")
+
+    def fails():
+        raise RuntimeError("of the compiler")
+
+    compiler = launch.Compiler(torch.zeros(1), ())
+    there = SimpleNamespace(warmup=lambda *_, grid: done)
+    with ThreadPoolExecutor(2) as pool:
+        kernels = [Kernel(pool, lambda: done), Kernel(pool, fails)]
+        for kernel in (*kernels, *kernels, there):
+            compiler.launch(kernel, (1, 1, 1), (), ())
+    assert built == [("signature", "metadata")]

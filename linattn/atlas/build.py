@@ -18,6 +18,7 @@ from linattn.atlas.page import Page, render
 from linattn.mixers import available, info
 from linattn.report.folder import write_text
 from linattn.report.progress import Progress
+from linattn.state import empty, only_writer
 
 # The parts of the site in the order of the navigation. Each is a module here with ENTRY, an Entry, and pages(atlas), which yields Pages.
 SECTIONS = ("story", "systems", "triangle", "price", "capacity", "lab", "slips")
@@ -98,15 +99,18 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
 
     Raises:
         ValueError: for no name at all, or one that is not registered, for a folder that holds something else, and for one in which a page
-            would fall on a file that is not the atlas's, or through a link out of the folder.
+            would fall on a file that is not the atlas's, or through a link out of the folder; at once, where another process is
+            writing to it.
     """
     folder = Path(folder)
     if names is not None and not names:
         raise ValueError("an atlas needs at least one system, but names came empty")
     chosen = tuple(available()) if names is None else tuple(dict.fromkeys(info(name).name for name in names))
     atlas = Atlas(chosen, _results(results), Progress(progress))
-    earlier = _earlier(folder)
-    _write(folder, dict(files(atlas)), earlier)
+    _earlier(folder)
+    with only_writer(folder):
+        earlier = _earlier(folder)
+        _write(folder, dict(files(atlas)), earlier)
     return folder / FIRST_PAGE
 
 
@@ -124,7 +128,7 @@ def _earlier(folder: Path) -> list[str]:
     """The files of an earlier atlas in ``folder``; refuses a folder that holds anything else."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"the atlas needs a folder, but {folder} is a file")
-    if not folder.exists() or not any(folder.iterdir()):
+    if empty(folder):
         return []
     try:
         mark = json.loads((folder / MARK).read_text(encoding="utf-8"))

@@ -37,16 +37,17 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
         What ``report.json`` holds.
 
     Raises:
-        ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder that holds something else.
+        ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder that holds something else or to which
+            another process is writing.
         ModuleNotFoundError: what the task's data come with is not installed.
     """
     task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)
     recipe = _recipe(task, options)
     sizes = _sizes(task, recipe)
     report = _head(task, options, recipe)
-    folder.begin(report)
     bar = Progress(progress)
-    with bar.counted("training", len(sizes) * recipe.seeds) as advance, _own_generator():
+    with folder.held(), bar.counted("training", len(sizes) * recipe.seeds) as advance, _own_generator():
+        folder.begin(report)
         for name, size in sizes.items():
             row = _row(name, size)
             report["mixers"].append(row)
@@ -57,9 +58,9 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
                 advance(f"{name}, seed {seed}: {_said(task, run)}")
             row |= _summary(task, row["runs"])
             folder.save(report)
-    report["complete"] = True
-    write_text(folder.html, page(report, task))
-    folder.save(report)
+        report["complete"] = True
+        write_text(folder.html, page(report, task))
+        folder.save(report)
     return report
 
 

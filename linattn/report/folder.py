@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from linattn.state.files import replacing
+from linattn.state import empty, only_writer, replacing
 
 SCHEMA = "linattn.compare"
 VERSION = 1
@@ -22,12 +24,23 @@ class Folder:
     def __init__(self, path: Path, schema: str = SCHEMA) -> None:
         self.path, self.schema = path, schema
         self.json, self.html, self.models = path / "report.json", path / "report.html", path / "models"
+        self._check()
+
+    def _check(self) -> None:
+        path = self.path
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out must be a folder, but {path} is a file")
-        if path.exists() and any(path.iterdir()) and self.load() is None:
+        if not empty(path) and self.load() is None:
             raise ValueError(f"--out {path} holds files that are no linattn report; name an empty or a new folder")
         if self.models.is_symlink():
             raise ValueError(f"{self.models} is a link; its target is not touched. Remove the link or name another --out")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no other process write here meanwhile; raises ValueError where one does, or has left something else here by now."""
+        with only_writer(self.path):
+            self._check()
+            yield
 
     def load(self) -> dict | None:
         """What report.json holds; None if there is none, or one of another kind."""

@@ -47,19 +47,20 @@ def run(options: CompareOptions, *, progress: bool) -> dict:
     Windows(text.validation, options.train_context, 1)
     sizes = _sizes(options, text.vocab_size)
     report = _head(options, text)
-    folder.begin(report)
     bar, models = Progress(progress), {}
-    for turn, (name, size) in enumerate(sizes.items(), 1):
-        bar.say(f"training {name} ({turn} of {len(sizes)}): {size.parameters:,} parameters, feed-forward width {size.ffn_dim:,}")
-        models[name] = _train(options, name, size, bars=bar.bars)
-        report["mixers"].append(models[name].row)
+    with folder.held():
+        folder.begin(report)
+        for turn, (name, size) in enumerate(sizes.items(), 1):
+            bar.say(f"training {name} ({turn} of {len(sizes)}): {size.parameters:,} parameters, feed-forward width {size.ffn_dim:,}")
+            models[name] = _train(options, name, size, bars=bar.bars)
+            report["mixers"].append(models[name].row)
+            folder.save(report)
+        _measure(options, models, text, bar)
+        report["key_value_cache"] = _caches(options)
+        _sample(options, models, text, report)
+        report["complete"] = True
+        write_text(folder.html, page(report))
         folder.save(report)
-    _measure(options, models, text, bar)
-    report["key_value_cache"] = _caches(options)
-    _sample(options, models, text, report)
-    report["complete"] = True
-    write_text(folder.html, page(report))
-    folder.save(report)
     return report
 
 

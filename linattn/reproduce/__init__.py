@@ -35,7 +35,8 @@ def run(
         What ``report.json`` holds: "rows" are the table, "runs" all that was measured, "complete" whether nothing is missing.
 
     Raises:
-        ValueError: for a study, mixer, option or number that does not exist, and a folder that holds something else.
+        ValueError: for a study, mixer, option or number that does not exist, a folder that holds something else, and one to
+            which another process is writing.
     """
     from linattn.reproduce.frame import reproduce
 

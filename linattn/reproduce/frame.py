@@ -33,7 +33,15 @@ def reproduce(options: ReproduceOptions, *, progress: bool) -> dict:
     """What :func:`linattn.reproduce.run` does."""
     study = load(options.study)
     settings = _settings(study, options)
-    ledger = Ledger(options, study, settings)
+    Ledger(options, study, settings)  # refuses what does not fit before there is a folder
+    with Folder(options.folder, SCHEMA).held():
+        return _go_on(Ledger(options, study, settings), progress=progress)  # of what is there now that nobody else writes
+
+
+def _go_on(ledger: Ledger, *, progress: bool) -> dict:
+    """Do what is missing, and write it down."""
+    options, study = ledger.options, ledger.study
+    ledger.save()
     bar = Progress(progress)
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     try:
@@ -93,9 +101,7 @@ class Ledger:
             "failures": [],
             "runs": [],
         }
-        self.missing()  # refuses bad settings before anything is written
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        self._save()
+        self.missing()  # refuses bad settings
 
     def results(self) -> list[tuple[Run, Result]]:
         """What is done of that which is wanted, in its order."""
@@ -120,7 +126,7 @@ class Ledger:
             here = machines.index(self.machine)
             entry = {"run": one.run, "result": _finite(one.result), "seconds": round(one.seconds, 3), "machine": here}
             self.done[_key(one.run)] = entry
-        self._save()
+        self.save()
 
     def close(self) -> None:
         """Make the table of what there is, and the page."""
@@ -128,11 +134,12 @@ class Ledger:
         self.report["rows"] = self.study.rows(self.settings, results)
         self.report["columns"] = [{"key": c.key, "heading": c.heading} for c in self.study.all_columns]
         self.report["left_out"] = [{"run": run, "reason": r["left_out"]} for run, r in results if "left_out" in r]
-        self._save()
+        self.save()
         counts = (len(results), len(self.wanted))
         write_text(self.folder.html, page(self.report, self.study, self.settings, counts))
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write report.json."""
         self.report["runs"] = list(self.done.values())
         self.folder.save(self.report)
 

@@ -2,6 +2,8 @@
 
 from linattn.state.files import replacing as replacing
 from linattn.state.files import writable as writable
+from linattn.state.lock import empty as empty
+from linattn.state.lock import only_writer as only_writer
 from linattn.state.state import State as State
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import linattn
 from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
-from linattn.state import replacing
+from linattn.state import empty, replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
 
@@ -39,26 +37,32 @@ def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, proces
 
 
 def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> None:
-    """Make the run's folder, or see that the run in it is the one that is to go on.
+    """Begin the run in its folder, where none is begun; raises as :func:`check`."""
+    if not check(options, same):
+        folder = options.folder
+        asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text or ()]}
+        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
+        _write(folder / "config.json", config_json)
+        _write(folder / RUN, json.dumps({"linattn": linattn.__version__, "options": asked, "same": same}, indent=1))
+
+
+def check(options: TrainOptions, same: dict[str, Any]) -> bool:
+    """Whether there is the run that is to go on; writes nothing.
 
     Raises ValueError where the folder holds something and ``resume`` is not set, or another run.
     """
     folder = options.folder
     known = _known(folder)
     if known is None:
-        if folder.exists() and (not folder.is_dir() or (not options.resume and any(folder.iterdir()))):
+        if folder.exists() and (not folder.is_dir() or (not options.resume and not empty(folder))):
             raise ValueError(f"{folder} is there already and holds no run: name another folder with --out")
-        folder.mkdir(parents=True, exist_ok=True)
-        asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text or ()]}
-        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
-        _write(folder / "config.json", config_json)
-        _write(folder / RUN, json.dumps({"linattn": linattn.__version__, "options": asked, "same": same}, indent=1))
-        return
+        return False
     if not options.resume:
         raise ValueError(f"{folder} already holds a run: go on with it with --resume, or name another folder with --out")
     other = [f"{k} {known['same'].get(k)!r} there, {v!r} here" for k, v in same.items() if known["same"].get(k) != v]
     if other:
         raise ValueError(f"{folder} holds another run, which cannot go on as asked: {'; '.join(other)}")
+    return True
 
 
 def saved_options(folder: Path) -> TrainOptions | None:
@@ -68,19 +72,6 @@ def saved_options(folder: Path) -> TrainOptions | None:
         return None
     options = TrainOptions(**{**known["options"], "text": tuple(known["options"]["text"])})
     return replace(options, out=folder)
-
-
-@contextmanager
-def only_process(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``: two trainings never write to one run."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder / ".lock")
-    try:
-        with lock.acquire(timeout=0):
-            yield
-    except Timeout:
-        raise ValueError(f"another process is training in {folder}") from None
 
 
 def history(folder: Path, step: int) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from transformers.utils import logging
 from linattn.data import Corpus, PackedTokens, corpus
 from linattn.data.packed import Windows
 from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.state import only_writer
 from linattn.train import checkpoint, run
 from linattn.train.options import TrainOptions, TrainResult
 from linattn.train.progress import Bar, Recorder
@@ -33,7 +34,8 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         progress: show a bar on the terminal.
 
     Raises:
-        OSError, ValueError: for text, options and folders that do not fit, before anything is written.
+        OSError, ValueError: for text, options and folders that do not fit, and a folder to which another process is writing, before
+            anything is written.
     """
     data = corpus(options.text, options.tokenizer)
     config = LMConfig(
@@ -45,11 +47,14 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         LinattnForCausalLM(config)
     args = _arguments(options)
     main = args.process_index == 0
-    with args.main_process_first(local=False):
-        if main:
-            same = run.identity(options, config, data.sha256, args.world_size)
-            run.prepare(options, same, config.to_json_string())
-    with run.only_process(options.folder) if main else nullcontext(), _own_surroundings():
+    with ExitStack() as held:  # by the first process, for all
+        with args.main_process_first(local=False):
+            if main:
+                same = run.identity(options, config, data.sha256, args.world_size)
+                run.check(options, same)
+                held.enter_context(only_writer(options.folder))
+                run.prepare(options, same, config.to_json_string())
+        held.enter_context(_own_surroundings())
         return _run(options, args, config, data, progress)
 
 

@@ -1,6 +1,7 @@
 """The site: its numbers are the ops', its pages are whole and load nothing, its folder is safe."""
 
 import json
+import os
 import re
 from html import escape
 from importlib import import_module
@@ -19,6 +20,7 @@ from linattn.report import tasks
 from linattn.report.folder import write_text
 from linattn.reproduce.frame import load
 from linattn.reproduce.options import STUDIES
+from linattn.state import only_writer
 from tests.atlas.pages import SYSTEMS, Chinese, Elements, data, pages
 from tests.docs import pages as links
 
@@ -215,6 +217,12 @@ def test_folders_that_hold_something_else_are_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one system"):
         build(tmp_path / "new", names=[])
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_two_builds_never_write_to_one_folder(tmp_path):
+    with only_writer(tmp_path), pytest.raises(ValueError, match=rf"another process \(pid {os.getpid()}\) is writing to"):
+        build(tmp_path, names=["gla"])
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_forged_list_of_files_reaches_nothing_outside(tmp_path):

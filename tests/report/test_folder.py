@@ -1,9 +1,12 @@
 import json
+import os
 
 import pytest
 
+from linattn.cli.main import main
 from linattn.report import QUICK, CompareOptions
-from linattn.report.folder import SCHEMA, Folder, write_text
+from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
+from linattn.state import only_writer
 
 
 def _names(path):
@@ -91,3 +94,23 @@ def test_the_command_says_what_differs():
         CompareOptions(mixers=("gla", "lstm"), steps=7, text=("a b.txt",)).command()
         == "linattn compare --mixers gla,lstm --text 'a b.txt' --steps 7"
     )
+
+
+def test_two_comparisons_never_write_to_one_folder(tmp_path, capsys):
+    Folder(tmp_path / "out").begin({"schema": SCHEMA, "version": VERSION, "run": 1})
+    commands = ("compare --quick", "compare --quick --task sort")
+    with only_writer(tmp_path / "out"):
+        for command in commands:
+            assert main([*command.split(), "--mixers", "gla", "--out", str(tmp_path / "out")]) == 2
+            err = capsys.readouterr().err
+            assert f"another process (pid {os.getpid()}) is writing to {tmp_path / 'out'}" in err
+            assert err.count("\n") == 1
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["run"] == 1
+
+
+def test_a_folder_is_looked_at_again_once_nobody_else_writes_to_it(tmp_path):
+    folder = Folder(tmp_path / "out")
+    Folder(tmp_path / "out", "linattn.other").begin({"schema": "linattn.other", "version": VERSION})
+    with pytest.raises(ValueError, match="no linattn report"), folder.held():
+        raise AssertionError("it is another's by now")
+    assert Folder(tmp_path / "out", "linattn.other").load() is not None

@@ -17,6 +17,7 @@ from linattn.cli.main import main
 from linattn.mixers import registry
 from linattn.reproduce import frame, results, variants, workers
 from linattn.reproduce.study import Column, grouped, mean_and_spread
+from linattn.state import only_writer
 from tests.reproduce import toy
 
 
@@ -233,6 +234,32 @@ def test_folders_of_others_are_refused(given, tmp_path):
     reproduce.run("recall", out=tmp_path / "a")
     with pytest.raises(ValueError, match="holds the study 'recall'"):
         reproduce.run("capacity", out=tmp_path / "a")
+
+
+def test_two_processes_never_write_to_one_folder(given, tmp_path, capsys):
+    given()
+    reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
+    before = (tmp_path / "report.json").read_bytes()
+    with only_writer(tmp_path):
+        assert main(["reproduce", "recall", "--out", str(tmp_path)]) == 2
+        assert (tmp_path / "report.json").read_bytes() == before
+    said = f"linattn: another process (pid {os.getpid()}) is writing to {tmp_path}: wait until it has ended, or name another folder\n"
+    assert capsys.readouterr().err == said
+
+
+def test_what_another_process_did_meanwhile_is_kept(given, tmp_path, monkeypatch):
+    """Between the first look at the folder and the lock."""
+    given()
+    held = frame.Folder.held
+
+    def late(folder):
+        monkeypatch.setattr(frame.Folder, "held", held)
+        reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
+        return held(folder)
+
+    monkeypatch.setattr(frame.Folder, "held", late)
+    done = given()
+    assert len(reproduce.run("recall", mixers=["gla", "softmax"], seeds=1, out=tmp_path)["runs"]) == len(done) == 5
 
 
 def test_the_command_line(given, tmp_path, capsys):

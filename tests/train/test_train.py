@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from transformers import AutoModelForCausalLM
 
 from linattn.cli.main import main
+from linattn.state import only_writer
 from linattn.train import TrainOptions, checkpoint, load_run, saved_options, train
 from linattn.train.progress import Recorder
 
@@ -256,8 +256,11 @@ def test_weights_that_do_not_fit_on_the_disk(text, tmp_path):
 def test_two_processes_never_write_to_one_run(done, text, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(done.run, run)
-    with FileLock(run / ".lock"), pytest.raises(ValueError, match="another process is training in"):
+    with only_writer(run), pytest.raises(ValueError, match=rf"another process \(pid {os.getpid()}\) is writing to"):
         train(options(run, text, resume=True), progress=False)
+    with only_writer(tmp_path / "new"), pytest.raises(ValueError, match="another process .* is writing to"):
+        train(options(tmp_path / "new", text), progress=False)
+    assert not (tmp_path / "new" / "run.json").exists(), "the options of one and the model of the other"
 
 
 def test_a_tokenizer_goes_with_the_run(text, tmp_path):

@@ -18,7 +18,7 @@ from linattn.atlas.page import Page, render
 from linattn.mixers import available, info
 from linattn.report.folder import write_text
 from linattn.report.progress import Progress
-from linattn.state import empty, only_writer
+from linattn.state import empty, only_writer, read_json
 
 # The parts of the site in the order of the navigation. Each is a module here with ENTRY, an Entry, and pages(atlas), which yields Pages.
 SECTIONS = ("story", "systems", "triangle", "price", "capacity", "lab", "slips")
@@ -57,15 +57,15 @@ class Atlas:
                 yield name
                 tell(name)
 
-    def measured(self, pattern: str) -> Iterator[dict]:
-        """The result files whose names match ``pattern``, such as ``ops-*.json``."""
-        return (body for name, body in self._bodies if fnmatch(name, pattern))
+    def measured(self, pattern: str) -> Iterator[tuple[Path, dict]]:
+        """The result files whose names match ``pattern``, such as ``ops-*.json``, and what they hold."""
+        return ((path, body) for path, body in self._bodies if fnmatch(path.name, pattern))
 
     @cached_property
-    def _bodies(self) -> list[tuple[str, dict]]:
-        """Every result file by name, read once."""
+    def _bodies(self) -> list[tuple[Path, dict]]:
+        """Every result file, read once."""
         paths = sorted(self.results.glob("*.json")) if self.results else []
-        return [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+        return [(path, read_json(path)) for path in paths]
 
 
 def sections() -> list[ModuleType]:
@@ -98,7 +98,7 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
         progress: show on stderr how far it is.
 
     Raises:
-        ValueError: for no name at all, or one that is not registered, for a folder that holds something else, and for one in which a page
+        ValueError: for no name at all, or one that is not registered, for a damaged file of results, for a folder that holds something else, and for one in which a page
             would fall on a file that is not the atlas's, or through a link out of the folder; at once, where another process is
             writing to it.
     """

@@ -13,6 +13,7 @@ from linattn.bench.gpu.cases import DECAY
 from linattn.report.tasks import load
 from linattn.report.words import figure
 from linattn.reproduce import results
+from linattn.state import content_of
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
@@ -33,8 +34,9 @@ class Measured:
 
 def of(atlas: Atlas, look: Look) -> Iterator[Measured]:
     """All tables for one system; none where nothing was measured."""
-    for body in atlas.measured("*.json"):
-        table = _READERS.get(str(body.get("schema")), _nothing)(body, look)
+    for path, body in atlas.measured("*.json"):
+        with content_of(path):
+            table = _READERS.get(str(body.get("schema")), _nothing)(body, look)
         if table is not None and table.rows:
             yield table
 

@@ -17,6 +17,7 @@ from linattn.atlas.page import Entry, Page, figure
 from linattn.atlas.text import Both, spoken
 from linattn.bench.gpu.cases import DECAY
 from linattn.mixers import Cost, cost
+from linattn.state import content_of
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
@@ -181,11 +182,15 @@ def _system(look: Look) -> dict[str, object]:
 
 def points(atlas: Atlas) -> Iterator[dict[str, object]]:
     """Measured milliseconds of one pass of a recurrence on a GPU, bfloat16, decays as usual."""
-    for body in atlas.measured("ops-*.json"):
-        if body.get("schema") != "linattn.bench.gpu":
+    for path, body in atlas.measured("ops-*.json"):
+        if body.get("schema") == "linattn.bench.gpu":
+            with content_of(path):
+                yield from _points(body)
+
+
+def _points(body: dict) -> Iterator[dict[str, object]]:
+    for row in body["rows"]:
+        if row["mode"] != "forward" or not row["ms"] or row["decay"] not in (None, DECAY) or row["library"] == "fla":
             continue
-        for row in body["rows"]:
-            if row["mode"] != "forward" or not row["ms"] or row["decay"] not in (None, DECAY) or row["library"] == "fla":
-                continue
-            shape = {part[0]: int(part[1:]) for part in row["shape"].split()}
-            yield {"kind": row["family"], "card": body["card"], "ms": row["ms"], **shape}
+        shape = {part[0]: int(part[1:]) for part in row["shape"].split()}
+        yield {"kind": row["family"], "card": body["card"], "ms": row["ms"], **shape}

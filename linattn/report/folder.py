@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from linattn.state import empty, only_writer, replacing
+from linattn.state import empty, only_writer, read_json, replacing
 
 SCHEMA = "linattn.compare"
 VERSION = 1
@@ -43,12 +43,15 @@ class Folder:
             yield
 
     def load(self) -> dict | None:
-        """What report.json holds; None if there is none, or one of another kind."""
-        try:
-            report = json.loads(self.json.read_text(encoding="utf-8"))
-            return report if report.get("schema") == self.schema else None
-        except (OSError, ValueError, AttributeError):
+        """What report.json holds; None if there is none, or one of another kind. Raises ValueError for a damaged one."""
+        if not self.json.is_file():
             return None
+        report = read_json(self.json)
+        if report.get("schema") != self.schema:
+            return None
+        if report.get("version") != VERSION:
+            raise ValueError(f"{self.json} is of version {report.get('version')}, and this linattn writes {VERSION}: name another folder")
+        return report
 
     def begin(self, report: dict) -> None:
         """Clear an earlier report away and leave the mark of the new one."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from linattn.report.folder import Folder, write_text
+from linattn.report.folder import VERSION, Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.progress import Progress
 from linattn.reproduce import variants
@@ -20,8 +20,11 @@ from linattn.reproduce.options import ReproduceOptions
 from linattn.reproduce.page import page
 from linattn.reproduce.study import Result, Run, Study
 from linattn.reproduce.workers import Failed, Finished, work
+from linattn.state import content_of
 
-SCHEMA, VERSION = "linattn.reproduce", 1
+SCHEMA = "linattn.reproduce"
+_KINDS = {"study": str, "created": str, "machines": list, "runs": list}  # what a report is gone on with
+_RUN_KINDS = {"run": dict, "result": dict, "seconds": (int, float), "machine": int}
 
 
 def load(name: str) -> Study:
@@ -77,6 +80,9 @@ class Ledger:
     def __post_init__(self) -> None:
         self.folder = Folder(self.options.folder, SCHEMA)
         old = self.folder.load() or {}
+        with content_of(self.folder.json):
+            if old:
+                _check(old)
         if old and old["study"] != self.options.study:
             raise ValueError(f"--out {self.folder.path} holds the study {old['study']!r}; name another folder for {self.options.study!r}")
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,7 +107,10 @@ class Ledger:
             "failures": [],
             "runs": [],
         }
-        self.missing()  # refuses bad settings
+        self.study.runs(self.settings, [])  # refuses bad settings
+        with content_of(self.folder.json):  # a study knows what it needs of a result
+            self.missing()
+            self.study.rows(self.settings, self.results())
 
     def results(self) -> list[tuple[Run, Result]]:
         """What is done of that which is wanted, in its order."""
@@ -142,6 +151,25 @@ class Ledger:
         """Write report.json."""
         self.report["runs"] = list(self.done.values())
         self.folder.save(self.report)
+
+
+def _check(report: dict) -> None:
+    """Raise ValueError where an earlier report is not as this frame writes it."""
+    _of_kinds(report, _KINDS, "the report")
+    for entry in report["runs"]:
+        _of_kinds(entry, _RUN_KINDS, "a run")
+        if not 0 <= entry["machine"] < len(report["machines"]):
+            raise ValueError(f"a run is of machine {entry['machine']} of {len(report['machines'])}")
+    for one in report["machines"]:
+        _of_kinds(one, {}, "a machine")
+
+
+def _of_kinds(value: Any, kinds: dict[str, Any], name: str) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, but came as {value!r}")
+    for key, kind in kinds.items():
+        if not isinstance(value[key], kind):
+            raise ValueError(f"{key} of {name} must not be a {type(value[key]).__name__}")
 
 
 def _key(run: Run) -> str:

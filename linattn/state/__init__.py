@@ -1,5 +1,7 @@
 """What a model remembers between calls, in memory and on disk."""
 
+from linattn.state.files import content_of as content_of
+from linattn.state.files import read_json as read_json
 from linattn.state.files import replacing as replacing
 from linattn.state.files import writable as writable
 from linattn.state.lock import empty as empty

@@ -1,12 +1,14 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and files that are not what they should be."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -23,6 +25,32 @@ def writable(path: str | os.PathLike[str]) -> Path:
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{path} cannot be written: no permission to write in the folder {path.parent}")
     return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that ``path`` holds.
+
+    Raises:
+        OSError: where it can't be read.
+        ValueError: where it holds something else, or half of one.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, cut short or no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, but holds a {type(content).__name__}")
+    return content
+
+
+@contextmanager
+def content_of(path: Path) -> Iterator[None]:
+    """Where the block finds that what was read from ``path`` lacks something or is of other types, raise ValueError that names the file."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        told = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is damaged, or was written by another version of linattn: {told}") from error
 
 
 @contextmanager

@@ -31,7 +31,9 @@ def marked(folder: Path) -> dict[str, Any] | None:
     """What :func:`mark` wrote, or None where the folder is not whole."""
     try:
         about = json.loads((folder / MARK).read_text())
-        whole = all((folder / name).stat().st_size == size for name, size in about["files"].items())
+        whole = {"step", "seconds", "losses"} <= about.keys() and all(
+            (folder / name).stat().st_size == size for name, size in about["files"].items()
+        )
         return about if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

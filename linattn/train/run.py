@@ -21,7 +21,7 @@ import linattn
 from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
-from linattn.state import empty, replacing
+from linattn.state import content_of, empty, read_json, replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
 
@@ -70,17 +70,34 @@ def saved_options(folder: Path) -> TrainOptions | None:
     known = _known(folder)
     if known is None:
         return None
-    options = TrainOptions(**{**known["options"], "text": tuple(known["options"]["text"])})
+    with content_of(folder / RUN):
+        options = TrainOptions(**{**known["options"], "text": tuple(known["options"]["text"])})
     return replace(options, out=folder)
 
 
 def history(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The validations up to ``step``: a run that was killed may have seen later ones that it has to see again."""
+    """The validations up to ``step``: a run that was killed may have seen later ones that it has to see again.
+
+    Raises ValueError where a line is none; the last may be half of one, since a run can be killed while it writes.
+    """
+    path = folder / METRICS
     try:
-        lines = (folder / METRICS).read_text().splitlines()
+        lines = path.read_text().splitlines()
     except FileNotFoundError:
         return []
-    return [record for line in lines if (record := _json(line)) is not None and record["step"] <= step]
+    records = []
+    with content_of(path):
+        for i, line in enumerate(lines):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                if i + 1 < len(lines):
+                    raise
+                continue
+            if not all(isinstance(record[name], int | float) for name in ("step", "tokens", "seconds", "validation_bits_per_byte")):
+                raise ValueError(f"line {i + 1} holds no numbers")
+            records.append(record)
+    return [record for record in records if record["step"] <= step]
 
 
 def clean(folder: Path, records: list[dict[str, Any]]) -> None:
@@ -106,10 +123,11 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     if folder is None:
         kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"
         raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
-    content = _json((folder / "config.json").read_text())
-    if content is None or content.get("model_type") != "linattn":
+    content = read_json(folder / "config.json")
+    if content.get("model_type") != "linattn":
         raise ValueError(f"{folder / 'config.json'} is no config of a linattn model")
-    config = LMConfig(**{f.name: content[f.name] for f in fields(LMConfig) if f.name in content})
+    with content_of(folder / "config.json"):
+        config = LMConfig(**{f.name: content[f.name] for f in fields(LMConfig) if f.name in content})
     model = _load(folder / "model.safetensors", config).to(device).eval()
     if (folder / TOKENIZER).is_file():
         return model, TokenizerCodec(folder / TOKENIZER)
@@ -123,18 +141,15 @@ def _load(path: Path, config: LMConfig) -> LanguageModel:
 
 
 def _known(folder: Path) -> dict[str, Any] | None:
-    try:
-        return _json((folder / RUN).read_text())
-    except OSError:
+    """What run.json says, None where there is none."""
+    path = folder / RUN
+    if not path.is_file():
         return None
-
-
-def _json(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    known = read_json(path)
+    with content_of(path):
+        if not (isinstance(known["options"], dict) and isinstance(known["same"], dict)):
+            raise ValueError("options and same must be objects")
+    return known
 
 
 def _write(path: Path, text: str) -> None:

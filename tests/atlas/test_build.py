@@ -15,6 +15,7 @@ from linattn.atlas import build, look, measured, sentence
 from linattn.atlas.build import SECTIONS, Atlas
 from linattn.atlas.chinese import both, equation
 from linattn.atlas.page import rounded
+from linattn.cli.main import main
 from linattn.mixers.errors import measured_errors
 from linattn.report import tasks
 from linattn.report.folder import write_text
@@ -217,6 +218,30 @@ def test_folders_that_hold_something_else_are_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one system"):
         build(tmp_path / "new", names=[])
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"schema": "linattn.bench.gpu"',
+        "[]",
+        '{"schema": "linattn.bench.gpu"}',
+        '{"schema": "linattn.bench.gpu", "rows": 3}',
+        '{"schema": "linattn.bench.gpu", "rows": [{"family": "channel"}]}',
+        '{"schema": "linattn.compare", "machine": {}}',
+        '{"schema": "linattn.reproduce", "study": "recall"}',
+        '{"schema": "linattn.reproduce", "study": "moons"}',
+        '{"schema": "linattn.reproduce", "study": ["recall"]}',
+    ],
+)
+def test_a_damaged_result_is_named(tmp_path, content, capsys):
+    path = tmp_path / "results" / "ops-damaged.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    assert main(["atlas", "build", str(tmp_path / "site"), "--systems", "gla", "--results", str(path.parent)]) == 2
+    err = capsys.readouterr().err
+    assert str(path) in err.splitlines()[-1]
+    assert not (tmp_path / "site" / "index.html").exists()
 
 
 def test_two_builds_never_write_to_one_folder(tmp_path):

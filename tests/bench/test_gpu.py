@@ -124,6 +124,18 @@ def test_a_file_takes_the_rows_of_several_runs(tmp_path):
         Record(path, ("family",), {"card": "cpu"})
 
 
+@pytest.mark.parametrize("change", [{"rows": 3}, {"rows": [1]}, {"runs": None}, {"runs": []}, None])
+def test_a_damaged_file_is_named_and_stays(tmp_path, change):
+    path = tmp_path / "ops.json"
+    with Record(path, ("family",), ABOUT) as record:
+        record.add({"family": "a", "ms": 1.0})
+    path.write_text("{" if change is None else json.dumps({**json.loads(path.read_text()), **change}))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"ops\.json is damaged"):
+        Record(path, ("family",), ABOUT)
+    assert path.read_bytes() == before
+
+
 def test_a_run_keeps_what_fails_beside_what_works(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_ops, "measure", _measure)
     gpu_ops.run(Wish(quick=True, families=("none", "delta"), modes=("forward", *DECODE)), device="cpu", out=tmp_path)

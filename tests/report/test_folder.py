@@ -22,16 +22,16 @@ def test_a_new_folder_is_marked_before_anything_else(tmp_path):
 
 def test_only_what_is_ours_is_replaced(tmp_path):
     folder = Folder(tmp_path)
-    folder.begin({"schema": SCHEMA})
+    folder.begin({"schema": SCHEMA, "version": VERSION})
     for name in ("report.html", "notes.txt", "models/old"):
         (tmp_path / name).write_text("x")
-    Folder(tmp_path).begin({"schema": SCHEMA, "run": 2})
+    Folder(tmp_path).begin({"schema": SCHEMA, "version": VERSION, "run": 2})
     assert _names(tmp_path) == ["models", "notes.txt", "report.json"]
     assert _names(tmp_path / "models") == []
-    assert json.loads(folder.json.read_text()) == {"schema": SCHEMA, "run": 2}
+    assert json.loads(folder.json.read_text()) == {"schema": SCHEMA, "version": VERSION, "run": 2}
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"schema": "other"}', '"linattn.compare"'])
+@pytest.mark.parametrize("content", [None, '{"schema": "other"}', "{}"])
 def test_foreign_folders_are_refused_and_untouched(tmp_path, content):
     name = "thesis.tex" if content is None else "report.json"
     (tmp_path / name).write_text(content or "mine")
@@ -40,12 +40,37 @@ def test_foreign_folders_are_refused_and_untouched(tmp_path, content):
     assert _names(tmp_path) == [name]
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "damaged, cut short or no JSON"),
+        (json.dumps({"schema": SCHEMA, "version": VERSION, "mixers": []})[:-9], "damaged, cut short or no JSON"),
+        (b"\xff\xfe{}", "damaged, cut short or no JSON"),
+        ("[" * 100_000, "damaged, cut short or no JSON"),
+        ("[]", "must hold a JSON object, but holds a list"),
+        (f'"{SCHEMA}"', "must hold a JSON object, but holds a str"),
+        (json.dumps({"schema": SCHEMA, "version": VERSION + 1}), f"is of version {VERSION + 1}, and this linattn writes {VERSION}"),
+        (json.dumps({"schema": SCHEMA}), f"is of version None, and this linattn writes {VERSION}"),
+    ],
+)
+def test_a_damaged_report_is_named_and_stays(tmp_path, content, says, capsys):
+    path = tmp_path / "report.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = path.read_bytes()
+    for task in ([], ["--task", "sort"]):
+        assert main(["compare", "--quick", "--mixers", "gla", "--out", str(tmp_path), *task]) == 2
+        err = capsys.readouterr().err
+        assert f"{path} {says}" in err.replace("is damaged", "damaged") and err.count("\n") == 1
+    assert path.read_bytes() == before
+    assert _names(tmp_path) == ["report.json"]
+
+
 def test_a_file_and_a_link_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="must be a folder"):
         Folder(tmp_path / "file")
     mine = tmp_path / "mine"
-    Folder(tmp_path / "out").begin({"schema": SCHEMA})
+    Folder(tmp_path / "out").begin({"schema": SCHEMA, "version": VERSION})
     mine.mkdir()
     (tmp_path / "out" / "models").rmdir()
     (tmp_path / "out" / "models").symlink_to(mine)

@@ -310,6 +310,53 @@ def test_damaged_runs(damage, message, done, tmp_path):
         load_run(folder)
 
 
+def _edited(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("run.json", lambda path: os.truncate(path, 50)),
+        ("run.json", lambda path: path.write_text("[]")),
+        ("run.json", lambda path: _edited(path, lambda run: run.pop("same"))),
+        ("run.json", lambda path: _edited(path, lambda run: run.pop("options"))),
+        ("run.json", lambda path: _edited(path, lambda run: run.update(same=3))),
+        ("run.json", lambda path: _edited(path, lambda run: run["options"].pop("text"))),
+        ("run.json", lambda path: _edited(path, lambda run: run["options"].update(of_tomorrow=1))),
+        ("run.json", lambda path: _edited(path, lambda run: run["options"].update(steps="six"))),
+        ("metrics.jsonl", lambda path: path.write_text('{"step": 3}\n' + path.read_text())),
+        ("metrics.jsonl", lambda path: path.write_text("{\n" + path.read_text())),
+    ],
+)
+def test_a_damaged_run_is_named_and_stays(name, damage, done, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(done.run, run)
+    damage(run / name)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["train", "--resume", "--out", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert str(run / name) in err and err.count("\n") == 1
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("change", [{"dim": "wide"}, {"layers": None}, {"mixer": 3}, {"mixer_options": []}])
+def test_a_damaged_config_is_named(change, done, tmp_path, capsys):
+    path = shutil.copytree(done.run, tmp_path / "run") / "checkpoint-6" / "config.json"
+    _edited(path, lambda config: config.update(change))
+    assert main(["generate", str(tmp_path / "run" / "checkpoint-6"), "--prompt", "a"]) == 2
+    err = capsys.readouterr().err
+    assert str(path) in err and err.count("\n") == 1
+
+
+def test_a_mark_that_says_too_little_marks_nothing(done, tmp_path):
+    run = shutil.copytree(done.run, tmp_path / "run")
+    _edited(run / "checkpoint-6" / "complete.json", lambda about: about.pop("losses"))
+    assert checkpoint.newest(run).name == "checkpoint-4"
+
+
 def test_the_command(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = f"train --mixer gla --text {text.parent}/*.txt --steps 4 --dim 32 --layers 1 --context 16 --batch-size 2 --seed 5".split()

@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from linattn.bench.files import command
+from linattn.state import read_json
 
 SCHEMA = "linattn.bench.gpu"
 EVERY = 3.0  # seconds between writes; what a killed run loses
@@ -31,9 +32,13 @@ class Record:
         self.rows = {self._key(row): row for row in self.body["rows"]}
 
     def _load(self, path: Path, card: str) -> None:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path)
         if body.get("schema") != SCHEMA or body.get("card") != card:
             raise ValueError(f"--out {path} holds figures of something else than {card}; name another file")
+        if not all(isinstance(body.get(name), list) and all(isinstance(one, dict) for one in body[name]) for name in ("runs", "rows")):
+            raise ValueError(f"--out {path} is damaged: runs and rows must be lists of objects; name another file")
+        if not all(row.get("run") in range(len(body["runs"])) for row in body["rows"]):
+            raise ValueError(f"--out {path} is damaged: a row is of a run that is not there; name another file")
         self.body = body
 
     def _key(self, row: dict[str, Any]) -> tuple:

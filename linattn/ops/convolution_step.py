@@ -34,7 +34,8 @@ def step_(
     if not wanted and _takes(x) and x.dtype != torch.float64 and x.stride(2) == 1 and size & (size - 1) == 0:
         from linattn.ops.triton import convolution_step as gpu
 
-        return gpu.step_(x, state, weight, bias, activation, size, normed, eps, overlapped)
+        if gpu.refusal(state) is None:
+            return gpu.step_(x, state, weight, bias, activation, size, normed, eps, overlapped)
     if not wanted and not normed and x.device.type == "cpu":
         from linattn.ops.cpu import steps as native
 

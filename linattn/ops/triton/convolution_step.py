@@ -11,6 +11,7 @@ from linattn.ops.triton import launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 BLOCK = 128  # channels of a program, unless heads are normed
+MOST = 65535  # rows: a grid has no room for more along its second dimension
 
 
 @triton.jit
@@ -46,6 +47,13 @@ def step_kernel(
         length = tl.sqrt_rn(tl.sum(tl.where(there, out * out, 0.0), 0) + eps)
         out = tl.where(d < NORMED, out / length, out)
     tl.store(y + row * D + d, out.to(y.dtype.element_ty), mask=there)
+
+
+def refusal(state: Tensor) -> str | None:
+    """Why the kernel does not run a step, or None if it does."""
+    if state.shape[0] > MOST:
+        return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
+    return None
 
 
 def step_(

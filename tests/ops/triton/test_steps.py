@@ -61,6 +61,25 @@ def test_convolution(slots, layout, dtype, monkeypatch):
     assert torch.equal(own.double(), wide) and own.stride() == state.stride()
 
 
+def test_convolutions_of_more_rows_than_a_grid_has_room_for(monkeypatch):
+    """65,536 rows on a GPU; the interpreter knows no limit, and there it is 2."""
+    if INTERPRETED:
+        monkeypatch.setattr(convolution, "MOST", 2)
+    monkeypatch.setattr(convolution_step, "_takes", lambda x: x.dtype != torch.float64)
+    called = []
+    run = convolution.step_
+    monkeypatch.setattr(convolution, "step_", lambda *a: called.append(1) or run(*a))
+    for rows, wanted_calls in ((convolution.MOST, [1]), (convolution.MOST + 1, [])):
+        x, weight, bias, own = (torch.randn(shape, device=DEVICE) for shape in ((rows, 1, 4), (4, 1, 4), (4,), (rows, 3, 4)))
+        wide = own.double()
+        y = convolution_step.step_(x, own, weight, bias, True)
+        wanted = convolution_step.step_(x.double(), wide, weight.double(), bias.double(), True)
+        assert error(y.double(), wanted) <= 1e-5 and torch.equal(own.double(), wide)
+        assert called == wanted_calls
+        called.clear()
+    assert "at most" in convolution.refusal(own)
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_delta_rule_with_keys_of_unit_length(dtype, per_channel):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+WORD = r"[A-Za-z0-9_-]+"  # of a variant
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -33,20 +34,22 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def weights_of(folder: Path) -> Iterator[Weights]:
-    """The weights of a folder, of which only the headers have been read."""
+def weights_of(folder: Path, variant: str | None = None) -> Iterator[Weights]:
+    """The weights of a folder, those of a ``variant`` where it is named, of which only the headers have been read."""
+    if variant is not None and not (isinstance(variant, str) and re.fullmatch(WORD, variant)):
+        raise ValueError(f"variant must be a word in the names of files, such as 'fp16', but came as {variant!r}")
     with ExitStack() as stack:
-        yield Weights(folder, stack)
+        yield Weights(folder, stack, variant)
 
 
 class Weights:
     """Tensors by name, each read when it is asked for."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, variant: str | None) -> None:
         from safetensors import SafetensorError, safe_open
 
         self._where: dict[str, tuple[Any, str]] = {}  # name -> the file and its name there
-        for file, names in _files(folder).items():
+        for file, names in _files(folder, variant).items():
             path = _inside(folder, file)
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
@@ -54,7 +57,7 @@ class Weights:
                 raise ValueError(f"{path} is damaged, cut short or no safetensors file: {error}") from None
             there = set(opened.keys())
             if names is not None and (lacking := sorted(names - there)):
-                raise ValueError(f"{path} lacks weights that {INDEX} says it has: {listed(lacking)}")
+                raise ValueError(f"{path} lacks weights that {_variant(INDEX, variant)} says it has: {listed(lacking)}")
             self._where |= {name: (opened, name) for name in (there if names is None else names)}
         for name, (opened, _) in self._where.items():
             if (dtype := opened.get_slice(name).get_dtype()) not in FLOATS:
@@ -120,21 +123,31 @@ def listed(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _files(folder: Path) -> dict[str, set[str] | None]:
+def _variant(name: str, variant: str | None) -> str:
+    """The name of a file in a ``variant``, as transformers makes it."""
+    return name if variant is None else f"{name.rpartition('.')[0]}.{variant}.{name.rpartition('.')[2]}"
+
+
+def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
     """For each file of weights the names that it should have; None: all that it has."""
-    if os.path.lexists(folder / WEIGHTS):
-        return {WEIGHTS: None}
-    if not os.path.lexists(folder / INDEX):
+    weights, index = _variant(WEIGHTS, variant), _variant(INDEX, variant)
+    if os.path.lexists(folder / weights):
+        return {weights: None}
+    if not os.path.lexists(folder / index):
+        files = sorted(path.name for path in folder.iterdir())
+        shapes = (rf"model\.({WORD}(?<!-of-\d{{5}}))\.safetensors", rf"model\.safetensors\.index\.({WORD})\.json")
+        if others := [found[1] for name in files for shape in shapes if (found := re.fullmatch(shape, name))]:
+            raise FileNotFoundError(f"{folder} has neither {weights} nor {index}, but the variants {listed(others)}: name one as variant")
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
         if pickles:
             raise ValueError(
                 f"{folder} has its weights in {listed(pickles)}: a pickle can run code when it is read, so only safetensors is. "
                 "Convert it once where you trust it, by transformers' save_pretrained"
             )
-        raise FileNotFoundError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-    places = _json(_inside(folder, INDEX)).get("weight_map")
+        raise FileNotFoundError(f"{folder} has neither {weights} nor {index}")
+    places = _json(_inside(folder, index)).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
-        raise ValueError(f"{folder / INDEX} has no weight_map from the names of weights to files")
+        raise ValueError(f"{folder / index} has no weight_map from the names of weights to files")
     return {file: {name for name, place in places.items() if place == file} for file in sorted(set(places.values()))}
 
 

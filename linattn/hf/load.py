@@ -28,6 +28,7 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    variant: str | None = None,
 ) -> LinattnForCausalLM:
     """A published model as one of ours, with the same logits.
 
@@ -39,6 +40,7 @@ def load(
         path_or_config: the folder, or a config of transformers, of ours, or the content of a ``config.json``.
         dtype: of the weights; None keeps that of the folder (float32 for a new model). Time constants stay in float32 at least.
         device: where the model goes.
+        variant: of the folder's weights, which then are in ``model.VARIANT.safetensors``, as in transformers; of a folder alone.
 
     Returns:
         The model in evaluation mode.
@@ -51,7 +53,9 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, but came as {dtype!r}")
     if isinstance(path_or_config, str | os.PathLike):
-        model = _read(Path(path_or_config))
+        model = _read(Path(path_or_config), variant)
+    elif variant is not None:
+        raise ValueError(f"variant means nothing to a config, but came as {variant!r}")
     else:
         model = LinattnForCausalLM(config_of(path_or_config))
     return _moved(_moved(model, device), dtype).eval()
@@ -117,9 +121,9 @@ _FIELDS = {f.name for f in fields(models.LMConfig)}
 _COUNTS = ("num_hidden_layers", "layers", "num_experts", "num_local_experts")  # of parts with weights of their own each
 
 
-def _read(path: Path) -> LinattnForCausalLM:
+def _read(path: Path, variant: str | None) -> LinattnForCausalLM:
     content = folders.config_of(path)
-    with folders.weights_of(path) as weights:
+    with folders.weights_of(path, variant) as weights:
         try:
             for name in _COUNTS:  # before anything is made of them
                 if isinstance(count := content.get(name), int) and count > len(weights.names):

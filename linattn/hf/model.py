@@ -159,6 +159,10 @@ class LinattnPreTrainedModel(PreTrainedModel):
         recording = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return Call(input_ids, inputs_embeds, mask, cache, use_cache, cu_seqlens, bool(recording))
 
+    def _out(self, out: Any, return_dict: bool | None) -> Any:
+        """``out``, or its tuple where that was asked for, by the config too."""
+        return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
+
     def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
         (rows, tokens), cache = call.shape, call.past_key_values
         if cache is None and call.use_cache:
@@ -252,7 +256,7 @@ class LinattnModel(LinattnPreTrainedModel):
         )  # fmt: skip
         hidden, cache, between = self._hidden(asked)
         out = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=between)
-        return out.to_tuple() if return_dict is False else out
+        return self._out(out, return_dict)
 
 
 class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
@@ -310,6 +314,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
                 label. The state has N rows.
             output_hidden_states: return what goes into each layer and what comes out of the last norm, [B, T, D] each.
             output_attentions: refused where it is true.
+            return_dict: whether the output has names or is a tuple; by default as the config says.
             position_ids: [B, T] or [1, T] int: where a position does not follow the one before by 1 a packed sequence begins, as
                 transformers' own masks hold it, in rows of any number. Beside padding they say nothing, and mixers count positions
                 themselves. On a GPU it takes a look at the numbers that ``cu_seqlens`` spares.
@@ -335,4 +340,4 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         for r in told:  # whoever collects around this call gets them too
             report(r.losses, r.counts)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=between)
-        return out.to_tuple() if return_dict is False else out
+        return self._out(out, return_dict)

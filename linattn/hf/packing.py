@@ -47,8 +47,11 @@ def sequences(
 
     Raises:
         TypeError: for a keyword that is none, and what is no tensor.
-        ValueError: for another shape or dtype, ends that are none, and arguments that contradict each other.
+        ValueError: for another shape or dtype, ends that are none, arguments that contradict each other, and the labels of context
+            or sequence parallel training.
     """
+    if "shift_labels" in given:  # each process would begin its part of a row from nothing, and learn something else
+        raise ValueError("shift_labels come where the tokens of a row are on several processes, which no state goes between: give labels")
     for name in given:
         if name not in Packing.__annotations__:
             raise TypeError(f"forward() got an unexpected keyword argument {name!r}")

@@ -105,6 +105,27 @@ def test_sharded_files(tmp_path):
         load(tmp_path / "theirs")
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_variants(folder, sharded):
+    """Names as transformers makes them: model.fp16.safetensors, model.safetensors.index.fp16.json."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).half()
+    model.save_pretrained(folder, variant="fp16", max_shard_size=10_000 if sharded else "5GB")
+    assert ("model.safetensors.index.fp16.json" if sharded else "model.fp16.safetensors") in {p.name for p in folder.iterdir()}
+    half = linattn.load(folder, variant="fp16")
+    assert half.dtype == torch.float16 and load(folder).dtype == torch.float32
+    assert torch.equal(half.model.embedding.weight, model.get_input_embeddings().weight)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither model.safetensors nor model.safetensors.index.json.* variants fp16: name one"):
+        load(folder)
+    with pytest.raises(FileNotFoundError, match=r"neither model.bf16.safetensors nor model.safetensors.index.bf16.json"):
+        load(folder, variant="bf16")
+    for wrong in ("", "../fp16", "a/b", 16, "a\\b"):
+        with pytest.raises(ValueError, match="variant must be a word in the names of files, such as 'fp16', but came as"):
+            load(folder, variant=wrong)
+    with pytest.raises(ValueError, match="variant means nothing to a config"):
+        load(linattn.LMConfig(vocab_size=8, dim=32, layers=1), variant="fp16")
+
+
 def test_configs_that_cannot_be_said(folder):
     for values, message in (
         ({"model_type": "llama"}, "no family of models is called 'llama'; there are"),

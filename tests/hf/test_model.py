@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 import linattn
-from linattn.hf import LinattnForCausalLM, LMConfig, StateCache
+from linattn.hf import LinattnForCausalLM, LinattnModel, LMConfig, StateCache
 from linattn.models import LanguageModel
 
 MIXERS = ["gla", "softmax", "mamba2, softmax", "gated_deltanet"]
@@ -185,6 +185,18 @@ def test_loss_is_the_mean_over_shifted_labels():
     torch.testing.assert_close(lm(ids, labels=labels, num_items_in_batch=5).loss, want * 11 / 5)
 
 
+def test_a_config_may_ask_for_tuples():
+    lm, ids = model(), torch.randint(50, (2, 9))
+    full = lm(ids).logits
+    lm.config.return_dict = False
+    loss, logits, *_ = lm(ids, labels=ids)
+    assert loss.ndim == 0 and torch.equal(logits, full)
+    assert isinstance(lm(ids, return_dict=True).logits, torch.Tensor)
+    assert lm.generate(ids, max_new_tokens=2, do_sample=False).shape == (2, 11)
+    hidden = LinattnModel(lm.config)(ids)
+    assert isinstance(hidden, tuple) and hidden[0].shape == (2, 9, 32)
+
+
 def test_embeddings_packing_and_kept_logits():
     lm, ids = model(), torch.randint(50, (1, 9))
     full = lm(ids).logits
@@ -265,6 +277,7 @@ def test_what_does_not_fit_is_refused_by_name():
         ({"labels": ids.int()}, "labels must be torch.int64, but came as torch.int32"),
         ({"labels": ids.tolist()}, "labels must be a tensor, but came as list"),
         ({"labels": ids, "logits_to_keep": 2}, "labels want the logits of every token, so logits_to_keep must be 0 beside them, but is 2"),
+        ({"shift_labels": ids}, "shift_labels come where the tokens of a row are on several processes, .*: give labels"),
         ({"attention_mask": [[1] * 6] * 2}, "attention_mask must be a tensor, but came as list"),
         ({"logits_to_keep": -1}, "logits_to_keep must be at least 0, or indices, but came as -1"),
         ({"logits_to_keep": 1.5}, "logits_to_keep must be at least 0, or indices, but came as 1.5"),

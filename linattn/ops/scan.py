@@ -26,7 +26,9 @@ def diagonal_scan(
     Args:
         decay: natural logarithm, [B, T, D] or constant [D]; float32 or float64 and at most 0, or complex with a real part
             of at most 0. -inf resets a state that is finite; of a NaN or an infinity only ``cu_seqlens`` is sure to be free.
-        b: [B, T, D], on its own dtype: any floating one, complex only beside a complex decay.
+        b: [B, T, D], on its own dtype: any floating one, complex only beside a complex decay. Behind an infinity the
+            states of its channel and sequence are infinite in the definition, while decays are finite, and NaN from the other
+            backends, which weigh a state by 1 and by exp(decay) - 1.
         initial_state: [N, D] in the dtype that sums are kept in: float32 (float64 if decay or b is), or its complex kind.
         return_state: also return the last state of each sequence [N, D].
         cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end.

@@ -85,3 +85,21 @@ def test_scans(scan, backend, bad):
     ends = torch.tensor([0, RESET, RESET, TOKENS])
     got, wanted = (scan(decay[:1], t[:1], cu_seqlens=ends, return_state=True, backend=backend) for t in (wrong, x))
     assert torch.equal(got[0][:, RESET:], wanted[0][:, RESET:]) and torch.equal(got[1][2:], wanted[1][2:])
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "cpu"])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
+def test_an_infinity_in_a_sum_stays_in_its_channel_and_row(backend, bad):
+    """The definition keeps it; who weighs a state by 1 and by exp(decay) − 1 has inf − inf. None has a number again."""
+    if backend == "cpu" and library.reason():
+        pytest.skip(library.reason())
+    decay, b = -torch.rand(2, TOKENS, 5), torch.randn(2, TOKENS, 5)
+    wrong = b.clone()
+    wrong[0, SPOILED, 3] = bad
+    clean, got = (linattn.diagonal_scan(decay, t, backend=backend) for t in (b, wrong))
+    behind = torch.zeros_like(b, dtype=torch.bool)
+    behind[0, SPOILED:, 3] = True
+    assert torch.equal(got[~behind], clean[~behind])
+    assert not got[behind].isfinite().any()
+    if backend == "reference":
+        assert (got[behind] == bad).all()

@@ -79,7 +79,7 @@ def test_the_command(tmp_path, capsys):
     (tmp_path / "training").mkdir()  # a run has its newest whole checkpoint inside
     (tmp_path / "training/run.json").write_text("{}")
     ours.save_pretrained(tmp_path / "training/checkpoint-3")
-    checkpoint.mark(tmp_path / "training/checkpoint-3")
+    checkpoint.mark(tmp_path / "training/checkpoint-3", step=3, seconds=0.0, losses=[])
     assert main(["export", str(tmp_path / "training"), "--to", "mamba", str(tmp_path / "too")]) == 0
     assert "checkpoint-3" in capsys.readouterr().out
     for name, t in load_file(tmp_path / "out/model.safetensors").items():

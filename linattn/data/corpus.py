@@ -102,7 +102,7 @@ def _stretches(text: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _pack(folder: Path, text: bytes, codec: Codec) -> None:
     try:
-        with new_folder(folder) as aside:
+        with new_folder(folder, kept=lambda: _open(folder) is not None) as aside:
             about = _write_splits(aside, text, codec)
             (aside / "corpus.json").write_text(json.dumps(about))
     except OSError as error:

@@ -5,34 +5,41 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, kept: Callable[[], bool] = lambda: False) -> Iterator[Path]:
     """Give a new folder beside ``path`` to fill; on leaving, sync what is in it and rename it to ``path``.
 
-    A folder that stood there is replaced. If the block raises, nothing stays behind and ``path`` is as it was.
+    A folder that stands there by then is replaced, unless it is ``kept``: others may be reading what a quicker process put there. If the
+    block raises, nothing stays behind and ``path`` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name[:24]}.{secrets.token_hex(6)}.part")
     aside.mkdir()
     try:
         yield aside
-        publish(aside, path)
+        publish(aside, path, kept)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(aside: Path, path: Path) -> None:
-    """Sync the folder ``aside`` with the files in it, then give it the name ``path``; what had that name goes."""
+def publish(aside: Path, path: Path, kept: Callable[[], bool] = lambda: False) -> None:
+    """Sync the folder ``aside`` with the files in it, then give it the name ``path``; what had that name goes, unless it is ``kept``."""
     for file in (*aside.iterdir(), aside):
         sync(file)
-    if path.exists():
+    try:
+        aside.rename(path)  # the system refuses it where there is something
+    except OSError:
+        if not path.exists():
+            raise
+        if kept():
+            return
         shutil.rmtree(path)
-    aside.rename(path)
+        aside.rename(path)
     sync(path.parent)
 
 

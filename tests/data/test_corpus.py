@@ -155,6 +155,25 @@ def test_nothing_half_written(text, cache, monkeypatch):
     assert list(cache.iterdir()) == []
 
 
+def test_what_a_quicker_process_has_put_there_stays(text, cache, monkeypatch):
+    """It may be reading it: replaced, the files would be gone for a moment."""
+    import importlib
+
+    module = importlib.import_module("linattn.data.corpus")
+    write, places = module._write_splits, []
+
+    def slower(*arguments):
+        monkeypatch.setattr(module, "_write_splits", write)
+        c = corpus_function([text])  # the other process
+        places.append((cache / c.sha256).stat().st_ino)
+        return write(*arguments)
+
+    monkeypatch.setattr(module, "_write_splits", slower)
+    c = corpus_function([text])
+    assert [folder.name for folder in cache.iterdir()] == [c.sha256]
+    assert places == [(cache / c.sha256).stat().st_ino]
+
+
 @pytest.mark.parametrize("damage", ["short", "no json", "wrong json", "gone"])
 def test_a_damaged_cache_is_made_again(damage, text, cache):
     c = corpus([text])

@@ -11,23 +11,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
-import linattn
-from linattn.hf import LinattnForCausalLM, LinattnModel, LMConfig, StateCache
+from linattn.hf import LinattnModel, LMConfig, StateCache
 from linattn.models import LanguageModel
+from tests.hf.prompts import greedy, model
 
 MIXERS = ["gla", "softmax", "mamba2, softmax", "gated_deltanet"]
-
-
-def model(mixer="gla, softmax", **options) -> LinattnForCausalLM:
-    config = linattn.LMConfig(**{"vocab_size": 50, "dim": 32, "layers": 2, "mixer": mixer, **options})
-    return AutoModelForCausalLM.from_config(config).double().eval()
-
-
-def greedy(lm, ids, count):
-    """What ``generate`` has to equal: the whole forward pass for every token."""
-    for _ in range(count):
-        ids = torch.cat([ids, lm(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-    return ids
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

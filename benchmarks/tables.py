@@ -12,7 +12,7 @@ from pathlib import Path
 
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, SHORT, START_SHAPE, STEPS, Case
 from linattn.report.tasks import load
-from linattn.report.words import memory
+from linattn.report.words import memory, tokens
 from linattn.reproduce import variants
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,8 @@ TITLES = {
         "translate": ("mixer", "bits per character"),
         "recall": ("mixer", "state at width 128", "recall, width {dims}", "forgetting, {dims}"),
         "mad": {"fuzzy recall": "fuzzy recall", "selective copying": "selective copying", "compression": "compression"},
+        "copying": ("mixer", "state", "induction head, {induction} tokens", "whole strings copied, {copying} letters"),
+        "extrapolation": ("mixer", "bits per byte in the first {context}", "up to byte {length}, past carried", "past forgotten"),
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
@@ -57,6 +59,8 @@ TITLES = {
         "translate": ("混合层", "每字符比特数"),
         "recall": ("混合层", "宽度 128 时的状态", "回忆，宽度 {dims}", "键被改写，{dims}"),
         "mad": {"fuzzy recall": "模糊回忆", "selective copying": "选择性复制", "compression": "压缩"},
+        "copying": ("混合层", "状态", "归纳头，{induction} 个 token", "整串复制，{copying} 个字母"),
+        "extrapolation": ("混合层", "前 {context} 字节的每字节比特数", "至第 {length} 字节，状态接续", "每段清空"),
         "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
@@ -236,8 +240,45 @@ def recall(body: dict, words: dict) -> str:
     )
     name, state, *swept = words["recall"]
     swept = [title.format(dims=" · ".join(map(str, of))) for title, of in zip(swept, dims.values(), strict=False)]
+    return _one_seed(body, words) + markdown((name, state, *swept, *words["mad"].values()), cells)
+
+
+def copying(body: dict, words: dict) -> str:
+    """A line for each mixer: what is right from the longest length of the training on; of induction at every other length."""
+    curves = {(row["task"], row["mixer"]): {point["length"]: point["whole"] for point in row["curve"]} for row in body["rows"]}
+    state = {row["mixer"]: row["state_bytes"] for row in body["rows"] if row["task"] == "induction"}
+    shown = {}
+    for task, every in (("induction", 2), ("copying", 1)):
+        longest = max(body["settings"]["train"][task])
+        shown[task] = [n for n in body["settings"]["test"][task] if n >= longest][::every]
+
+    def shares(mixer: str) -> Iterable[str]:
+        for task, lengths in shown.items():
+            found = (curves[task, mixer][n] for n in lengths)
+            yield " · ".join("–" if share is None else f"{share:.2f}" for share in found)
+
+    cells = ((variants.label(mixer), memory(size), *shares(mixer)) for mixer, size in state.items())
+    lengths = {task: " · ".join(map(tokens, of)) for task, of in shown.items()}
+    return _one_seed(body, words) + markdown((title.format(**lengths) for title in words["copying"]), cells)
+
+
+def extrapolation(body: dict, words: dict) -> str:
+    """A line for each mixer: bits per byte at the lengths of the training, and far behind them."""
+    cells = ((variants.label(r["mixer"]), *(f"{r[name]:.3f}" for name in ("learned", "carried", "fresh"))) for r in body["rows"])
+    lengths = {name: f"{body['settings'][name]:,}" for name in ("context", "length")}
+    return _one_seed(body, words) + markdown((title.format(**lengths) for title in words["extrapolation"]), cells)
+
+
+def _one_seed(body: dict, words: dict) -> str:
     facts = {**body["machines"][0], "cpu": body["machines"][0]["accelerator"], "command": body["command"], "date": body["created"][:10]}
-    return words["one seed"].format(**facts) + "\n\n" + markdown((name, state, *swept, *words["mad"].values()), cells)
+    return words["one seed"].format(**facts) + "\n\n"
+
+
+STUDIES = {"recall": recall, "copying": copying, "extrapolation": extrapolation}
+
+
+def reproduced(body: dict, words: dict) -> str:
+    return STUDIES[body["study"]](body, words)
 
 
 def table(file: str, suite: str, card: str, words: dict) -> str:
@@ -246,7 +287,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    suites = {"train": train, "compare": compared, "reproduce": recall, "vision": vision, "decode": decode}
+    suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode}
     make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), suites.get(suite, gpu))
     return make(body, words)
 

@@ -163,9 +163,9 @@ STUDY = Study(
     ),
     full=Settings(
         ("softmax", "softmax:window=64", "gla", "mamba", "mamba2", "rwkv7", "deltanet", "gated_deltanet", "lstm"), 3,
-        train={"copying": (8, 16, 32, 64), "induction": (64, 128, 256)},
+        train={"copying": (8, 16, 32, 64), "induction": (16, 32, 64, 128, 256)},
         test={"copying": (16, 32, 64, 96, 128, 256, 512), "induction": tuple(1 << n for n in range(6, 21, 2))},
-        examples=40_000, epochs=8, dim=128, batch_size=128, learning_rate=2e-3, tests=128,
+        examples=40_000, epochs=8, dim=128, batch_size=128, learning_rate=5e-3, tests=128,
     ),
     runs=runs,
     measure=measure,

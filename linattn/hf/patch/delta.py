@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.hf.patch.call import Family, Replacement, current, shared, state_of
@@ -36,7 +37,17 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     rule = _rule(run)
     for name in _RULES.get(family, _RULES[""]):
         yield module, name, rule
+    if family == "kimi_linear":
+        yield module.KimiLinearForgetGate, "forward", _forget
     yield from shared(module, FAMILIES[family])
+
+
+def _forget(self: Any, hidden_states: Tensor) -> Tensor:
+    """KDA's decay [B, T, H, K]. Theirs takes the logarithm of 1 + exp(x) and is off by up to 6e-8: slow decays lose their digits, the
+    slowest become 0.
+    """
+    x = self.f_b_proj(self.f_a_proj(hidden_states)).float() + self.dt_bias.float()
+    return -self.A_log.float().exp() * F.softplus(x).unflatten(-1, (-1, self.head_dim))
 
 
 def _rule(run: Callable) -> Callable:

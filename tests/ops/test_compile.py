@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
 import linattn
+from linattn.ops.compilers import constant_result
 from tests.ops import cases
 from tests.ops.cases import FORMS, KINDS, Call, cotangent, gradients, make
 from tests.ops.errors import compare, error
@@ -137,6 +138,11 @@ def test_export(kind, lengths):
     out = program.module()(*arguments(other))
     for name, mine in zip(other("chunk"), out, strict=True):
         assert error(mine, other(backend="reference")[name]) < 1e-11
+
+
+def test_a_constant_result_is_marked_as_torch_marks_it():
+    marked, ours = torch.compiler.assume_constant_result(lambda: 1), constant_result(lambda: 1)
+    assert vars(ours) == vars(marked) != {}
 
 
 def test_the_value_checks_do_not_break_a_graph():

@@ -22,6 +22,18 @@ linattn.linear_attention, linattn.mixers.available()
 print(*[name for name in "{HEAVY}".split() if name in sys.modules])
 """
 
+CALLED = """
+import sys, torch, linattn
+from importlib.util import find_spec
+q, k, v = torch.randn(3, 1, 300, 2, 16, requires_grad=True).unbind(0)
+linattn.linear_attention(q, k, v, decay=-torch.rand(1, 300, 2)).sum().backward()
+x = torch.randn(1, 300, 32)
+linattn.mixers.create("gla", dim=32)(x)[0].sum().backward()
+if find_spec("triton"):
+    import linattn.ops.triton.linear_attention
+print(*[name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
 BARE = """
 import importlib.metadata as metadata, re, sys
 
@@ -83,6 +95,10 @@ def test_import_costs_at_most_half_a_second_more_than_torch():
 
 def test_import_loads_nothing_heavy():
     assert run(LOADED).split() == []
+
+
+def test_a_call_loads_no_compiler():
+    assert run(CALLED).split() == []
 
 
 def test_torch_and_numpy_are_enough():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import choice
+from linattn.ops.compilers import constant_result
 from linattn.ops.cpu import build
 
 GUARD = 64  # numbers
@@ -28,7 +29,7 @@ _lowered: str | None = os.environ.get("LINATTN_CPU_ISA")
 _guards: list[Tensor] | None = None
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def reason() -> str | None:
     """Why there are no kernels, or None if there are."""
     return _loaded()[1]

@@ -16,6 +16,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
+from linattn.ops.compilers import constant_result
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KNOWN = triton.__version__.startswith("3.6.")  # what a compiled kernel's launcher takes differs between versions
 MOST = 1024  # recorded calls; the oldest makes room
@@ -192,7 +194,7 @@ def traced(tensors: tuple[Tensor, ...]) -> bool:
     return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability; for a compiler a constant."""
     return _known_capability(device)

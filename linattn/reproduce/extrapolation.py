@@ -150,23 +150,32 @@ def rows(settings: Settings, done: Done) -> list[Row]:
 
 
 def _point(i: int, border: int, results: list[Result]) -> Row:
+    """The figures of a stretch of positions; without a mean where a seed has no finite one, since the others' would pass for it."""
     carried, fresh = ([result[name][i] for result in results] for name in ("carried", "fresh"))
-    gain = [f - c for c, f in zip(carried, fresh, strict=True)]
-    values = {"carried": carried, "fresh": fresh, "gain": gain}
-    return {"positions": border, **{k: v for name in values for k, v in mean_and_spread(name, values[name]).items()}}
+    gain = [None if None in (c, f) else f - c for c, f in zip(carried, fresh, strict=True)]
+    point: Row = {"positions": border}
+    for name, values in (("carried", carried), ("fresh", fresh), ("gain", gain)):
+        point |= mean_and_spread(name, [] if None in values else values)
+    return point
 
 
 def _paper(row: Row, table: list[Row]) -> Row:
-    """What papers found of its mixer, and whether that shows here: a loss that rises beyond the trained length, or the lowest."""
+    """What papers found of its mixer, and whether that shows here: a loss that a long past makes higher, or the lowest."""
     variant = variants.parse(row["mixer"])
-    said, source = (None, None) if "window" in variant.options else _SAID.get(variant.name, (None, None))
+    said, source = (None, None) if variant.windowed else _SAID.get(variant.name, (None, None))
     agrees = None
     if variant.name == "gated_deltanet":
-        recurrent = (other for other in table if mixers.info(variants.parse(other["mixer"]).name).recurrent)
-        agrees = row["carried"] == min(other["carried"] for other in recurrent)
-    elif said is not None and variant.name != "rwkv7":  # which was asked something else there
-        agrees = row["carried"] > row["learned"]
+        others = [other["carried"] for other in table if _recurrent_but(variant.name, other) and other["carried"] is not None]
+        agrees = row["carried"] is not None and row["carried"] <= min(others) if others else None
+    elif said is not None and variant.name != "rwkv7" and row["learned"] is not None:  # rwkv7 was asked something else there
+        agrees = row["gain"] is None or row["gain"] < 0  # text may get harder; it does so without its past, too
     return {"paper_says": said, "source": source, "agrees": agrees}
+
+
+def _recurrent_but(name: str, row: Row) -> bool:
+    """Whether the row is of a recurrent mixer that is not called ``name``."""
+    other = variants.parse(row["mixer"]).name
+    return other != name and mixers.info(other).recurrent
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
@@ -193,7 +202,7 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
 
 def _ends(table: list[Row], key: str) -> str:
     """The figures at the longest text."""
-    ends = ", ".join(f"{variants.parse(row['mixer']).label} {row[key]:.3f}" for row in table)
+    ends = ", ".join(f"{variants.parse(row['mixer']).label} {'not finite' if row[key] is None else share(row[key])}" for row in table)
     return f"Up to byte {max(row['positions'] for row in table):,}: {ends}."
 
 
@@ -217,6 +226,7 @@ STUDY = Study(
         "Text: the source of Python's standard library. What is held out lies in stretches of 64 KiB, each of several files as a rule.",
         "The papers' models are 100 to 1,000 times as large and saw as many times more text: time to overfit their states to one length.",
         "Recurrent models that diverge there may well not do so here.",
+        "A mixer diverges where the past harms, that is saves less than 0 bits. A loss that is not finite in one of the seeds stands as –.",
         "A segment that forgets begins without the few bytes before it. A small window, which sees little else, shows what these save.",
     ),
 )  # fmt: skip

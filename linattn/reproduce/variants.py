@@ -35,6 +35,11 @@ class Variant:
             said.append(_SHORT.get(pair, f"{_SHORT.get(option, option)} {value}"))
         return " ".join(filter(None, said))
 
+    @property
+    def windowed(self) -> bool:
+        """Whether it is softmax over the latest tokens only."""
+        return self.name == "softmax" and self.options.get("window") is not None
+
 
 def everyone() -> tuple[str, ...]:
     """Every mixer that a language model can have."""

@@ -99,22 +99,42 @@ def test_a_study_gives_rows_and_plots():
     assert rows[0]["source"] is None
     assert rows[1]["source"].startswith("arXiv 2507.02782")
     assert rows[0]["agrees"] is None
-    assert rows[1]["agrees"] is (rows[1]["carried"] > rows[1]["learned"])
+    assert rows[1]["agrees"] is (rows[1]["gain"] < 0)
     drawn = extrapolation.charts(TINY, rows)
     assert [chart.title for chart in drawn] == ["Loss by position", "What the carried past is worth"]
     assert all("gla" in chart.svg and "softmax window 4" in chart.svg for chart in drawn)
 
 
 def test_what_the_papers_say_and_whether_it_came_out():
-    def row(mixer, learned, carried):
-        return {"mixer": mixer, "learned": learned, "carried": carried}
+    def row(mixer, carried, gain=0.1):
+        return {"mixer": mixer, "learned": 2.5, "carried": carried, "gain": gain}
 
-    table = [row("softmax", 3.0, 4.0), row("gla", 3.0, 2.9), row("gated_deltanet", 3.0, 2.8), row("rwkv7", 3.0, 2.95)]
-    assert [extrapolation._paper(r, table)["agrees"] for r in table] == [True, False, True, None]
-    lower = [*table, row("mamba2", 3.0, 2.7)]
+    table = [row("softmax", 4.0, -1.0), row("gla", 2.9), row("gated_deltanet", 2.8), row("rwkv7", 2.95)]
+    assert [extrapolation._paper(r, table)["agrees"] for r in table] == [True, False, True, None], "harder text alone is no divergence"
+    lower = [*table, row("mamba2", 2.7)]
     assert extrapolation._paper(table[2], lower)["agrees"] is False
-    assert extrapolation._paper(table[2], [*table, row("softmax", 3.0, 2.7)])["agrees"] is True, "of the recurrent ones"
+    assert extrapolation._paper(table[2], [*table, row("softmax", 2.7)])["agrees"] is True, "of the recurrent ones"
+    own = [row("gated_deltanet", 2.8), row("gated_deltanet:heads=2", 2.7), row("softmax", 2.9)]
+    assert extrapolation._paper(own[0], own)["agrees"] is None, "there is no other one"
     assert all(extrapolation._paper(r, table)["source"] for r in table)
+    assert extrapolation._paper(row("softmax:window=null", 4.0, -1.0), table)["agrees"] is True, "no window is softmax itself"
+
+
+def test_what_diverges_in_a_seed_has_no_mean_and_the_others_have_theirs():
+    """JSON has no number for it, so it comes back as None."""
+    settings = replace(TINY, mixers=("gla", "gated_deltanet", "rwkv7"), ffn_dim=128)
+    stretches = {"borders": [8, 16, 64], "fresh": [3.0, 3.0, 3.0]}
+    done = [(run, {**stretches, "carried": [3.0, 2.9, 2.8]}) for run in extrapolation.runs(settings, [])]
+    done[0][1]["carried"] = [3.0, 2.9, None]
+    gla, gated, _ = rows = extrapolation.rows(settings, done)
+    assert (gla["carried"], gla["carried_spread"], gla["gain"]) == (None, None, None)
+    assert gla["learned"] == pytest.approx(2.9)
+    assert [row["agrees"] for row in rows] == [True, True, None]
+    assert gated["gain"] == pytest.approx(0.2)
+    chart, _ = extrapolation.charts(settings, rows)
+    assert chart.found == "Up to byte 64: gla not finite, gated_deltanet 2.800, rwkv7 2.800."
+    done[0][1]["carried"] = done[0][1]["fresh"] = [None, None, None]
+    assert extrapolation.rows(settings, done)[0]["agrees"] is None, "it learned nothing that could be lost"
 
 
 def test_training_is_part_of_it():

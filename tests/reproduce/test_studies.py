@@ -207,12 +207,29 @@ def test_what_the_papers_say_of_induction():
         results = {str(n): {"whole": w} for n, w in zip(tests, whole, strict=True)}
         return copying.rows(copying.STUDY.quick, [(run, {"tests": results, "state_bytes": 1})])[0]
 
-    assert row("mamba", (1.0, 1.0, 1.0))["agrees"] is True
+    assert row("mamba", (1.0, 1.0, 1.0), (8, 16, 1 << 20))["agrees"] is True
+    assert row("mamba", (1.0, 1.0, 1.0))["agrees"] is None, "nobody asked for a million"
     assert row("mamba", (1.0, 1.0, 0.6))["agrees"] is False
     assert row("softmax", (1.0, 0.9, 0.5))["agrees"] is True
     assert row("softmax", (1.0, 1.0, 1.0))["agrees"] is False
     assert row("softmax", (1.0, 0.9, None))["agrees"] is None
     assert row("softmax:window=4", (1.0, 0.9, 0.5))["paper_says"] is None is row("gla", (1.0, 1.0, 1.0))["agrees"]
+    assert row("softmax:window=null", (1.0, 0.9, 0.5))["agrees"] is True, "no window is softmax itself"
+    assert row("path", (1.0, 1.0, 1.0))["paper_says"] is None, "it has other positions than what was tested there"
+
+
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [
+        ("softmax", "strings far longer than its size"),
+        ("softmax:window=null", "strings far longer than its size"),
+        ("softmax:window=4", "no more than the state can hold"),
+        ("local", "no more than the state can hold"),
+        ("topk", None),
+    ],
+)
+def test_what_the_papers_say_of_copying(mixer, said):
+    assert copying._paper({"mixer": mixer, "task": "copying"})["paper_says"] == said
 
 
 @pytest.mark.parametrize("size", [4, 12])

@@ -253,7 +253,7 @@ _NEAR = 0.1  # a difference in accuracy that can be read off a figure and made b
 def _paper(task: str, line: str, row: Row) -> Row:
     """What Zoology's code gives for MQAR at its own settings, and whether that is so here, where they are the same."""
     variant = variants.parse(row["mixer"])
-    name = "window" if "window" in variant.options else variant.name
+    name = "window" if variant.windowed else variant.name
     if line == "mqar" and name in _ZOOLOGY:
         said = ", ".join(f"{accuracy:.2f}" + (f" at {thousand}k" if thousand else "") for thousand, accuracy in _ZOOLOGY[name])
         wanted = _between(_ZOOLOGY[name], row["state_bytes"] / 4e3)

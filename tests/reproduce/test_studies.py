@@ -113,6 +113,8 @@ def test_figures_of_the_paper_between_those_that_were_read():
     assert recall._paper("mqar", "mqar", {**row, "mixer": "h3"})["agrees"] is False
     assert recall._paper("quick", "mqar", row)["agrees"] is None
     assert recall._paper("mqar", "mqar", {**row, "mixer": "softmax:window=16"})["paper_says"].startswith("0.08 at 10k")
+    assert recall._paper("mqar", "mqar", {**row, "mixer": "softmax:window=null"})["paper_says"] == "1.00"
+    assert recall._paper("mqar", "mqar", {**row, "mixer": "titans_mag:window=16"})["paper_says"] is None, "it keeps more than a window"
 
 
 def test_recall_of_another_protocol_is_another_run(tiny, monkeypatch):

@@ -42,9 +42,12 @@ def reproduce(
     from linattn.cli.table import show_rows
     from linattn.reproduce.frame import load
     from linattn.reproduce.frame import reproduce as run
+    from linattn.reproduce.page import left_out
 
     report = run(options, progress=True)
     show_rows(load(options.study).all_columns, report["rows"])
+    for said in left_out(report):
+        print(f"left out: {said}")
     for failure in report["failures"]:
         print(f"failed: {failure['run']}: {failure['error']}")
     print(f"report: {options.folder / 'report.html'}" + ("" if report["complete"] else " (not complete; the same command goes on)"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from linattn.report.charts import Chart
 from linattn.report.plot import STYLES
 
+SENTENCE = 24  # letters; a cell with more makes its column one of sentences
 _NOTHING = "default-src 'none'; style-src 'unsafe-inline'"  # the browser is told to load nothing, too
 
 
@@ -43,9 +44,14 @@ def inlined(value: object) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], caption: str) -> str:
-    """A table whose first column names the rows (already HTML); cells and heads are text."""
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    lines = (f'<tr><th scope="row">{name}</th>{"".join(f"<td>{escape(c)}</td>" for c in cells)}</tr>' for name, cells in rows)
+    """A table whose first column names the rows (already HTML); cells and heads are text. Columns of sentences are broken into lines."""
+    long = [any(len(cells[i]) > SENTENCE for _, cells in rows) for i in range(len(heads) - 1)]
+    kinds = [' class="words"' if one else "" for one in long]
+    head = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for h, kind in zip(heads, ["", *kinds], strict=True))
+    lines = (
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td{kind}>{escape(c)}</td>" for c, kind in zip(cells, kinds, strict=True))}</tr>'
+        for name, cells in rows
+    )
     caption = escape(caption)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table><caption><span>{caption}</span></caption>\n'

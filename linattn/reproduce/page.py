@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from typing import Any
 
@@ -35,10 +36,16 @@ def _table(report: dict, study: Study) -> str:
 
 
 def _remarks(report: dict) -> str:
-    left = [f"Left out: {_said(x['run'])}: {x['reason']}" for x in report["left_out"]]
+    left = [f"Left out: {said}" for said in left_out(report)]
     failed = [f"Failed: {_said(x['run'])}: {x['error']}" for x in report["failures"]]
-    notes = [*report["notes"], *dict.fromkeys(left), *failed]
+    notes = [*report["notes"], *left, *failed]
     return f"<h2>To know before one quotes</h2>\n<ul>{''.join(f'<li>{escape(n)}</li>' for n in notes)}</ul>" if notes else ""
+
+
+def left_out(report: dict) -> list[str]:
+    """What could not be measured and why, once for all runs of a mixer."""
+    counts = Counter((str(x["run"].get("mixer", "all")), x["reason"]) for x in report["left_out"])
+    return [f"{variants.label(mixer)}, {count} {'run' if count == 1 else 'runs'}: {why}" for (mixer, why), count in counts.items()]
 
 
 def _said(run: dict) -> str:

@@ -58,6 +58,20 @@ def test_a_study_from_runs_to_page(given, tmp_path):
     for said in ("<h1>A toy</h1>", ">yes<", "0.141 ± 0.022", "a &lt;paper&gt;", "A &lt;note&gt;.", "<svg", "9 of 9", "paper says"):
         assert said in page
     assert "<note>" not in page
+    assert '<td class="words">' not in page
+
+
+def test_sentences_of_the_papers_are_broken_into_lines(given, tmp_path):
+    """In one line they push what came out off the page."""
+
+    def rows(settings, done):
+        return [{**row, "paper_says": "it learns all of it, and soon"} for row in toy.rows(settings, done)]
+
+    given(rows=rows)
+    reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert '<th scope="col" class="words">paper says</th><th scope="col">source</th>' in page
+    assert '<td>0.125</td><td class="words">it learns all of it, and soon</td><td>a &lt;paper&gt;</td>' in page
 
 
 def test_what_was_cut_off_goes_on_where_it_was(given, tmp_path):
@@ -138,7 +152,7 @@ def test_what_cannot_be_measured_is_said_and_what_fails_is_tried_again(given, tm
     assert {row["mixer"] for row in report["rows"]} == {"gla"}
     assert not report["complete"]
     page = (tmp_path / "report.html").read_text()
-    assert "it is too &lt;long&gt;" in page
+    assert page.count("<li>Left out: lstm, 2 runs: it is too &lt;long&gt;</li>") == 1
     assert "ZeroDivisionError" in page
     done = given()
     assert len(reproduce.run("recall", mixers=["lstm", "gru", "gla"], seeds=1, out=tmp_path)["failures"]) == 2
@@ -322,8 +336,10 @@ def test_the_command_line(given, tmp_path, capsys):
     assert {"gla", "softmax", "slstm", "titans", "path"} <= set(variants.everyone())
     capsys.readouterr()
     given()
-    assert main(["reproduce", "recall", "--mixers", "gru", "--seeds", "1", "--out", str(tmp_path)]) == 1
-    assert "not complete" in capsys.readouterr().out
+    assert main(["reproduce", "recall", "--mixers", "gru,lstm", "--seeds", "1", "--out", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "not complete" in out
+    assert out.count("left out: lstm, 2 runs: it is too <long>\n") == 1
     assert main(["reproduce", "recall", "--quick", "--full"]) == 2
     assert "exclude each other" in capsys.readouterr().err
     assert main(["reproduce", "moons"]) == 2

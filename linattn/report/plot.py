@@ -15,7 +15,8 @@ WIDTH, HEIGHT = 460, 300
 TOP, BOTTOM, LEFT = 26, 42, 58
 LABEL = 14  # least distance of two labels' base lines
 STYLES = 10  # styles in the style sheet; further series take them again
-CHARACTER = 8.1  # mean width of a character of a label
+CHARACTER = 8.1  # mean width of a character of a label; of WIDE ones half as much again
+WIDE = frozenset("mwMW")
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ class Heading:
 
 def lines(heading: Heading, series: Sequence[Series], x: Axis, y: Axis) -> str:
     """Lines with markers over two axes; each is named at its right end."""
-    right = WIDTH - 14 - CHARACTER * max(len(s.name) for s in series)
-    frame = _Frame(x, y, right)
-    return _svg(heading, [*frame.grid(), *(frame.line(s) for s in series), *frame.names(series)], HEIGHT, "lines")
+    right = WIDTH - 17 - CHARACTER * max(len(s.name) + 0.5 * sum(c in WIDE for c in s.name) for s in series)
+    height = max(HEIGHT, TOP + BOTTOM + LABEL * len(series))
+    frame = _Frame(x, y, right, height)
+    return _svg(heading, [*frame.grid(), *(frame.line(s) for s in series), *frame.names(series)], height, "lines")
 
 
 def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Callable[[float], str]) -> str:
@@ -89,28 +91,29 @@ def _first(group: list[float], low: float, high: float, least: float) -> float:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The rectangle of a plot of lines, ``right`` being its right edge."""
+    """The rectangle of a plot of lines, ``right`` being its right edge and ``height`` that of the whole plot."""
 
     x: Axis
     y: Axis
     right: float
+    height: float
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        return LEFT + (self.right - LEFT) * self.x.scale(x), HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * self.y.scale(y)
+        return LEFT + (self.right - LEFT) * self.x.scale(x), self.height - BOTTOM - (self.height - BOTTOM - TOP) * self.y.scale(y)
 
     def grid(self) -> list[str]:
         parts = [f'<text class="axis" x="2" y="12">{escape(self.y.label)}</text>']
-        parts.append(f'<text class="axis" x="{self.right:.1f}" y="{HEIGHT - 6}" text-anchor="end">{escape(self.x.label)}</text>')
-        parts.append(f'<path class="grid" d="M{LEFT} {HEIGHT - BOTTOM}H{self.right:.1f}"/>')  # the low end may be no tick
+        parts.append(f'<text class="axis" x="{self.right:.1f}" y="{self.height - 6}" text-anchor="end">{escape(self.x.label)}</text>')
+        parts.append(f'<path class="grid" d="M{LEFT} {self.height - BOTTOM}H{self.right:.1f}"/>')  # the low end may be no tick
         for value in self.y.scale.ticks:
             _, y = self.at(self.x.scale.low, value)
             parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{self.right:.1f}"/>')
             parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{escape(self.y.write(value))}</text>')
         for value in self.x.scale.ticks:
             x, _ = self.at(value, self.y.scale.low)
-            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM + 4}"/>')
+            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.height - BOTTOM + 4}"/>')
             parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">{escape(self.x.write(value))}</text>'
+                f'<text class="tick" x="{x:.1f}" y="{self.height - BOTTOM + 17}" text-anchor="middle">{escape(self.x.write(value))}</text>'
             )
         return parts
 
@@ -127,7 +130,7 @@ class _Frame:
     def names(self, series: Sequence[Series]) -> list[str]:
         ends = [self.at(*s.points[-1]) for s in series]
         parts = []
-        for s, (x, y), place in zip(series, ends, spread([e[1] for e in ends], TOP, HEIGHT - BOTTOM, LABEL), strict=True):
+        for s, (x, y), place in zip(series, ends, spread([e[1] for e in ends], TOP, self.height - BOTTOM, LABEL), strict=True):
             parts.append(f'<path class="lead s{s.style % STYLES}" d="M{x + 5:.1f} {y:.1f}L{self.right + 8:.1f} {place:.1f}"/>')
             parts.append(f'<text class="name s{s.style % STYLES}" x="{self.right + 11:.1f}" y="{place + 4:.1f}">{escape(s.name)}</text>')
         return parts

@@ -53,6 +53,17 @@ def test_lines_are_named_apart_and_styled():
     assert [t.text for t in _texts(svg, "tick")] == ["0", "2", "4", "6", "8", "10", "256", "512", "1024"]
 
 
+def test_there_is_room_for_wide_letters_and_for_many_names():
+    """An m of the labels' font has 13 units, and 40 mixers have no place beside a plot of the usual height."""
+    svg = ET.fromstring(lines(HEADING, [Series("mamba2 mmmm", [(256, 5.0), (1024, 5.0)], 0)], X, Y))
+    name, _, width, height = _texts(ET.tostring(svg), "name")[0], *map(float, svg.get("viewBox").split()[1:])
+    assert float(name.get("x")) + 6 * 13 + 5 * 8 <= width
+    svg = ET.fromstring(lines(HEADING, [Series(f"mixer{i}", [(256, 5.0), (1024, 5.0)], i) for i in range(40)], X, Y))
+    higher = float(svg.get("viewBox").split()[-1])
+    heights = sorted(float(n.get("y")) for n in _texts(ET.tostring(svg), "name"))
+    assert higher > height and heights[0] > 0 and heights[-1] <= higher
+
+
 def test_points_lie_where_the_scale_says():
     svg = lines(HEADING, [Series("a", [(256, 0), (512, 5), (1024, 10)], 0)], X, Y)
     path = next(p for p in ET.fromstring(svg).iter("path") if p.get("class") == "line").get("d")

@@ -13,7 +13,7 @@ n - K linear relations of their keys, and random ones do not. Any K pairs with i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, group
 
 EXACT = 1e-3  # largest ‖k S - v‖ / ‖v‖ of a pair that counts as returned exactly
 KNOWN = 0.99  # share of the pairs whose value must be the nearest one for "returns them"
+_REBASED = ("efficient_attention", "gaussian", "performer")  # their decays only follow the unit of the keys: what they sum does not fade
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ def rule(mixer: str) -> Recurrence | None:
             r = made.recurrence(x, Carry(x, returning=False))
         except NotImplementedError:
             return None
-        return r if _is_matrix(r, made(x, return_state=True)[1]) else None
+        if not _is_matrix(r, made(x, return_state=True)[1]):
+            return None
+        return replace(r, decay=None) if variant.name in _REBASED else r
 
 
 def _is_matrix(r: Recurrence, kept: Mapping[str, Tensor]) -> bool:
@@ -192,7 +195,7 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
                 f"Pairs {title}, {passes:,} {'pass' if passes == 1 else 'passes'}",
                 f"Random pairs are written into a state of {settings.size} x {settings.size}, then each key is read.",
             )
-            listed = ", ".join(f"{row['mixer']} {number(row[key])}" for row in shown)
+            listed = ", ".join(f"{variants.label(row['mixer'])} {number(row[key])}" for row in shown)
             found = f"Most pairs that come back: {listed}."
             points = [{**point, "mixer": row["mixer"]} for row in shown for point in row["curve"]]
             drawn.append(

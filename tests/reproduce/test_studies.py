@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from linattn import mixers
 from linattn.report.measure import LeftOut
 from linattn.reproduce import STUDIES, capacity, copying, frame, recall, state_tracking, variants, workers
 
@@ -264,6 +265,16 @@ def test_capacity_is_asked_of_matrices_only(mixer):
     """Keys and values side by side are none, nor is a sum for each channel; Mamba keeps one for keys that its channels share."""
     assert capacity.rule(mixer) is None
     assert capacity.rule("mamba") is not None
+
+
+@pytest.mark.parametrize(("mixer", "grown"), [("performer", 2), ("gaussian", 2), ("efficient_attention", 1)])
+def test_decays_that_follow_the_unit_of_the_keys_forget_nothing(mixer, grown):
+    """Of a text that comes twice the state is the sum of two equal states, or their mean, but for the epsilon of the features."""
+    assert capacity._rule_name(mixer) == "additive"
+    torch.manual_seed(0)
+    made, text = mixers.create(mixer, dim=64), torch.randn(1, 8, 64)
+    once, twice = (made(x, return_state=True)[1]["S"] for x in (text, text.repeat(1, 2, 1)))
+    assert (twice - grown * once).norm() < 0.01 * once.norm()
 
 
 def test_capacity_attains_the_bound_and_never_passes_it():

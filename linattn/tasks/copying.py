@@ -13,6 +13,9 @@ def copying(count: int, *, length: int, vocab_size: int = 28, generator: Generat
 
     begin x₁ ... x_L copy x₁ ... x_{L-1}: 2 L + 1 tokens, L of them asked, from the copy token on. Token V - 2 is the beginning, V - 1
     the copy token; with V = 28 there are 26 letters, as in the paper.
+
+    Raises:
+        ValueError: for a ``length`` below 1 or a vocabulary of fewer than 3.
     """
     whole(count, least=1, length=length)
     whole(count, least=3, vocab_size=vocab_size)
@@ -28,6 +31,12 @@ def induction_heads(count: int, *, tokens: int, vocab_size: int = 16, generator:
     """Random tokens, a special one (V - 1) among them and again at the end: what followed it is asked (arXiv 2312.00752, 4.1).
 
     The special token's place is uniform over all that leave room for the token behind it. Any length is possible, a million tokens too.
+
+    Returns:
+        Examples with ``tokens`` tokens, of which the last asks.
+
+    Raises:
+        ValueError: for fewer than 3 tokens or a vocabulary of fewer than 2.
     """
     whole(count, least=3, tokens=tokens)
     whole(count, least=2, vocab_size=vocab_size)

@@ -16,7 +16,7 @@ from linattn.tasks.examples import IGNORED, Examples, distinct, integers, whole
 def in_context_recall(
     count: int, *, tokens: int = 128, vocab_size: int = 16, noise: float = 0.0, noise_vocab: int = 0, generator: Generator
 ) -> Examples:
-    """Pairs of a key and its value, keys coming again: whenever a key was seen before its value is asked.
+    """Pairs of a key and its value, keys coming again: whenever a key was seen before its value is asked (arXiv 2403.17844).
 
     Each example has a value of its own for each key. The last key is one of those seen before. With ``noise`` each pair but one is,
     with that probability, two tokens of a noise vocabulary in its place (noisy recall: vocabulary 32, of it noise 16, noise 0.2).
@@ -28,6 +28,12 @@ def in_context_recall(
         noise: probability from 0 to below 1.
         noise_vocab: number of noise tokens; at least 1 with noise.
         generator: of all draws.
+
+    Returns:
+        Examples with ``tokens`` - 1 tokens; a question is at the place of its key.
+
+    Raises:
+        ValueError: for numbers that do not fit together.
     """
     whole(count, least=4, tokens=tokens)
     _check_noise(noise, noise_vocab)
@@ -59,10 +65,17 @@ def fuzzy_recall(
     value_size: int = 3,
     generator: Generator,
 ) -> Examples:
-    """The same where keys and values are several tokens long: a key one of ``key_sizes``, a value 1 to ``value_size`` different tokens.
+    """In-context recall of keys and values that are several tokens long (arXiv 2403.17844).
 
-    Every token of the value of a key that was seen before is asked. In front stands padding (token V - 1) up to the full length. The
-    paper trains with keys of 1 to 3 tokens and tests with those of 3.
+    A key has one of ``key_sizes``, a value 1 to ``value_size`` different tokens. Every token of the value of a key that was seen before is
+    asked, at the place before it. In front stands padding (token V - 1) up to the full length. The paper trains with keys of 1 to 3
+    tokens and tests with those of 3.
+
+    Returns:
+        Examples with ``tokens`` tokens.
+
+    Raises:
+        ValueError: for numbers that do not fit together.
     """
     whole(count, least=1, tokens=tokens, value_size=value_size)
     whole(count, least=3, vocab_size=vocab_size)
@@ -97,6 +110,12 @@ def selective_copying(count: int, *, tokens: int = 256, content: int = 16, vocab
     """``content`` tokens stand anywhere between blanks; behind a copy token they are asked, in their order (arXiv 2312.00752, 4.1).
 
     All arrangements are equally likely. Token V - 2 is the blank, V - 1 the copy token.
+
+    Returns:
+        Examples with ``tokens`` tokens, of which the last ``content`` ask.
+
+    Raises:
+        ValueError: for numbers that do not fit together.
     """
     whole(count, least=1, content=content)
     whole(count, least=2 * content + 1, tokens=tokens)
@@ -111,10 +130,16 @@ def selective_copying(count: int, *, tokens: int = 256, content: int = 16, vocab
 
 
 def compression(count: int, *, tokens: int = 32, vocab_size: int = 16, generator: Generator) -> Examples:
-    """Random tokens and, last, a compression token (V - 1), from whose output alone each of them is to be told.
+    """Random tokens and, last, a compression token (V - 1), from whose output alone each is to be told (arXiv 2403.17844).
 
     So the labels are the tokens themselves, and a model for this task must look at its last output only, with the place asked for beside
     it: :class:`linattn.reproduce.fit.Decoder`.
+
+    Returns:
+        Examples with ``tokens`` tokens, of which all but the last are asked.
+
+    Raises:
+        ValueError: for fewer than 2 tokens or a vocabulary of fewer than 2.
     """
     whole(count, least=2, tokens=tokens, vocab_size=vocab_size)
     ids = integers(0, vocab_size - 1, (count, tokens), generator)
@@ -125,10 +150,16 @@ def compression(count: int, *, tokens: int = 32, vocab_size: int = 16, generator
 
 
 def memorisation(count: int, *, tokens: int = 32, vocab_size: int = 256, facts: int = 0, generator: Generator) -> Examples:
-    """Keys, each followed by a token (V - 1) in whose place its value is asked; which value a key has is nowhere to be read.
+    """Keys, each followed by a token (V - 1) in whose place its value is asked, which nowhere is to be read (arXiv 2403.17844).
 
     The map from keys (the lower half of the other tokens) to values (the upper half) is one permutation for all examples, drawn with the
     seed ``facts``: it has to be learned.
+
+    Returns:
+        Examples with ``tokens`` tokens, of which every other one asks.
+
+    Raises:
+        ValueError: for numbers that do not fit together.
     """
     whole(count, least=2, tokens=tokens)
     whole(count, least=3, vocab_size=vocab_size)

@@ -35,10 +35,21 @@ def multi_query_recall(count: int, *, tokens: int = 64, pairs: int = 8, vocab_si
 def forgetting_recall(
     count: int, *, tokens: int = 64, pairs: int = 8, updates: int = 4, vocab_size: int = 8192, generator: Generator
 ) -> Examples:
-    """The same with ``updates`` of the keys given another value behind all pairs; what is asked is a key's last value.
+    """MQAR with ``updates`` of the keys given another value behind all pairs; what is asked is a key's last value.
 
-    As in Zoology's code, but for one thing: there the new value differs from that of some key, here from that of its own key.
-    ``tokens`` must be at least 4 x pairs + 2 x updates.
+    As in the code of Zoology (arXiv 2312.04927), but for one thing: there the new value differs from that of some key, here from that of
+    its own key.
+
+    Args:
+        count, pairs, vocab_size, generator: as in :func:`multi_query_recall`.
+        tokens: T, even, at least 4 x pairs + 2 x updates.
+        updates: at most ``pairs``.
+
+    Returns:
+        Examples with T tokens and n questions, each at the place of its query.
+
+    Raises:
+        ValueError: for numbers that do not fit together.
     """
     return _recall(count, tokens, pairs, updates, vocab_size, generator)
 

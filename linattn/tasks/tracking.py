@@ -14,20 +14,35 @@ GROUPS = {"S3": (3, False), "A5": (5, True), "S5": (5, False)}  # permutations o
 
 
 def parity(count: int, *, tokens: int, generator: Generator) -> Examples:
-    """Random bits; asked at every place: whether the ones up to there are odd in number. It is the word problem of the group of two."""
+    """Random bits; asked at every place: whether the ones up to there are odd in number (arXiv 2411.12537).
+
+    It is the word problem of the group of two.
+
+    Returns:
+        Examples with ``tokens`` tokens, all of which ask.
+
+    Raises:
+        ValueError: for fewer than 1 token.
+    """
     whole(count, least=1, tokens=tokens)
     ids = integers(0, 2, (count, tokens), generator)
     return Examples(ids, ids.cumsum(1) % 2, 2)
 
 
 def word_problem(count: int, *, group: str, tokens: int, generator: Generator) -> Examples:
-    """Random elements of ``group``; asked at every place: the product of all up to there, the latest applied last.
+    """Random elements of ``group``; asked at every place: the product of all up to there, the latest applied last (arXiv 2404.08819).
 
     Args:
         count: N.
         group: "S3" (6 elements), "A5" (60, not solvable) or "S5" (120): one token for each, in lexicographic order of the permutations.
         tokens: T.
         generator: of all draws.
+
+    Returns:
+        Examples with T tokens, all of which ask.
+
+    Raises:
+        ValueError: for another group, or fewer than 1 token.
     """
     if group not in tuple(GROUPS):
         raise ValueError(f"group must be one of {', '.join(GROUPS)}, but came as {group!r}")

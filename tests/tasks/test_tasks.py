@@ -54,6 +54,12 @@ def test_seeds_shapes_and_ranges(name):
     assert empty.ids.shape == (0, one.ids.shape[1])
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_task_says_where_it_is_from_and_what_it_refuses(name):
+    said = getattr(tasks, name).__doc__
+    assert "arXiv" in said and "Raises:" in said
+
+
 def _pairs_and_queries(ids, labels, slots):
     written = list(zip(ids[0 : 2 * slots : 2], ids[1 : 2 * slots : 2], strict=True))
     queries = {i: label for i, label in enumerate(labels) if label != IGNORED}

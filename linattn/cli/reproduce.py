@@ -13,6 +13,7 @@ from linattn.reproduce.options import STUDIES, ReproduceOptions
 Name = StrEnum("Name", {name.replace("-", "_"): name for name in STUDIES})  # type: ignore[misc]  # the names of the studies are data
 
 _MIXERS = "Names from `linattn list`, with options as in softmax:window=16, or all. [default: the study's own choice]"
+_SEEDS = "Repeat everything with so many seeds. [default: the study's own, mostly 3]"
 _OUT = "Folder of the report; what is in it is not done again. [default: runs/reproduce/STUDY]"
 
 
@@ -21,9 +22,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="What two cores show in minutes; the default.")] = False,
     full: Annotated[bool, typer.Option("--full", help="The papers' own settings, for a GPU.")] = False,
     mixers: Annotated[str | None, typer.Option(metavar="A,B,...", help=_MIXERS, show_default=False)] = None,
-    seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Repeat everything with so many seeds. [default: 3]", show_default=False)
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help=_SEEDS, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=_OUT, show_default=False)] = None,
     minutes: Annotated[
         float | None, typer.Option(metavar="M", help="Begin nothing new after so long; the same command goes on.", show_default=False)

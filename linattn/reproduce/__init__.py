@@ -40,6 +40,8 @@ def run(
     """
     from linattn.reproduce.frame import reproduce
 
+    if mixers is not None and not (isinstance(mixers, Sequence) and not isinstance(mixers, str) and all(type(m) is str for m in mixers)):
+        raise ValueError(f"mixers must be a list of names, but came as {mixers!r}")
     chosen = None if mixers is None else tuple(mixers)
     options = ReproduceOptions(study, full, chosen, seeds, None if out is None else Path(out), minutes)
     return reproduce(options, progress=progress)

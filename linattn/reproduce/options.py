@@ -38,10 +38,10 @@ class ReproduceOptions:
             twice = sorted({m for m in self.mixers if self.mixers.count(m) > 1})
             if twice:
                 raise ValueError(f"mixers must name each mixer once, but {', '.join(twice)} came more than once")
-        if self.seeds is not None and self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, but came as {self.seeds}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"minutes must be above 0, but came as {self.minutes}")
+        if self.seeds is not None and (type(self.seeds) is not int or self.seeds < 1):
+            raise ValueError(f"seeds must be an integer of at least 1, but came as {self.seeds!r}")
+        if self.minutes is not None and (type(self.minutes) not in (int, float) or not self.minutes > 0):
+            raise ValueError(f"minutes must be a number above 0, but came as {self.minutes!r}")
 
     @property
     def folder(self) -> Path:

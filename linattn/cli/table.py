@@ -111,7 +111,7 @@ class Column(Protocol):
 
 
 def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    """A table on a terminal; elsewhere a line of keys and one line for each row, figures in full, "-" for what there is none of."""
+    """A table on a terminal, without the columns that are empty; elsewhere a line of keys and a line for each row, figures in full."""
     if not sys.stdout.isatty():
         keys = [key for c in columns for key in (c.key, *([f"{c.key}_spread"] if c.spread else []))]
         print("\t".join(keys))
@@ -119,10 +119,15 @@ def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
             print("\t".join("-" if row.get(key) is None else str(row[key]) for key in keys))
         return
     from rich.console import Console
+    from rich.table import Column as Head
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*(c.heading for c in columns), box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    from linattn.reproduce.variants import label
+
+    shown = [c for c in columns if c.key == "paper_says" or any(row.get(c.key) is not None for row in rows)]
+    heads = (Head(c.heading, overflow="fold") for c in shown)  # else a narrow terminal cuts figures off
+    table = Table(*heads, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for row in rows:
-        table.add_row(*(Text(c.cell(row)) for c in columns))
+        table.add_row(*(Text(label(row["mixer"]) if c.key == "mixer" else c.cell(row)) for c in shown))
     Console().print(table)

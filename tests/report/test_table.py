@@ -1,7 +1,9 @@
 import io
+import re
 import sys
 
-from linattn.cli.table import COLUMNS, lines, show
+from linattn.cli.table import COLUMNS, lines, show, show_rows
+from linattn.reproduce.study import Column, share
 
 
 class Terminal(io.StringIO):
@@ -10,12 +12,16 @@ class Terminal(io.StringIO):
 
 
 def _on_terminal(report, monkeypatch, columns):
+    return _shown(monkeypatch, columns, show, report)
+
+
+def _shown(monkeypatch, columns, shower, *shown, term="dumb"):
     stream = Terminal()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
         patch.setenv("COLUMNS", str(columns))
-        patch.setenv("TERM", "dumb")
-        show(report)
+        patch.setenv("TERM", term)
+        shower(*shown)
     return stream.getvalue()
 
 
@@ -43,3 +49,18 @@ def test_a_terminal_sees_no_control_codes(report, monkeypatch):
 def test_text_in_brackets_is_no_markup(report, monkeypatch):
     report["mixers"][0]["sample"] = "[bold]x[/nothing][red]"
     assert "[bold]x[/nothing][red]" in _on_terminal(report, monkeypatch, 120)
+
+
+def test_a_narrow_terminal_cuts_off_no_figure_and_no_name(monkeypatch):
+    columns = (
+        Column("mixer", "mixer"), Column("score", "score at the end", share, spread=True), Column("bytes", "what was never measured"),
+        Column("paper_says", "paper says"), Column("source", "source"), Column("agrees", "so here"),
+    )  # fmt: skip
+    row = {"score": 0.123, "score_spread": 0.045, "source": "arXiv 2404.08819"}
+    mixers = ("deltanet:heads=8:conv_width=1", "deltanet:heads=8:conv_width=1:negative_eigenvalues=true")
+    for width in (40, 80):
+        rows = [{**row, "mixer": mixer} for mixer in mixers]
+        text = re.sub(r"\x1b\[\d*m", "", _shown(monkeypatch, width, show_rows, columns, rows, term="xterm"))
+        assert max(map(len, text.splitlines())) <= width
+        assert "…" not in text and "never" not in text and "paper" in text
+        assert text.count("0.123") == text.count("0.045") == 2 and text.count("β<2") == 1

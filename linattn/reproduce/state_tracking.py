@@ -176,8 +176,9 @@ STUDY = Study(
             "as many steps; parity did not mind. Eight heads of four channels found S3's reflections more often than four of eight."
         ),
         (
-            "With --quick deltaproduct finds parity in every seed, right in all places at trained lengths, but its two reflections are not "
-            "exact enough for four times that. A batch of 64 and words of up to 16 tokens kept it right up to 128 in the one seed tried."
+            "With --quick deltaproduct finds parity in every seed, right in all places at trained lengths; whether its two reflections are "
+            "exact enough for four times that depends on the seed and on rounding. A batch of 64 and words of up to 16 tokens "
+            "kept it right up to 128 in the one seed tried."
         ),
         (
             "Whether a training finds the solution depends on its seed: most get all or nothing, so the best seed stands beside the mean. "

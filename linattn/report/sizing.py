@@ -9,6 +9,10 @@ from functools import partial
 TOLERANCE = 0.02  # between the largest and the smallest model
 
 
+class Unequal(ValueError):
+    """Models that can't have equally many parameters."""
+
+
 @dataclass(frozen=True)
 class Size:
     """A model's feed-forward width and its parameters."""
@@ -26,13 +30,13 @@ def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], 
         count: parameters of the model with this mixer and this feed-forward width; linear in the width.
 
     Raises:
-        ValueError: the largest and the smallest differ by more than 2 %, with the figures.
+        Unequal: the largest and the smallest differ by more than 2 %, with the figures.
     """
     sizes = {name: _nearest(target, partial(count, name)) for name in mixers}
     least, most = (f(s.parameters for s in sizes.values()) for f in (min, max))
     if most - least > TOLERANCE * least:
         figures = ", ".join(f"{name} {s.parameters:,} (feed-forward width {s.ffn_dim:,})" for name, s in sizes.items())
-        raise ValueError(
+        raise Unequal(
             f"these mixers can't have equally many parameters at this width: {figures}; "
             f"at most {TOLERANCE:.0%} apart were wanted. Compare fewer mixers, or begin the list with the largest"
         )

@@ -24,6 +24,7 @@ from linattn.report.charts import Chart
 from linattn.report.measure import LeftOut
 from linattn.report.plot import Heading
 from linattn.report.scales import linear, logarithmic
+from linattn.report.sizing import Unequal
 from linattn.report.words import tokens
 from linattn.reproduce import variants
 from linattn.reproduce.charts import Measure, curves
@@ -72,9 +73,12 @@ _SAID = {
 
 
 @cache
-def _widths(settings: Settings) -> dict[str, int]:
-    every = {mixer: Stack.of(mixer) for mixer in settings.mixers}
-    return widths(every, dim=settings.dim, layers=settings.layers, ffn_dim=settings.ffn_dim)
+def _width(mixer: str, dim: int, layers: int, ffn_dim: int) -> int | None:
+    """Of its feed-forward; None where with none it has as many parameters as the others."""
+    try:
+        return widths({mixer: Stack.of(mixer)}, dim=dim, layers=layers, ffn_dim=ffn_dim)[mixer]
+    except Unequal:
+        return None
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
@@ -83,12 +87,14 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
         name: getattr(settings, name)
         for name in ("context", "length", "sequences", "dim", "layers", "steps", "batch_size", "learning_rate")
     }  # fmt: skip
-    wide = _widths(settings)
+    wide = {m: _width(m, settings.dim, settings.layers, settings.ffn_dim) for m in settings.mixers}
     return [{"mixer": m, "ffn_dim": wide[m], **same, "seed": seed} for seed in range(settings.seeds) for m in settings.mixers]
 
 
 def measure(run: Run) -> Result:
     """Train one and let it read: ``carried`` and ``fresh`` bits per byte up to each of the positions ``borders`` from the one before."""
+    if run["ffn_dim"] is None:
+        raise LeftOut(f"{run['layers']} layers of width {run['dim']} have more parameters than the others with any feed-forward")
     ids = _texts(corpus().validation, run["length"], run["sequences"]).to(run["device"])
     model, bits_per_byte = on_text(Stack.of(run["mixer"]), run)
     edges = borders(run["context"], run["length"])

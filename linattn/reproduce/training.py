@@ -47,7 +47,7 @@ def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) 
     The yardstick does not depend on which other stacks there are, so neither do the models.
 
     Raises:
-        ValueError: they can't come within 2 % of each other, with the figures.
+        linattn.report.sizing.Unequal: they can't come within 2 % of each other, with the figures.
     """
     everyone = {_YARDSTICK: Stack("softmax"), **stacks}
 

@@ -84,6 +84,15 @@ def test_all_models_are_of_one_size_whatever_else_is_compared():
         widths({"rwkv7": Stack("rwkv7")}, dim=64, layers=2, ffn_dim=1)
 
 
+def test_what_is_too_large_is_left_out_and_keeps_nobody_from_taking_part():
+    large, small = extrapolation.runs(replace(QUICK, mixers=("mamba3_mimo", "gla"), seeds=1), [])
+    assert (large["ffn_dim"], small["ffn_dim"]) == (None, extrapolation.runs(replace(QUICK, mixers=("gla",)), [])[0]["ffn_dim"])
+    with pytest.raises(LeftOut, match="2 layers of width 64 have more parameters"):
+        extrapolation.measure({**large, "device": "cpu"})
+    with pytest.raises(ValueError, match="multiple of its heads"):
+        extrapolation.runs(replace(QUICK, mixers=("gla:heads=3",)), [])
+
+
 def test_a_study_gives_rows_and_plots():
     done = [({**run, "device": "cpu"}, extrapolation.measure({**run, "device": "cpu"})) for run in extrapolation.runs(TINY, [])]
     rows = extrapolation.rows(TINY, done)

@@ -18,8 +18,9 @@ def in_context_recall(
 ) -> Examples:
     """Pairs of a key and its value, keys coming again: whenever a key was seen before its value is asked (arXiv 2403.17844).
 
-    Each example has a value of its own for each key. The last key is one of those seen before. With ``noise`` each pair but one is,
-    with that probability, two tokens of a noise vocabulary in its place (noisy recall: vocabulary 32, of it noise 16, noise 0.2).
+    Each example has a value of its own for each key. The last key is that of one of the pairs before, each as likely (in the authors' code
+    each key is). With ``noise`` each pair but one is, with that probability, two tokens of a noise vocabulary in its place (noisy
+    recall: vocabulary 32, of it noise 16, noise 0.2).
 
     Args:
         count: N.
@@ -109,7 +110,7 @@ def fuzzy_recall(
 def selective_copying(count: int, *, tokens: int = 256, content: int = 16, vocab_size: int = 16, generator: Generator) -> Examples:
     """``content`` tokens stand anywhere between blanks; behind a copy token they are asked, in their order (arXiv 2312.00752, 4.1).
 
-    All arrangements are equally likely. Token V - 2 is the blank, V - 1 the copy token.
+    All arrangements are equally likely; in MAD's code no blank comes behind the last token. Token V - 2 is the blank, V - 1 the copy token.
 
     Returns:
         Examples with ``tokens`` tokens, of which the last ``content`` ask.

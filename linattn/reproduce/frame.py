@@ -101,7 +101,7 @@ class Ledger:
             "created": old.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
             "machines": old.get("machines", []),
             "settings": json.loads(json.dumps(asdict(self.settings))),
-            "columns": [],
+            "columns": [{"key": c.key, "heading": c.heading} for c in self.study.all_columns],
             "rows": [],
             "left_out": [],
             "failures": [],
@@ -110,7 +110,7 @@ class Ledger:
         self.study.runs(self.settings, [])  # refuses bad settings
         with content_of(self.folder.json):  # a study knows what it needs of a result
             self.missing()
-            self.study.rows(self.settings, self.results())
+            self.tabulate()
 
     def results(self) -> list[tuple[Run, Result]]:
         """What is done of that which is wanted, in its order."""
@@ -137,14 +137,17 @@ class Ledger:
             self.done[_key(one.run)] = entry
         self.save()
 
-    def close(self) -> None:
-        """Make the table of what there is, and the page."""
+    def tabulate(self) -> None:
+        """Make the table of what there is, also before anything is done: who is killed has what was there."""
         results = self.results()
         self.report["rows"] = self.study.rows(self.settings, results)
-        self.report["columns"] = [{"key": c.key, "heading": c.heading} for c in self.study.all_columns]
         self.report["left_out"] = [{"run": run, "reason": r["left_out"]} for run, r in results if "left_out" in r]
+
+    def close(self) -> None:
+        """Make the table of what there is, and the page."""
+        self.tabulate()
         self.save()
-        counts = (len(results), len(self.wanted))
+        counts = (len(self.results()), len(self.wanted))
         write_text(self.folder.html, page(self.report, self.study, self.settings, counts))
 
     def save(self) -> None:

@@ -112,6 +112,23 @@ def test_every_run_is_on_disk_before_the_next(given, tmp_path):
     assert saved == list(range(9))
 
 
+def test_the_table_of_what_was_there_is_on_disk_while_more_is_done(given, tmp_path):
+    """A process that is killed has no time to make one."""
+    given()
+    before = reproduce.run("recall", mixers=["gla", "lstm"], seeds=1, out=tmp_path)
+    saved = []
+
+    def measure(run):
+        saved.append(json.loads((tmp_path / "report.json").read_text()))
+        return toy.measure(run)
+
+    given(measure=measure)
+    reproduce.run("recall", mixers=["gla", "lstm"], seeds=2, out=tmp_path)
+    kept = ("columns", "left_out")
+    assert {key: saved[0][key] for key in kept} == {key: before[key] for key in kept}
+    assert [row["score"] for row in saved[0]["rows"]] == [4 / 32, 8 / 32]
+
+
 def test_a_run_knows_its_machine(given, tmp_path, monkeypatch):
     given()
     first = reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from linattn.generate.text import printable
 from linattn.report.words import figure, memory, tokens
 
 if TYPE_CHECKING:
     from linattn.report.tasks import Task
+    from linattn.reproduce.study import Column
 
 COLUMNS = (
     "mixer", "parameters", "ffn_dim", "bits_per_byte", "train_tokens_per_s", "train_s", "context", "prefill_ms", "decode_ms", "state_bytes",
@@ -98,18 +99,6 @@ def show_contest(report: dict, task: Task) -> None:
     Console().print(table)
 
 
-class Column(Protocol):
-    """A column of :func:`show_rows`: key, heading, how a cell is written, and whether a spread belongs to it."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def heading(self) -> str: ...
-    @property
-    def spread(self) -> bool: ...
-    def cell(self, row: dict[str, Any], /) -> str: ...
-
-
 def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
     """A table on a terminal, without the columns that are empty; elsewhere a line of keys and a line for each row, figures in full."""
     if not sys.stdout.isatty():
@@ -123,11 +112,12 @@ def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.table import Table
     from rich.text import Text
 
+    from linattn.reproduce.study import shown
     from linattn.reproduce.variants import label
 
-    shown = [c for c in columns if c.key == "paper_says" or any(row.get(c.key) is not None for row in rows)]
-    heads = (Head(c.heading, overflow="fold") for c in shown)  # else a narrow terminal cuts figures off
+    full = shown(columns, rows)
+    heads = (Head(c.heading, overflow="fold") for c in full)  # else a narrow terminal cuts figures off
     table = Table(*heads, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for row in rows:
-        table.add_row(*(Text(label(row["mixer"]) if c.key == "mixer" else c.cell(row)) for c in shown))
+        table.add_row(*(Text(label(row["mixer"]) if c.key == "mixer" else c.cell(row)) for c in full))
     Console().print(table)

@@ -8,7 +8,7 @@ from typing import Any
 
 from linattn.report.html import document, how, machine_facts, named, plots, table
 from linattn.reproduce import variants
-from linattn.reproduce.study import Study
+from linattn.reproduce.study import Study, shown
 
 
 def page(report: dict, study: Study, settings: Any, counts: tuple[int, int]) -> str:
@@ -25,7 +25,7 @@ def _opening(report: dict, counts: tuple[int, int]) -> str:
 
 
 def _table(report: dict, study: Study) -> str:
-    first, *others = study.all_columns
+    first, *others = shown(study.all_columns, report["rows"]) if report["rows"] else study.all_columns
     names = list(dict.fromkeys(str(row.get("mixer")) for row in report["rows"]))
     rows = []
     for row in report["rows"]:

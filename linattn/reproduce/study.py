@@ -88,6 +88,11 @@ class Study:
         return (*self.columns, Column("paper_says", "paper says"), Column("source", "source"), Column("agrees", "so here", _yes_or_no))
 
 
+def shown(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Those that are not empty in all ``rows``, and what the papers say."""
+    return [c for c in columns if c.key == "paper_says" or any(row.get(c.key) is not None for row in rows)]
+
+
 def mean_and_spread(name: str, values: Iterable[float | None]) -> dict[str, float | None]:
     """``{name: mean, name_spread: sample standard deviation}``; None for the spread of one value, and for both of none."""
     known = [v for v in values if v is not None]

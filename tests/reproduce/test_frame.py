@@ -67,11 +67,12 @@ def test_sentences_of_the_papers_are_broken_into_lines(given, tmp_path):
     def rows(settings, done):
         return [{**row, "paper_says": "it learns all of it, and soon"} for row in toy.rows(settings, done)]
 
-    given(rows=rows)
+    given(rows=rows, columns=(*toy.study().columns, Column("nothing", "nothing")))
     reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert '<th scope="col" class="words">paper says</th><th scope="col">source</th>' in page
     assert '<td>0.125</td><td class="words">it learns all of it, and soon</td><td>a &lt;paper&gt;</td>' in page
+    assert ">nothing<" not in page, "an empty column takes no place"
 
 
 def test_what_was_cut_off_goes_on_where_it_was(given, tmp_path):

@@ -56,7 +56,8 @@ class State:
 
     def select(self, rows: Tensor | Sequence[int]) -> State:
         """The sequences ``rows`` [n] (integers, in that order, repeated ones too): beam search, finished sequences."""
-        index = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.int64)
+        index = torch.as_tensor(rows)
+        index = index if index.numel() else index.long()  # an empty list says no dtype
         if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"rows must be integers of shape [n], but came as {index.dtype} {list(index.shape)}")
         if index.numel() and values_visible(index) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:

@@ -55,7 +55,8 @@ class PrefixStore:
         shortest = min(len(row) for row in rows)
         with self._lock:
             lengths = sorted({n for path in self._files() if 0 < (n := _length(path)) <= shortest})
-            keys = [_keys(model, row, lengths) for row in rows] if lengths else []
+            start = _start(model) if lengths else None
+            keys = [_keys(start.copy(), row, lengths) for row in rows] if start else []
             for n in reversed(lengths):
                 if all(self._path(n, key[n]).is_file() for key in keys):
                     states = [s for key in keys if (s := self._read(model, n, key[n])) is not None]
@@ -71,7 +72,7 @@ class PrefixStore:
         if state.rows != 1:
             raise ValueError(f"state must have one row, but came with {state.rows}")
         n = len(tokens)
-        key = _keys(model, tokens, [n])[n]
+        key = _keys(_start(model), tokens, [n])[n]
         with self._lock:
             for left in self.folder.glob(".*.part"):  # of a process that died: nobody else writes now
                 left.unlink()
@@ -93,7 +94,7 @@ class PrefixStore:
         """The state, or None where its file is damaged, which then goes."""
         path = self._path(length, key)
         try:
-            state = State.load(path, model=model, description={"key": key})
+            state = State.load(path, device=next(model.parameters()).device, description={"key": key})  # the key is of the model too
         except ValueError:
             path.unlink()
             return None
@@ -111,9 +112,13 @@ class PrefixStore:
             total -= stat.st_size
 
 
-def _keys(model: nn.Module, tokens: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
-    """The hash of the first n ``tokens`` for each n of ``lengths``, which ascend."""
-    whole = hashlib.sha256(json.dumps([linattn.__version__, torch.__version__, identity(model)], sort_keys=True).encode())
+def _start(model: nn.Module) -> hashlib._Hash:
+    """What all keys of ``model`` begin with."""
+    return hashlib.sha256(json.dumps([linattn.__version__, torch.__version__, identity(model)], sort_keys=True).encode())
+
+
+def _keys(whole: hashlib._Hash, tokens: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
+    """The hash of the first n ``tokens`` behind what is in ``whole``, for each n of ``lengths``, which ascend."""
     content, done, keys = array("q", tokens), 0, {}
     for n in lengths:
         whole.update(content[done:n].tobytes())

@@ -28,7 +28,7 @@ def config_of(folder: Path) -> dict[str, Any]:
         kind = f"is a file: give the folder that holds it and {CONFIG}" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"{folder} {kind}")
     content = _json(_inside(folder, CONFIG))
-    if "quantization_config" in content:
+    if content.get("quantization_config") is not None:
         raise ValueError(f"{folder} holds a quantised model; only weights of {', '.join(FLOATS)} are read")
     return content
 

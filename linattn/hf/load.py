@@ -118,14 +118,14 @@ def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
 
 
 _FIELDS = {f.name for f in fields(models.LMConfig)}
-_COUNTS = ("num_hidden_layers", "layers", "num_experts", "num_local_experts")  # of parts with weights of their own each
+_LAYERS = ("num_hidden_layers", "layers")
 
 
 def _read(path: Path, variant: str | None) -> LinattnForCausalLM:
     content = folders.config_of(path)
     with folders.weights_of(path, variant) as weights:
         try:
-            for name in _COUNTS:  # before anything is made of them
+            for name in _LAYERS:  # before anything is made of them
                 if isinstance(count := content.get(name), int) and count > len(weights.names):
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
             config = _understood(content)
@@ -168,6 +168,9 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
         embedding, head = "model.embedding.weight", "lm_head.weight"
         lines = [same(name, name) for name in hollow if not (tied and name == head)]
     else:
+        experts = model.config.ffn_options.get("experts", {}).get("count", 0)  # not what theirs says, which also counts what no layer has
+        if experts > len(weights.names):  # before there is a name for each
+            raise ValueError(f"{folders.CONFIG} counts {experts} experts in a layer, but there are {len(weights.names)} weights")
         source = family(model_type)
         (embedding, head), lines = source.tied, source.lines(model.config)
         weights.rename(source.aliases, source.ignored)

@@ -59,6 +59,8 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, dim: int, width: int = 4, *, name: str = "conv", bias: bool = False, activation: bool = True) -> None:
         super().__init__()
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise ValueError(f"conv_width must be an integer of at least 1, but came as {width!r}")
         self.width, self.name, self.activation = width, name, activation
         self.weight = nn.Parameter(torch.empty(dim, 1, width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None

@@ -23,7 +23,7 @@ from tests.hf.theirs import distance
         ({"mixer": "mamba", "ffn": "none", "norm": "layer"}, "mamba", "model.layers.0.mixer_norm is LayerNorm, but would be RMSNorm"),
         ({"mixer": "mamba", "ffn": "none", "logit_soft_cap": 3.0}, "mamba", "lm_head.soft_cap is 3.0, but would be None"),
         ({"mixer": "mamba2", "ffn": "none", "mixer_options": {"mamba2": {"pattern": "mqa"}}}, "mamba2", "widths is"),
-        ({"mixer": "rwkv4, rwkv_channel", "ffn": "none", "norm": "layer"}, "rwkv", "model.embedding_norm is"),
+        ({"layers": 4, "mixer": "rwkv4, rwkv_channel", "ffn": "none", "norm": "layer"}, "rwkv", "model.embedding_norm is"),
         ({"mixer": "mamba", "ffn": "none"}, "mambo", "no family of models is called 'mambo'"),
         ({"mixer": "gla"}, "qwen3_next", "gla"),
         ({"mixer": "gla"}, "recurrent_gemma", "it has no geglu feed-forwards, only swiglu"),
@@ -37,11 +37,13 @@ from tests.hf.theirs import distance
             "model.layers.1.mixer.strength is",
         ),
         ({"mixer": "retnet"}, "retnet", "interleaved is True, but would be False"),
-        ({"mixer": "rwkv7, rwkv_channel", "ffn": "none", "norm": "layer", "embedding_norm": True}, "rwkv7", "gated is True"),
+        ({"layers": 4, "mixer": "rwkv7, rwkv_channel", "ffn": "none", "norm": "layer", "embedding_norm": True}, "rwkv7", "gated is True"),
+        ({"mixer": "rwkv4, rwkv_channel", "ffn": "none", "norm": "layer", "embedding_norm": True}, "rwkv", "one block"),
+        ({"mixer": "rwkv7, rwkv_channel", "ffn": "none", "norm": "layer", "embedding_norm": True}, "rwkv7", "one block"),
     ],
 )
 def test_what_a_target_cannot_express(config, to, reason, tmp_path):
-    model = linattn.LanguageModel(linattn.LMConfig(vocab_size=20, dim=64, layers=2, **config))
+    model = linattn.LanguageModel(linattn.LMConfig(**{"vocab_size": 20, "dim": 64, "layers": 2, **config}))
     with pytest.raises(ValueError, match=f"^{to} cannot express this model: |^no family") as error:
         export(model, to, tmp_path / "out")
     assert reason in str(error.value)

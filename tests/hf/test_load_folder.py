@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import linattn
-from linattn.hf.load import config_of, load
+from linattn.hf.load import config_of, export, load
 from tests.hf.theirs import distance, theirs_of
 
 
@@ -137,6 +137,7 @@ def test_configs_that_cannot_be_said(folder):
         ({"quantization_config": {}}, "quantised"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"state_size": None}, "state_size"),
+        ({"conv_kernel": 0}, "conv_width must be an integer of at least 1, but came as 0"),
     ):
         before = (folder / "config.json").read_text()
         configure(folder, **values)
@@ -162,6 +163,37 @@ def test_configs_that_cannot_be_said(folder):
 def test_experts_without_a_shared_one(model_type, name, options):
     with pytest.raises(ValueError, match=f"^{model_type}: {name} must be at least 1 to be read, but is 0"):
         config_of({"model_type": model_type, name: 0, **options})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dense"), [("kimi_linear", {"mlp_layer_types": ["dense"] * 2}), ("qwen3_next", {"mlp_only_layers": [0, 1]})]
+)
+def test_experts_that_no_layer_has(model_type, dense, tmp_path):
+    """The config counts them all the same: 256 and 512 by default, more than there are weights."""
+    sizes = dict.fromkeys(("intermediate_size", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8)
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4)
+    theirs = theirs_of(model_type, num_hidden_layers=2, layer_types=["linear_attention"] * 2, **sizes, **heads, **dense)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model, ids = load(tmp_path / "theirs"), torch.randint(60, (1, 9))
+    with torch.no_grad():
+        assert distance(model(ids).logits, theirs(ids, use_cache=False).logits) < 1e-5
+    export(model, model_type, tmp_path / "back")
+    assert torch.equal(load(tmp_path / "back").lm_head.weight, model.lm_head.weight)
+
+
+def test_more_experts_than_weights(tmp_path):
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 8}
+    theirs = theirs_of("minimax", num_hidden_layers=1, **sizes)
+    theirs.save_pretrained(tmp_path / "theirs")
+    configure(tmp_path / "theirs", num_local_experts=10**12)
+    with pytest.raises(ValueError, match="counts 1000000000000 experts in a layer, but there are 16 weights"):
+        load(tmp_path / "theirs")
+
+
+def test_quantised_as_nothing(folder):
+    """As tools write it that give every field."""
+    configure(folder, quantization_config=None)
+    assert load(folder).dtype == torch.float32
 
 
 def test_dtypes_and_devices(folder):

@@ -19,6 +19,12 @@ def convolution(width=4, **options):
     return conv, lambda x: activation(theirs(x.mT)[..., : x.shape[1]].mT)
 
 
+@pytest.mark.parametrize("width", [0, -1, 2.5, True])
+def test_short_convolutions_want_a_width(width):
+    with pytest.raises(ValueError, match=f"conv_width must be an integer of at least 1, but came as {width}"):
+        ShortConvolution(6, width)
+
+
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("options", [{}, {"bias": True}, {"activation": False}])
 def test_short_convolution_is_a_causal_conv1d(width, options):

@@ -29,6 +29,13 @@ def back(ours: LMConfig) -> dict[str, Any]:
     return sizes | {"tie_word_embeddings": ours.tie_embeddings} | {name: getattr(ours, name, None) for name in TOKENS}
 
 
+def blocks(ours: LMConfig) -> int:
+    """Of RWKV-4 and RWKV-7, of two layers of ours each: their classes begin by dividing by all but one of them."""
+    if ours.layers < 4:
+        raise ValueError("it has one block, but their class cannot be made with less than two")
+    return ours.layers // 2
+
+
 def transformers_config(model_type: str) -> Callable[[dict[str, Any]], Any]:
     """What completes a ``config.json`` of transformers' ``model_type``: its own config class."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from linattn.hf.convert.common import back, base
+from linattn.hf.convert.common import back, base, blocks
 from linattn.hf.convert.fla import COMMON, TIED, complete
 from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, transposed, under
 from linattn.models import LMConfig
@@ -75,10 +75,10 @@ def fields7(theirs: Any) -> dict[str, Any]:
 def config7(ours: LMConfig) -> dict[str, Any]:
     """Of theirs."""
     mixer = mixer_of(ours, "rwkv7")
+    sizes = {"num_hidden_layers": blocks(ours), "head_dim": ours.dim // mixer.heads, "num_heads": mixer.heads}
     ranks = {name: getattr(mixer, f"{letter}1").shape[1] for letter, name in _RANKS.items() if hasattr(mixer, f"{letter}1")}
-    if ours.layers > 2:  # the first layer has no map of its own for the values of the layers above
-        ranks["v_low_rank_dim"] = mixer_of(ours, "rwkv7", last=True).v1.shape[1]
-    return _told(ours, RWKV7_DEFAULTS) | {"head_dim": ours.dim // mixer.heads, "num_heads": mixer.heads, **ranks}
+    ranks["v_low_rank_dim"] = mixer_of(ours, "rwkv7", last=True).v1.shape[1]  # the first layer has no such map
+    return _told(ours, RWKV7_DEFAULTS) | sizes | ranks
 
 
 def weights(name: str, ours: LMConfig) -> Iterator[Line]:

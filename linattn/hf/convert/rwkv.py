@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from linattn.hf.convert.common import back, base, transformers_config
+from linattn.hf.convert.common import back, base, blocks, transformers_config
 from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, under
 from linattn.models import LMConfig
 
@@ -38,7 +38,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 def config(ours: LMConfig) -> dict[str, Any]:
     """Of theirs. Without ``rescale_every``, so that their evaluation mode leaves the weights as they are."""
     return back(ours) | {
-        "num_hidden_layers": ours.layers // 2, "attention_hidden_size": ours.dim, "layer_norm_epsilon": ours.norm_eps,
+        "num_hidden_layers": blocks(ours), "attention_hidden_size": ours.dim, "layer_norm_epsilon": ours.norm_eps,
         "intermediate_size": mixer_of(ours, "rwkv_channel").k_proj.out_features, "rescale_every": 0,
     }  # fmt: skip
 

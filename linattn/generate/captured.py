@@ -19,6 +19,7 @@ from linattn.generate.flat import trace
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
 from linattn.state import State
+from linattn.state.identity import sums_of_bits
 
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # tokens that are worth tracing a step for
@@ -48,16 +49,21 @@ def growth(before: State, after: State) -> str | None:
 
 
 def refusal(model: nn.Module) -> str | None:
-    """Why steps of ``model`` cannot be captured, whatever its state is; None: they can."""
+    """Why steps of ``model``, its head among it, cannot be captured, whatever its state is; None: they can."""
     device = next(model.parameters()).device.type
     if device not in FROM:
         return f"steps are captured on CUDA and on a CPU, and this is {device}"
     if torch.is_autocast_enabled(device):
         return "autocast is on, and a captured step keeps the dtypes that it was made with"
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        if hooked(module):
             return f"somebody has hooked into {name or 'the model'}, and a captured step calls no hooks"
     return None
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody looks at calls of ``module``, or has put a forward of his own in the place of its class's."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or hasattr(module, "_hf_hook") or "forward" in vars(module)
 
 
 def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
@@ -72,9 +78,10 @@ def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Ste
 def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     kept = _steps.setdefault(model, {})
     key = (id(head), tuple((n, t.shape, t.dtype, t.device) for layer in state.layers for n, t in layer.items()), *_weights(model, head))
-    if key in kept:
-        kept[key] = kept.pop(key)  # the last one used is the last to go
-        return kept[key]
+    step = kept.pop(key, None)
+    if step is not None and step.current():
+        kept[key] = step  # the last one used is the last to go
+        return step
     device = state.position.device.type
     if tokens < FROM[device]:
         return f"for {tokens} tokens it is not worth it: it is from {FROM[device]} on"
@@ -110,9 +117,13 @@ class Step:
             inputs = [self.tokens, *self._leaves]
             self._module = trace(self._function(model, head), inputs)
             self._counters = [inputs[i] for i in self._module.meta["counters"]]
+            computed = self._module.meta["computed"]
             if self.tokens.is_cuda and COMPILES:
                 self._module = compile_regions(self._module)
             self._program = None if self.tokens.is_cuda else Program(self._module, inputs)
+            copied = [] if self._program is None else self._program.copied
+            self._computed = list({id(t): t for t in (*computed, *copied)}.values())
+            self._sums = sums_of_bits(self._computed)
         self.lock = threading.RLock()
         self._graph: Graph | None = None
         self._choice: Choice | None = None
@@ -128,6 +139,10 @@ class Step:
     def _state(self, leaves: Sequence[Tensor]) -> State:
         rest = iter(leaves)
         return State([{name: next(rest) for name in layer} for layer in self._names])
+
+    def current(self) -> bool:
+        """Whether what has been computed from weights is what they hold now: no version counts what is written to their ``data``."""
+        return self._sums == sums_of_bits(self._computed)
 
     @property
     def state(self) -> State:

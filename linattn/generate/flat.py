@@ -52,8 +52,9 @@ def _drop_casts(graph: fx.Graph) -> None:
 
 
 def _fold_constants(module: fx.GraphModule) -> None:
-    """Compute what follows from weights and numbers alone."""
-    graph = module.graph
+    """Compute what follows from weights and numbers alone; ``meta["computed"]`` has the weights whose numbers went into it."""
+    graph, copied = module.graph, []
+    roots: dict[str, list[Tensor]] = {}  # of what is folded, the weights that it follows from
     for node in list(graph.nodes):
         if node.op != _CALL or not _repeatable(node.target) or any(n.op != "get_attr" for n in node.all_input_nodes):
             continue
@@ -64,9 +65,13 @@ def _fold_constants(module: fx.GraphModule) -> None:
             value = node.target(*given[0], **given[1])
         name = f"_folded_{node.name}"
         module.register_buffer(name, value, persistent=False)
+        roots[name] = [t for n in node.all_input_nodes for t in roots.get(str(n.target), [getattr(module, str(n.target))])]
+        if value.untyped_storage().data_ptr() not in {t.untyped_storage().data_ptr() for t in roots[name]}:
+            copied += roots[name]
         with graph.inserting_before(node):
             node.replace_all_uses_with(constant(graph, name, node.meta["val"]))
         graph.erase_node(node)
+    module.meta["computed"] = copied
 
 
 def _repeatable(target: Any) -> bool:

@@ -67,6 +67,7 @@ def _join_narrow(module: fx.GraphModule) -> None:
             continue
         with torch.no_grad():
             product = (b.double() @ a.double()).to(a.dtype)
+        module.meta["computed"] += [a, b]
         name = f"_product_{node.name}"
         module.register_buffer(name, product, persistent=False)
         with graph.inserting_before(node):

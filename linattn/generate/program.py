@@ -28,6 +28,7 @@ class Program:
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
         self.steps: list[Step] = []
+        self.copied: list[Tensor] = []  # weights, of which a copy that lies otherwise is read
         values: dict[Node, Any] = {}
         given = iter(inputs)
         for node in module.graph.nodes:
@@ -70,6 +71,7 @@ class Program:
     def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         x, weights, biases = args
         options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, **kwargs}
+        self.copied += [w for w in weights if w.stride(1) != 1]
         weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
         y, run = matvec.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
         self._first(run)

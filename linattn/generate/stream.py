@@ -149,7 +149,7 @@ class Tokens(Iterator[Any]):
         step: Step | str | None = captured.growth(before, self._state)
         if step is None:  # else a bounded window may still fill
             model = self._model
-            step = captured.refusal(model.model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
+            step = captured.refusal(model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
             self._captures = False
         if isinstance(step, str):
             self.how = f"as the model is written: {step}"

@@ -12,7 +12,7 @@ from transformers.generation.logits_process import MinPLogitsWarper, Temperature
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from linattn.generate.captured import Choice
+from linattn.generate.captured import Choice, hooked
 from linattn.generate.sampling import draw
 from linattn.generate.stream import Tokens
 from linattn.hf.cache import StateCache
@@ -21,8 +21,12 @@ _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLog
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def refusal(processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, synced: bool, cache: Any) -> str | None:
+def refusal(
+    model: Any, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, synced: bool, cache: Any
+) -> str | None:
     """Why transformers' own loop has to generate; None: it does not."""
+    if hooked(model):
+        return "somebody has hooked into the model, which that loop calls for every token"
     if other := [type(p).__name__ for p in processors if type(p) not in _WARPERS]:
         return f"{', '.join(other)} may look at the tokens before"
     if other := [type(c).__name__ for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]:

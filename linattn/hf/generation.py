@@ -124,7 +124,7 @@ class StateGenerationMixin(GenerationMixin):
     ) -> Any:  # fmt: skip
         """As there; by a captured step where nothing has to look on between two tokens."""
         cache = model_kwargs.get("past_key_values")
-        if captured.refusal(logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
+        if captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
             return captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
         return cast(Any, super())._sample(
             input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs

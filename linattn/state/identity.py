@@ -64,15 +64,22 @@ def _marks(tensors: Collection[Tensor]) -> list[tuple[int, int, int]] | None:
 
     No version counts what is written to a tensor's ``data``, so that a sum, which is read twenty times as fast as a hash, tells of that.
     """
-    return None if any(t.is_inference() for t in tensors) else [(t.data_ptr(), t._version, _sum(t)) for t in tensors]
+    if any(t.is_inference() for t in tensors):
+        return None
+    return [(t.data_ptr(), t._version, total) for t, total in zip(tensors, sums_of_bits(tensors), strict=True)]
 
 
-def _sum(t: Tensor) -> int:
-    """Of all bits of ``t``, as integers of 64 and what remains as bytes."""
+def sums_of_bits(tensors: Collection[Tensor]) -> list[int]:
+    """Of each, its bits summed up as integers of 64, and what remains as bytes."""
+    sums = [_sum(t) for t in tensors]
+    return [int(total) for total in sums]  # a GPU has them all to do before the first is waited for
+
+
+def _sum(t: Tensor) -> Tensor:
     memory = t.detach().contiguous().reshape(-1).view(torch.uint8)
     memory = memory.clone() if memory.storage_offset() % 8 else memory
     words, rest = memory.tensor_split([memory.numel() // 8 * 8])
-    return int(words.view(torch.int64).sum() + rest.sum())
+    return words.view(torch.int64).sum() + rest.sum() if rest.numel() else words.view(torch.int64).sum()
 
 
 def _adapters(model: nn.Module) -> list[list[Any]]:

@@ -215,6 +215,28 @@ def test_a_step_is_made_once_and_again_for_other_weights():
     assert other._step not in (None, first, second) and len(captured._steps[lm.model]) == captured.KEPT
 
 
+@pytest.mark.parametrize("mixer", ["gated_deltanet", "rwkv4", "kda", "rwkv6"])
+def test_what_was_computed_from_weights_is_so_again(mixer):
+    """No version counts what is written to ``data``."""
+    lm, ids = model(mixer), torch.randint(40, (5,))
+
+    def written():
+        return list(stream(lm, ids, max_new_tokens=12, temperature=0))
+
+    written()
+    (first,) = captured._steps[lm.model].values()
+    for parameter in lm.parameters():
+        parameter.data.add_(torch.randn_like(parameter))
+    wanted = ids[None]
+    with torch.no_grad():
+        for _ in range(12):
+            wanted = torch.cat([wanted, lm(wanted)[:, -1:].argmax(-1)], 1)
+    assert written() == wanted[0, 5:].tolist()
+    (second,) = captured._steps[lm.model].values()
+    assert written() == wanted[0, 5:].tolist()
+    assert second is not first and list(captured._steps[lm.model].values()) == [second]
+
+
 class Sync(nn.Module):
     """Looks at a number, which no traced graph can."""
 
@@ -230,9 +252,13 @@ def test_what_is_not_captured_and_why():
 
     assert "the state of layer 1 grows, its 'k'" in how(model("gla, softmax"))
     lm = model()
-    handle = lm.model.layers[1].register_forward_hook(lambda *_: None)
-    assert "hooked into layers.1" in how(lm)
-    handle.remove()
+    for name in ("model.layers.1", "lm_head"):
+        handle = lm.get_submodule(name).register_forward_hook(lambda *_: None)
+        assert f"hooked into {name}," in how(lm)
+        handle.remove()
+    lm.lm_head.forward = lambda x: -nn.functional.linear(x, lm.lm_head.weight)
+    assert "hooked into lm_head," in how(lm)
+    del lm.lm_head.forward
     lm.model.norm = nn.Sequential(lm.model.norm, Sync())
     assert "cannot be traced" in how(lm)
     with torch.autocast("cpu", torch.bfloat16):

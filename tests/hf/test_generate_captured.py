@@ -118,6 +118,19 @@ def test_what_transformers_does_itself(how, why, runs, monkeypatch):
     assert not runs and all(why in s for s in said) and bool(said) is (why is not None)
 
 
+def test_whoever_watches_the_model_sees_every_token(runs):
+    lm, ids, seen = model(), batch(1), []
+    wanted = lm.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert runs
+    handle = lm.register_forward_hook(lambda module, given, out: seen.append(int(out.logits[0, -1].argmax())))
+    assert torch.equal(lm.generate(**ids, max_new_tokens=8, do_sample=False), wanted)
+    assert seen == wanted[0, WIDTH:].tolist()
+    handle.remove()
+    lm.lm_head.register_forward_hook(lambda module, given, out: -out)
+    got = lm.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(got, lm.generate(**ids, max_new_tokens=8, do_sample=False, use_cache=False))
+
+
 def test_threads_share_a_model(monkeypatch):
     lm, how = model(), {"max_new_tokens": 20, "do_sample": False}
     prompts = [torch.full((1, 3), token) for token in (1, 2, 3, 4)]

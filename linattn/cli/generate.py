@@ -24,7 +24,10 @@ def generate(
         Path | None, typer.Option(metavar="FILE", help="Go on behind what this file has read.", show_default="from the beginning")
     ] = None,
     save_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the state after prompt and continuation here.", show_default="nowhere")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep the state after prompt and continuation here, --stop's text among it.", show_default="nowhere"
+        ),
     ] = None,
 ) -> None:
     """Continue a text with a trained model.

@@ -56,7 +56,8 @@ class Status:
         """The first token, which waits for the prompt to be read, is not part of the speed."""
         seconds = self._last - self._first
         speed = f", {(self._count - 1) / seconds:,.0f} tokens/s" if seconds > 0 else ""
-        return f"{self._count:,} token{'' if self._count == 1 else 's'}{speed}, state {self._bytes:,} bytes"
+        state = f", state {self._bytes:,} bytes" if self._count else ""
+        return f"{self._count:,} token{'' if self._count == 1 else 's'}{speed}{state}"
 
     def _write(self, codes: str) -> None:
         sys.stdout.write(codes)

@@ -68,6 +68,22 @@ def test_a_saved_state_goes_on_where_the_text_ended(run, tmp_path, capsys):
     same(State.load(path, model=model), read(model, bytes(whole)))
 
 
+def test_a_prompt_alone_is_read_and_kept(run, tmp_path, capsys):
+    path = tmp_path / "chat.safetensors"
+    assert main(["generate", run, "--prompt", "import ", "--max-tokens", "0", "--save-state", str(path)]) == 0
+    assert capsys.readouterr().err == "0 tokens\n"  # nothing had been read when the line was written
+    same(State.load(path), read(load_run(run)[0], b"import "))
+
+
+def test_the_stop_text_is_kept_too(run, tmp_path, capsys):
+    path, how = tmp_path / "chat.safetensors", ["--prompt", "import ", "--max-tokens", "9", "--temperature", "0"]
+    assert main(["generate", run, *how]) == 0
+    whole = capsys.readouterr().out
+    assert main(["generate", run, *how, "--stop", whole[0], "--save-state", str(path)]) == 0
+    assert capsys.readouterr().out == "\n"
+    assert State.load(path).position.item() > len("import ")
+
+
 def test_states_that_do_not_fit_are_one_line(run, tmp_path, capsys):
     path = tmp_path / "s.safetensors"
     assert main(["generate", run, "--prompt", "x", "--max-tokens", "1", "--save-state", str(path)]) == 0

@@ -56,7 +56,7 @@ void all(const Call& call) {
 LINATTN_ENTRY(linear_attention)(const void* call, int64_t threads) {
     Call own;
     memcpy(&own, call, sizeof own);
-    own.threads = threads;
+    own.threads = worth(own.batch * own.tokens * own.heads * own.keys * own.values, threads);
     LINATTN_BY_FAMILY(all, own)
 }
 

@@ -14,6 +14,11 @@ namespace linattn {
 // count as 0 meanwhile. Called from within a body, or while another thread is at it, it runs all on the caller's thread.
 void run(int64_t count, int64_t threads, void (*body)(void* context, int64_t i), void* context);
 
+constexpr int64_t FEW = 1 << 15;  // products: a core has done them before another one has come
+
+// `threads` for so many `products`, or 1: beside a busy process who has come may have to wait for its next turn with what it has begun.
+inline int64_t worth(int64_t products, int64_t threads) { return products < FEW ? 1 : threads; }
+
 template <class Body>
 void parallel(int64_t count, int64_t threads, Body&& body) {
     run(count, threads, [](void* context, int64_t i) { (*static_cast<Body*>(context))(i); }, &body);

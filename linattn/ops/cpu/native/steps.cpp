@@ -122,7 +122,7 @@ LINATTN_ENTRY(selective_step)
     LINATTN_THIS_STRIDED(bias);
     LINATTN_THIS_STRIDED(z);
     const int64_t slabs = (width + SLAB - 1) / SLAB;
-    parallel(batch * heads * slabs, threads, [&](int64_t task) {
+    parallel(batch * heads * slabs, worth(batch * heads * width * size, threads), [&](int64_t task) {
         const int64_t r = task / slabs / heads, h = task / slabs % heads;
         const Slab part = slab(task % slabs, width);
         alignas(64) float own_b[MOST + LANES] = {}, own_c[MOST + LANES] = {};

@@ -17,27 +17,7 @@ from linattn.cli.main import main
 from linattn.mixers import registry
 from linattn.reproduce import frame, results, variants, workers
 from linattn.reproduce.study import Column, grouped, mean_and_spread
-from linattn.state import only_writer
 from tests.reproduce import toy
-
-
-@pytest.fixture
-def given(monkeypatch):
-    """Makes a toy the study "recall"; its value is the list of runs that were done."""
-
-    def give(**changes):
-        done = []
-
-        def measure(run):
-            done.append(run)
-            return toy.measure(run)
-
-        study = toy.study(**{"measure": measure, **changes})
-        monkeypatch.setattr(frame, "load", lambda name: study)
-        monkeypatch.setattr(results, "load", lambda name: study)
-        return done
-
-    return give
 
 
 def test_a_study_from_runs_to_page(given, tmp_path):
@@ -263,87 +243,6 @@ def test_bad_input_leaves_nothing_behind(options, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         reproduce.run(**{"study": "recall", "out": tmp_path / "out", **options})
     assert not (tmp_path / "out").exists()
-
-
-def test_folders_of_others_are_refused(given, tmp_path):
-    given()
-    (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="no linattn report"):
-        reproduce.run("recall", out=tmp_path)
-    reproduce.run("recall", out=tmp_path / "a")
-    with pytest.raises(ValueError, match="holds the study 'recall'"):
-        reproduce.run("capacity", out=tmp_path / "a")
-
-
-def _without(key):
-    return lambda report: report.pop(key)
-
-
-DAMAGE = {
-    "no study": _without("study"),
-    "no runs": _without("runs"),
-    "no machines": _without("machines"),
-    "no created": _without("created"),
-    "another version": lambda report: report.update(version=2),
-    "runs of no list": lambda report: report.update(runs="gla"),
-    "runs of no objects": lambda report: report.update(runs=[1]),
-    "a run without its result": lambda report: report["runs"][0].pop("result"),
-    "a result of no object": lambda report: report["runs"][0].update(result=3),
-    "a result without its score": lambda report: report["runs"][0]["result"].pop("score"),
-    "a score of no number": lambda report: report["runs"][0]["result"].update(score="high"),
-    "a machine that is not there": lambda report: report["runs"][0].update(machine=7),
-    "machines of no objects": lambda report: report.update(machines=["mine"]),
-    "a study of no name": lambda report: report.update(study=["recall"]),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_report_is_named_and_stays(given, tmp_path, capsys, damage):
-    given()
-    report = reproduce.run("recall", mixers=["gla"], seeds=2, out=tmp_path)
-    DAMAGE[damage](report)
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(report))
-    assert main(["reproduce", "recall", "--mixers", "gla", "--seeds", "2", "--out", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert str(path) in err and err.count("\n") == 1
-    assert json.loads(path.read_text()) == report
-
-
-def test_a_report_that_is_cut_short_is_named_and_stays(given, tmp_path, capsys):
-    given()
-    reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
-    path = tmp_path / "report.json"
-    path.write_bytes(half := path.read_bytes()[:300])
-    assert main(["reproduce", "recall", "--out", str(tmp_path)]) == 2
-    assert f"{path} is damaged, cut short or no JSON" in capsys.readouterr().err
-    assert path.read_bytes() == half
-
-
-def test_two_processes_never_write_to_one_folder(given, tmp_path, capsys):
-    given()
-    reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
-    before = (tmp_path / "report.json").read_bytes()
-    with only_writer(tmp_path):
-        assert main(["reproduce", "recall", "--out", str(tmp_path)]) == 2
-        assert (tmp_path / "report.json").read_bytes() == before
-    said = f"linattn: another process (pid {os.getpid()}) is writing to {tmp_path}: wait until it has ended, or name another folder\n"
-    assert capsys.readouterr().err == said
-
-
-def test_what_another_process_did_meanwhile_is_kept(given, tmp_path, monkeypatch):
-    """Between the first look at the folder and the lock."""
-    given()
-    held = frame.Folder.held
-
-    def late(folder):
-        monkeypatch.setattr(frame.Folder, "held", held)
-        reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
-        return held(folder)
-
-    monkeypatch.setattr(frame.Folder, "held", late)
-    done = given()
-    assert len(reproduce.run("recall", mixers=["gla", "softmax"], seeds=1, out=tmp_path)["runs"]) == len(done) == 5
 
 
 def test_the_command_line(given, tmp_path, capsys):

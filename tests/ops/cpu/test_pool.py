@@ -84,6 +84,24 @@ def test_a_process_forks_and_ends_while_its_threads_wait():
     assert done.stdout == "runtimes of threads: 1\n"  # torch's; there is no second
 
 
+FEW = """
+import os, torch
+from linattn.ops import linears
+torch.set_num_threads(3)
+x, few, many = torch.randn(1, 128), torch.randn(128, 128), torch.randn(1024, 128)
+before = len(os.listdir("/proc/self/task"))
+for matrix in (few, many):
+    linears.linears(x, [matrix], [None])
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_few_products_are_left_to_one_thread():
+    done = subprocess.run([sys.executable, "-c", FEW], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["0", "2"], done.stderr[-2000:]
+
+
 LONG = """
 import os, torch
 from linattn.ops.cpu.library import LARGE, call, reason

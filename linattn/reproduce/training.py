@@ -34,10 +34,13 @@ class Stack:
         variant = variants.parse(mixer)
         return cls(variant.name, {variant.name: variant.options} if variant.options else {})
 
-    def config(self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY) -> LMConfig:
+    def config(
+        self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY, tie_embeddings: bool = False
+    ) -> LMConfig:
         """Of a model of this stack."""
         return LMConfig(
-            vocab_size=vocab_size, dim=dim, layers=layers, mixer=self.pattern, mixer_options=self.options, ffn_dim=ffn_dim
+            vocab_size=vocab_size, dim=dim, layers=layers, mixer=self.pattern, mixer_options=self.options, ffn_dim=ffn_dim,
+            tie_embeddings=tie_embeddings,
         )  # fmt: skip
 
 
@@ -83,7 +86,8 @@ def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tup
     """A model that learned :func:`linattn.tasks.multi_query_recall`, and examples that it has not seen; yields after every step.
 
     As in Zoology (arXiv 2312.04927) a gated short convolution, one more layer, stands before the stack: it joins each value to its key,
-    which softmax would need a much longer training for.
+    which softmax would need a much longer training for. One matrix embeds and answers, as there: with two, nothing
+    of 8192 words was recalled after 12,500 steps.
 
     Args:
         stack: its mixers.
@@ -99,6 +103,7 @@ def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tup
     torch.manual_seed(run["seed"])
     layers = [CONVOLUTION, *pattern.fill(pattern.parse(stack.pattern, "mixer"), run["layers"])]
     sizes = {name: run[name] for name in ("dim", "ffn_dim", "vocab_size")}
-    model = fit.Asked(Stack(", ".join(layers), stack.options).config(layers=len(layers), **sizes)).to(run["device"])
+    config = Stack(", ".join(layers), stack.options).config(layers=len(layers), tie_embeddings=True, **sizes)
+    model = fit.Asked(config).to(run["device"])
     yield from fit.train(model, seen, fit.Recipe(run["epochs"], run["batch_size"], run["learning_rate"]), seed=run["seed"])
     return model, unseen

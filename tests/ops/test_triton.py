@@ -61,12 +61,12 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = json.loads(done.stdout)
     wanted = {"forward", "chain", "backward"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
-    if (kind, rank) != ("plain", "none"):  # whose gradients are the scans themselves
+    if (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
         wanted.add("gradients")
-    assert {k["name"] for k in kernels} == wanted
+    assert {k["name"] for k in kernels} - {"shared"} == wanted
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
-        assert kernel["tensor_cores"] or kernel["name"] == "chain", kernel
+        assert kernel["tensor_cores"] or kernel["name"] in ("chain", "shared"), kernel
         assert not kernel["not_alone"], kernel  # see hopper.common.barriers
     return kernels
 
@@ -85,6 +85,15 @@ def test_compiles_for_hopper(dtype, kind, rank, tmp_path):
 @pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f == ("beta", "BTHK") else pytest.mark.slow) for f in FAMILIES])
 def test_the_largest_heads_fit_a_small_ampere(kind, rank, tmp_path):
     compiled(tmp_path, kind, rank, "bfloat16", "ampere")
+
+
+@pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f == ("plain", "BTHK") else pytest.mark.slow) for f in FAMILIES])
+def test_hoppers_own_kernels_take_wide_values_in_parts(kind, rank, tmp_path):
+    """Where they give gradients, those of what the parts share are summed."""
+    kernels = compiled(tmp_path, kind, rank, "bfloat16", "wide")
+    own = any(k["module"].startswith("hopper.gradients") for k in kernels)
+    assert own == any(k["name"] == "shared" for k in kernels)
+    assert own == (rank == "BTHK" or kind in ("plain", "beta"))
 
 
 @pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f in SOON else pytest.mark.slow) for f in FAMILIES])

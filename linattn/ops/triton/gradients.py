@@ -252,11 +252,8 @@ def gradients(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def shared(dq, dk, q_sum, k_sum, rows, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr):
-    """Sums over the heads that share a query and a key, of [rows, GROUP, K] each; torch's own sum reaches a third of the memory's rate."""
-    given, total = dq, q_sum
-    if tl.program_id(1) == 1:
-        given, total = dk, k_sum
+def shared(given, total, rows, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr):
+    """Sums [rows, K] over the heads that share something, of [rows, GROUP, K]; torch's own sum reaches a third of the memory's rate."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     channel = tl.arange(0, BK)[None, :]
     there = (row < rows) & (channel < K)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from linattn.ops import choice
 from linattn.ops.inputs import Inputs, Outputs
-from linattn.ops.triton import decode, hopper, launch
+from linattn.ops.triton import decode, launch
 from linattn.ops.triton.launch import traced
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
-from linattn.ops.triton.run import Arguments, Gradients, Run, in_rows
+from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
 
 STEPS = 16  # tokens that steps are faster for than chunks
 WIDEST = 256  # keys of one call of the kernels; without a rule that erases more go in parts
@@ -80,27 +80,6 @@ def _channels(x: Inputs, part: slice) -> Inputs:
 
 
 def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
-    """Columns of the state are independent: many values of a head may be more heads with the same keys."""
-    n = hopper.parts(x.k, v)
-    if n == 1:
-        return _heads(x, v, initial, wide)
-    (batch, tokens, heads, size_v), size_k = v.shape, x.k.shape[3]
-    v = v.reshape(batch, tokens, heads * n, size_v // n)
-    if initial is not None:
-        initial = initial.unflatten(3, (n, -1)).movedim(3, 2).flatten(1, 2)
-    of_heads = {"decay": x.decay, "beta": x.beta, "bonus": x.bonus}
-    more = {name: None if t is None else _repeated(t, n, 2 if t.ndim > 2 else 0) for name, t in of_heads.items()}
-    erase = None if x.erase is None else (_repeated(x.erase[0], n, 2), _repeated(x.erase[1], n, 2))
-    o, state = _heads(replace(x, **more, erase=erase), v, initial, wide)
-    return o.view(batch, tokens, heads, size_v), state.view(-1, heads, n, size_k, size_v // n).movedim(2, 3).flatten(3)
-
-
-def _repeated(t: Tensor, n: int, heads: int) -> Tensor:
-    """Each head, along dimension ``heads``, ``n`` times."""
-    return t.unsqueeze(heads + 1).expand(*t.shape[: heads + 1], n, *t.shape[heads + 1 :]).flatten(heads, heads + 1)
-
-
-def _heads(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
     decay = x.decay
     if decay is not None and x.decay_constant:
         decay = decay.float().expand(*v.shape[:2], *decay.shape)
@@ -133,8 +112,8 @@ def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *argume
 
 def _laid_out(*tensors: Tensor | None) -> launch.Tensors:
     """The tensors of ``chunk_forward``, in the memory layout that the kernels want."""
-    *timed, bonus, initial, cu = tensors
-    return *map(in_rows, timed), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
+    q, k, v, *timed, bonus, initial, cu = tensors
+    return *map(in_rows, (q, k, side_by_side(v), *timed)), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
 
 
 def _forward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
@@ -176,10 +155,10 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
     dq, dk, dv, *others, dbonus, dinitial = launch.run(
-        _backward, given.v, (*_laid_out(*tensors), in_rows(do), dfinal, starts, links), scale, ddecay
+        _backward, given.v, (*_laid_out(*tensors), in_rows(side_by_side(do)), dfinal, starts, links), scale, ddecay
     )
     if given.bonus is not None:
-        dbonus = dbonus.sum(0).to(given.bonus.dtype)
+        dbonus = dbonus.unflatten(1, (given.v.shape[2], -1)).sum((0, 2)).to(given.bonus.dtype)
     return dq, dk, dv.to(given.v.dtype), *others, dbonus, dinitial
 
 
@@ -196,8 +175,8 @@ def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
         run.backward(do, ends, local=True)
         run.chain(ends, **_joining(run, links), first=dfinal, reverse=True)
     dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
-    dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
     if run.exchanges and not ddecay:
+        dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
         dv = run.empty(*run.own, run.size_v, dtype=v.dtype)
         run.backward(do, ends, dv, dinitial=dinitial)
         turned = run.exchanged(do)
@@ -210,12 +189,8 @@ def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
     run.forward(starts if run.plan.split else given.initial, values=values, states=states)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
-    wanted = (given.decay if ddecay else None, given.beta, given.read, given.write)
-    ddecay, dbeta, dread, dwrite = (None if t is None else run.empty(*t.shape, dtype=t.dtype) for t in wanted)
-    dbonus = None if given.bonus is None else recorder.zeros(slots, run.heads, run.size_k, dtype=torch.float32)
-    to = Gradients(dq, dk, ddecay, dbeta, dread, dwrite, dbonus)
-    run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), to)
-    return *run.shared(dq, dk), dv, *to[2:], dinitial
+    dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay)
+    return dq, dk, dv, *others, dinitial
 
 
 @torch.library.custom_op("linattn::chunk_forward", mutates_args=())

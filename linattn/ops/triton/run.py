@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Room for what the last kernel of a backward pass writes, None for what there is not."""
+    """What the last kernel of a backward pass writes, None for what there is not."""
 
     q: Tensor
     k: Tensor
@@ -85,7 +85,7 @@ class Run:
     def exchanges(self) -> bool:
         """Whether gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
-        return plain and self.group == 1 and self.size_v <= 256
+        return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
     @property
     def own(self) -> tuple[int, int, int]:
@@ -210,20 +210,36 @@ class Run:
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, num_warps=8 if bk > 64 else 4,
         )  # fmt: skip
 
-    def gradients(self, do, kept: tuple[Tensor | None, ...], to: Gradients) -> None:
-        """``kept`` is what the scans have left: values, their gradients, states and theirs."""
+    def gradients(self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool) -> Gradients:
+        """``kept`` is what the scans have left: values, their gradients, states and theirs.
+
+        A kernel for Hopper takes many values of a head as several heads that share all but the values, and what they bring is summed.
+        """
+        columns, chosen = min(self.size_v, hopper.WIDEST), (self.q, self.k, self.v, self.read, self.write, do, self.decay)
+        fast = choice.gradients(self.family, self.plan.chunk, columns, *chosen) if self.fast else None
+        if fast is None:
+            columns = self.size_v
+        split = self.size_v // columns  # heads that one is taken as
+        heads, group = self.heads * split, self.group * split
+        of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
+        to = Gradients(
+            *(self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) for _ in "qk"),
+            *(None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads),
+            None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32),
+        )
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
         )  # fmt: skip
-        numbers = (*strides(self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, do), *self.numbers, 0)
-        constants = dict(V=self.size_v, DDECAY=to.decay is not None, **self.constants)
+        q_and_k, others = strides(self.q, self.k), strides(self.read, self.write, self.decay, self.beta)
+        v_and_do = [(self.v.stride(1), self.v.stride(2) // split), (do.stride(1), do.stride(2) // split)]
+        sequences, tokens, _, _, scale = self.numbers
+        numbers = (*q_and_k, *v_and_do[0], *others, *v_and_do[1], sequences, tokens, heads, group, scale, 0)
+        constants = dict(V=columns, DDECAY=ddecay, **self.constants)
         c = table.gradients(self.family)
         bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
         by_channel = self.family.decay == CHANNEL
-        grid = (self.plan.chunks, self.heads, -(-self.size_k // bk) if by_channel else 1)
-        chosen = (self.q, self.k, self.v, self.read, self.write, do, self.decay)
-        fast = choice.gradients(self.family, self.plan.chunk, *chosen) if self.fast else None
+        grid = (self.plan.chunks, heads, -(-self.size_k // bk) if by_channel else 1)
         if fast is None:
             for settled in (True, False) if by_channel else (True,):
                 # Where a product and its sum over lanes become one operation, each lane rounds another sum, and which lane
@@ -232,30 +248,46 @@ class Run:
                     gradients_kernel.gradients, grid, tensors, numbers, BK=bk, BV=bv, SETTLED=settled,
                     num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, **constants,
                 )  # fmt: skip
-            return
+            return self._summed(to, 1)
         kernel, options = fast
-        chunks = self.plan.chunks * self.heads
+        chunks = self.plan.chunks * heads
         programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
         given = (*tensors, self.empty(*grid, dtype=torch.int32)) if by_channel else tensors  # which blocks of channels are done
-        self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=self.size_v, **options, **constants)
+        constants["SPLIT"] = split
+        self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=columns, **options, **constants)
         if by_channel:
             kernel, options, programs = choice.unsettled(self.family, self.v.device)
             grid = (min(programs, chunks * grid[2]), 1, 1)
-            self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=self.size_v, **options, **constants)
+            self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=columns, **options, **constants)
+        return self._summed(to, split)
 
-    def shared(self, dq: Tensor, dk: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of queries and keys [B, T, Hk, K] from those that each of the heads has."""
-        if self.group == 1:
-            return dq, dk
-        heads = self.heads // self.group
-        q_sum, k_sum = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=dq.dtype) for _ in "qk")
-        bk, rows = power_of_two(self.size_k), self.batch * self.tokens * heads
-        each = max(1, 4096 // bk)
-        self.recorder.launch(
-            gradients_kernel.shared, (-(-rows // each), 2, 1), (dq, dk, q_sum, k_sum), (rows,),
-            GROUP=self.group, K=self.size_k, BK=bk, ROWS=each, num_warps=4,
+    def _summed(self, each: Gradients, split: int) -> Gradients:
+        """Gradients of what heads share, from those that each has of it: queries and keys among all, the rest among ``split``."""
+        dq, dk, *others, dbonus = each
+        group = self.group * split
+        return Gradients(
+            self._sum(dq, group), self._sum(dk, group), *(None if t is None else self._sum(t, split) for t in others), dbonus
         )  # fmt: skip
-        return q_sum, k_sum
+
+    def _sum(self, each: Tensor, group: int) -> Tensor:
+        """Sums over each ``group`` of heads of ``each`` [B, T, H] or [B, T, H, K]."""
+        if group == 1:
+            return each
+        batch, tokens, heads, *rest = each.shape
+        total = self.empty(batch, tokens, heads // group, *rest, dtype=each.dtype)
+        size = rest[0] if rest else 1
+        rows, bk = batch * tokens * heads // group, power_of_two(size)
+        programs = max(1, 4096 // bk)
+        self.recorder.launch(
+            gradients_kernel.shared, (-(-rows // programs), 1, 1), (each, total), (rows,),
+            GROUP=group, K=size, BK=bk, ROWS=programs, num_warps=4,
+        )  # fmt: skip
+        return total
+
+
+def side_by_side(v: Tensor) -> Tensor:
+    """``v`` [B, T, H, V] with its heads right behind each other if they are wide: the parts of a head are spaced as evenly then."""
+    return v.contiguous() if v.shape[3] > hopper.WIDEST and v.stride(2) != v.shape[3] else v
 
 
 def in_rows(t: Tensor | None) -> Tensor | None:

@@ -1,7 +1,7 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
-With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any. With ``ampere``, for a small
-Ampere (sm_86) and the largest heads.
+With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values.
+With ``ampere``, for a small Ampere (sm_86) and the largest heads.
 
 Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, and the barriers that are
 not alone in their memory.
@@ -57,7 +57,7 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
     from linattn.ops.triton.hopper import choice
     from tests.ops import cases
 
-    hopper._hopper = lambda device: how == "gluon"
+    hopper._hopper = lambda device: how in ("gluon", "wide")
     choice.multiprocessors = lambda device: 132
     triton.runtime.driver.set_active(Driver(86 if how == "ampere" else 90))
     compiled: dict[str, dict] = {}
@@ -75,8 +75,8 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
         return kernel
 
     JITFunction.run = run
-    size = 256 if how == "ampere" else 128
-    call = cases.make(kind, rank, B=1, T=2048, H=1, K=size, V=size).to(dtype)
+    size_k, size_v = {"ampere": (256, 256), "wide": (128, 256)}.get(how, (128, 128))
+    call = cases.make(kind, rank, B=1, T=2048, H=1, K=size_k, V=size_v).to(dtype)
     leaves = {n: t.requires_grad_() for n, t in call.tensors.items()}
     out = gpu.chunked(checks.call(**cases.arguments(leaves, call.options))[0])
     (out.o.float().sum() + out.state.sum()).backward()

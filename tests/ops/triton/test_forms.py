@@ -77,14 +77,27 @@ def test_wide_keys_go_in_parts(kind, monkeypatch):
     check(make(kind, "BTHK", B=1, T=T, H=1, K=K, V=V), HALVES[-1])
 
 
-@pytest.mark.parametrize(("kind", "rank"), first([("bonus", "H"), ("beta", "BTH"), ("erase", "BTHK")], product(KINDS, RANKS[1:])))
-def test_wide_values_go_as_heads(kind, rank, monkeypatch):
-    if INTERPRETED:
-        from linattn.ops.triton import hopper
+WIDE_VALUES = dict(B=1, T=18, H=4, Hk=2, K=5, V=9) if INTERPRETED else dict(B=2, T=700, H=4, Hk=2, K=128, V=256)
 
-        monkeypatch.setattr(hopper, "parts", lambda k, v: 3 if v.shape[3] == 9 else 1)
-    sizes = dict(B=1, T=18, H=2, Hk=1, K=5, V=9) if INTERPRETED else dict(B=2, T=700, H=4, Hk=2, K=128, V=256)
-    check_tame(make(kind, rank, **sizes), HALVES[-1])
+
+@pytest.mark.parametrize(("kind", "rank"), first([("bonus", "H"), ("beta", "BTH"), ("erase", "BTHK")], product(KINDS, RANKS)))
+def test_wide_values_of_heads_that_share_keys(kind, rank):
+    """On Hopper the gradients take such a head as several, which share its keys, decays and strengths."""
+    check_tame(make(kind, rank, **WIDE_VALUES), HALVES[-1])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="only Hopper's kernels take parts of heads")
+@pytest.mark.parametrize(("kind", "rank", "V"), [("plain", "BTHK", 384), ("beta", "none", 256), ("erase", "BTHK", 256)])
+def test_wide_values_between_others(kind, rank, V):
+    """Heads that are not right behind each other in memory, of packed sequences."""
+
+    def between(call, outputs=None):
+        v = call.tensors["v"]
+        apart = torch.cat([v, v], 3)[..., :V]
+        assert apart.stride(2) == 2 * V
+        return gradients(call.with_(v=apart), outputs)
+
+    check_tame(make(kind, rank, H=2, K=64, V=V, lengths=(0, 300, 1, 599)), HALVES[-1], run=between)
 
 
 @pytest.mark.parametrize(("kind", "T"), list(product(KINDS, [1, 16, 17] if INTERPRETED else [1, 64, 65])))

@@ -5,15 +5,13 @@ import sys
 import pytest
 import torch
 import triton
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import linattn
-from linattn.ops.triton import launch
 from tests.ops import cases
 from tests.ops.cases import KINDS, Call, cotangent, make
 from tests.ops.errors import compare, error, same_bits
-from tests.ops.operators import Seen, check_compiled, check_operators, leaves_of
+from tests.ops.operators import check_compiled, check_operators, leaves_of
 from tests.ops.test_compile import Op
 from tests.ops.triton.device import DEVICE, INTERPRETED, SIZE, check, gradients, here, values
 
@@ -49,17 +47,6 @@ def test_full_graph(kind, lengths):
 def test_full_graph_where_every_size_is_a_symbol(kind):
     call = sample(kind, LENGTHS)
     check_compiled(torch.compile(Op(call, backend="triton"), fullgraph=True, backend="aot_eager", dynamic=True), call, gradients(call))
-
-
-@pytest.mark.parametrize(("dtype", "heads"), [(torch.bfloat16, 4), (torch.float16, 2)])
-def test_wide_values_are_traced_as_more_heads(dtype, heads, monkeypatch):
-    """What the kernels for Hopper want is told of tensors without memory too, as a compiler has them."""
-    monkeypatch.setattr(launch, "_known_capability", lambda device: (9, 0))
-    with FakeTensorMode(), Seen() as seen:
-        q, k = (torch.empty(1, 40, 2, 64, device="cuda", dtype=dtype) for _ in "qk")
-        o = linattn.linear_attention(q, k, k.new_empty(1, 40, 2, 256), form="chunk", backend="triton")
-    ((_, arguments),) = seen.calls.values()
-    assert o.shape == (1, 40, 2, 256) and arguments[2].shape == (1, 40, heads, 512 // heads)
 
 
 @needs_gpu

@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper import WIDEST
 from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, NONE, PLAIN
@@ -371,12 +372,13 @@ def options(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -
     reads = not (plain and local)
     reads_w = erase or (not plain and family.decay == CHANNEL.value)
     own = erase and not local
-    parts = size_v // M.value
+    columns = min(size_v, WIDEST)
+    parts = columns // M.value
     meets = reads and not family.prepared
     b = not plain and not (local and reads_w)
-    first = 128 * (size_v + reads * size_k + 64 * (reads and not meets) + 64 * b)  # bytes of a stage
+    first = 128 * (columns + reads * size_k + 64 * (reads and not meets) + 64 * b)  # bytes of a stage
     second = 128 * (size_k + reads_w * size_k + own * (size_k + 128))
-    staged = 128 * (keep * parts * size_k + (not local) * size_v + own * size_v + parts * 64 * meets)
+    staged = 128 * (keep * parts * size_k + (not local) * columns + own * columns + parts * 64 * meets)
     if family.decay == HEAD.value:
         first += 256 * (1 + reads + meets + (not plain and not erase)) + 16
     elif family.decay == CHANNEL.value:
@@ -392,4 +394,4 @@ def options(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -
     if parts == 2 or min(stages, late) < 2:
         stages, late = depths(SHARED)
     registers, most = (224, 160) if parts == 2 else (24, 128)
-    return dict(BV=size_v, STAGES=stages, LATE=late, num_warps=4, REGISTERS=registers, maxnreg=most)
+    return dict(BV=columns, STAGES=stages, LATE=late, num_warps=4, REGISTERS=registers, maxnreg=most)

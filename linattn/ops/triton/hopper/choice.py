@@ -45,23 +45,32 @@ def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) 
 
 
 def gradients(
-    family: Family, chunk: int, q: Tensor, k: Tensor, v: Tensor, read: Tensor | None, write: Tensor | None, do: Tensor, decay: Tensor | None
-) -> Chosen | None:
-    """The gradients of chunks, if there is a kernel for them; with a decay per channel, of those that settle."""
+    family: Family,
+    chunk: int,
+    columns: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    read: Tensor | None,
+    write: Tensor | None,
+    do: Tensor,
+    decay: Tensor | None,
+) -> Chosen | None:  # fmt: skip
+    """The gradients of chunks, from so many ``columns`` of values, if there is a kernel for them; per channel, of those that settle."""
     if decay is not None and family.decay == CHANNEL:
         from linattn.ops.triton.hopper import gradients_channel, gradients_channel_delta, gradients_channel_erase
 
         for by_channel in (gradients_channel, gradients_channel_delta):
             if by_channel.fits(family, chunk, q, k, v, do, decay):
-                return by_channel.gradients, by_channel.options(v.shape[3])
+                return by_channel.gradients, by_channel.options(columns)
         if gradients_channel_erase.fits(family, chunk, q, k, v, read, write, do, decay):
-            return gradients_channel_erase.gradients, gradients_channel_erase.options(k.shape[3], v.shape[3])
+            return gradients_channel_erase.gradients, gradients_channel_erase.options(k.shape[3], columns)
         return None
     if family.rule == ERASE:
         return None
     from linattn.ops.triton.hopper import gradients as module
 
-    return (module.gradients, module.options(family, k.shape[3], v.shape[3])) if module.fits(family, chunk, q, k, v, do) else None
+    return (module.gradients, module.options(family, k.shape[3], columns)) if module.fits(family, chunk, q, k, v, do) else None
 
 
 def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int], int]:

@@ -36,6 +36,18 @@ def chunk(place, cu, sequences, tokens, heads, C: gl.constexpr, PACKED: gl.const
 
 
 @gluon.jit
+def of_states(base, places, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
+    """Tiles [ROWS, V] of states [K, SPLIT * V], each of which is that of SPLIT of ``places``, so many columns each: see ``state_at``."""
+    return tma.make_tensor_descriptor(base, [places // SPLIT * K, SPLIT * V], [SPLIT * V, 1], [ROWS, V], layout)
+
+
+@gluon.jit
+def state_at(place, row, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr):
+    """Where the state of ``place`` lies, from ``row`` on."""
+    return [place // SPLIT * K + row, place % SPLIT * V]
+
+
+@gluon.jit
 def prepared(base, place, rows, C: gl.constexpr, WIDTH: gl.constexpr):
     """The tiles [C, WIDTH] that prepare made, from the one at ``place`` (chunk and head) on."""
     return described(base + place * C * WIDTH, rows, WIDTH, WIDTH, C, WIDTH)

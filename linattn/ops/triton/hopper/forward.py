@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper import WIDEST
 from linattn.ops.triton.hopper.chunks import decayed, prepared
 from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
 from linattn.ops.triton.plan import Family
@@ -373,7 +374,7 @@ def options(family: Family, size_k: int, size_v: int, output: bool, keep: bool, 
     """Columns of a program, and what its pipeline and registers are."""
     erase, delta, by_channel = family.rule == ERASE.value, family.rule == DELTA.value, family.decay == CHANNEL.value
     meets = output and not family.prepared
-    columns = min(size_k, size_v) if transition else size_v
+    columns = min(size_k, size_v, WIDEST) if transition else min(size_v, WIDEST)
     parts = columns // M.value
     wide = 1 + output + 2 * erase + (delta and by_channel)
     square = (erase or delta) + output * (1 + erase)

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper, prepare
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, add, barriers, buffer, give_back, numbers, weight, whole
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E
@@ -41,8 +41,8 @@ def load_pair(bars, sources, buffers, i, head, first, rows, C: gl.constexpr, K: 
 
 
 @gluon.jit
-def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
-         STAGES: gl.constexpr, PAIRS: gl.constexpr):  # fmt: skip
+def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr,
+         PACKED: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr):  # fmt: skip
     """Bring the tiles of chunk after chunk, ahead of use as far as there is room, in the order in which room comes free."""
     full, empty, _, _, state_full, state_empty, _, _, _, _ = bars
     _, _, vd, od, ed, sd, dsd, _, _ = sources
@@ -66,7 +66,8 @@ def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, 
                 there = state_full.index(state)
                 mbarrier.wait(state_empty[state].index(0), (i & 1) ^ 1)
                 mbarrier.expect(there, 2 * K * V)
-                tma.async_copy_global_to_shared(sd if state == 0 else dsd, [place * K, 0], there, sb.index(state))
+                of_state = state_at(place, 0, K, V, SPLIT)
+                tma.async_copy_global_to_shared(sd if state == 0 else dsd, of_state, there, sb.index(state))
             if PAIRS != STAGES:
                 load_pair(bars, sources, buffers, i, head // group, first, rows, C, K, PAIRS)
             i += 1
@@ -77,7 +78,7 @@ def weigh(bars, weights, decays, work, C: gl.constexpr, PACKED: gl.constexpr, DE
     """Turn decays into whole steps summed up to each token, and into what a state fades by up to there and a write to the end."""
     _, _, _, _, _, _, weight_full, weight_empty, _, _ = bars
     total, rows_of = weights
-    decay, decay_token, decay_head = decays
+    decay, decay_token, decay_head, split_in = decays
     places, cu, sequences, tokens, heads = work
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     if DECAY == HEAD:
@@ -86,7 +87,7 @@ def weigh(bars, weights, decays, work, C: gl.constexpr, PACKED: gl.constexpr, DE
             head, first, rows = chunk(place, cu, sequences, tokens, heads, C, PACKED)
             if rows > 0:
                 row = gl.arange(0, C, layout)
-                d = gl.load(decay + (first.to(gl.int64) + row) * decay_token + head * decay_head, mask=row < rows, other=0.0)
+                d = gl.load(decay + (first.to(gl.int64) + row) * decay_token + head // split_in * decay_head, mask=row < rows, other=0.0)
                 steps = whole(d, BITS)
                 sums = gl.associative_scan(steps, 0, add)
                 at = i % 2
@@ -104,7 +105,7 @@ def add_up(bars, buffers, results, decays, ddecay, work, C: gl.constexpr, K: gl.
     """The gradient of the decay: of what is read across each token, of what is sent past it, and of what passes the whole chunk."""
     _, _, _, _, state_full, state_empty, _, _, sum_full, sum_empty = bars
     sb = buffers[5]
-    decay, decay_token, decay_head = decays
+    decay, decay_token, decay_head, split_in = decays
     places, cu, sequences, tokens, heads = work
     square: gl.constexpr = gl.BlockedLayout([1, C], [32, 1], [2, 1], [1, 0])
     layout: gl.constexpr = gl.SliceLayout(1, square)
@@ -118,7 +119,7 @@ def add_up(bars, buffers, results, decays, ddecay, work, C: gl.constexpr, K: gl.
             if rows > 0:
                 row = gl.arange(0, C, layout)
                 time = first.to(gl.int64) + row
-                d = gl.load(decay + time * decay_token + head * decay_head, mask=row < rows, other=0.0).to(gl.float32)
+                d = gl.load(decay + time * decay_token + head // split_in * decay_head, mask=row < rows, other=0.0).to(gl.float32)
                 faded = gl.exp2(gl.sum(d, 0) * LOG2E)
                 mbarrier.wait(state_full.index(0), i & 1)
                 mbarrier.wait(state_full.index(1), i & 1)
@@ -158,11 +159,11 @@ def recall(at_hand, i, head, first, rows, C: gl.constexpr, K: gl.constexpr, DECA
     total, rows_of = weights
     full, _, pair_full, _, state_full, state_empty, weight_full, _, _, _ = bars
     _, kb, vb, _, eb, sb, _ = buffers
-    beta, beta_token, beta_head, dbeta, heads = strengths
+    beta, beta_token, beta_head, dbeta, heads, split_in = strengths
     token = gl.arange(0, C, gl.SliceLayout(1, square))
     other = gl.arange(0, C, gl.SliceLayout(0, square))[None, :]
     time = first.to(gl.int64) + token
-    b = away_from_zero(gl.load(beta + time * beta_token + head * beta_head, mask=token < rows, other=1.0).to(gl.float32))
+    b = away_from_zero(gl.load(beta + time * beta_token + head // split_in * beta_head, mask=token < rows, other=1.0).to(gl.float32))
     nothing = gl.zeros([C, C], gl.float32, square)
     key, value, cotangent = kb.index(i % PAIRS), vb.index(i % STAGES), eb.index(i % STAGES)
     mbarrier.wait(full.index(i % STAGES), i // STAGES & 1)
@@ -303,7 +304,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     if PACKED:
         chunks = tokens // C + sequences
@@ -320,7 +321,7 @@ def gradients(
     if RULE == DELTA:
         vd, ed = ragged(values, length, heads * V, heads, V, C, V), ragged(de, length, heads * V, heads, V, C, V)
         eb = buffer(STAGES, C, V)
-        strengths = (beta, beta_token, beta_head, dbeta, heads)
+        strengths = (beta, beta_token, beta_head, dbeta, heads, SPLIT)
     else:
         vd = ragged(v, length, v_token, heads, v_head, C, V)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, V], gl.bfloat16)
@@ -330,8 +331,8 @@ def gradients(
         vd,
         ragged(do, length, do_token, heads, do_head, C, V),
         ed,
-        tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [K, V], square),
-        tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [K, V], square),
+        of_states(states, places, K, V, SPLIT, K, square),
+        of_states(dstates, places, K, V, SPLIT, K, square),
         ragged(dq, length, heads * K, heads, K, C, K),
         ragged(dk, length, heads * K, heads, K, C, K),
     )
@@ -352,14 +353,14 @@ def gradients(
         weight_full, weight_empty, sum_full, sum_empty,
     )  # fmt: skip
     fence_async_shared()
-    decays = (decay, decay_token, decay_head)
+    decays = (decay, decay_token, decay_head, SPLIT)
     gl.warp_specialize([
         (side, (True, bars, sources, buffers, weights, strengths, results, work, scale,
                 C, K, PACKED, DECAY, RULE, BITS, DDECAY and DECAY == HEAD, STAGES, PAIRS)),
         (side, (False, bars, sources, buffers, weights, strengths, results, work, scale,
                 C, K, PACKED, DECAY, RULE, BITS, DDECAY and DECAY == HEAD, STAGES, PAIRS)),
         (add_up, (bars, buffers, results, decays, ddecay, work, C, K, V, PACKED, DDECAY and DECAY == HEAD)),
-        (load, (bars, sources, buffers, work, group, C, K, V, PACKED, STAGES, PAIRS)),
+        (load, (bars, sources, buffers, work, group, C, K, V, SPLIT, PACKED, STAGES, PAIRS)),
         (weigh, (bars, weights, decays, work, C, PACKED, DECAY, BITS)),
     ], [4, 2, 1, 1], [REGISTERS, FEW, FEW, FEW])  # fmt: skip
 

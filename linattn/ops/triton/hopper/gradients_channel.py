@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, add_two, exp2, in_blocks, keep, left
 from linattn.ops.triton.plan import CHANNEL, PLAIN, Family
@@ -40,8 +40,8 @@ def strips(base, rows, token, heads, head, C: gl.constexpr, K: gl.constexpr):
 
 
 @gluon.jit
-def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
-         STAGES: gl.constexpr):  # fmt: skip
+def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr,
+         PACKED: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
     full, empty, pair_full, pair_empty, state_full, state_empty, _, _, _, _, _ = bars
     qd, kd, vd, od, sd, dsd, _, _ = sources
@@ -57,8 +57,9 @@ def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, 
                 there = state_full.index(slot)
                 mbarrier.wait(state_empty.index(slot), phase)
                 mbarrier.expect(there, 4 * BLOCK * V)
-                tma.async_copy_global_to_shared(sd, [place * K + block * BLOCK, 0], there, sb.index(slot))
-                tma.async_copy_global_to_shared(dsd, [place * K + block * BLOCK, 0], there, dsb.index(slot))
+                of_state = state_at(place, block * BLOCK, K, V, SPLIT)
+                tma.async_copy_global_to_shared(sd, of_state, there, sb.index(slot))
+                tma.async_copy_global_to_shared(dsd, of_state, there, dsb.index(slot))
                 there = pair_full.index(slot)
                 at = [head // group, first + rows, C - rows, block * BLOCK]
                 mbarrier.wait(pair_empty.index(slot), phase)
@@ -85,7 +86,7 @@ def split(a, high, low):
 @gluon.jit
 def halves(decays, place, block, work, C: gl.constexpr, PACKED: gl.constexpr):
     """The decays [C / 2, BLOCK] of both halves of a chunk's block, as they lie; 0 past the end."""
-    decay, decay_token, decay_head = decays
+    decay, decay_token, decay_head, split_in = decays
     places, cu, sequences, tokens, heads = work
     HALF: gl.constexpr = C // 2
     layout: gl.constexpr = gl.BlockedLayout([HALF * BLOCK // 512, 4], [128 // BLOCK, BLOCK // 4], [4, 1], [1, 0])
@@ -94,7 +95,7 @@ def halves(decays, place, block, work, C: gl.constexpr, PACKED: gl.constexpr):
     stride = decay_token // 4 * 4
     row = gl.arange(0, HALF, gl.SliceLayout(1, layout))
     channel = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
-    start = decay + first.to(gl.int64) * stride + head.to(gl.int64) * (decay_head // 4 * 4)
+    start = decay + first.to(gl.int64) * stride + (head // split_in).to(gl.int64) * (decay_head // 4 * 4)
     where = start + row[:, None] * stride + channel[None, :]
     early = gl.load(where, mask=(row < rows)[:, None], other=0.0)
     return early, gl.load(where + HALF * stride, mask=(row < rows - HALF)[:, None], other=0.0)
@@ -200,7 +201,8 @@ def add_up(bars, buffers, decays, ddecay, settled, work, group, C: gl.constexpr,
 @gluon.jit
 def side(
     READS: gl.constexpr, bars, sources, buffers, bonus, dbonus, work, group, scale,
-    C: gl.constexpr, K: gl.constexpr, BEFORE: gl.constexpr, PACKED: gl.constexpr, LOW: gl.constexpr, STAGES: gl.constexpr,
+    C: gl.constexpr, K: gl.constexpr, SPLIT: gl.constexpr, BEFORE: gl.constexpr, PACKED: gl.constexpr, LOW: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
     full, empty, pair_full, pair_empty, state_full, state_empty, decay_full, scaled, used, sum_full, sum_empty = bars
@@ -284,7 +286,7 @@ def side(
                 mbarrier.arrive(used.index(theirs), count=1)
                 other_vectors = partner.load(WIDE).to(gl.float32)
                 if BEFORE:
-                    u = gl.load(bonus + head * K + block * BLOCK + channel).to(gl.float32)[None, :]
+                    u = gl.load(bonus + head // SPLIT * K + block * BLOCK + channel).to(gl.float32)[None, :]
                     if READS:
                         of_bonus = gl.sum(own * vector.load(WIDE).to(gl.float32) * other_vectors, 0)
                         gl.store(dbonus + place * K + block * BLOCK + channel, of_bonus)
@@ -313,7 +315,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     if PACKED:
         chunks = tokens // C + sequences
@@ -331,8 +333,8 @@ def gradients(
         strips(k, length, k_token, key_heads, k_head, C, K),
         ragged(v, length, v_token, heads, v_head, C, V),
         ragged(do, length, do_token, heads, do_head, C, V),
-        tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [BLOCK, V], square),
-        tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [BLOCK, V], square),
+        of_states(states, places, K, V, SPLIT, BLOCK, square),
+        of_states(dstates, places, K, V, SPLIT, BLOCK, square),
         strips(dq, length, heads * K, heads, K, C, K),
         strips(dk, length, heads * K, heads, K, C, K),
     )
@@ -350,12 +352,12 @@ def gradients(
         barriers(1, 2), barriers(1, 1),  # the decay's gradient
     )  # fmt: skip
     fence_async_shared()
-    decays = (decay, decay_token, decay_head)
+    decays = (decay, decay_token, decay_head, SPLIT)
     gl.warp_specialize([
-        (side, (True, bars, sources, buffers, bonus, dbonus, work, group, scale, C, K, BEFORE, PACKED, LOW, STAGES)),
-        (side, (False, bars, sources, buffers, bonus, dbonus, work, group, scale, C, K, BEFORE, PACKED, LOW, STAGES)),
+        (side, (True, bars, sources, buffers, bonus, dbonus, work, group, scale, C, K, SPLIT, BEFORE, PACKED, LOW, STAGES)),
+        (side, (False, bars, sources, buffers, bonus, dbonus, work, group, scale, C, K, SPLIT, BEFORE, PACKED, LOW, STAGES)),
         (add_up, (bars, buffers, decays, ddecay, settled, work, group, C, K, V, BEFORE, PACKED, DDECAY, LOW)),
-        (load, (bars, sources, buffers, work, group, C, K, V, PACKED, STAGES)),
+        (load, (bars, sources, buffers, work, group, C, K, V, SPLIT, PACKED, STAGES)),
     ], [4, 4, 1], [REGISTERS, SUMS, FEW])  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.gradients import away_from_zero
 from linattn.ops.triton.hopper.gradients_channel import SLOTS, lay_out, seek, split, strips
@@ -30,8 +30,8 @@ from linattn.ops.triton.tiles import LOG2E
 
 
 @gluon.jit
-def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
-         STAGES: gl.constexpr):  # fmt: skip
+def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr,
+         PACKED: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
     full, empty, pair_full, pair_empty, state_full, state_empty, _, _, _, _, _ = bars
     qd, kd, vd, od, ed, sd, dsd, _, _ = sources
@@ -54,8 +54,9 @@ def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, 
                 there = state_full.index(slot)
                 mbarrier.wait(state_empty.index(slot), phase)
                 mbarrier.expect(there, 4 * BLOCK * V)
-                tma.async_copy_global_to_shared(sd, [place * K + block * BLOCK, 0], there, sb.index(slot))
-                tma.async_copy_global_to_shared(dsd, [place * K + block * BLOCK, 0], there, dsb.index(slot))
+                of_state = state_at(place, block * BLOCK, K, V, SPLIT)
+                tma.async_copy_global_to_shared(sd, of_state, there, sb.index(slot))
+                tma.async_copy_global_to_shared(dsd, of_state, there, dsb.index(slot))
                 if block == 0:
                     stage = i % STAGES
                     here = full.index(stage)
@@ -81,7 +82,7 @@ def summands(state, results, which: gl.constexpr, V: gl.constexpr):
 @gluon.jit
 def halves(decays, place, block, work, C: gl.constexpr, PACKED: gl.constexpr):
     """The decays [C / 2, BLOCK] of both halves of a chunk's block, as they lie; 0 past the end. A warp has all tokens of a channel."""
-    decay, decay_token, decay_head = decays
+    decay, decay_token, decay_head, split_in = decays
     places, cu, sequences, tokens, heads = work
     HALF: gl.constexpr = C // 2
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 4], [1, 0])
@@ -90,7 +91,7 @@ def halves(decays, place, block, work, C: gl.constexpr, PACKED: gl.constexpr):
     stride = decay_token // 4 * 4
     row = gl.arange(0, HALF, gl.SliceLayout(1, layout))
     channel = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
-    start = decay + first.to(gl.int64) * stride + head.to(gl.int64) * (decay_head // 4 * 4)
+    start = decay + first.to(gl.int64) * stride + (head // split_in).to(gl.int64) * (decay_head // 4 * 4)
     where = start + row[:, None] * stride + channel[None, :]
     early = gl.load(where, mask=(row < rows)[:, None], other=0.0)
     return early, gl.load(where + HALF * stride, mask=(row < rows - HALF)[:, None], other=0.0)
@@ -181,7 +182,7 @@ def readers(bars, handed, sources, buffers, between, strengths, work, group, sca
     qb, kb, vb, cotangents, sb, _, _, _, factors, hats, results = buffers
     ob, eb = cotangents
     pick, met, owned = between
-    beta, beta_token, beta_head, dbeta = strengths
+    beta, beta_token, beta_head, dbeta, split_in = strengths
     places, cu, sequences, tokens, heads = work
     BLOCKS: gl.constexpr = K // BLOCK
     nought = heads % group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
@@ -197,7 +198,7 @@ def readers(bars, handed, sources, buffers, between, strengths, work, group, sca
             token = gl.arange(0, C, of_tokens)
             other = gl.arange(0, C, of_channels)[None, :]
             time = first.to(gl.int64) + token
-            b = gl.load(beta + time * beta_token + head * beta_head, mask=token < rows, other=1.0).to(gl.float32)
+            b = gl.load(beta + time * beta_token + head // split_in * beta_head, mask=token < rows, other=1.0).to(gl.float32)
             mbarrier.wait(full.index(stage), i // STAGES & 1)
             g = warpgroup_mma(ob.index(stage), vb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             n = warpgroup_mma(eb.index(stage), vb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -331,7 +332,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     if PACKED:
         chunks = tokens // C + sequences
@@ -350,8 +351,8 @@ def gradients(
         ragged(values, length, heads * V, heads, V, C, V),
         ragged(do, length, do_token, heads, do_head, C, V),
         ragged(de, length, heads * V, heads, V, C, V),
-        tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [BLOCK, V], square),
-        tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [BLOCK, V], square),
+        of_states(states, places, K, V, SPLIT, BLOCK, square),
+        of_states(dstates, places, K, V, SPLIT, BLOCK, square),
         strips(dq, length, heads * K, heads, K, C, K),
         strips(dk, length, heads * K, heads, K, C, K),
     )
@@ -374,13 +375,13 @@ def gradients(
     )  # fmt: skip
     handed = (barriers(1, 1), barriers(1, 1))  # keys' reading: full (and keys that are read are used), empty
     fence_async_shared()
-    decays = (decay, decay_token, decay_head)
-    strengths = (beta, beta_token, beta_head, dbeta)
+    decays = (decay, decay_token, decay_head, SPLIT)
+    strengths = (beta, beta_token, beta_head, dbeta, SPLIT)
     gl.warp_specialize([
         (readers, (bars, handed, sources, buffers, between, strengths, work, group, scale, C, K, V, PACKED, LOW, STAGES)),
         (keys, (bars, handed, sources, buffers, between, work, group, C, K, V, PACKED, LOW, STAGES)),
         (add_up, (bars, buffers, pick, decays, ddecay, settled, work, group, C, K, V, PACKED, DDECAY, LOW)),
-        (load, (bars, sources, buffers, work, group, C, K, V, PACKED, STAGES)),
+        (load, (bars, sources, buffers, work, group, C, K, V, SPLIT, PACKED, STAGES)),
     ], [4, 4, 1], [REGISTERS, SUMS, FEW])  # fmt: skip
 
 

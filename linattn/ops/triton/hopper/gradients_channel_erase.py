@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import seek, split, strips
 from linattn.ops.triton.hopper.operands import again, held, hold, pick, scaled
@@ -45,8 +45,8 @@ def whole(warps):
 
 
 @gluon.jit
-def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
-         STAGES: gl.constexpr):  # fmt: skip
+def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr,
+         PACKED: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
     values, states, vectors = tiles
     places, cu, sequences, tokens, heads = work
@@ -59,8 +59,9 @@ def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.conste
                 here = full.index(1)
                 mbarrier.wait(empty.index(1), (j & 1) ^ 1)
                 mbarrier.expect(here, 4 * BLOCK * V)
+                of_state = state_at(place, block * BLOCK, K, V, SPLIT)
                 for part in gl.static_range(2):
-                    tma.async_copy_global_to_shared(sources[4 + part], [place * K + block * BLOCK, 0], here, states[part].index(0))
+                    tma.async_copy_global_to_shared(sources[4 + part], of_state, here, states[part].index(0))
                 if block == 0:
                     here = full.index(0)
                     mbarrier.wait(empty.index(0), (i & 1) ^ 1)
@@ -73,7 +74,7 @@ def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.conste
                 mbarrier.expect(here, 8 * C * BLOCK)
                 for part in gl.static_range(4):
                     to = vectors[part].index(slot).reshape((1, 1, C, BLOCK))
-                    of = head // group if part < 2 else head
+                    of = head // (group if part < 2 else SPLIT)
                     tma.async_copy_global_to_shared(sources[6 + part], [of, first + rows, C - rows, block * BLOCK], here, to)
             i += 1
 
@@ -81,7 +82,7 @@ def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.conste
 @gluon.jit
 def halves(decays, place, at, block, work, C: gl.constexpr):
     """The decays [C / 2, BLOCK] of both halves of a chunk's block, as they lie; 0 past the end. A warp has all tokens of a channel."""
-    decay, decay_token, decay_head = decays
+    decay, decay_token, decay_head, split_in = decays
     head, first, rows = at
     HALF: gl.constexpr = C // 2
     WARPS: gl.constexpr = gl.num_warps()
@@ -90,7 +91,8 @@ def halves(decays, place, at, block, work, C: gl.constexpr):
     stride = decay_token // 4 * 4
     row = gl.arange(0, HALF, gl.SliceLayout(1, layout))
     channel = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
-    where = decay + first.to(gl.int64) * stride + head.to(gl.int64) * (decay_head // 4 * 4) + row[:, None] * stride + channel[None, :]
+    start = decay + first.to(gl.int64) * stride + (head // split_in).to(gl.int64) * (decay_head // 4 * 4)
+    where = start + row[:, None] * stride + channel[None, :]
     early = gl.load(where, mask=(row < rows)[:, None], other=0.0)
     return early, gl.load(where + HALF * stride, mask=(row < rows - HALF)[:, None], other=0.0)
 
@@ -314,7 +316,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     if PACKED:
         chunks = tokens // C + sequences
@@ -331,12 +333,12 @@ def gradients(
         ragged(values, length, heads * V, heads, V, C, V),
         ragged(do, length, do_token, heads, do_head, C, V),
         ragged(de, length, heads * V, heads, V, C, V),
-        tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [BLOCK, V], of_state),
-        tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [BLOCK, V], of_state),
+        of_states(dstates, places, K, V, SPLIT, BLOCK, of_state),
+        of_states(states, places, K, V, SPLIT, BLOCK, of_state),
         strips(q, length, q_token, key_heads, q_head, C, K),
         strips(k, length, k_token, key_heads, k_head, C, K),
-        strips(read, length, read_token, heads, read_head, C, K),
-        strips(write, length, write_token, heads, write_head, C, K),
+        strips(read, length, read_token, heads // SPLIT, read_head, C, K),
+        strips(write, length, write_token, heads // SPLIT, write_head, C, K),
     )
     results = (
         strips(dq, length, heads * K, heads, K, C, K),
@@ -344,7 +346,7 @@ def gradients(
         strips(dread, length, heads * K, heads, K, C, K),
         strips(dwrite, length, heads * K, heads, K, C, K),
     )
-    decays = (decay, decay_token, decay_head)
+    decays = (decay, decay_token, decay_head, SPLIT)
 
     tiles = (
         (buffer(1, C, V), buffer(1, C, V), buffer(1, C, V), buffer(1, C, V)),  # v, u, do, x
@@ -361,7 +363,7 @@ def gradients(
     kept = (met, sums, factors, weights)
     gl.warp_specialize([
         (make, (full, empty, results, tiles, kept, decays, ddecay, settled, work, group, scale, C, K, V, PACKED, DDECAY, STAGES)),
-        (load, (full, empty, sources, tiles, work, group, C, K, V, PACKED, STAGES)),
+        (load, (full, empty, sources, tiles, work, group, C, K, V, SPLIT, PACKED, STAGES)),
     ], [1], [24])  # fmt: skip
 
 

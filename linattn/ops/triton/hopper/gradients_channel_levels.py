@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import halves, split, strips
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, between, exp2, in_blocks, keep, left
@@ -100,8 +100,8 @@ def start_sum(picked, high, low, LOW: gl.constexpr):
 @gluon.jit
 def by_levels(
     place, block, head, first, rows, phase, full, sources, tiles, decays, bonus, ddecay, work, group, scale,
-    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BEFORE: gl.constexpr, PACKED: gl.constexpr, DDECAY: gl.constexpr, LOW: gl.constexpr,
-    BYTES: gl.constexpr,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr, BEFORE: gl.constexpr, PACKED: gl.constexpr,
+    DDECAY: gl.constexpr, LOW: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a block of channels of a chunk."""
     qd, kd, vd, od, sd, dsd, dqd, dkd = sources
@@ -122,8 +122,9 @@ def by_levels(
     fetch(od, head, first, rows, full, ob, C, V)
     tma.async_copy_global_to_shared(qd, at, full, qb.reshape((1, 1, C, BLOCK)))
     tma.async_copy_global_to_shared(kd, at, full, kb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_global_to_shared(sd, [place * K + block * BLOCK, 0], full, sb)
-    tma.async_copy_global_to_shared(dsd, [place * K + block * BLOCK, 0], full, dsb)
+    of_state = state_at(place, block * BLOCK, K, V, SPLIT)
+    tma.async_copy_global_to_shared(sd, of_state, full, sb)
+    tma.async_copy_global_to_shared(dsd, of_state, full, dsb)
 
     early, late = halves(decays, place, block, work, C, PACKED)
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
@@ -229,7 +230,7 @@ def by_levels(
     of_q = kb.load(WIDE).to(gl.float32)
     of_k = qb.load(WIDE).to(gl.float32)
     if BEFORE:
-        u = gl.load(bonus + head * K + block * BLOCK + channel).to(gl.float32)[None, :]
+        u = gl.load(bonus + head // SPLIT * K + block * BLOCK + channel).to(gl.float32)[None, :]
         of_q = of_q * u
         of_k = of_k * u
     dq += own * of_q
@@ -278,7 +279,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr, BYTES: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     """The bonus's gradient, which knows no decay, is done."""
     if PACKED:
@@ -301,8 +302,8 @@ def gradients(
             strips(k, length, k_token, key_heads, k_head, C, K),
             ragged(v, length, v_token, heads, v_head, C, V),
             ragged(do, length, do_token, heads, do_head, C, V),
-            tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [BLOCK, V], square),
-            tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [BLOCK, V], square),
+            of_states(states, places, K, V, SPLIT, BLOCK, square),
+            of_states(dstates, places, K, V, SPLIT, BLOCK, square),
             strips(dq, length, heads * K, heads, K, C, K),
             strips(dk, length, heads * K, heads, K, C, K),
         )
@@ -314,7 +315,7 @@ def gradients(
         bars = barriers(1, 1)
         fence_async_shared()
         gl.thread_barrier()
-        decays = (decay, decay_token, decay_head)
+        decays = (decay, decay_token, decay_head, SPLIT)
         phase = 0
         while item < blocks:
             place = item // BLOCKS
@@ -322,7 +323,7 @@ def gradients(
             if rows > 0:
                 by_levels(
                     place, item % BLOCKS, head, first, rows, phase, bars.index(0), sources, tiles, decays, bonus, ddecay, work, group,
-                    scale, C, K, V, BEFORE, PACKED, DDECAY, LOW, BYTES,
+                    scale, C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, BYTES,
                 )  # fmt: skip
                 phase ^= 1
             item = unsettled(item + gl.num_programs(0), settled, blocks)

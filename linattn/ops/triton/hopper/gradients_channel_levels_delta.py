@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import split, strips
 from linattn.ops.triton.hopper.gradients_channel_delta import halves
@@ -53,7 +53,7 @@ def mirrored(cotangents, values, token, other, scale, C: gl.constexpr):
 @gluon.jit
 def by_levels(
     place, block, head, first, rows, phase, full, sources, tiles, vectors, decays, ddecay, work, group, scale,
-    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr, DDECAY: gl.constexpr, LOW: gl.constexpr,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr, PACKED: gl.constexpr, DDECAY: gl.constexpr, LOW: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a block of channels of a chunk."""
     qd, kd, ed, od, xd, sd, dsd, dqd, dkd = sources
@@ -70,8 +70,9 @@ def by_levels(
     tma.store_wait(0)
     gl.thread_barrier()  # nobody is still reading
     mbarrier.expect(full, 6 * C * V + 4 * BLOCK * V + 4 * C * BLOCK)
-    tma.async_copy_global_to_shared(sd, [place * K + block * BLOCK, 0], full, sb)
-    tma.async_copy_global_to_shared(dsd, [place * K + block * BLOCK, 0], full, dsb)
+    of_state = state_at(place, block * BLOCK, K, V, SPLIT)
+    tma.async_copy_global_to_shared(sd, of_state, full, sb)
+    tma.async_copy_global_to_shared(dsd, of_state, full, dsb)
     fetch(od, head, first, rows, full, ob, C, V)
     fetch(xd, head, first, rows, full, xb, C, V)
     fetch(ed, head, first, rows, full, eb, C, V)
@@ -206,7 +207,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr,
 ):  # fmt: skip
     """The strengths' gradient, which knows no decay, is done."""
     if PACKED:
@@ -230,8 +231,8 @@ def gradients(
             ragged(values, length, heads * V, heads, V, C, V),
             ragged(do, length, do_token, heads, do_head, C, V),
             ragged(de, length, heads * V, heads, V, C, V),
-            tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [BLOCK, V], square),
-            tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [BLOCK, V], square),
+            of_states(states, places, K, V, SPLIT, BLOCK, square),
+            of_states(dstates, places, K, V, SPLIT, BLOCK, square),
             strips(dq, length, heads * K, heads, K, C, K),
             strips(dk, length, heads * K, heads, K, C, K),
         )
@@ -244,7 +245,7 @@ def gradients(
         bars = barriers(1, 1)
         fence_async_shared()
         gl.thread_barrier()
-        decays = (decay, decay_token, decay_head)
+        decays = (decay, decay_token, decay_head, SPLIT)
         phase = 0
         while item < blocks:
             place = item // BLOCKS
@@ -252,7 +253,7 @@ def gradients(
             if rows > 0:
                 by_levels(
                     place, item % BLOCKS, head, first, rows, phase, bars.index(0), sources, tiles, vectors, decays, ddecay, work, group,
-                    scale, C, K, V, PACKED, DDECAY, LOW,
+                    scale, C, K, V, SPLIT, PACKED, DDECAY, LOW,
                 )  # fmt: skip
                 phase ^= 1
             item = unsettled(item + gl.num_programs(0), settled, blocks)

@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from linattn.ops.triton.hopper.chunks import chunk, fetch, ragged
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import split, strips
 from linattn.ops.triton.hopper.gradients_channel_levels import choose, cut, in_range, ones
@@ -66,13 +66,13 @@ def start_sum(picked, high, low, LOW: gl.constexpr):
 @gluon.jit
 def halves(decays, head, first, rows, block, C: gl.constexpr):
     """The decays [C / 2, BLOCK] of both halves of a chunk's block, as they lie; 0 past the end. A warp has all tokens of a channel."""
-    decay, decay_token, decay_head = decays
+    decay, decay_token, decay_head, split_in = decays
     HALF: gl.constexpr = C // 2
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [1, 8], [1, 0])
     stride = decay_token // 4 * 4
     row = gl.arange(0, HALF, gl.SliceLayout(1, layout))
     channel = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
-    start = decay + first.to(gl.int64) * stride + head.to(gl.int64) * (decay_head // 4 * 4)
+    start = decay + first.to(gl.int64) * stride + (head // split_in).to(gl.int64) * (decay_head // 4 * 4)
     where = start + row[:, None] * stride + channel[None, :]
     early = gl.load(where, mask=(row < rows)[:, None], other=0.0)
     late = gl.load(where + HALF * stride, mask=(row < rows - HALF)[:, None], other=0.0)
@@ -99,7 +99,7 @@ def product(a, b, C: gl.constexpr):
 
 @gluon.jit
 def bring(VECTORS: gl.constexpr, full, sources, tiles, item, work, group, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
-          PACKED: gl.constexpr):  # fmt: skip
+          SPLIT: gl.constexpr, PACKED: gl.constexpr):  # fmt: skip
     """Begin to load a block's queries and keys, or values, cotangents and states."""
     qd, kd, rd, wd, vd, ud, od, xd, sd, dsd, _, _, _, _ = sources
     qb, kb, rb, wb, vb, ub, ob, xb, sb, dsb, _, _, _, _, _, _, _, _, _, _ = tiles
@@ -111,7 +111,7 @@ def bring(VECTORS: gl.constexpr, full, sources, tiles, item, work, group, C: gl.
         if VECTORS:
             mbarrier.expect(here, 8 * C * BLOCK)
             shared = [head // group, first + rows, C - rows, channel]
-            own = [head, first + rows, C - rows, channel]
+            own = [head // SPLIT, first + rows, C - rows, channel]
             tma.async_copy_global_to_shared(qd, shared, here, qb.reshape((1, 1, C, BLOCK)))
             tma.async_copy_global_to_shared(kd, shared, here, kb.reshape((1, 1, C, BLOCK)))
             tma.async_copy_global_to_shared(rd, own, here, rb.reshape((1, 1, C, BLOCK)))
@@ -119,17 +119,18 @@ def bring(VECTORS: gl.constexpr, full, sources, tiles, item, work, group, C: gl.
         else:
             mbarrier.expect(here, 8 * C * V + 4 * BLOCK * V)
             fetch(od, head, first, rows, here, ob, C, V)
-            tma.async_copy_global_to_shared(sd, [place * K + channel, 0], here, sb)
+            of_state = state_at(place, channel, K, V, SPLIT)
+            tma.async_copy_global_to_shared(sd, of_state, here, sb)
             fetch(xd, head, first, rows, here, xb, C, V)
             fetch(vd, head, first, rows, here, vb, C, V)
-            tma.async_copy_global_to_shared(dsd, [place * K + channel, 0], here, dsb)
+            tma.async_copy_global_to_shared(dsd, of_state, here, dsb)
             fetch(ud, head, first, rows, here, ub, C, V)
 
 
 @gluon.jit
 def by_levels(
     item, next_item, phase, full, sources, tiles, vectors, decays, ddecay, work, group, scale,
-    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr, DDECAY: gl.constexpr, LOW: gl.constexpr,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr, PACKED: gl.constexpr, DDECAY: gl.constexpr, LOW: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a block of channels of a chunk."""
     _, _, _, _, _, _, _, _, _, _, dqd, dkd, drd, dwd = sources
@@ -211,7 +212,7 @@ def by_levels(
     dw = warpgroup_mma(near_above, rb, dw, is_async=True)
     dr, dw = warpgroup_mma_wait(0, deps=[dr, dw])
     gl.thread_barrier()  # values, cotangents and states have been read, and what they gave is there
-    bring(False, full, sources, tiles, next_item, work, group, C, K, V, PACKED)
+    bring(False, full, sources, tiles, next_item, work, group, C, K, V, SPLIT, PACKED)
 
     # From each other.
     m = C // 2
@@ -300,7 +301,7 @@ def by_levels(
         gl.store(where, dd.to(ddecay.dtype.element_ty), mask=row < rows)
     tma.store_wait(0)
     gl.thread_barrier()  # nobody is still reading
-    bring(True, full, sources, tiles, next_item, work, group, C, K, V, PACKED)
+    bring(True, full, sources, tiles, next_item, work, group, C, K, V, SPLIT, PACKED)
 
 
 @gluon.jit
@@ -329,7 +330,7 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    DDECAY: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr,
 ):  # fmt: skip
     if PACKED:
         chunks = tokens // C + sequences
@@ -348,14 +349,14 @@ def gradients(
         sources = (
             strips(q, length, q_token, key_heads, q_head, C, K),
             strips(k, length, k_token, key_heads, k_head, C, K),
-            strips(read, length, read_token, heads, read_head, C, K),
-            strips(write, length, write_token, heads, write_head, C, K),
+            strips(read, length, read_token, heads // SPLIT, read_head, C, K),
+            strips(write, length, write_token, heads // SPLIT, write_head, C, K),
             ragged(v, length, v_token, heads, v_head, C, V),
             ragged(values, length, heads * V, heads, V, C, V),
             ragged(do, length, do_token, heads, do_head, C, V),
             ragged(de, length, heads * V, heads, V, C, V),
-            tma.make_tensor_descriptor(states, [places * K, V], [V, 1], [BLOCK, V], square),
-            tma.make_tensor_descriptor(dstates, [places * K, V], [V, 1], [BLOCK, V], square),
+            of_states(states, places, K, V, SPLIT, BLOCK, square),
+            of_states(dstates, places, K, V, SPLIT, BLOCK, square),
             strips(dq, length, heads * K, heads, K, C, K),
             strips(dk, length, heads * K, heads, K, C, K),
             strips(dread, length, heads * K, heads, K, C, K),
@@ -375,14 +376,15 @@ def gradients(
         full = barriers(2, 1)
         fence_async_shared()
         gl.thread_barrier()
-        bring(False, full, sources, tiles, item, work, group, C, K, V, PACKED)
-        bring(True, full, sources, tiles, item, work, group, C, K, V, PACKED)
-        decays = (decay, decay_token, decay_head)
+        bring(False, full, sources, tiles, item, work, group, C, K, V, SPLIT, PACKED)
+        bring(True, full, sources, tiles, item, work, group, C, K, V, SPLIT, PACKED)
+        decays = (decay, decay_token, decay_head, SPLIT)
         phase = 0
         while item < blocks:
             next_item = seek(item + gl.num_programs(0), settled, work, C, K, PACKED)
             by_levels(
-                item, next_item, phase, full, sources, tiles, vectors, decays, ddecay, work, group, scale, C, K, V, PACKED, DDECAY, LOW,
+                item, next_item, phase, full, sources, tiles, vectors, decays, ddecay, work, group, scale, C, K, V, SPLIT, PACKED, DDECAY,
+                LOW,
             )  # fmt: skip
             phase ^= 1
             item = next_item

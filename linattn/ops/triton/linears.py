@@ -23,9 +23,9 @@ from linattn.ops.triton import launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 16384  # channels of a vector that a program holds
-NUMBERS = 4096  # of a matrix that a program asks for at once
+NUMBERS = 8192  # of a matrix that a program asks for at once
 MAPS = 8
-PROGRAMS = 256  # about two for each multiprocessor of the largest devices
+PROGRAMS = 128  # about one for each multiprocessor of the largest devices
 
 
 @triton.jit

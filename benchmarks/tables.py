@@ -38,6 +38,11 @@ TITLES = {
         "mad": {"fuzzy recall": "fuzzy recall", "selective copying": "selective copying", "compression": "compression"},
         "copying": ("mixer", "state", "induction head, {induction} tokens", "whole strings copied, {copying} letters"),
         "extrapolation": ("mixer", "bits per byte in the first {context}", "up to byte {length}, past carried", "past forgotten"),
+        "hybrids": ("layers of softmax", "recall", "bits per byte", "kept of {context} tokens", "one more token, ms"),
+        "precision": ("state rounded after each token to", "error after {tokens} tokens, {rules}", "recall: {mixers}"),
+        "brought": ("what comes back", "bytes", "from the GPU's memory, ms", "from main memory", "from disk"),
+        "cache": "softmax's cache of {tokens} tokens",
+        "state": "state of {mixer}",
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
@@ -61,6 +66,11 @@ TITLES = {
         "mad": {"fuzzy recall": "模糊回忆", "selective copying": "选择性复制", "compression": "压缩"},
         "copying": ("混合层", "状态", "归纳头，{induction} 个 token", "整串复制，{copying} 个字母"),
         "extrapolation": ("混合层", "前 {context} 字节的每字节比特数", "至第 {length} 字节，状态接续", "每段清空"),
+        "hybrids": ("softmax 层", "回忆", "每字节比特数", "读过 {context} 个 token 后的缓存", "再写一个 token（毫秒）"),
+        "precision": ("每个 token 后状态舍入为", "{tokens} 个 token 后的误差，{rules}", "回忆：{mixers}"),
+        "brought": ("取回的内容", "字节", "从显存（毫秒）", "从内存", "从磁盘"),
+        "cache": "softmax 的缓存，{tokens} 个 token",
+        "state": "{mixer} 的状态",
         "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
@@ -269,12 +279,42 @@ def extrapolation(body: dict, words: dict) -> str:
     return _one_seed(body, words) + markdown((title.format(**lengths) for title in words["extrapolation"]), cells)
 
 
+def hybrids(body: dict, words: dict) -> str:
+    """A line for each share of softmax."""
+    cells = (
+        (f"{row['share']}", f"{row['recall']:.2f}", f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3g}")
+        for row in body["rows"]
+    )
+    context = f"{body['settings']['context']:,}"
+    return _one_seed(body, words) + markdown((title.format(context=context) for title in words["hybrids"]), cells)
+
+
+def precision(body: dict, words: dict) -> str:
+    """A line for each dtype, and one for each cache and state that is brought back."""
+    rounded = [row for row in body["rows"] if row.get("every") == 1]
+    errors = {(row["mixer"], row["dtype"]): row["error"] for row in rounded if row.get("error") is not None}
+    recalled = {(row["mixer"], row["dtype"]): row["recall"] for row in rounded if row.get("recall") is not None}
+    rules, mixers = (list(dict.fromkeys(mixer for mixer, _ in of)) for of in (errors, recalled))
+    cells = (
+        (dtype, " · ".join(f"{errors[rule, dtype]:.1e}" for rule in rules), " · ".join(f"{recalled[m, dtype]:.3f}" for m in mixers))
+        for dtype in dict.fromkeys(row["dtype"] for row in rounded)
+    )
+    facts = {"tokens": f"{body['settings']['length']:,}", "rules": " · ".join(rules), "mixers": " · ".join(mixers)}
+    first = markdown((title.format(**facts) for title in words["precision"]), cells)
+    lines = []
+    for row in body["rows"]:
+        if row.get("bytes") is not None:
+            name = words["cache" if row["mixer"] == "softmax" else "state"].format(tokens=f"{row['tokens']:,}", mixer=row["mixer"])
+            lines.append((name, memory(row["bytes"]), *(f"{1e3 * row[place]:.3g}" for place in ("accelerator", "memory", "disk"))))
+    return _one_seed(body, words) + first + "\n" + markdown(words["brought"], lines)
+
+
 def _one_seed(body: dict, words: dict) -> str:
     facts = {**body["machines"][0], "cpu": body["machines"][0]["accelerator"], "command": body["command"], "date": body["created"][:10]}
     return words["one seed"].format(**facts) + "\n\n"
 
 
-STUDIES = {"recall": recall, "copying": copying, "extrapolation": extrapolation}
+STUDIES = {"recall": recall, "copying": copying, "extrapolation": extrapolation, "hybrids": hybrids, "precision": precision}
 
 
 def reproduced(body: dict, words: dict) -> str:

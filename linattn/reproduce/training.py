@@ -34,9 +34,7 @@ class Stack:
         variant = variants.parse(mixer)
         return cls(variant.name, {variant.name: variant.options} if variant.options else {})
 
-    def config(
-        self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY, tie_embeddings: bool = False
-    ) -> LMConfig:
+    def config(self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY, tie_embeddings: bool = False) -> LMConfig:
         """Of a model of this stack."""
         return LMConfig(
             vocab_size=vocab_size, dim=dim, layers=layers, mixer=self.pattern, mixer_options=self.options, ffn_dim=ffn_dim,

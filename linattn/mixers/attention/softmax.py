@@ -193,6 +193,8 @@ def _apart(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
     """Attention of q [B, T, H, K] to k, v [B, slots, Hk, ...] where ``seen`` [..., T, slots]; causal if it is None."""
     group = q.shape[2] // k.shape[2]
-    k, v = (t if group == 1 else t.repeat_interleave(group, 2) for t in (k, v))
-    o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=seen, is_causal=seen is None)
-    return o.transpose(1, 2)
+    shares = group > 1 and q.device.type == "cpu"  # on a GPU torch would keep all scores where it has a mask
+    if not shares and group > 1:
+        k, v = (t.repeat_interleave(group, 2) for t in (k, v))
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=shares).transpose(1, 2)

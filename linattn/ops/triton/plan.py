@@ -10,6 +10,7 @@ import torch
 
 from linattn.ops.triton import table
 
+WIDE = 128  # values of a state that one program has
 NONE, HEAD, CHANNEL = range(3)
 PLAIN, DELTA, ERASE = range(3)
 
@@ -45,18 +46,29 @@ class Plan:
 def plan(family: Family, batch: int, tokens: int, heads: int, sizes: tuple[int, int], sequences: int, packed: bool) -> Plan:
     """``tokens`` of one row; ``sizes`` of keys and values; ``sequences`` states in all."""
     chunk = table.chunk(family.half)
-    blocks = -(-sizes[1] // table.forward(family, sizes[0], True).bv)
-    wanted = -(-table.PROGRAMS // (heads * blocks))  # segments that fill the device
-    if not packed:
-        wanted = -(-wanted // batch)
-    shortest = table.SHORTEST[family.rule]
-    length = max(shortest, -(-tokens // max(wanted, 1)))
+    pieces = segments(family, tokens, heads * (1 if packed else batch), sizes)
+    length = -(-tokens // pieces)
     length = -(-length // chunk) * chunk
     if packed:
         length = min(length, (tokens // chunk + 1) * chunk)
         return Plan(chunk, length, tokens // chunk + sequences, tokens // length + sequences, length <= tokens)
     pieces = -(-tokens // length)
     return Plan(chunk, length, batch * -(-tokens // chunk), batch * pieces, pieces > 1)
+
+
+def segments(family: Family, tokens: int, states: int, sizes: tuple[int, int]) -> int:
+    """In how many segments ``states`` of ``sizes`` go through so many tokens, measured on an H200 (see benchmarks/log.md).
+
+    A scan reads as fast as memory gives once half of the multiprocessors are at work. Where it does little else, it wants them all.
+    """
+    programs = states * -(-sizes[1] // WIDE)
+    full = table.PROGRAMS * (2 if max(sizes) <= WIDE // 2 else 1)  # so narrow ones share a multiprocessor
+    light = family.rule == PLAIN and family.decay != CHANNEL
+    most = full // programs
+    if not light and (max(sizes) <= WIDE // 2 or tokens < most * table.LONG):
+        most = full // 2 // programs
+    found = min(most, tokens // table.SHORTEST)
+    return found if found >= table.FEWEST else 1
 
 
 @cache

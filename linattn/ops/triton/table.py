@@ -12,8 +12,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PROGRAMS = 256  # about two for each multiprocessor of the largest devices
-SHORTEST = (512, 1024, 1024)  # tokens of a segment by rule: plain, delta, erase
+PROGRAMS = 128  # about one for each multiprocessor of the largest devices
+SHORTEST = 512  # tokens of a segment
+LONG = 2048  # tokens of segments that are worth it where half of the programs would read about as fast
+FEWEST = 4  # segments of a sequence, if any: all but the last are read twice
 
 NARROWEST = 64
 

@@ -20,14 +20,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker("gpu")
 
 
-@pytest.fixture(autouse=INTERPRETED)
-def small_chunks(monkeypatch):
-    """Chunks of 16 and segments of 32 tokens: a few dozen tokens then meet every border."""
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Segments of 256 tokens, interpreted chunks of 16 and segments of 32: a few tokens then meet every border."""
     from linattn.ops.triton import table
 
-    monkeypatch.setattr(table, "chunk", lambda half: 16)
-    monkeypatch.setattr(table, "SHORTEST", (32, 32, 32))
-    monkeypatch.setattr(table, "PROGRAMS", 8)
+    monkeypatch.setattr(table, "FEWEST", 2)
+    monkeypatch.setattr(table, "SHORTEST", 256)
+    if INTERPRETED:
+        monkeypatch.setattr(table, "chunk", lambda half: 16)
+        monkeypatch.setattr(table, "SHORTEST", 16)
+        monkeypatch.setattr(table, "PROGRAMS", 8)
 
 
 @pytest.fixture(autouse=not INTERPRETED)

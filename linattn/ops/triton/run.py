@@ -221,12 +221,7 @@ class Run:
             columns = self.size_v
         split = self.size_v // columns  # heads that one is taken as
         heads, group = self.heads * split, self.group * split
-        of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
-        to = Gradients(
-            *(self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) for _ in "qk"),
-            *(None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads),
-            None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32),
-        )
+        to = self._room(heads, ddecay)
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
@@ -261,13 +256,19 @@ class Run:
             self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=columns, **options, **constants)
         return self._summed(to, split)
 
+    def _room(self, heads: int, ddecay: bool) -> Gradients:
+        """For the gradients of so many heads."""
+        q, k = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) for _ in "qk")
+        of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
+        decay, beta, read, write = (None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads)
+        bonus = None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32)
+        return Gradients(q, k, decay, beta, read, write, bonus)
+
     def _summed(self, each: Gradients, split: int) -> Gradients:
         """Gradients of what heads share, from those that each has of it: queries and keys among all, the rest among ``split``."""
-        dq, dk, *others, dbonus = each
-        group = self.group * split
-        return Gradients(
-            self._sum(dq, group), self._sum(dk, group), *(None if t is None else self._sum(t, split) for t in others), dbonus
-        )  # fmt: skip
+        q, k = (self._sum(t, self.group * split) for t in each[:2])
+        decay, beta, read, write = (None if t is None else self._sum(t, split) for t in each[2:6])
+        return Gradients(q, k, decay, beta, read, write, each.bonus)
 
     def _sum(self, each: Tensor, group: int) -> Tensor:
         """Sums over each ``group`` of heads of ``each`` [B, T, H] or [B, T, H, K]."""

@@ -65,7 +65,7 @@ QUICK = Settings(
 FULL = Settings(
     mixers=("mamba2:state_size=16",), seeds=3, shares=("0", "1/12", "1/6", "1/4", "1/2", "1"), layers=12, dim=128, ffn_dim=384,
     recall={"lengths": [[64, 4], [128, 8], [256, 16], [256, 32], [256, 64]], "vocab_size": 8192, "examples": 25000, "epochs": 4,
-            "batch_size": 128, "learning_rate": 3e-3},
+            "batch_size": 128, "learning_rate": 3e-3, "tie_embeddings": True},
     text={"context": 1024, "batch_size": 16, "steps": 600, "learning_rate": 2e-3},
     context=65536, decoded=128,
 )  # fmt: skip

@@ -68,7 +68,7 @@ QUICK = Settings(
 FULL = Settings(
     mixers=("mamba2", "deltanet", "gated_deltanet", "kda"), seeds=3, size=64, length=32768, every=(1, 64),
     recall={"lengths": [[64, 4], [128, 8], [256, 16], [256, 32]], "vocab_size": 8192, "examples": 40000, "epochs": 8, "batch_size": 256,
-            "learning_rate": 1e-3, "dim": 128, "layers": 1, "ffn_dim": 128},
+            "learning_rate": 1e-3, "tie_embeddings": True, "dim": 128, "layers": 1, "ffn_dim": 128},
     stack={"layers": 32, "dim": 4096, "heads": 32, "kv_heads": 8, "contexts": [4096, 16384, 65536]},
 )  # fmt: skip
 

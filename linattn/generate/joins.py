@@ -15,7 +15,7 @@ aten = torch.ops.aten
 NARROW = 64  # channels between two maps whose product is rather one map, on a GPU, where a launch costs more than reading it
 PRODUCT = 4 << 20  # bytes of such a product
 COUNTERS = 256  # tiles of a product whose programs count one another, on a GPU
-_UNARY = {
+UNARY = {  # single numbers, by their names in linears.FINISHES
     aten.log_sigmoid.default: "log_sigmoid", aten.softplus.default: "softplus", aten.sigmoid.default: "sigmoid",
     aten.tanh.default: "tanh", aten.exp.default: "exp", aten.neg.default: "neg",
 }  # fmt: skip
@@ -182,7 +182,10 @@ def _replace(graph: fx.Graph, node: Node, joined: Node, swapped: bool = False, *
 
 
 def _join_finishes(graph: fx.Graph) -> None:
-    """What single numbers of a product go through, in float32, is done where they are made. On a GPU, where it would be a launch."""
+    """What single numbers of a product go through, in float32, is done where they are made.
+
+    On a GPU it would be a launch. On a CPU torch has its threads come for few numbers too, and beside a busy process waits for them.
+    """
     for joined in calls(graph, linears):
         if joined.kwargs.get("gated") or joined.kwargs.get("residual") is not None:
             continue
@@ -210,14 +213,14 @@ def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
     steps: Steps = []
     views: list[Node] = []
     last, between, node, wide = None, 0, get, value.dtype == torch.float32
-    while on_gpu(value) and len(node.users) == 1:
+    while len(node.users) == 1:
         (user,) = node.users
         if user.target is aten.unflatten.int and user.args[0] is node:
             views.append(user)
         elif user.target is aten.to.dtype and user.args[1] == torch.float32:
             wide, last, between = True, user, len(views)
-        elif wide and user.target in _UNARY and len(user.args) == 1 and not user.kwargs:
-            steps.append((_UNARY[user.target], None))
+        elif wide and user.target in UNARY and len(user.args) == 1 and not user.kwargs:
+            steps.append((UNARY[user.target], None))
             last, between = user, len(views)
         elif wide and (other := _other(user, node, value.shape[-1], bool(views))) is not None:
             steps.append((_BINARY[user.target], other))

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from linattn.generate.flat import step_in_place
-from linattn.generate.joins import Node
+from linattn.generate.joins import UNARY, Node
 from linattn.ops.cpu import linear_attention, matvec
 from linattn.ops.linears import linears
 
 Step = Callable[[], Any]
+FEW = 1 << 12  # numbers
 _COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
 
 
@@ -62,6 +63,10 @@ class Program:
             y, run = matvec.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
+        if target in UNARY and len(args) == 1 and not kwargs and _few(args[0]):
+            y, run = matvec.bound_finish(self._dense(args[0]), [(UNARY[target], None)])
+            self._first(run)
+            return y
         value = target(*args, **kwargs)
         memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         if any(t.untyped_storage().data_ptr() not in memory for t in _tensors(value)):
@@ -70,8 +75,9 @@ class Program:
 
     def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         x, weights, biases = args
-        options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, **kwargs}
-        self.copied += [w for w in weights if w.stride(1) != 1]
+        options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": (), **kwargs}
+        constants = [t for t in _tensors(options["finish"]) if not t.is_contiguous()]
+        self.copied += [*(w for w in weights if w.stride(1) != 1), *constants]
         weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
         y, run = matvec.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
         self._first(run)
@@ -92,11 +98,16 @@ class Program:
 
 def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
     """Kernels take no norm, gate, bias or residual of another dtype."""
-    return len({t.dtype for t in _tensors((args, kwargs))}) == 1
+    return len({t.dtype for name, given in (("", args), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
 
 
 def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001
     return all(t.dtype == dtype for t in (x, weight, gate) if t is not None) and matvec.refusal(x[:1].flatten()[:1]) is None
+
+
+def _few(x: Any) -> bool:
+    """Numbers that a core is through with before torch's threads have come for them: beside a busy process they come late."""
+    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and matvec.finish_refusal(x) is None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Biases = Sequence[Tensor | None]
-Finish = Sequence[Sequence[tuple[str, float | Tensor | None]]]  # for each product what is done to it, in this order
+Steps = Sequence[tuple[str, float | Tensor | None]]  # what is done to numbers, in this order
+Finish = Sequence[Steps]  # for each product
 FINISHES: dict[str, Callable[..., Tensor]] = {
     "log_sigmoid": F.logsigmoid, "softplus": F.softplus, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "neg": torch.neg,
     "add": torch.add, "mul": torch.mul, "div": torch.div,
@@ -51,7 +51,8 @@ def linears(
     """
     kernels = _kernels(x, weights)
     if kernels is not None:
-        return kernels(x, weights, biases, norm, eps, size, gate, residual, gated, finish, counters)
+        counting = (counters,) if x.is_cuda else ()
+        return kernels(x, weights, biases, norm, eps, size, gate, residual, gated, finish, *counting)
     return portable(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
 
 
@@ -63,18 +64,8 @@ def _kernels(x: Tensor, weights: Sequence[Tensor]) -> Callable[..., list[Tensor]
     if x.device.type == "cpu":
         from linattn.ops.cpu import matvec as cpu
 
-        return None if cpu.refusal(x, *weights) else _finishing(cpu.linears)
+        return None if cpu.refusal(x, *weights) else cpu.linears
     return None
-
-
-def _finishing(kernels: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    """``kernels`` that leave finishing to torch, and count nothing."""
-
-    def run(*arguments: Any) -> list[Tensor]:
-        *given, finish, _ = arguments
-        return [finished(y, finish[i]) if i < len(finish) else y for i, y in enumerate(kernels(*given))]
-
-    return run
 
 
 def portable(
@@ -90,7 +81,18 @@ def portable(
     return [finished(y, finish[i]) if i < len(finish) else y for i, y in enumerate(products)]
 
 
-def finished(y: Tensor, steps: Sequence[tuple[str, float | Tensor | None]]) -> Tensor:
+def finish_(y: Tensor, steps: Steps) -> Tensor:
+    """``y`` [..., N], which nobody else reads, after ``steps``, in float32 (float64 for float64); with gradients it is not written over."""
+    if y.device.type == "cpu":
+        from linattn.ops.cpu import matvec as cpu
+
+        if cpu.finish_refusal(y, steps) is None:
+            return cpu.finish_(y, steps)
+    return finished(y, steps)
+
+
+def finished(y: Tensor, steps: Steps) -> Tensor:
+    """The definition, in operations of torch."""
     y = y.float() if steps and y.dtype != torch.float64 else y
     for name, other in steps:
         y = FINISHES[name](y) if other is None else FINISHES[name](y, other)

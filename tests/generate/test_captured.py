@@ -1,5 +1,9 @@
 """The captured step against the model as it is written: tokens and states, for every mixer whose state does not grow."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +14,11 @@ from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, draw, sample
 from linattn.models import LanguageModel, LMConfig
+from linattn.ops.cpu import library as cpu
 from linattn.state import State
 from tests.ops.errors import error
 
+ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
 
@@ -285,3 +291,31 @@ def test_a_choice_is_equal_where_it_chooses_equally():
     one, two = (Choice(lambda x: x, Sampling(0.5), generator) for _ in range(2))
     assert one == two != Choice(sample, Sampling(0.6), generator)
     assert one != Choice(one.choose, Sampling(0.5), torch.Generator())
+
+
+THREADS = """
+import os, sys, torch
+from linattn.generate.captured import step_of
+from linattn.generate.prefill import prefill
+from linattn.models import LanguageModel, LMConfig
+torch.set_num_threads(1)
+lm = LanguageModel(LMConfig(dim=32, layers=2, mixer=sys.argv[1])).eval()
+with torch.inference_mode():
+    _, state = prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))
+    step = step_of(lm.model, lm.lm_head, state, 100)
+    torch.set_num_threads(3)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(3):
+        step._program()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@pytest.mark.parametrize("mixer", ["gla", "slstm"])
+def test_a_small_step_wakes_no_thread(mixer):
+    """Beside a busy process each time would cost a turn of the scheduler: 50 times as long as the step."""
+    if cpu.reason():
+        pytest.skip(cpu.reason())
+    done = subprocess.run([sys.executable, "-c", THREADS, mixer], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "0\n", done.stderr[-2000:]

@@ -6,12 +6,16 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from linattn.ops.cpu import library
+from linattn.ops.linears import FINISHES, Finish, Steps
 
 VECTORS, MAPS = 8, 8  # at most, as matvec.cpp has room for
-_struct = struct.Struct("7q 2d 4q" + 5 * MAPS * "q")  # Call of matvec.cpp
+_struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of matvec.cpp
+_step = struct.Struct("2q d")  # Step of finish.h
+_NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # as it counts them
 
 
 def refusal(x: Tensor, *weights: Tensor) -> str | None:
@@ -29,27 +33,41 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
     return library.refusal(x, *weights)
 
 
+def finish_refusal(x: Tensor, steps: Steps = ()) -> str | None:
+    """Why the kernel does not take ``x`` through ``steps``, or None if it does."""
+    tensors = [x, *[other for _, other in steps if isinstance(other, Tensor)]]
+    if x.numel() == 0:
+        return "there are no numbers"
+    if library.wanted(*tensors):
+        return "it has no gradients"
+    if library.traced(*tensors):
+        return "it is no operator that a compiler could see"
+    return library.refusal(*tensors)
+
+
 def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
-    gate: Tensor | None, residual: Tensor | None, gated: bool,
+    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
-    """As :func:`linattn.ops.linears.linears`; everything of one dtype, summed in float32 and rounded once."""
+    """As :func:`linattn.ops.linears.linears`; everything but steps of one dtype, summed in float32 and rounded once."""
     norm, gate, residual = (None if t is None else t.contiguous() for t in (norm, gate, residual))
     weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
-    y, run = bound(x.contiguous(), weights, biases, norm, eps, size, gate, residual, gated)
+    y, run = bound(x.contiguous(), weights, biases, norm, eps, size, gate, residual, gated, finish)
     run()
     return y
 
 
 def bound(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
-    gate: Tensor | None, residual: Tensor | None, gated: bool,
+    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (),
 ) -> tuple[list[Tensor], Callable[[], None]]:  # fmt: skip
     """The results, still empty, and what fills them from what the arguments, which are contiguous, hold when it is called."""
-    y = [library.empty((*x.shape[:-1], w.shape[0]), x.dtype) for w in weights[: 1 if gated else None]]
-    out = [*y, *[None] * (len(weights) - len(y))]
-    maps = [(w, b, t, w.shape[0], w.stride(0)) for w, b, t in zip(weights, biases, out, strict=True)]
-    return y, _bound(x, norm, eps, size, 1 / max(size, 1), gate, residual, gated, maps)
+    each = [finish[i] if i < len(finish) else () for i in range(len(weights))]
+    y = [library.empty((*x.shape[:-1], w.shape[0]), torch.float32 if s else x.dtype) for w, s in zip(weights, each, strict=True)]
+    y = y[:1] if gated else y
+    out, steps = [*y, *[None] * (len(weights) - len(y))], [_packed(s) for s in each]
+    maps = [(w, b, t, w.shape[0], w.stride(0), *s[:2]) for w, b, t, s in zip(weights, biases, out, steps, strict=True)]
+    return y, _bound(x, norm, eps, size, 1 / max(size, 1), gate, residual, gated, maps, (maps, steps))
 
 
 def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, *, mean: bool) -> tuple[Tensor, Callable[[], None]]:
@@ -64,20 +82,51 @@ def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float
         gate,
         None,
         False,
-        [],
+        [(None, None, y, 0, 0, 0, 0)],
         y,
+        given=0,
     )
 
 
-def _bound(x, norm, eps, size, share, gate, residual, gated, maps, normed: Tensor | None = None) -> Callable[[], None]:
-    vectors = x.numel() // x.shape[-1]
-    numbers = [n if isinstance(n, int) else _address(n) for m in (maps or [(None, None, normed, 0, 0)]) for n in m]
+def bound_finish(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
+    """``x`` [..., N], which is contiguous, after ``steps``, likewise; float32."""
+    y, packed = library.empty(tuple(x.shape)), _packed(steps)
+    return y, library.bound("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), *packed[:2], keep=packed)
+
+
+def finish_(y: Tensor, steps: Steps) -> Tensor:
+    """As :func:`linattn.ops.linears.finish_`."""
+    y = y.float().contiguous()
+    address, count, _kept = _packed(steps)
+    library.call("finish", y, library.DTYPES[y.dtype], y, *_sizes(y), address, count)
+    return y
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    return x.numel() // x.shape[-1], x.shape[-1]
+
+
+def _bound(x, norm, eps, size, share, gate, residual, gated, maps, kept, given: int | None = None) -> Callable[[], None]:
+    numbers = [n if isinstance(n, int) else _address(n) for m in maps for n in m]
     packed = _struct.pack(
-        library.DTYPES[x.dtype], vectors, x.shape[-1], len(maps), gated, size, 1 if norm is None else norm.numel(), eps, share,
-        *map(_address, (x, norm, gate, residual)), *numbers, *[0] * (5 * MAPS - len(numbers)),
+        library.DTYPES[x.dtype], *_sizes(x), len(maps) if given is None else given, gated, size, 1 if norm is None else norm.numel(), eps,
+        share, *map(_address, (x, norm, gate, residual)), *numbers, *[0] * (7 * MAPS - len(numbers)),
     )  # fmt: skip
     buffer = ctypes.create_string_buffer(packed, len(packed))
-    return library.bound("linears", ctypes.addressof(buffer), keep=(buffer, x, norm, gate, residual, maps, normed))
+    return library.bound("linears", ctypes.addressof(buffer), keep=(buffer, x, norm, gate, residual, kept))
+
+
+def _packed(steps: Steps) -> tuple[int, int, object]:
+    """The address of ``steps`` as finish.h has them, how many there are, and what has to live as long."""
+    if not steps:
+        return 0, 0, None
+    others = [library.plain(other) if isinstance(other, Tensor) else other for _, other in steps]
+    packed = b"".join(
+        _step.pack(_NUMBERS[name], _address(other), 0.0) if isinstance(other, Tensor) else _step.pack(_NUMBERS[name], 0, other or 0.0)
+        for (name, _), other in zip(steps, others, strict=True)
+    )
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    return ctypes.addressof(buffer), len(steps), (buffer, others)
 
 
 def _address(t: Tensor | None) -> int:

@@ -17,11 +17,14 @@ def normal(*shape, dtype):
 def compare(dtype, x, weights, biases, **options):
     got = door.linears(x, weights, biases, **options)
     wide = {n: t.double() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+    finish = options.get("finish", ())
+    wide["finish"] = [[(n, c.double() if isinstance(c, torch.Tensor) else c) for n, c in steps] for steps in finish]
     wanted = door.linears(x.double(), [w.double() for w in weights], [None if b is None else b.double() for b in biases], **wide)
     assert len(got) == len(wanted)
-    for mine, theirs in zip(got, wanted, strict=True):
-        assert mine.shape == theirs.shape and mine.dtype == dtype and mine.is_contiguous()
-        assert error(mine.double(), theirs) <= LIMIT[dtype]
+    for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        steps = i < len(finish) and bool(finish[i])
+        assert mine.shape == theirs.shape and mine.dtype == (torch.float32 if steps else dtype) and mine.is_contiguous()
+        assert error(mine.double(), theirs) <= LIMIT[torch.float32 if steps else dtype]
     return got
 
 
@@ -48,6 +51,56 @@ def test_what_stands_around_them(isa, weight, dtype):
     for around in ({}, {"gate": gate}):
         compare(dtype, x, [a], [None], **norm, **around, residual=residual)
         compare(dtype, x, [a, b], [None, None], **norm, **around, gated=True)
+
+
+@pytest.mark.parametrize("dtype", list(LIMIT))
+@pytest.mark.parametrize("rows", [1, 5])
+def test_finishes(isa, rows, dtype):
+    x, weights = normal(rows, 24, dtype=dtype) / 4, [normal(n, 24, dtype=dtype) for n in (5, 70, 33)]
+    biases, vector = [None, normal(70, dtype=dtype), None], torch.randn(66)[::2]
+    for finish in (
+        [[("log_sigmoid", None), ("div", 16.0)], [], [("add", vector), ("softplus", None), ("mul", vector), ("neg", None)]],
+        [[], [("sigmoid", None)], [("tanh", None), ("add", 0.5), ("exp", None), ("div", vector)]],
+        [[("neg", None), ("exp", None)]],
+    ):
+        compare(dtype, x, weights, biases, finish=finish)
+
+
+@pytest.mark.parametrize("name", ["log_sigmoid", "softplus", "sigmoid", "tanh", "exp", "neg"])
+def test_steps_alone_are_exact_to_their_last_digits(isa, name):
+    x = torch.cat([torch.linspace(-120, 120, 100_000), torch.randn(50_000), torch.randn(50_005) * 1e-4]).view(-1, 17)
+    wanted = door.finished(x.double(), [(name, None)])
+    there = (wanted.abs() >= 2.0**-124) & (wanted.abs() <= torch.finfo(torch.float32).max)  # below, halves count as 0
+    y, run = matvec.bound_finish(x, [(name, None)])
+    run()
+    assert ((y - wanted) / wanted)[there].abs().max() <= 4e-7
+    assert bool((y[wanted == torch.inf] == torch.inf).all()) and bool((y[wanted.abs() < 2.0**-127] == 0).all())
+    odd = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0])
+    y, run = matvec.bound_finish(odd, [(name, None)])
+    run()
+    torch.testing.assert_close(y, door.finished(odd, [(name, None)]), equal_nan=True, rtol=1e-6, atol=0)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_in_place(dtype):
+    x, add = torch.randn(3, 700, 500).to(dtype), torch.randn(1, 500)[0]
+    steps = [("add", add), ("softplus", None), ("mul", -2.0)]
+    wanted, before = door.finished(x.double(), [("add", add.double()), *steps[1:]]), x.clone()
+    y = door.finish_(x, steps)
+    assert y.dtype == torch.float32 and error(y.double(), wanted) <= 1e-6
+    assert y is x if dtype == torch.float32 else torch.equal(x, before)
+    assert error(door.finish_(before.mT, [("exp", None)]).double(), before.mT.double().exp()) <= 1e-6
+    assert door.finish_(torch.zeros(0, 4), steps[1:]).shape == (0, 4)
+
+
+@pytest.mark.usefixtures("native")
+def test_steps_with_gradients_are_torch_s():
+    x, add = torch.randn(3, 5), torch.randn(5, requires_grad=True)
+    y = door.finish_(x, [("add", add), ("sigmoid", None)])
+    y.sum().backward()
+    assert add.grad is not None and not torch.equal(x, y)
+    assert torch.autograd.gradcheck(lambda x: door.finish_(x, [("tanh", None), ("mul", 3.0)]), x.double().requires_grad_())
 
 
 @pytest.mark.parametrize("mean", [True, False])

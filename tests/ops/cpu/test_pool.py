@@ -90,8 +90,9 @@ from linattn.ops import linears
 torch.set_num_threads(3)
 x, few, many = torch.randn(1, 128), torch.randn(128, 128), torch.randn(1024, 128)
 before = len(os.listdir("/proc/self/task"))
+steps = [("log_sigmoid", None), ("div", 16.0), ("exp", None), ("tanh", None)]  # for which torch has its threads come
 for matrix in (few, many):
-    linears.linears(x, [matrix], [None])
+    linears.linears(x, [matrix], [None], finish=[steps])
     print(len(os.listdir("/proc/self/task")) - before)
 """
 

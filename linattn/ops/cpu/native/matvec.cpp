@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "finish.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -13,7 +14,7 @@ constexpr int MOST = 8;      // matrices of a call
 constexpr int BLOCK = 32;    // rows of a task
 constexpr int AHEAD = 4096;  // bytes of a matrix that are asked for before they are needed
 
-// One call, as matvec.py fills it; all tensors but the norm's weight are of one dtype, and vectors lie end to end.
+// One call, as matvec.py fills it; vectors lie end to end, and all tensors are of one dtype but a y that has steps, which is float.
 struct Call {
     int64_t dtype, vectors, inputs, maps, gated;
     int64_t size, weights;  // of the norm: numbers that are normed together (0: no norm), and how many weights it has
@@ -23,6 +24,8 @@ struct Call {
         const void *matrix, *bias;
         void* y;
         int64_t outputs, row;  // numbers from row to row
+        const Step* steps;
+        int64_t finishes;  // how many steps
     } map[MOST];
 };
 
@@ -140,7 +143,8 @@ void linears(const Call& call, int64_t threads) {
                 Float y = load(results[v] + r);
                 if (call.gated) y = silu(y) * load(others[v] + r);
                 if (call.residual) y = y + load((const T*)call.residual + at, n);
-                store((T*)map.y + at, y, n);
+                if (map.finishes) store((float*)map.y + at, finished(y, map.steps, map.finishes, first + r, n), n);
+                else store((T*)map.y + at, y, n);
             }
     });
 }
@@ -158,7 +162,7 @@ void normed(const Call& call) {
 
 }  // namespace
 
-// y = n(x) Wᵀ + b for each map; one y = silu(..) ⊙ .. of the two if `gated`; with no map at all y = n(x).
+// y = n(x) Wᵀ + b for each map, after its steps; one y = silu(..) ⊙ .. of the two if `gated`; with no map at all y = n(x).
 LINATTN_ENTRY(linears)(const void* given, int64_t threads) {
     Call call;
     memcpy(&call, given, sizeof call);

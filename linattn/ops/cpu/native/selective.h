@@ -22,14 +22,5 @@ LINATTN_INLINE Fade faded(Float dt, Float a) {
     return {nothing ? zero() : two, nothing ? zero() : p};
 }
 
-// log(1 + e^x), to the last digits of small ones too: log(1 + t) = 2 artanh(t / (2 + t)).
-LINATTN_INLINE Float softplus(Float x) {
-    const Float t = exp_below(x < zero() ? x : -x), s = t / (t + 2.0f), q = s * s;
-    Float p = splat(1.0f / 15);
-    LINATTN_UNROLL
-    for (int i = 13; i > 0; i -= 2) p = fma(p, q, splat(1.0f / float(i)));
-    return max(x, zero()) + 2.0f * s * p;
-}
-
 }  // namespace LINATTN_ISA
 }  // namespace linattn

@@ -217,24 +217,58 @@ LINATTN_INLINE Power power(Float x) {
     return {shifted - magic, bits<Float>(bits<Word>(shifted) << 23)};
 }
 
-// exp(x) of x <= 0 within an ulp: exactly 1 for 0, exactly 0 from -87.3 down and for -inf, NaN for NaN.
-LINATTN_INLINE Float exp_below(Float x) {
-    const Power n = power(x * 1.44269504f);
-    Float r = x - n.whole * 0.693359375f;  // ln 2 in two parts, of which the first has few digits
-    r = r + n.whole * 2.12194440e-4f;
+// exp(x) but for 2 to the power of `whole`, the number that x / ln 2 is nearest to.
+LINATTN_INLINE Float exp_rest(Float x, Float whole) {
+    Float r = x - whole * 0.693359375f;  // ln 2 in two parts, of which the first has few digits
+    r = r + whole * 2.12194440e-4f;
     Float p = splat(1.382144634e-03f);  // exp(r) on [-ln 2 / 2, ln 2 / 2] but for 3e-9 of it
     p = fma(p, r, splat(8.368661627e-03f));
     p = fma(p, r, splat(4.166825488e-02f));
     p = fma(p, r, splat(1.666652113e-01f));
     p = fma(p, r, splat(4.999999404e-01f));
     p = fma(p, r, splat(1.0f));
-    p = fma(p, r, splat(1.0f)) * n.two;
+    return fma(p, r, splat(1.0f));
+}
+
+// exp(x) of x <= 0 within an ulp: exactly 1 for 0, exactly 0 from -87.3 down and for -inf, NaN for NaN.
+LINATTN_INLINE Float exp_below(Float x) {
+    const Power n = power(x * 1.44269504f);
+    const Float p = exp_rest(x, n.whole) * n.two;
     return x < -87.3f ? zero() : p;
+}
+
+// exp(x) of any x likewise: inf where a float cannot hold it.
+LINATTN_INLINE Float exp_any(Float x) {
+    const Float most = splat(89.0f), a = x > most ? most : x;
+    const Power n = power(a * 1.44269504f);
+    const Float p = exp_rest(a, n.whole), half = bits<Float>(bits<Word>(n.two) - (1u << 23));  // of 2^128, which no float is
+    const Float y = a > zero() ? p * half * 2.0f : p * n.two;
+    return x < -87.3f ? zero() : y;
 }
 
 LINATTN_INLINE Float sigmoid(Float x) {
     const Float small = exp_below(x < zero() ? x : -x), one = splat(1.0f);
     return (x < zero() ? small : one) / (one + small);
+}
+
+// log(1 + e^x), to the last digits of small ones too: log(1 + t) = 2 artanh(t / (2 + t)).
+LINATTN_INLINE Float softplus(Float x) {
+    const Float t = exp_below(x < zero() ? x : -x), s = t / (t + 2.0f), q = s * s;
+    Float p = splat(1.0f / 15);
+    LINATTN_UNROLL
+    for (int i = 13; i > 0; i -= 2) p = fma(p, q, splat(1.0f / float(i)));
+    return max(x, zero()) + 2.0f * s * p;
+}
+
+LINATTN_INLINE Float tanh(Float x) {
+    const Float size = x < zero() ? -x : x, e = exp_below(-2.0f * size), q = x * x;
+    const Float far = (splat(1.0f) - e) / (splat(1.0f) + e);
+    Float p = splat(62.0f / 2835);  // its series, for what the difference would lose digits of
+    p = fma(p, q, splat(-17.0f / 315));
+    p = fma(p, q, splat(2.0f / 15));
+    p = fma(p, q, splat(-1.0f / 3));
+    p = fma(p * q, x, x);
+    return size < 0.25f ? p : x < zero() ? -far : far;
 }
 
 // 2 to the power of x <= 0, likewise: exactly 0 below -126.

@@ -64,7 +64,7 @@ class Program:
             self._first(run)
             return y
         if target in UNARY and len(args) == 1 and not kwargs and _few(args[0]):
-            y, run = matvec.bound_finish(self._dense(args[0]), [(UNARY[target], None)])
+            y, run = matvec.bound_steps(self._dense(args[0]), [(UNARY[target], None)])
             self._first(run)
             return y
         value = target(*args, **kwargs)
@@ -107,7 +107,7 @@ def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float,
 
 def _few(x: Any) -> bool:
     """Numbers that a core is through with before torch's threads have come for them: beside a busy process they come late."""
-    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and matvec.finish_refusal(x) is None
+    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and matvec.steps_refusal(x) is None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

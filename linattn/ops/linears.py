@@ -81,14 +81,14 @@ def portable(
     return [finished(y, finish[i]) if i < len(finish) else y for i, y in enumerate(products)]
 
 
-def finish_(y: Tensor, steps: Steps) -> Tensor:
-    """``y`` [..., N], which nobody else reads, after ``steps``, in float32 (float64 for float64); with gradients it is not written over."""
-    if y.device.type == "cpu":
+def stepped(x: Tensor, steps: Steps) -> Tensor:
+    """``x`` [..., N] after ``steps``, in float32 (float64 for float64): on a CPU, without gradients, in one kernel."""
+    if x.device.type == "cpu":
         from linattn.ops.cpu import matvec as cpu
 
-        if cpu.finish_refusal(y, steps) is None:
-            return cpu.finish_(y, steps)
-    return finished(y, steps)
+        if cpu.steps_refusal(x, steps) is None:
+            return cpu.stepped(x, steps)
+    return finished(x, steps)
 
 
 def finished(y: Tensor, steps: Steps) -> Tensor:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from inspect import signature
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,6 +163,38 @@ def test_norms_are_one_kernel_where_there_are_many_numbers(family, norm, monkeyp
         assert torch.equal(layer(*(t[:, :50] for t in x)), few)
         layer(*(t.bfloat16() for t in x))  # a weight of another dtype
         assert len(calls) == 2
+
+
+FFNS = [(name, ffn) for name, family in FAMILIES.items() for ffn in family.ffns]
+
+
+@pytest.mark.parametrize(("family", "ffn"), FFNS)
+def test_feed_forwards_gate_in_one_kernel_where_there_are_many_numbers(family, ffn, monkeypatch):
+    calls, ours = [], call.gated
+    monkeypatch.setattr(call, "gated", lambda *x, **o: calls.append(1) or ours(*x, **o))
+    folder = FAMILIES[family].folder
+    config = SimpleNamespace(hidden_size=64, intermediate_size=48, hidden_act="silu", mlp_bias=False)
+    made = getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), ffn)
+    layer = made(config, *[48] * ("intermediate_size" in signature(made).parameters))
+    x = torch.randn(2, 300, 64)
+
+    def run():
+        leaf = x.detach().requires_grad_()
+        y = layer(leaf)
+        return y, *torch.autograd.grad(y.square().sum(), [leaf, *layer.parameters()])
+
+    wanted = run()
+    with patch_transformers([family]):
+        for mine, theirs in zip(run(), wanted, strict=True):
+            assert (mine - theirs).norm() < 1e-5 * theirs.norm()
+        assert len(calls) == 1
+        layer(x[:, :9])  # few
+        seen = []
+        layer.act_fn.register_forward_hook(lambda *given: seen.append(1))
+        layer(x)
+        layer.act_fn = torch.nn.GELU()
+        layer(x)
+    assert len(calls) == 1 and seen == [1]
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "rwkv"])

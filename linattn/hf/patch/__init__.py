@@ -78,7 +78,7 @@ class Patch:
 
 
 def patch_transformers(families: Iterable[str] | None = None, backend: str = "auto") -> Patch:
-    """Let transformers' own classes call :func:`linattn.linear_attention`, ``selective_scan``, the scans, their steps, and norms.
+    """Let transformers' own classes call :func:`linattn.linear_attention`, ``selective_scan``, the scans, their steps, norms and gates.
 
     Beside speed, what is wrong or refused without becomes right: packed sequences (``cu_seq_lens_q``, ``seq_idx`` or positions that
     begin again, in one row) do not see each other; a batch padded on the right, or anywhere, decodes as its rows alone do; Mamba,

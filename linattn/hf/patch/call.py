@@ -19,6 +19,7 @@ from torch import Tensor
 
 from linattn.hf.packing import PACKED, begun_again, borders, new_places, positions
 from linattn.ops.convolution_step import step_
+from linattn.ops.gated import gated
 from linattn.ops.norms import rms_norm
 from linattn.ops.selective_step import selective_step_
 from linattn.ops.short_convolution import short_convolution
@@ -36,6 +37,7 @@ class Family(NamedTuple):
     model: str  # the class whose forward is given what is packed
     head: str = ""  # a class around it that keeps what it is given of that
     norms: tuple[str, ...] = ()  # classes of RMS norms: their weight times what is normed, and then a gate that is activated
+    ffns: tuple[str, ...] = ()  # classes of feed-forwards: down_proj(act_fn(gate_proj x) ⊙ up_proj x)
     lost: tuple[str, ...] = ()  # what the model in its turn keeps from its layers: "packing", "padding"
 
 
@@ -231,9 +233,11 @@ def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) ->
 
 
 def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
-    """The norms, and the forwards that tell the layers what is packed."""
+    """The norms and feed-forwards, and the forwards that tell the layers what is packed."""
     for name in family.norms:
         yield getattr(module, name), "forward", normed(getattr(module, name).forward)
+    for name in family.ffns:
+        yield getattr(module, name), "forward", swiglu(getattr(module, name).forward)
     for name in filter(None, (family.model, family.head)):
         owner = getattr(module, name)
         yield owner, "forward", model_forward(owner.forward, family.lost)
@@ -250,7 +254,26 @@ def normed(original: Callable) -> Callable:
         if gate is None or self.activation in _SWISH:
             return rms_norm(hidden_states, self.weight, gate, eps=self.variance_epsilon)
         y = rms_norm(wide(hidden_states), wide(self.weight), eps=self.variance_epsilon)
+        if self.activation == "sigmoid":
+            return gated(wide(gate), y, swish=False).to(hidden_states.dtype)
         return (y * _activated(wide(gate), self.activation)).to(hidden_states.dtype)
+
+    return forward
+
+
+def swiglu(original: Callable) -> Callable:
+    """A feed-forward whose gate is one kernel, where that is sooner than torch's operations."""
+    from transformers.activations import ACT2FN
+
+    from linattn.generate.captured import hooked
+
+    silu = (torch.nn.SiLU, type(ACT2FN["silu"]))
+
+    @wraps(original)
+    def forward(self, x):
+        if x.numel() < _FEW or not isinstance(self.act_fn, silu) or hooked(self.act_fn):
+            return original(self, x)
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
 
     return forward
 

@@ -6,27 +6,35 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.patch.call import Family, Replacement, current, shared, state_of
+from linattn.hf.patch.call import Family, Replacement, current, shared, state_of, wide
 from linattn.ops import linear_attention
+from linattn.ops.linears import stepped
 from linattn.ops.norms import unit_length
 from linattn.ops.recurrent_step import recurrent_step_
 
 FAMILIES = {
-    "qwen3_next": Family("qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3NextModel", norms=("Qwen3NextRMSNormGated",)),
-    "qwen3_5": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel", norms=("Qwen3_5RMSNormGated",)),
-    "qwen3_5_text": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel", norms=("Qwen3_5RMSNormGated",)),
-    "qwen3_5_moe": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel", norms=("Qwen3_5MoeRMSNormGated",)),
-    "qwen3_5_moe_text": Family("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel", norms=("Qwen3_5MoeRMSNormGated",)),
+    "qwen3_next": Family(
+        "qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3NextModel", norms=("Qwen3NextRMSNormGated",), ffns=("Qwen3NextMLP",)
+    ),
+    "qwen3_5": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel", norms=("Qwen3_5RMSNormGated",), ffns=("Qwen3_5MLP",)),
+    "qwen3_5_text": Family("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel", norms=("Qwen3_5RMSNormGated",), ffns=("Qwen3_5MLP",)),
+    "qwen3_5_moe": Family(
+        "qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel", norms=("Qwen3_5MoeRMSNormGated",), ffns=("Qwen3_5MoeMLP",)
+    ),
+    "qwen3_5_moe_text": Family(
+        "qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel", norms=("Qwen3_5MoeRMSNormGated",), ffns=("Qwen3_5MoeMLP",)
+    ),
     "olmo_hybrid": Family(
-        "olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybridModel", norms=("OlmoHybridRMSNorm", "OlmoHybridRMSNormGated")
+        "olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybridModel", norms=("OlmoHybridRMSNorm", "OlmoHybridRMSNormGated"),
+        ffns=("OlmoHybridMLP",),
     ),
     "kimi_linear": Family(
-        "kimi_linear", "KimiLinearDeltaAttention", "KimiLinearModel", norms=("KimiLinearRMSNorm", "KimiLinearRMSNormGated")
+        "kimi_linear", "KimiLinearDeltaAttention", "KimiLinearModel", norms=("KimiLinearRMSNorm", "KimiLinearRMSNormGated"),
+        ffns=("KimiLinearMLP",),
     ),
-}
+}  # fmt: skip
 _RULES = {  # many tokens, one token
     "kimi_linear": ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
     "": ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
@@ -46,8 +54,9 @@ def _forget(self: Any, hidden_states: Tensor) -> Tensor:
     """KDA's decay [B, T, H, K]. Theirs takes the logarithm of 1 + exp(x) and is off by up to 6e-8: slow decays lose their digits, the
     slowest become 0.
     """
-    x = self.f_b_proj(self.f_a_proj(hidden_states)).float() + self.dt_bias.float()
-    return -self.A_log.float().exp() * F.softplus(x).unflatten(-1, (-1, self.head_dim))
+    rates = -wide(self.A_log).exp().expand(-1, -1, -1, self.head_dim).flatten()  # [H * K]
+    steps = (("add", wide(self.dt_bias)), ("softplus", None), ("mul", rates))
+    return stepped(self.f_b_proj(self.f_a_proj(hidden_states)), steps).unflatten(-1, (-1, self.head_dim))
 
 
 def _rule(run: Callable) -> Callable:

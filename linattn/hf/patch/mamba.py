@@ -24,7 +24,7 @@ FAMILIES = {
         norms=("FalconMambaRMSNorm",),
         lost=("packing",),
     ),
-    "jamba": Family("jamba", "JambaMambaMixer", "JambaModel", norms=("JambaRMSNorm",)),
+    "jamba": Family("jamba", "JambaMambaMixer", "JambaModel", norms=("JambaRMSNorm",), ffns=("JambaMLP",)),
 }
 
 

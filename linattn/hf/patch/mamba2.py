@@ -16,7 +16,7 @@ from linattn.ops import linear_attention
 
 FAMILIES = {
     "mamba2": Family("mamba2", "Mamba2Mixer", "Mamba2Model", head="Mamba2ForCausalLM", norms=("Mamba2RMSNorm",)),
-    "bamba": Family("bamba", "BambaMixer", "BambaModel", norms=("BambaRMSNorm",)),
+    "bamba": Family("bamba", "BambaMixer", "BambaModel", norms=("BambaRMSNorm",), ffns=("BambaMLP",)),
     "zamba2": Family("zamba2", "Zamba2MambaMixer", "Zamba2Model", norms=("Zamba2RMSNorm",)),
     "nemotron_h": Family("nemotron_h", "NemotronHMamba2Mixer", "NemotronHModel", norms=("NemotronHRMSNorm",)),
     "granitemoehybrid": Family(

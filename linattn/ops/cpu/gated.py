@@ -1,4 +1,4 @@
-"""The gate of SwiGLU on a CPU: calls of its kernels."""
+"""Gates on a CPU: calls of its kernels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def refusal(gate: Tensor, x: Tensor) -> str | None:
     return library.refusal(gate, x)
 
 
-def forward(gate: Tensor, x: Tensor) -> Tensor:
+def forward(gate: Tensor, x: Tensor, swish: bool) -> Tensor:
     gate, x = _dense(gate), _dense(x)
     y = empty(x.shape, x.dtype)
-    call("gated_forward", library.DTYPES[x.dtype], gate, x, y, x.numel())
+    call("gated_forward", library.DTYPES[x.dtype], swish, gate, x, y, x.numel())
     return y
 
 
-def backward(d_y: Tensor, gate: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def backward(d_y: Tensor, gate: Tensor, x: Tensor, swish: bool) -> tuple[Tensor, Tensor]:
     """Gradients of ``gate`` and ``x``."""
     d_gate, d_x = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
-    call("gated_backward", library.DTYPES[x.dtype], _dense(gate), _dense(x), _dense(d_y), d_gate, d_x, x.numel())
+    call("gated_backward", library.DTYPES[x.dtype], swish, _dense(gate), _dense(x), _dense(d_y), d_gate, d_x, x.numel())
     return d_gate, d_x
 
 

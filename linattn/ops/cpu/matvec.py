@@ -33,7 +33,7 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
     return library.refusal(x, *weights)
 
 
-def finish_refusal(x: Tensor, steps: Steps = ()) -> str | None:
+def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
     """Why the kernel does not take ``x`` through ``steps``, or None if it does."""
     tensors = [x, *[other for _, other in steps if isinstance(other, Tensor)]]
     if x.numel() == 0:
@@ -88,17 +88,17 @@ def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float
     )
 
 
-def bound_finish(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
+def bound_steps(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
     """``x`` [..., N], which is contiguous, after ``steps``, likewise; float32."""
     y, packed = library.empty(tuple(x.shape)), _packed(steps)
     return y, library.bound("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), *packed[:2], keep=packed)
 
 
-def finish_(y: Tensor, steps: Steps) -> Tensor:
-    """As :func:`linattn.ops.linears.finish_`."""
-    y = y.float().contiguous()
-    address, count, _kept = _packed(steps)
-    library.call("finish", y, library.DTYPES[y.dtype], y, *_sizes(y), address, count)
+def stepped(x: Tensor, steps: Steps) -> Tensor:
+    """As :func:`linattn.ops.linears.stepped`."""
+    x = x.contiguous()
+    y, (address, count, _kept) = library.empty(tuple(x.shape)), _packed(steps)
+    library.call("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), address, count)
     return y
 
 

@@ -1,4 +1,4 @@
-"""The kernels of SwiGLU's gate against their definition in float64."""
+"""The kernels of gates against their definition in float64."""
 
 import pytest
 import torch
@@ -25,11 +25,13 @@ def everything(a, function=Gated.apply):
 @pytest.mark.parametrize("shape", [(1,), (3, 37), (2, 5, 2001)])
 def test_values_and_gradients(isa, shape, dtype):
     a = arguments(*shape, dtype=dtype)
-    mine, wanted = everything(a), everything({n: t.double() for n, t in a.items()}, portable)
-    for name, right in wanted.items():
-        assert mine[name].shape == right.shape and mine[name].dtype == dtype
-        least = error(right.to(dtype), right)
-        assert error(mine[name].double(), right, floor=1e-30) <= max(2e-6, 1.01 * least), name
+    for swish in (True, False):
+        mine = everything(a, lambda gate, x, swish=swish: gated(gate, x, swish=swish))
+        wanted = everything({n: t.double() for n, t in a.items()}, lambda gate, x, swish=swish: portable(gate, x, swish))
+        for name, right in wanted.items():
+            assert mine[name].shape == right.shape and mine[name].dtype == dtype
+            least = error(right.to(dtype), right)
+            assert error(mine[name].double(), right, floor=1e-30) <= max(2e-6, 1.01 * least), name
 
 
 def test_parts_of_a_larger_tensor(isa):
@@ -64,11 +66,12 @@ def test_a_layer_runs_them_unless_somebody_looks_on():
 
 
 @pytest.mark.usefixtures("native")
-def test_second_derivatives_are_the_definition_s():
+@pytest.mark.parametrize("swish", [True, False])
+def test_second_derivatives_are_the_definition_s(swish):
     a = [t.requires_grad_() for t in arguments(3, 20).values()]
     second = []
     for function in (Gated.apply, portable):
-        first = torch.autograd.grad(function(*a).square().sum(), a, create_graph=True)
+        first = torch.autograd.grad(function(*a, swish).square().sum(), a, create_graph=True)
         second.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), a)])
     for mine, wanted in zip(*second, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ constexpr int64_t EACH = 16;    // products that a number's steps take as long a
 
 }  // namespace
 
-// y = x after its steps, [rows, size]; y may be x.
+// y = x after its steps, [rows, size].
 LINATTN_ENTRY(finish)
 (const void* x, int64_t dtype, float* y, int64_t rows, int64_t size, const void* steps, int64_t count, int64_t threads) {
     const int64_t some = SPAN > size ? SPAN / size : 1;  // rows of a task

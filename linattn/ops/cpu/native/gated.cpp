@@ -1,4 +1,4 @@
-// y = silu(g) x, number by number, and its gradients.
+// y = silu(g) x or, without `swish`, sigmoid(g) x, number by number, and its gradients.
 #include "rows.h"
 
 namespace linattn {
@@ -23,21 +23,22 @@ void by_spans(int64_t dtype, int64_t count, int64_t threads, Body body) {
 }  // namespace
 
 LINATTN_ENTRY(gated_forward)
-(int64_t dtype, const void* g, const void* x, void* y, int64_t count, int64_t threads) {
+(int64_t dtype, int64_t swish, const void* g, const void* x, void* y, int64_t count, int64_t threads) {
     by_spans(dtype, count, threads, [=](auto* type, int64_t i, int n) {
         using Numbers = decltype(type);
-        const Float gate = load((Numbers)g + i, n);
-        store((Numbers)y + i, gate * sigmoid(gate) * load((Numbers)x + i, n), n);
+        const Float gate = load((Numbers)g + i, n), s = sigmoid(gate);
+        store((Numbers)y + i, (swish ? gate * s : s) * load((Numbers)x + i, n), n);
     });
 }
 
 LINATTN_ENTRY(gated_backward)
-(int64_t dtype, const void* g, const void* x, const void* dy, void* dg, void* dx, int64_t count, int64_t threads) {
+(int64_t dtype, int64_t swish, const void* g, const void* x, const void* dy, void* dg, void* dx, int64_t count, int64_t threads) {
     by_spans(dtype, count, threads, [=](auto* type, int64_t i, int n) {
         using Numbers = decltype(type);
         const Float gate = load((Numbers)g + i, n), s = sigmoid(gate), of = load((Numbers)dy + i, n), one = splat(1.0f);
-        store((Numbers)dx + i, of * gate * s, n);
-        store((Numbers)dg + i, of * load((Numbers)x + i, n) * s * (one + gate * (one - s)), n);
+        store((Numbers)dx + i, of * (swish ? gate * s : s), n);
+        const Float slope = swish ? s * (one + gate * (one - s)) : s * (one - s);
+        store((Numbers)dg + i, of * load((Numbers)x + i, n) * slope, n);
     });
 }
 

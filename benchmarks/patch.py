@@ -138,7 +138,7 @@ def _decode(model: Any, ids: torch.Tensor, steps: int = 16) -> Callable[[], Any]
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.patch", description=__doc__.split("\n")[0])
-    parser.add_argument("--families", default=",".join(MODELS), help="some of them")
+    parser.add_argument("--families", default=",".join(MODELS), help="some of them, kept with --out alone")
     parser.add_argument("--device", choices=tuple(ROWS), default="cpu")
     parser.add_argument("--tokens", type=int, default=2048, help="of the prefill")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each measured call, of which a family has two")
@@ -158,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     told = command("python -m benchmarks.patch", arguments or sys.argv[1:])
     about = {"command": told, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "packages": packages}
     body: dict[str, Any] = {"schema": "linattn.patch", **about, "rows": []}
+    kept = options.out != RESULTS or not (options.quick or set(families) < set(MODELS))  # some would take the place of all
     for family in families:
         try:
             row = measure(family, options.tokens, options.device, options.seconds)
@@ -165,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
             row = {"family": family, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(line(row), flush=True)
         body["rows"].append(row)
-        if not options.quick or options.out != RESULTS:
+        if kept:
             path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     return int(any("error" in row for row in body["rows"]))
 

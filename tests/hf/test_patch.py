@@ -244,6 +244,16 @@ def test_the_benchmark_writes_each_row_as_it_comes(tmp_path, monkeypatch):
         benchmark.main(["--families", "mambo"])
 
 
+def test_some_families_do_not_take_the_place_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    monkeypatch.setattr(benchmark, "measure", lambda family, *_: {"family": family})
+    monkeypatch.setattr(benchmark, "line", str)
+    benchmark.main(["--families", "mamba,rwkv"])
+    assert not list(tmp_path.iterdir())
+    benchmark.main(["--device", "cpu"])
+    assert [path.name for path in tmp_path.iterdir()] == ["patch-cpu.json"]
+
+
 @pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
 def test_a_compiled_model_keeps_packed_sequences_apart(name):
     model, ids, how = model_of(name), torch.randint(3, VOCABULARY, (1, TOKENS)), packings()["position_ids"]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linattn.generate import room
 from linattn.generate.flat import trace
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
@@ -24,7 +25,8 @@ from linattn.state.identity import sums_of_bits
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # tokens that are worth tracing a step for
 COMPILES = True  # whether what is left between kernels on a GPU is compiled
-KEPT = 2  # steps of one model
+KEPT = 4  # steps of one model
+HELD = 1 << 30  # bytes of their states; one with more ends with the generation that has it
 _steps: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()  # held by the thread that looks for a step or makes one
 
@@ -39,10 +41,12 @@ class Choice:
     stops: tuple[int, ...] = ()
 
 
-def growth(before: State, after: State) -> str | None:
-    """Which state a step has changed the shape of, in words; None: it had room for the token."""
-    for i, (old, new) in enumerate(zip(before.layers, after.layers, strict=True)):
+def growth(model: nn.Module, before: State, after: State) -> str | None:
+    """Which state a step of ``model``, a backbone, has changed the shape of and can be given no room, in words; None: none."""
+    for i, (old, new, slots) in enumerate(zip(before.layers, after.layers, room.slots_of(model), strict=True)):
         for name, t in new.items():
+            if name in slots:
+                continue
             if name not in old or old[name].shape != t.shape or old[name].dtype != t.dtype:
                 return f"the state of layer {i} grows, its {name!r} is {list(t.shape)} by now"
     return None
@@ -69,30 +73,38 @@ def hooked(module: nn.Module) -> bool:
 def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     """The captured step of ``model``, a backbone with this ``head``, for states like ``state``; or why there is none.
 
-    A new one is made if ``tokens`` more make it worth it.
+    A new one is made if ``tokens`` more make it worth it. Where states grow it has room for as many, or for some of them.
     """
     with _making:
         return _kept_or_new(model, head, state, tokens)
 
 
 def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
-    kept = _steps.setdefault(model, {})
-    key = (id(head), tuple((n, t.shape, t.dtype, t.device) for layer in state.layers for n, t in layer.items()), *_weights(model, head))
+    kept, slots = _steps.setdefault(model, {}), room.slots_of(model)
+    used, device = room.taken(state, slots), state.position.device.type
+    size = 0 if used is None else room.capacity(used, tokens + 1, device)  # the state after the last of them may be wanted too
+    key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
+           *_weights(model, head))  # fmt: skip
     step = kept.pop(key, None)
     if step is not None and step.current():
         kept[key] = step  # the last one used is the last to go
         return step
-    device = state.position.device.type
     if tokens < FROM[device]:
         return f"for {tokens} tokens it is not worth it: it is from {FROM[device]} on"
     try:
-        step = Step(model, head, state)
+        step = Step(model, head, state, size)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return f"it cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    while len(kept) >= KEPT:
-        kept.pop(next(iter(kept)))
-    kept[key] = step
+    if step.held <= HELD:
+        while len(kept) >= KEPT or step.held + sum(other.held for other in kept.values()) > HELD:
+            kept.pop(next(iter(kept)))
+        kept[key] = step
     return step
+
+
+def _kind(t: Tensor, roomy: bool) -> Hashable:
+    """Equal for states that one step serves."""
+    return t.shape[:1] + t.shape[2:] if roomy else t.shape, t.dtype, t.device
 
 
 def _weights(*modules: nn.Module) -> tuple[Hashable, ...]:
@@ -104,14 +116,17 @@ def _weights(*modules: nn.Module) -> tuple[Hashable, ...]:
 class Step:
     """Reads the tokens in its buffer into the state in its buffers, and puts those that come next in the place of the first.
 
-    ``load`` a state and tokens, then ``run`` as often as wanted; ``state`` is a copy of what the buffers hold. Who does so while other
-    threads generate holds ``lock``.
+    ``load`` a state and tokens, then ``run`` as often as wanted, but where the state grows no more often than ``free`` says; ``state``
+    is a copy of what the buffers hold. Who does so while other threads generate holds ``lock``.
+
+    ``size`` is for how many slots there is room in what has one for every token.
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module, state: State) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module, state: State, size: int) -> None:
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._names = [list(layer) for layer in state.layers]
-            self._leaves = [t.clone(memory_format=torch.contiguous_format) for layer in state.layers for t in layer.values()]
+            self._slots, self._size, self._used = room.slots_of(model), size, 0
+            self._wide = room.widened(state, self._slots, size)
+            self._leaves = [t for layer in self._wide.layers for t in layer.values()]
             self.tokens = torch.zeros(state.rows, dtype=torch.int64, device=state.position.device)
             self.ended = torch.zeros_like(self.tokens, dtype=torch.bool)
             inputs = [self.tokens, *self._leaves]
@@ -132,13 +147,14 @@ class Step:
     def _function(self, model: nn.Module, head: nn.Module) -> Callable[..., list[Tensor]]:
         def step(tokens: Tensor, *leaves: Tensor) -> list[Tensor]:
             hidden, state = model(tokens[:, None], self._state(leaves), return_state=True)
-            return [head(hidden)[:, -1], *(t for layer in state.layers for t in layer.values())]
+            layers = zip(state.layers, self._wide.layers, strict=True)
+            return [head(hidden)[:, -1], *(layer[name] for layer, names in layers for name in names)]
 
         return step
 
     def _state(self, leaves: Sequence[Tensor]) -> State:
         rest = iter(leaves)
-        return State([{name: next(rest) for name in layer} for layer in self._names])
+        return State([{name: next(rest) for name in layer} for layer in self._wide.layers])
 
     def current(self) -> bool:
         """Whether what has been computed from weights is what they hold now: no version counts what is written to their ``data``."""
@@ -146,11 +162,22 @@ class Step:
 
     @property
     def state(self) -> State:
-        return self._state([t.clone() for t in self._leaves])
+        return room.narrowed(self._wide, self._slots, self._used)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self._leaves)
+        """Bytes of ``state``; the buffers may have more."""
+        return room.nbytes(self._wide, self._slots, self._used)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the buffers."""
+        return self._wide.nbytes
+
+    @property
+    def free(self) -> bool:
+        """Whether there is room for another token."""
+        return not self._size or self._used < self._size
 
     @property
     def how(self) -> str:
@@ -164,14 +191,19 @@ class Step:
         self._user = weakref.ref(user)
         if choice != self._choice:
             self._choice, self._graph = choice, None
+            room.clear(self._wide)
             if self.tokens.is_cuda:
                 self._graph = Graph(self._advance, choice.generator)
-        new = [t for layer in state.layers for t in layer.values()]
-        for old, t in zip((*self._leaves, self.tokens, self.ended), (*new, tokens, ended), strict=True):
-            old.copy_(t)
+        room.fill(self._wide, state, self._slots)
+        self.tokens.copy_(tokens)
+        self.ended.copy_(ended)
+        self._used = room.taken(state, self._slots) or 0
 
     @torch.inference_mode()
     def run(self) -> None:
+        if not self.free:
+            raise RuntimeError(f"all {self._size} slots of this step are taken: load its state into one with more")
+        self._used += 1
         if self._graph is None:
             self._advance()
         else:

@@ -4,7 +4,7 @@ What a step does is the same for every token, so it is traced once, on tensors w
 
 * what depends on weights alone is computed once;
 * linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them;
-* the recurrence writes its states where they were read.
+* the recurrence writes its states where they were read, and attention a token into its slot.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor])
     _fold_constants(module)
     _write_in_place(module.graph)
     _convolve_in_place(module.graph)
+    _append_in_place(module.graph)
     module.meta["counters"] = _counters(module)
     join(module)
     module.graph.eliminate_dead_code()
@@ -151,6 +152,16 @@ def _convolve_in_place(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def _append_in_place(graph: fx.Graph) -> None:
+    """A token goes into its slot of a state with room where that is, if nobody else reads what was there."""
+    placeholders, end = _ends(graph)
+    for node in calls(graph, aten.index_copy.default):
+        old = node.args[0]
+        if set(old.users) == {node} and end in node.users and _into_place(old, node, placeholders, list(end.args[0])):
+            node.target = aten.index_copy_.default
+            end.replace_input_with(node, old)  # others read it behind this node
+
+
 def _ends(graph: fx.Graph) -> tuple[list[Node], Node]:
     """The inputs, and the node of the outputs."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -220,7 +231,14 @@ def _counters(module: fx.GraphModule) -> list[int]:
 
 def _only_carried(old: Node, new: Node | None, placeholders: list[Node], outputs: list[Any], end: Node, *, alone: bool = True) -> bool:
     """Whether the state ``old`` is read by its step (``alone``), and ``new`` goes nowhere but into its place."""
-    if new is None or old.op != "placeholder" or (alone and len(old.users) != 1) or set(new.users) != {end}:
+    if new is None or (alone and len(old.users) != 1) or set(new.users) != {end}:
+        return False
+    return _into_place(old, new, placeholders, outputs)
+
+
+def _into_place(old: Node, new: Node, placeholders: list[Node], outputs: list[Any]) -> bool:
+    """Whether ``new`` is what comes after the state ``old``, and after no other."""
+    if old.op != "placeholder":
         return False
     ahead = len(placeholders) - len(outputs)
     return outputs.count(new) == 1 and placeholders.index(old) == outputs.index(new) + ahead

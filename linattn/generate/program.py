@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from linattn.generate.flat import step_in_place
 from linattn.generate.joins import UNARY, Node
+from linattn.ops import one_query
 from linattn.ops.cpu import linear_attention, matvec
 from linattn.ops.linears import linears
 
@@ -23,8 +24,8 @@ _COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
 class Program:
     """``module``, bound to ``inputs`` on a CPU; every call computes ``outputs`` again, in place, from what the inputs hold then.
 
-    Each operation is run once. One whose result lies in the memory of its arguments is a view, and never run again; of the others
-    the first result is where later ones go.
+    Each operation is run once. One whose result lies in the memory of its arguments and that writes to none of them is a view, and never
+    run again; of the others the first result is where later ones go.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
@@ -67,7 +68,11 @@ class Program:
             y, run = matvec.bound_steps(self._dense(args[0]), [(UNARY[target], None)])
             self._first(run)
             return y
+        target = one_query.of_taken if target is torch.ops.linattn.one_query.default else target
         value = target(*args, **kwargs)
+        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+            self.steps.append(partial(target, *args, **kwargs))
+            return value
         memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         if any(t.untyped_storage().data_ptr() not in memory for t in _tensors(value)):
             self.steps.append(_again(target, args, kwargs, value))

@@ -88,6 +88,7 @@ class Tokens(Iterator[Any]):
     @property
     def state(self) -> State:
         """The state after the prompt and every token that has been given out."""
+        self._make_room()
         with self._held():
             if self._step is not None:
                 self._run()
@@ -119,6 +120,7 @@ class Tokens(Iterator[Any]):
     def __next__(self) -> Any:
         if self._left == 0:
             raise StopIteration
+        self._make_room()
         with self._held():  # in which a generation of another thread does not take the step
             token = self._captured() if self._step is not None else self._eager()
             self._left -= 1
@@ -131,32 +133,42 @@ class Tokens(Iterator[Any]):
 
     def _eager(self) -> Tensor:
         """The next token, as the model is written."""
-        before, one = self._state, self._unread.shape[1] == 1
+        before, one, model = self._state, self._unread.shape[1] == 1, self._model
         if self._known is None:
             self._read()
-            token = torch.where(self._ended, self._last, self._choice.choose(self._model.lm_head(self._hidden)))
+            token = torch.where(self._ended, self._last, self._choice.choose(model.lm_head(self._hidden)))
             self.mark_ended(token)
         else:
             token, self._known = self._known, None
         self._unread, self._last = token[:, None], token
         if before is not None and one and self._captures:
-            self._capture(before)
+            assert self._state is not None
+            grown = captured.growth(model.model, before, self._state)
+            if grown is None:
+                self._capture()
+            else:  # a bounded window may still fill
+                self.how = f"as the model is written: {grown}"
         return token
 
-    def _capture(self, before: State) -> None:
-        """Let a captured step go on behind the token that has just been chosen, if there is one."""
+    def _capture(self) -> None:
+        """Let a captured step go on behind the last token, which is unread, if there is one."""
         assert self._state is not None
-        step: Step | str | None = captured.growth(before, self._state)
-        if step is None:  # else a bounded window may still fill
-            model = self._model
-            step = captured.refusal(model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
-            self._captures = False
+        model, self._captures = self._model, False
+        step = captured.refusal(model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
         if isinstance(step, str):
             self.how = f"as the model is written: {step}"
             return
         with step.lock:
             step.load(self, self._state, self._last, self._ended, self._choice)
             self._step, self._state, self.how = step, None, f"by a captured step, {step.how}"
+
+    def _make_room(self) -> None:
+        """Go on with another step where the state has grown through all the room that there was."""
+        with self._held():
+            if self._step is None or self._ahead or self._step.free:
+                return
+            self._leave()
+        self._capture()
 
     def _captured(self) -> Tensor:
         assert self._step is not None
@@ -174,7 +186,7 @@ class Tokens(Iterator[Any]):
     def _seen(self, token: Tensor) -> Any:
         """``token`` [B] as it is given out, once it is known whether it was the last one. Meanwhile a GPU goes on with the next."""
         ended = (self._ended if self._step is None else self._step.ended).all()
-        if self._runs_ahead and self._step is not None and self._left:
+        if self._runs_ahead and self._step is not None and self._step.free and self._left:
             note = torch.cat([token, ended[None]]).to("cpu", non_blocking=True)
             event = torch.cuda.Event()
             event.record()
@@ -199,8 +211,15 @@ class Tokens(Iterator[Any]):
 
     def give_up(self) -> None:
         """Go on without the captured step, which somebody else wants."""
-        assert self._step is not None
-        with torch.inference_mode():
-            self._run()
-            self._state, self._known, self._ended = self._step.state, self._step.tokens.clone(), self._step.ended.clone()
-        self._step, self._ahead, self.how = None, False, "as it is written: another generation took the captured step"
+        self._leave()
+        self.how = "as it is written: another generation took the captured step"
+
+    @torch.inference_mode()
+    def _leave(self) -> None:
+        """Have the state back from the captured step, and the token that it has found or has not read yet."""
+        step = self._step
+        assert step is not None
+        self._state, self._ended, token = step.state, step.ended.clone(), step.tokens.clone()
+        self._known, self._last = (token, self._last) if self._ahead else (None, token)
+        self._unread = token[:, None][:, int(self._ahead) :]
+        self._step, self._ahead = None, False

@@ -84,6 +84,11 @@ class Mixer(nn.Module):
         """Options of the layer that is number ``index``, from 0, of ``count`` layers of this kind in a model; those of its config win."""
         return {}
 
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """What of the state has a slot for every token, [rows, slots, ...], and may be given room for more: see :meth:`Carry.append`."""
+        return ()
+
     def project(self, x: Tensor, state: Carry) -> Recurrence | tuple[Recurrence, State]:
         """What the tokens ``x`` [B, T, D] write, fade, erase and read; beside it, if there are any, states of one's own."""
         raise NotImplementedError(f"{type(self).__name__} must implement project(x, state) and read(o, x), or mix(x, carry)")

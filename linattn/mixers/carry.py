@@ -75,6 +75,27 @@ class Carry:
             self.new[name] = value
 
     @property
+    def taken(self) -> Tensor | None:
+        """[rows] int64, the same in every row: slots in use of a state that has room for more (:meth:`append`); None where it grows."""
+        return None if self._old is None else self._old.get("taken")
+
+    def append(self, name: str, new: Tensor) -> Tensor:
+        """Put ``new`` [rows, T, ...] behind the slots that ``name`` kept; returns and keeps all of them, [rows, slots, ...].
+
+        Where the state has room, [rows, capacity, ...] of which ``taken`` slots are in use, the one token of a step goes into the next
+        slot and the shape stays; whoever appends so keeps the new ``taken``.
+        """
+        old = self.get(name)
+        if old is None:
+            slots = new
+        elif self.taken is None:
+            slots = torch.cat([old.to(new.dtype), new], 1)
+        else:
+            slots = old.index_copy(1, self.taken[:1], new)
+        self.keep(name, slots)
+        return slots
+
+    @property
     def valid(self) -> Tensor | None:
         """[B, T] bool, True for real tokens; None where all are."""
         if self.lengths is None:

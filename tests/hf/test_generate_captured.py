@@ -8,11 +8,12 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 import linattn
-from linattn.generate import captured
+from linattn.generate import captured, room
 from linattn.hf import LinattnForCausalLM, StateCache
 from linattn.hf import captured as door
 
 WIDTH = 6
+MIXERS = ["gla", "gla, softmax"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +63,9 @@ class Kept(BaseStreamer):
     {"do_sample": False, "prefill_chunk_size": 4}, {"do_sample": True, "num_return_sequences": 3},
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_tokens_are_those_of_its_own_loop(rows, how, theirs, runs):
-    lm, ids = model("gla, gated_deltanet"), batch(rows)
+@pytest.mark.parametrize("mixer", ["gla, gated_deltanet", "mla, softmax"])
+def test_the_tokens_are_those_of_its_own_loop(mixer, rows, how, theirs, runs):
+    lm, ids = model(mixer), batch(rows)
 
     def run():
         torch.manual_seed(1)
@@ -75,8 +77,9 @@ def test_the_tokens_are_those_of_its_own_loop(rows, how, theirs, runs):
     assert torch.equal(got, run())
 
 
-def test_an_end_pads_the_rows_that_have_it(theirs, runs):
-    lm, ids = model(), batch(3)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_an_end_pads_the_rows_that_have_it(mixer, theirs, runs):
+    lm, ids = model(mixer), batch(3)
     eos = lm.generate(**ids, max_new_tokens=12, do_sample=False)[0, WIDTH + 5].item()
     runs.clear()
     how = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": [eos, 49], "pad_token_id": 0}
@@ -86,8 +89,9 @@ def test_an_end_pads_the_rows_that_have_it(theirs, runs):
     assert torch.equal(got, lm.generate(**ids, **how)) and torch.equal(one, lm.generate(input_ids=ids["input_ids"][:1], **how))
 
 
-def test_padded_prompts_a_streamer_and_a_cache_that_goes_on(theirs, runs):
-    lm, ids = model(), batch(2)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_padded_prompts_a_streamer_and_a_cache_that_goes_on(mixer, theirs, runs):
+    lm, ids = model(mixer), batch(2)
     ids["attention_mask"][0, -2:] = 0
 
     def run():
@@ -131,8 +135,11 @@ def test_whoever_watches_the_model_sees_every_token(runs):
     assert torch.equal(got, lm.generate(**ids, max_new_tokens=8, do_sample=False, use_cache=False))
 
 
-def test_threads_share_a_model(monkeypatch):
-    lm, how = model(), {"max_new_tokens": 20, "do_sample": False}
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_threads_share_a_model(mixer, monkeypatch):
+    monkeypatch.setattr(room, "LEAST", {"cpu": 16})  # so that they also go on to a step with more of it
+    monkeypatch.setattr(room, "AHEAD", 4)
+    lm, how = model(mixer), {"max_new_tokens": 20, "do_sample": False}
     prompts = [torch.full((1, 3), token) for token in (1, 2, 3, 4)]
     wanted = [lm.generate(ids, **how) for ids in prompts]
     run = captured.Step.run

@@ -10,6 +10,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import HeadNorm, head_size
 from linattn.mixers.registry import register
+from linattn.ops.one_query import one_query
 
 
 @register(
@@ -54,6 +55,10 @@ class MLA(Softmax):
         q = torch.cat([torch.einsum("bthk,hkc->bthc", q, self._maps(c)[0]), own], -1)  # [B, T, H, rank + shared]
         scale = ((self.rank + self.shared) / (self.head_dim + self.shared)) ** 0.5  # what divides the scores later goes by the former
         return Recurrence(q * scale, torch.cat([c, common], -1), c)
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
+        """Values are the first channels of the keys: those are read alone, and of one size, as torch's quick form wants it."""
+        return one_query(q, k, k, seen, taken)[..., : v.shape[-1]]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(torch.einsum("bthc,hvc->bthv", o, self._maps(o)[1]).flatten(-2))

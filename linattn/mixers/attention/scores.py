@@ -28,9 +28,7 @@ def cached(carry: Carry, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]
     slots, real = {}, None
     for name, x in new.items():
         own, real = carry.to_rows(x)
-        old = carry.get(name)
-        slots[name] = own if old is None else torch.cat([old.to(own.dtype), own], 1)
-        carry.keep(name, slots[name])
+        slots[name] = carry.append(name, own)
     every = torch.ones(carry.rows, carry.tokens, dtype=torch.bool, device=own.device)
     old = carry.get("valid")
     old = every[:, :0] if old is None else old

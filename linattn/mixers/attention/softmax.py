@@ -14,6 +14,7 @@ from linattn.mixers.carry import Carry
 from linattn.mixers.norms import ZeroCenteredRMSNorm
 from linattn.mixers.parts import head_size, rotate, wide
 from linattn.mixers.registry import register
+from linattn.ops.one_query import one_query
 
 _BLOCK = 64  # queries that share their keys under a window, at least
 
@@ -90,9 +91,20 @@ class Softmax(Mixer):
             return rotate(x, angles)
         return torch.cat([rotate(x[..., : self.rotated], angles), x[..., self.rotated :]], -1)
 
+    @property
+    def growing(self) -> tuple[str, ...]:
+        own = type(self).attend is Softmax.attend  # a subclass that attends otherwise may do anything with its cache
+        return ("k", "v", "valid") if own and self.window is None and self.causal else ()
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
+        """What one query a row, q [B, 1, H, K], makes of a cache with room: see :func:`linattn.ops.one_query.one_query`."""
+        return one_query(q, k, v, seen, taken)
+
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         if self.window is not None:
             return self._windowed(r, carry, self.window - 1)
+        if carry.taken is not None:
+            return self._step(r, carry, carry.taken)
         if carry.cu_seqlens is not None:
             return self._packed(r, carry)
         if not self.causal:
@@ -124,12 +136,15 @@ class Softmax(Mixer):
         (k, valid), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
         if valid is None:
             valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
-        cache = {"k": k, "v": v, "valid": valid}
-        for name, new in cache.items():
-            old = carry.get(name)
-            cache[name] = new if old is None else torch.cat([old.to(new.dtype), new], 1)
-            carry.keep(name, cache[name])
-        return list(cache.values())
+        return [carry.append(name, new) for name, new in (("k", k), ("v", v), ("valid", valid))]
+
+    def _step(self, r: Recurrence, carry: Carry, taken: Tensor) -> Tensor:
+        """One real token of every row, behind a cache with room."""
+        if carry.tokens != 1 or carry.lengths is not None or carry.cu_seqlens is not None:
+            raise ValueError("a state with room takes one token of every row at a time: it is a captured step's own")
+        k, v, valid = self._cache(r, carry)
+        carry.keep("taken", taken + carry.counts)
+        return self.look(r.q, k, v, valid, taken)
 
     def _packed(self, r: Recurrence, carry: Carry) -> Tensor:
         """All sequences in one row of keys, what earlier calls kept first; a query sees its own sequence up to itself."""

@@ -1,0 +1,69 @@
+"""Softmax attention of one query a row to a cache with room, as a decoding step has it: it reads every key once, and that is all it takes.
+
+Heads that share their keys look at them together, as if they were several queries of one head. On a CPU only the slots that are taken
+are read. A GPU's step is captured before that is known and reads all of them, in pieces with programs of their own: torch's kernel has
+one program for all slots of a head where there is a mask, and most of the GPU would wait.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 512  # slots that are read at once on a GPU
+
+
+def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
+    """Attention of q [B, 1, H, K] to k [B, S, Hk, K] and v [B, S, Hk, V] where ``seen`` [B, S] bool: [B, 1, H, V].
+
+    H is a multiple of Hk; every row sees a slot, and none sees one behind number ``taken`` [B], the same in every row. Nothing of the
+    size of k is made where the slots of a head lie side by side in memory. There are no gradients.
+    """
+    if q.device.type == "cpu":
+        return operator(q, k, v, seen, taken)
+    o = in_pieces(_together(q, k), k.transpose(1, 2), v.transpose(1, 2), seen, PIECE)
+    return o.flatten(1, 2)[:, None]
+
+
+def of_taken(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
+    """:func:`one_query` where it may be looked how many slots are taken."""
+    n = int(taken[0]) + 1
+    keys, values = k[:, :n].transpose(1, 2), v[:, :n].transpose(1, 2)  # [B, Hk, n, ...]
+    return F.scaled_dot_product_attention(_together(q, k), keys, values, attn_mask=seen[:, None, None, :n]).flatten(1, 2)[:, None]
+
+
+operator = torch.library.custom_op("linattn::one_query", of_taken, mutates_args=())  # so that whoever traces does not look
+
+
+@operator.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:  # noqa: ARG001
+    return q.new_empty(*q.shape[:3], v.shape[3])
+
+
+def in_pieces(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, size: int) -> Tensor:
+    """Attention of q [B, Hk, G, K] to k, v [B, Hk, S, ...] where ``seen`` [B, S] bool: [B, Hk, G, V].
+
+    The slots are worked on in pieces of ``size``, all at once where that does not divide them; scores and sums are float32 (float64 for
+    float64).
+    """
+    parts = k.shape[2] // size if k.shape[2] % size == 0 else 1
+    apart = (*k.shape[:2], parts)  # B, Hk, P
+    k, v = (t.unflatten(2, (parts, -1)).flatten(0, 2) for t in (k, v))  # [B Hk P, S / P, ...]
+    scores = _product(q[:, :, None].expand(-1, -1, parts, -1, -1).flatten(0, 2), k.mT).unflatten(0, apart) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen.unflatten(1, (parts, -1))[:, None, :, None], -torch.inf)  # [B, Hk, P, G, S / P]
+    weights = (scores - scores.amax((2, 4), keepdim=True)).exp()
+    o = _product(weights.to(v.dtype).flatten(0, 2), v).unflatten(0, apart).sum(2)
+    return (o / weights.sum((2, 4))[..., None]).to(v.dtype)
+
+
+def _together(q: Tensor, k: Tensor) -> Tensor:
+    """q [B, 1, H, K] as the queries of each head of k [B, S, Hk, K]: [B, Hk, G, K]."""
+    return q[:, 0].unflatten(1, (k.shape[2], -1))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a`` [N, I, J] times ``b`` [N, J, L], in float32 (float64 for float64)."""
+    if a.dtype in (torch.float32, torch.float64):
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())

@@ -216,14 +216,23 @@ class Made(TorchDispatchMode):
         return out
 
 
+@pytest.fixture(params=["as on a CPU", "as on a GPU"])
+def looks(request, monkeypatch):
+    """How the cache is looked at."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(one_query, "PIECE", 64)
+        monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: in_pieces(q, k, v, seen, one_query.PIECE))
+
+
+def in_pieces(q, k, v, seen, size):
+    q = q[:, 0].unflatten(1, (k.shape[2], -1))
+    return one_query.in_pieces(q, k.transpose(1, 2), v.transpose(1, 2), seen, size).flatten(1, 2)[:, None]
+
+
+@pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["softmax", "groups", "latent"])
-@pytest.mark.parametrize("pieces", [False, True])
-def test_no_cache_is_copied(pieces, name, rows, monkeypatch):
-    """Neither as on a CPU nor, in ``pieces``, as on a GPU; what is written is written in place."""
-    if pieces:
-        monkeypatch.setattr(one_query, "PIECE", 64)
-        monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: as_on_a_gpu(q, k, v, seen))
+def test_no_cache_is_copied(name, rows):
     lm = model(**HYBRIDS[name])
     state = read(lm, rows, 900)
     step = loaded(lm, state)
@@ -238,11 +247,6 @@ def test_no_cache_is_copied(pieces, name, rows, monkeypatch):
     assert step.state.position.tolist() == [903] * rows
 
 
-def as_on_a_gpu(q, k, v, seen):
-    q = q[:, 0].unflatten(1, (k.shape[2], -1))
-    return one_query.in_pieces(q, k.transpose(1, 2), v.transpose(1, 2), seen, one_query.PIECE).flatten(1, 2)[:, None]
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [16, 48, 7])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -252,14 +256,14 @@ def test_one_query_in_pieces(dtype, size, device):
     seen[:, 30] = True
     seen[:, 31:] = False
     wanted = one_query.of_taken(q.double(), k.double(), v.double(), seen, torch.full((2,), 30))
-    folded = q[:, 0].unflatten(1, (3, 2))
-    got = one_query.in_pieces(folded, k.transpose(1, 2), v.transpose(1, 2), seen, size).flatten(1, 2)[:, None]
+    got = in_pieces(q, k, v, seen, size)
     limit = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 6e-3}[dtype]
     assert got.dtype == dtype and error(got.double(), wanted) <= limit
     at_once = one_query.one_query(q, k, v, seen, torch.full((2,), 30, device=device))
     assert at_once.dtype == dtype and error(at_once.double(), wanted) <= limit
 
 
+@pytest.mark.usefixtures("looks")
 def test_what_an_earlier_text_left_is_not_met():
     lm = model(**HYBRIDS["softmax"])
     state = read(lm, 1, 20)

@@ -53,7 +53,7 @@ def widened(state: State, slots: Slots, size: int) -> State:
         wide = {name: _zeros(t, size) if name in names else torch.zeros_like(t, memory_format=torch.contiguous_format)
                 for name, t in layer.items()}  # fmt: skip
         if names:
-            wide[TAKEN] = torch.zeros(state.rows, dtype=torch.int64, device=state.position.device)
+            wide[TAKEN] = torch.zeros(state.rows, dtype=torch.int64, device=layer[names[0]].device)
         layers.append(wide)
     return State(layers)
 

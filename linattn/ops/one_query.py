@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PIECE = 512  # slots that are read at once on a GPU
+PIECE = 256  # slots that are read at once on a GPU
 
 
 def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:

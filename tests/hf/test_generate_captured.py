@@ -11,6 +11,8 @@ import linattn
 from linattn.generate import captured, room
 from linattn.hf import LinattnForCausalLM, StateCache
 from linattn.hf import captured as door
+from tests.hf.test_load import MODELS
+from tests.hf.theirs import theirs_of
 
 WIDTH = 6
 MIXERS = ["gla", "gla, softmax"]
@@ -108,6 +110,22 @@ def test_padded_prompts_a_streamer_and_a_cache_that_goes_on(mixer, theirs, runs)
     assert runs
     theirs()
     assert got == run()
+
+
+@pytest.mark.parametrize(("name", "dense"), [
+    ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}), ("kimi_linear", {"mlp_layer_types": ["dense"] * 4}), ("recurrent_gemma", {}),
+])  # fmt: skip
+def test_published_hybrids(name, dense, runs, tmp_path):
+    """Of transformers' own classes, without experts: how many tokens go to one is not known when a step is captured."""
+    own = theirs_of(name, **{**MODELS[name][0], **dense})
+    own.save_pretrained(tmp_path)
+    ids = torch.randint(3, 60, (2, 40))
+    got = linattn.load(tmp_path).generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None)
+    assert len(runs) >= 17 and len(set(got[0, 40:].tolist())) > 1
+    for _ in range(20):
+        with torch.no_grad():
+            ids = torch.cat([ids, own(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(got, ids)
 
 
 @pytest.mark.parametrize(("how", "why"), [

@@ -34,7 +34,8 @@ class Softmax(Mixer):
     """Its state is the cache: keys and values ``k``, ``v`` [rows, slots, kv_heads, K], and which slots are real, ``valid``.
 
     Every call appends as many slots as it brings tokens. Where rows are of different lengths, some of them are filler, which
-    no query sees. Keys are kept rotated, so the order of the slots has no meaning.
+    no query sees. Keys are kept rotated, so the order of the slots has no meaning. In a captured step there are free slots behind them,
+    and ``taken`` [rows] says how many are not.
 
     With a ``window`` (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825) a token sees itself and the window - 1 before it,
     and the state is theirs alone: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn import mixers
-from linattn.generate import captured, room, stream
+from linattn.generate import captured, flat, joins, room, stream
 from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.mixers.attention.softmax import Softmax
@@ -13,6 +13,7 @@ from linattn.models import LanguageModel, LMConfig
 from linattn.ops import one_query
 from linattn.state import State
 from tests.ops.errors import error
+from tests.ops.test_one_query import in_pieces
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HYBRIDS = {
@@ -223,11 +224,6 @@ def looks(request, monkeypatch):
         monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: in_pieces(q, k, v, seen, one_query.PIECE))
 
 
-def in_pieces(q, k, v, seen, size):
-    q = q[:, 0].unflatten(1, (k.shape[2], -1))
-    return one_query.in_pieces(q, k.transpose(1, 2), v.transpose(1, 2), seen, size).flatten(1, 2)[:, None]
-
-
 @pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["softmax", "groups", "latent"])
@@ -246,20 +242,37 @@ def test_no_cache_is_copied(name, rows):
     assert step.state.position.tolist() == [903] * rows
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size", [16, 48, 7])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_one_query_in_pieces(dtype, size, device):
-    q, k, v = (torch.randn(2, slots, heads, 8, device=device).to(dtype) for slots, heads in ((1, 6), (48, 3), (48, 3)))
-    seen = torch.rand(2, 48, device=device) < 0.4
-    seen[:, 30] = True
-    seen[:, 31:] = False
-    wanted = one_query.of_taken(q.double(), k.double(), v.double(), seen, torch.full((2,), 30))
-    got = in_pieces(q, k, v, seen, size)
-    limit = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 6e-3}[dtype]
-    assert got.dtype == dtype and error(got.double(), wanted) <= limit
-    at_once = one_query.one_query(q, k, v, seen, torch.full((2,), 30, device=device))
-    assert at_once.dtype == dtype and error(at_once.double(), wanted) <= limit
+@pytest.mark.parametrize("name", ["hybrid", "groups", "latent"])
+def test_joined_as_for_a_gpu(name, monkeypatch):
+    """The graph that a GPU runs: it writes states where they are, and every other layer's states are its own."""
+    monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: in_pieces(q, k, v, seen, 64))
+    lm = model(**HYBRIDS[name])
+    state, token = read(lm, 2, 100), torch.tensor([3, 5])
+    wide = room.widened(state, room.slots_of(lm.model), 128)
+    room.fill(wide, state, room.slots_of(lm.model))
+    leaves = [t for layer in wide.layers for t in layer.values()]
+
+    def step(token, *leaves):
+        rest = iter(leaves)
+        old = State([{name: next(rest) for name in layer} for layer in wide.layers])
+        hidden, new = lm.model(token[:, None], old, return_state=True)
+        return [lm.lm_head(hidden)[:, -1], *(new.layers[i][name] for i, layer in enumerate(wide.layers) for name in layer)]
+
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(joins, "on_gpu", lambda t: True)
+        module = flat.trace(step, [token, *leaves])
+    roomy = [i for i, t in enumerate(leaves) if t.ndim > 1 and t.shape[1] == 128]
+    assert len(roomy) == 3 * sum(bool(names) for names in room.slots_of(lm.model))
+    assert {1 + i for i, t in enumerate(leaves) if t.dtype == torch.int64} <= set(module.meta["counters"])
+    with torch.inference_mode():
+        for _ in range(3):
+            logits, *new = module(token, *leaves)
+            assert all(new[i] is leaves[i] for i in roomy)
+            for i, (old, t) in enumerate(zip(leaves, new, strict=True), 1):
+                old.copy_(old + 1 if i in module.meta["counters"] else t)
+            hidden, state = prefill(lm.model, token[:, None], state)
+            assert error(logits.double(), lm.lm_head(hidden)[:, -1].double()) <= 2e-5
+    alike(room.narrowed(wide, room.slots_of(lm.model), 103), state)
 
 
 @pytest.mark.usefixtures("looks")

@@ -25,8 +25,8 @@ from linattn.state.identity import sums_of_bits
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # tokens that are worth tracing a step for
 COMPILES = True  # whether what is left between kernels on a GPU is compiled
-KEPT = 4  # steps of one model
-HELD = 1 << 30  # bytes of their states; one with more ends with the generation that has it
+KEPT = 4  # steps of one model, where their states are small
+HELD = 1 << 30  # bytes of small states; else two steps are kept, and one whose cache alone has more ends with its generation
 _steps: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()  # held by the thread that looks for a step or makes one
 
@@ -95,8 +95,8 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
         step = Step(model, head, state, size)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return f"it cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    if step.held <= HELD:
-        while len(kept) >= KEPT or step.held + sum(other.held for other in kept.values()) > HELD:
+    if not size or step.held <= HELD:
+        while len(kept) >= (KEPT if step.held + sum(other.held for other in kept.values()) <= HELD else 2):
             kept.pop(next(iter(kept)))
         kept[key] = step
     return step

@@ -308,8 +308,11 @@ def test_large_states_are_not_kept(monkeypatch):
     assert loaded(lm, small) is first
     loaded(lm, large)
     assert list(captured._steps[lm.model].values()) == [first]
-    loaded(lm, read(lm, 2, 20))
-    assert first not in captured._steps[lm.model].values()
+    others = [loaded(lm, read(lm, rows, tokens)) for rows, tokens in ((2, 20), (1, 300))]
+    assert list(captured._steps[lm.model].values()) == others, "of large ones two"
+    recurrent = model(mixer="gla")
+    step = loaded(recurrent, read(recurrent, 300, 5))
+    assert step.held > captured.HELD and loaded(recurrent, read(recurrent, 300, 5)) is step, "without a cache they are kept"
 
 
 def test_capacity():

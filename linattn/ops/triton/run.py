@@ -278,10 +278,10 @@ class Run:
         total = self.empty(batch, tokens, heads // group, *rest, dtype=each.dtype)
         size = rest[0] if rest else 1
         rows, bk = batch * tokens * heads // group, power_of_two(size)
-        programs = max(1, 4096 // bk)
+        at_once = max(1, 4096 // bk)  # rows of a program
         self.recorder.launch(
-            gradients_kernel.shared, (-(-rows // programs), 1, 1), (each, total), (rows,),
-            GROUP=group, K=size, BK=bk, ROWS=programs, num_warps=4,
+            gradients_kernel.shared, (-(-rows // at_once), 1, 1), (each, total), (rows,),
+            GROUP=group, K=size, BK=bk, ROWS=at_once, num_warps=4,
         )  # fmt: skip
         return total
 

@@ -236,18 +236,22 @@ def test_transformers(isa):
 
 @without_a_scan
 @pytest.mark.usefixtures("native")
-def test_faster_than_the_loop_of_transformers():
+def test_faster_than_the_loop_of_transformers(threads):
+    threads(1)  # those of a pool that wait for their turn beside busy processes would be counted as working
     a = arguments(512, 1, 512, strength=0.1)
     del a["initial_state"]
 
     @torch.no_grad()
     def seconds(function):
-        start = time.process_time()  # other processes share the cores
-        function(a)
-        return time.process_time() - start
+        times = []
+        for _ in range(5):  # the first pages memory in
+            start = time.process_time()  # other processes share the cores
+            function(a)
+            times.append(time.process_time() - start)
+        return min(times)
 
-    ratios = sorted(seconds(scan_of_transformers) / seconds(run) for _ in range(5))
-    assert ratios[2] > 20, ratios
+    ours, theirs = seconds(run), seconds(scan_of_transformers)
+    assert 20 * ours < theirs, f"{ours * 1e3:.2f} ms, {theirs * 1e3:.2f} of transformers"
 
 
 def gated(a, apart=False):

@@ -153,6 +153,7 @@ def vector_kernel(
     rows = _rows(matrix, n, k, in_n, K, BK)
     if GATED:
         others = _rows(matrices[1], n, k, in_n, K, BK)
+        other_bias = _bias(biases, 1, n, in_n, BN, BIASED)
     bias = _bias(biases, index, n, in_n, BN, BIASED)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
@@ -161,7 +162,7 @@ def vector_kernel(
     a, factor = _prepared(x, norm, gate, k, K, BK, SIZE, WEIGHTS, eps)
     out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + bias
     if GATED:
-        out = _silu(out) * (tl.sum(others.to(tl.float32) * a[None, :], 1) * factor)
+        out = _silu(out) * (tl.sum(others.to(tl.float32) * a[None, :], 1) * factor + other_bias)
     if residual is not None:
         out += added
     _store(y, wide, before + n, in_n, out, constants, index, n, in_n, FINISH)
@@ -239,7 +240,7 @@ def tile_kernel(
             other = _summed(other, part + size, SPLIT, stride)
     out += _bias(biases, index, n, in_n, BN, BIASED)[None, :]
     if GATED:
-        out = _silu(out) * other
+        out = _silu(out) * (other + _bias(biases, 1, n, in_n, BN, BIASED)[None, :])
     place, there = m[:, None] * N + n[None, :], in_m[:, None] & in_n[None, :]
     if residual is not None:
         out += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
@@ -266,7 +267,7 @@ def linears(
     x = x.contiguous()
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
     sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
-    biased = tuple(b is not None for b in biases[: len(sizes)])
+    biased = tuple(b is not None for b in biases)
     steps, constants = _steps(finish)
     y = torch.empty(vectors * sum(sizes), dtype=x.dtype, device=x.device)
     wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None

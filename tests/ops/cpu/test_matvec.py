@@ -51,6 +51,7 @@ def test_what_stands_around_them(isa, weight, dtype):
     for around in ({}, {"gate": gate}):
         compare(dtype, x, [a], [None], **norm, **around, residual=residual)
         compare(dtype, x, [a, b], [None, None], **norm, **around, gated=True)
+        compare(dtype, x, [a, b], [normal(37, dtype=dtype), normal(37, dtype=dtype)], **norm, **around, gated=True)
 
 
 @pytest.mark.parametrize("dtype", list(LIMIT))

@@ -59,8 +59,9 @@ def test_gates(size, rows, dtype):
         compare(
             dtype, x, [a], [None], norm=normal(*shape, dtype=dtype), eps=1e-5, size=size, gate=gate, residual=normal(rows, N, dtype=dtype)
         )
-    compare(dtype, x, [a, b], [None, None], norm=normal(K, dtype=dtype), eps=1e-5, size=K, gated=True)
-    compare(dtype, x, [a, b], [None, None], gated=True)
+    for biases in ([None, None], [normal(N, dtype=dtype), None], [normal(N, dtype=dtype), normal(N, dtype=dtype)]):
+        compare(dtype, x, [a, b], biases, norm=normal(K, dtype=dtype), eps=1e-5, size=K, gated=True)
+        compare(dtype, x, [a, b], biases[::-1], gated=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,7 +110,8 @@ def test_programs_that_share_channels(K, rows, dtype, counters):
     for _ in range(2):
         compare(dtype, x, weights, biases, counters, finish=finish)
         compare(dtype, x, weights[1:2], biases[1:2], counters, residual=normal(rows, sizes[1], dtype=dtype))
-        compare(dtype, x, [weights[0], normal(sizes[0] + 1, K, dtype=dtype)[1:]], [None] * 2, counters, gated=True)
+        others = [None, normal(sizes[0], dtype=dtype)]
+        compare(dtype, x, [weights[0], normal(sizes[0] + 1, K, dtype=dtype)[1:]], others, counters, gated=True)
         assert not counters.any()
 
 

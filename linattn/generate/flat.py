@@ -3,7 +3,8 @@
 What a step does is the same for every token, so it is traced once, on tensors without memory. What then runs is fewer operations:
 
 * what depends on weights alone is computed once;
-* linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them;
+* linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them, and those
+  that follow one another a chain;
 * the recurrence writes its states where they were read, and attention a token into its slot.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from linattn.generate import joins
+from linattn.generate.chains import chain
 from linattn.generate.joins import Node, calls, constant, is_node, join
 from linattn.ops.convolution_step import step_
 from linattn.ops.inputs import Inputs
@@ -39,6 +41,7 @@ def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor])
     _append_in_place(module.graph)
     module.meta["counters"] = _counters(module)
     join(module)
+    chain(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from linattn import mixers
-from linattn.generate import captured, flat, joins, stream
+from linattn.generate import captured, chains, flat, joins, stream
 from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, draw, sample
 from linattn.models import LanguageModel, LMConfig
 from linattn.ops.cpu import library as cpu
+from linattn.ops.linears import chained
 from linattn.state import State
 from tests.ops.errors import error
 
@@ -83,24 +84,30 @@ def test_every_recurrent_mixer(mixer, device):
             assert torch.equal(t, wanted[name]), name
 
 
+@pytest.mark.parametrize(("rows", "layers"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("mixer", RECURRENT)
-def test_joined_as_for_a_gpu(mixer, monkeypatch):
-    """There more is put into one operation than on a CPU; what an operation does is the same."""
-    lm = model(mixer, layers=1)
+def test_joined_as_for_a_gpu(mixer, rows, layers, monkeypatch):
+    """There more is put into one operation than on a CPU, of one row chains too; what an operation does is the same."""
+    lm = model(mixer, layers=layers)
     with torch.no_grad():
-        _, state = prefill(lm.model, torch.randint(40, (2, 7)))
-        names, leaves = list(state.layers[0]), [t.clone() for t in state.layers[0].values()]
+        _, state = prefill(lm.model, torch.randint(40, (rows, 7)))
+        names, leaves = [list(layer) for layer in state.layers], [t.clone() for layer in state.layers for t in layer.values()]
 
         def step(token, *leaves):
-            hidden, new = lm.model(token[:, None], State([dict(zip(names, leaves, strict=True))]), return_state=True)
-            return [lm.lm_head(hidden)[:, -1], *new.layers[0].values()]
+            rest = iter(leaves)
+            hidden, new = lm.model(token[:, None], State([{name: next(rest) for name in layer} for layer in names]), return_state=True)
+            return [lm.lm_head(hidden)[:, -1], *(t for layer in new.layers for t in layer.values())]
 
-        token = torch.randint(40, (2,))
+        token = torch.randint(40, (rows,))
         wanted = [t.clone() for t in step(token, *leaves)]
         with monkeypatch.context() as patch:
             patch.setattr(joins, "on_gpu", lambda t: True)
+            patch.setattr(chains, "ON", True)
             module = flat.trace(step, [token, *leaves])
         got = module(token, *leaves)
+    lengths = [len(node.args[1]) for node in module.graph.find_nodes(op="call_function", target=chained)]
+    if mixer == "gla":
+        assert lengths == ([] if rows > 1 else [4, 4])  # out, gate and up, down, and those of the next layer or the head
     for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         assert error((mine + 1 if i in module.meta["counters"] else mine).double(), theirs.double()) <= 2e-5
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,53 @@ def test_the_tokens_are_the_same(how, rows, device, never):
     assert got == wanted
     for mine, theirs in zip(tokens.state.layers, written.state.layers, strict=True):
         assert torch.equal(mine["position"], theirs["position"]) and error(mine["S"].double(), theirs["S"].double()) <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet, rwkv7", "mamba2", "kda, retnet, rwkv4"])
+def test_chains(mixer, monkeypatch):
+    """One launch of several maps rounds where their own launches do."""
+    lm = model(mixer, "cuda", dim=256, layers=4).bfloat16()
+    logits, states = {}, {}
+    for on in (False, True):
+        monkeypatch.setattr(chains, "ON", on)
+        captured._steps.clear()
+        torch.manual_seed(1)
+        with torch.inference_mode():
+            _, state = prefill(lm.model, torch.randint(40, (1, 7), device="cuda"))
+            step, kept = step_of(lm.model, lm.lm_head, state, 100), []
+            choice = Choice(lambda x, kept=kept: kept.append(x) or torch.full((1,), 3, device="cuda"), "kept")
+            step.load(step, state, torch.full((1,), 3, device="cuda"), torch.zeros(1, dtype=torch.bool, device="cuda"), choice)
+            for _ in range(30):
+                step.run()
+        assert step._alone == on and step.how == "a CUDA graph"
+        logits[on], states[on] = kept[-1].clone(), step.state
+    assert error(logits[True].double(), logits[False].double()) <= 0.02
+    for mine, theirs in zip(states[True].layers, states[False].layers, strict=True):
+        for name, t in mine.items():
+            assert torch.equal(t, theirs[name]) if not t.is_floating_point() else error(t.double(), theirs[name].double()) <= 0.02, name
+
+
+@pytest.mark.gpu
+def test_chains_of_several_threads(monkeypatch):
+    """Programs that wait for one another want all of a device: four generations take turns, and none hangs."""
+    monkeypatch.setattr(chains, "ON", True)
+    models = [model("gla", "cuda", dim=256, layers=2).bfloat16() for _ in range(4)]
+    prompts = [torch.randint(40, (5 + i,), device="cuda") for i in range(4)]
+    alone = [list(stream(lm, p, max_new_tokens=200, temperature=0)) for lm, p in zip(models, prompts, strict=True)]
+    got: list[list[int]] = [[] for _ in models]
+
+    def run(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            got[i] += stream(models[i], prompts[i], max_new_tokens=200, temperature=0)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert got == alone
 
 
 @pytest.mark.parametrize("device", DEVICES)

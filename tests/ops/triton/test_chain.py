@@ -12,8 +12,13 @@ if INTERPRETED:
     pytest.skip("Gluon is not interpreted", allow_module_level=True)
 from linattn.ops.triton import chain
 
-if launch.capability(torch.device(DEVICE)) < (9, 0):
-    pytest.skip("needs a Hopper", allow_module_level=True)
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if launch.capability(torch.device(DEVICE, 0)) < (9, 0):
+        pytest.skip("needs a Hopper")
+
+
 LIMIT = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}  # of a map 1e-3 and 8e-3, and a chain has four
 SHAPES = [  # channels of the residual stream, of what the first link reads and of the feed-forward, sizes of the last link, of a head
     (1024, 1024, 2816, (512, 512, 1024, 1024, 512), 256),

@@ -18,12 +18,11 @@ ON = False  # has not been measured
 def chain(module: fx.GraphModule) -> None:
     """Change ``module``, whose maps have been joined: it then calls :func:`linattn.ops.linears.chained`."""
     graph = module.graph
-    place = {node: i for i, node in enumerate(graph.nodes)}
     seen: set[Node] = set()
     for first in calls(graph, linears):
         if first in seen or not _wanted(first.args[0].meta["val"]):
             continue
-        links = [first]
+        links, place = [first], {node: i for i, node in enumerate(graph.nodes)}
         while (following := _following(links, place)) is not None:
             links.append(following)
         seen.update(links)

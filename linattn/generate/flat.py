@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import linattn.ops.norms
+import linattn.ops.short_convolution  # noqa: F401  their operators are looked for
 from linattn.generate import joins
 from linattn.generate.chains import chain
 from linattn.generate.joins import Node, calls, constant, is_node, join

@@ -283,7 +283,7 @@ def linears(
             _of_vector((*tensors, norm, gate, residual, y, wide), eps, SIZE=size, **shared)
         else:
             _of_tiles((*tensors, residual, y, wide), vectors, counters, **shared)
-    ends = [wide if wide is not None and finish[i] else y for i in range(len(sizes))]
+    ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
     pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
 

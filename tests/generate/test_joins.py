@@ -1,0 +1,139 @@
+"""Random graphs, traced and joined as for either device, against the modules that they were traced from."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.generate import chains, flat, joins
+from linattn.generate.program import Program
+from linattn.ops.linears import chained
+from tests.ops.errors import error
+
+LIMIT = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.2}  # values cancel here and there
+UNARY = (F.logsigmoid, F.softplus, torch.sigmoid, torch.tanh, torch.neg, F.silu, lambda x: x.clamp(max=3).exp())
+
+
+class Graph(nn.Module):
+    """Some ten operations, each of values before it: maps, pairs of them with a gate, norms, sums, and what finishes a product."""
+
+    def __init__(self, seed: int, dtype: torch.dtype):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.random, self.dtype = random.Random(seed), dtype
+        self.width = self.random.choice([8, 16, 24])
+        self.maps, self.vectors = nn.ModuleList(), nn.ParameterList()
+        self.steps, self.sizes = [], [self.width]
+        for _ in range(self.random.randint(3, 14)):
+            i = self.random.randrange(max(0, len(self.sizes) - 4), len(self.sizes))
+            kind = self.random.choice(
+                [self.linear] * 4 + [self.narrow, self.gated, self.sum, self.norm, self.heads, self.single, self.vector]
+            )
+            self.steps.append((i, *kind(i, self.sizes[i])))
+        self.results = sorted({len(self.sizes) - 1, *(self.random.randrange(len(self.sizes)) for _ in range(self.random.randint(0, 3)))})
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        values = [x]
+        for i, step, *others in self.steps:
+            values.append(step(values[i], *(values[j] for j in others)))
+        return [values[i].clone() for i in self.results]
+
+    def map(self, inputs, outputs, bias):
+        self.maps.append(nn.Linear(inputs, outputs, bias=self.random.random() < bias))
+        return self.maps[-1]
+
+    def linear(self, i, n):
+        f = self.map(n, self.random.choice([n, self.width, 8, 16, 5]), 0.4)
+        self.sizes.append(f.out_features)
+        return (lambda x: f(x.to(self.dtype)),)
+
+    def narrow(self, i, n):
+        f, g = self.map(n, 4, 0.2), self.map(4, self.random.choice([self.width, 8]), 0.5)
+        self.sizes.append(g.out_features)
+        return (lambda x: g(f(x.to(self.dtype))),)
+
+    def gated(self, i, n):
+        f = self.map(n, self.random.choice([self.width, 16]), 0.4)
+        g = self.map(n, f.out_features, 0.4)
+        self.sizes.append(f.out_features)
+        if self.random.random() < 0.5:
+            return (lambda x: F.silu(f(x.to(self.dtype))) * g(x.to(self.dtype)),)
+        return (lambda x: g(x.to(self.dtype)) * F.silu(f(x.to(self.dtype))),)
+
+    def sum(self, i, n):
+        self.sizes.append(n)
+        other = self.random.choice([j for j, size in enumerate(self.sizes[:-1]) if size == n])
+        return self.random.choice([torch.add, torch.add, torch.mul]), other
+
+    def norm(self, i, n):
+        self.sizes.append(n)
+        self.vectors.append(nn.Parameter(torch.randn(n)))
+        weight = self.vectors[-1] if self.random.random() < 0.8 else None
+        return (lambda x: F.rms_norm(x.to(self.dtype), (n,), weight, 1e-5),)
+
+    def heads(self, i, n):
+        self.sizes.append(n)
+        return (lambda x: F.rms_norm(x.unflatten(-1, (-1, n // (2 - n % 2))), (n // (2 - n % 2),), None, 1e-5).flatten(-2),)
+
+    def single(self, i, n):
+        self.sizes.append(n)
+        f, wide = self.random.choice(UNARY), self.random.random() < 0.6
+        return (lambda x: f(x.float() if wide and self.dtype != torch.float64 else x),)
+
+    def vector(self, i, n):
+        self.sizes.append(n)
+        self.vectors.append(nn.Parameter(torch.rand(n) + 0.5))
+        c, f, number = self.vectors[-1], self.random.choice([torch.add, torch.mul, torch.div]), self.random.random() < 0.4
+        wide = self.dtype if self.dtype == torch.float64 else torch.float32
+        return (lambda x: f(x, 2.5) if number else f(x.to(wide), c.to(wide)),)
+
+
+@pytest.mark.parametrize("as_for_a_gpu", [False, True])
+@pytest.mark.parametrize("seed", range(80))
+def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
+    dtype = [torch.float32, torch.float32, torch.bfloat16, torch.float64][seed % 4]
+    module = Graph(seed, dtype).eval()
+    xs = [torch.randn(1 + 2 * (seed % 3 == 0), 1, module.width).to(dtype) for _ in range(3)]
+    with torch.no_grad():
+        wanted = [module(x) for x in xs]
+        if as_for_a_gpu:
+            monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+            monkeypatch.setattr(chains, "ON", True)
+        traced = flat.trace(module, [xs[0].clone()])
+        got = [traced(x) for x in xs]
+        if not as_for_a_gpu:
+            place = xs[0].clone()
+            program = Program(traced, [place])
+            for x in xs:
+                place.copy_(x)
+                program()
+                got.append([t.clone() for t in program.outputs])
+    for mine, theirs in zip(got, wanted * (len(got) // 3), strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert error(a.double(), b.double(), floor=1e-6) <= LIMIT[dtype]
+
+
+@pytest.mark.parametrize(
+    ("added", "lengths"),
+    [(lambda x, a: x, [3]), (lambda x, a: a, [3]), (lambda x, a: torch.tanh(a), [2])],
+)
+def test_what_a_link_adds_is_there_when_its_chain_begins(added, lengths, monkeypatch):
+    monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+    monkeypatch.setattr(chains, "ON", True)
+    torch.manual_seed(0)
+    first, second, third = (nn.Linear(8, 8) for _ in range(3))
+    x = torch.randn(1, 1, 8)
+
+    def run(x):
+        other = added(x, a := first(x))
+        b = second(a)
+        return [third(b) + other]
+
+    with torch.no_grad():
+        traced = flat.trace(run, [x])
+        assert error(traced(x)[0].double(), run(x)[0].double()) <= 1e-6
+    assert [len(n.args[1]) for n in traced.graph.find_nodes(op="call_function", target=chained)] == lengths

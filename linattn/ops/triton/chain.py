@@ -18,14 +18,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from linattn.ops.linears import Link
 from linattn.ops.triton import launch
 from linattn.ops.triton.linears import _silu, _steps, _store
 from linattn.ops.triton.linears import refusal as refused
 
-BN, BK, WARPS = 8, 1024, 8  # rows and channels of a tile: a warp has a row, and each lane 32 of its numbers
+BN, BK, WARPS = 8, 1024, 8  # rows and channels of a tile
+PARTS = 16  # of a row: one vector for tensor cores is as many
 SLOTS = 6  # tiles that are on their way: two launches fit into a multiprocessor, so that one brings its first ones while another ends
 WORD = 4  # words that are asked for at once
 LARGEST = 16384  # channels of a vector
@@ -136,104 +137,122 @@ def _bias(biases, index, n, in_n, ANY: gl.constexpr):
 
 
 @gluon.jit
-def _bring(tile, program, slot, matrices, LINKS: gl.constexpr, s: gl.constexpr, G: gl.constexpr, L: gl.constexpr):
-    """Have a tile of one link brought into ``slot``."""
+def _bring(tile, program, slot, matrices, LINKS: gl.constexpr, s: gl.constexpr, G: gl.constexpr, PARTS: gl.constexpr):
+    """Have a tile of one link brought into ``slot``, a part of a row behind the other."""
     K: gl.constexpr = _of(LINKS, s, CHANNELS)
     ROWS: gl.constexpr = _of(LINKS, s, SIZES)
-    BN: gl.constexpr = slot.shape[0]
-    BK: gl.constexpr = slot.shape[1]
-    CHUNKS: gl.constexpr = (K + BK - 1) // BK
-    EACH: gl.constexpr = CHUNKS * 2 if _of(LINKS, s, GATED) else CHUNKS
-    _index, matrix, N, _before, row = _own(matrices, (program + _of(LINKS, s, SHIFT)) % G + tile // EACH * G, ROWS, BN)
+    BN: gl.constexpr = slot.shape[0] // PARTS
+    EACH: gl.constexpr = slot.shape[1]
+    CHUNKS: gl.constexpr = (K + EACH * PARTS - 1) // (EACH * PARTS)
+    ROUND: gl.constexpr = CHUNKS * 2 if _of(LINKS, s, GATED) else CHUNKS
+    LANES: gl.constexpr = min(EACH // 8, 32)
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
+    _index, matrix, N, _before, row = _own(matrices, (program + _of(LINKS, s, SHIFT)) % G + tile // ROUND * G, ROWS, BN)
     if _of(LINKS, s, GATED):
         matrix = gl.where(tile // CHUNKS % 2 == 0, matrix, matrices[1])
-    n = row + gl.arange(0, BN, gl.SliceLayout(1, L))
-    k = tile % CHUNKS * BK + gl.arange(0, BK, gl.SliceLayout(0, L))
-    there = (n < N)[:, None] & (k < K)[None, :]
-    async_copy.async_copy_global_to_shared(slot, matrix + n[:, None].to(gl.int64) * K + k[None, :], mask=there)
+    part = gl.arange(0, BN * PARTS, gl.SliceLayout(1, L))
+    n = (row + part // PARTS)[:, None]
+    k = (tile % CHUNKS * (EACH * PARTS) + part % PARTS * EACH)[:, None] + gl.arange(0, EACH, gl.SliceLayout(0, L))[None, :]
+    async_copy.async_copy_global_to_shared(slot, matrix + n.to(gl.int64) * K + k, mask=(n < N) & (k < K))
 
 
 @gluon.jit
-def _issue(j, program, ring, matrices, LINKS: gl.constexpr, G: gl.constexpr, L: gl.constexpr):
+def _issue(j, program, ring, matrices, LINKS: gl.constexpr, G: gl.constexpr, PARTS: gl.constexpr):
     """Have the ``j``-th tile of this program, of whichever link, brought into its place of the ring."""
     slot = ring.index(j % ring.shape[0])
     first = 0
     for s in gl.static_range(_count(LINKS)):
         if (j >= first) & (j < first + _of(LINKS, s, TILES)):
-            _bring(j - first, program, slot, matrices[s], LINKS, s, G, L)
+            _bring(j - first, program, slot, matrices[s], LINKS, s, G, PARTS)
         first += _of(LINKS, s, TILES)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _prepare(x, words, norm, gate, vector, count, LINKS: gl.constexpr, s: gl.constexpr, P: gl.constexpr, dtype: gl.constexpr):
-    """Leave a link's vector, normed and gated, in shared memory, but for a factor, which is returned."""
+def _prepare(x, words, norm, gate, vector, count, LINKS: gl.constexpr, s: gl.constexpr):
+    """Leave a link's vector, normed and gated, in shared memory."""
+    dtype: gl.constexpr = vector.dtype
     K: gl.constexpr = _of(LINKS, s, CHANNELS)
     SIZE: gl.constexpr = _of(LINKS, s, NORMED)
-    BK: gl.constexpr = vector.shape[1]
+    PARTS: gl.constexpr = vector.shape[1]
+    BK: gl.constexpr = PARTS * vector.shape[2]
     CHUNKS: gl.constexpr = (K + BK - 1) // BK
+    P: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     asked = ()
     weights = ()
+    gates = ()
     for c in gl.static_range(CHUNKS):  # everything is on its way before the first number is used
         k = c * BK + gl.arange(0, BK, P)
         if (c + 1) * BK > K:
             k = gl.minimum(k, K - 4 + k % 4)
         if norm is not None:
             weights = weights + (gl.load(norm + k % _of(LINKS, s, WEIGHTS)),)
+        if gate is not None:
+            gates = gates + (gl.load(gate + k),)
         asked = asked + ((gl.load(x + k) if s == 0 else _ask(words, k)),)
     squares = gl.zeros([BK], gl.float32, P)
+    numbers = ()
     for c in gl.static_range(CHUNKS):
-        whole = c * BK + gl.arange(0, BK, P)
-        k = whole
+        k = c * BK + gl.arange(0, BK, P)
         if (c + 1) * BK > K:
             k = gl.minimum(k, K - 4 + k % 4)
         if s == 0:
             a = asked[c].to(gl.float32)
         else:
             a = _number(_settled(words, k, asked[c], count), dtype)
+        if (c + 1) * BK > K:
+            a = gl.where(c * BK + gl.arange(0, BK, P) < K, a, 0.0)
         if SIZE == K:
-            squares += gl.where(whole < K, a * a, 0.0)
+            squares += a * a
         elif SIZE > 0:
             heads = a.reshape([BK // SIZE, SIZE])
             heads = heads / gl.sqrt_rn(gl.sum(heads * heads, 1) / SIZE + _of(LINKS, s, EPS))[:, None]
             a = gl.convert_layout(heads.reshape([BK]), P)
-        if norm is not None:
-            a *= weights[c].to(gl.float32)
-        if gate is not None:
-            a *= _silu(gl.load(gate + k).to(gl.float32))
-        if (c + 1) * BK > K:
-            a = gl.where(whole < K, a, 0.0)
-        vector.index(c).store(a)
+        numbers = numbers + (a,)
     factor = 1.0
     if SIZE == K:
         factor = 1.0 / gl.sqrt_rn(gl.sum(squares, 0) / K + _of(LINKS, s, EPS))
-    return factor
+    for c in gl.static_range(CHUNKS):
+        a = numbers[c] * factor
+        if norm is not None:
+            a *= weights[c].to(gl.float32)
+        if gate is not None:
+            a *= _silu(gates[c].to(gl.float32))
+        vector.index(c).store(a.to(dtype).reshape([PARTS, BK // PARTS]))
 
 
 @gluon.jit
 def _link(
-    j, program, count, factor, ring, vector, matrices, biases, constants, residual, words, y, wide,
-    LINKS: gl.constexpr, s: gl.constexpr, G: gl.constexpr, L: gl.constexpr,
+    j, program, count, ring, vector, matrices, biases, constants, residual, words, y, wide,
+    LINKS: gl.constexpr, s: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    """The products of one link with this program's rows, while tiles of those behind it are brought; the number of the next tile."""
+    """The products of one link with this program's rows, while tiles of those behind it are brought; the number of the next tile.
+
+    Tensor cores multiply every part of a row with every part of the vector. What is wanted of that is the sum of its diagonal.
+    """
     K: gl.constexpr = _of(LINKS, s, CHANNELS)
     ROWS: gl.constexpr = _of(LINKS, s, SIZES)
     ANY: gl.constexpr = _of(LINKS, s, BIASED)
     STEPS: gl.constexpr = _of(LINKS, s, FINISH)
     ADDED: gl.constexpr = _of(LINKS, s, RESIDUAL)
     EACH: gl.constexpr = 2 if _of(LINKS, s, GATED) else 1
-    BN: gl.constexpr = ring.shape[1]
-    BK: gl.constexpr = ring.shape[2]
+    PARTS: gl.constexpr = vector.shape[1]
+    BK: gl.constexpr = PARTS * vector.shape[2]
+    BN: gl.constexpr = ring.shape[1] // PARTS
     CHUNKS: gl.constexpr = (K + BK - 1) // BK
-    CROSS: gl.constexpr = gl.SliceLayout(0, L)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    OUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     dtype: gl.constexpr = ring.dtype
+    same = gl.arange(0, BN * PARTS, gl.SliceLayout(1, MMA))[:, None] % PARTS == gl.arange(0, PARTS, gl.SliceLayout(0, MMA))[None, :]
     held = ()
-    if CHUNKS <= 2:  # registers have room for the vector
+    if CHUNKS <= 4:  # registers have room for the vector
         for c in gl.static_range(CHUNKS):
-            held = held + (vector.index(c).load(CROSS),)
+            held = held + (vector.index(c).permute((1, 0)).load(RIGHT),)
     for r in range(_of(LINKS, s, TILES) // (EACH * CHUNKS)):
         index, _matrix, N, before, row = _own(matrices[s], (program + _of(LINKS, s, SHIFT)) % G + r * G, ROWS, BN)
-        n = row + gl.arange(0, BN, gl.SliceLayout(1, L))
+        n = row + gl.arange(0, BN, OUT)
         in_n = n < N
         if residual is not None:
             other = gl.load(residual + n, mask=in_n, other=0.0).to(gl.float32)
@@ -241,19 +260,18 @@ def _link(
             other = _number(gl.load(words + _of(LINKS, ADDED, OFFSET) + n, mask=in_n, other=0, volatile=True), dtype)
         out = _bias(biases[s], index, n, in_n, ANY)
         for m in gl.static_range(EACH):
-            sums = gl.zeros([BN, BK], gl.float32, L)
+            sums = gl.zeros([BN * PARTS, PARTS], gl.float32, MMA)
             for c in gl.static_range(CHUNKS):
                 async_copy.wait_group(ring.shape[0] - 1)
-                tile = ring.index(j % ring.shape[0]).load(L).to(gl.float32)
-                if (c + 1) * BK > K:
-                    tile = gl.where((c * BK + gl.arange(0, BK, CROSS) < K)[None, :], tile, 0.0)
-                if CHUNKS <= 2:
-                    sums += tile * held[c][None, :]
+                tile = ring.index(j % ring.shape[0]).load(LEFT)
+                if CHUNKS <= 4:
+                    sums = mma_v2(tile, held[c], sums)
                 else:
-                    sums += tile * vector.index(c).load(CROSS)[None, :]
-                _issue(j + ring.shape[0], program, ring, matrices, LINKS, G, L)
+                    sums = mma_v2(tile, vector.index(c).permute((1, 0)).load(RIGHT), sums)
+                _issue(j + ring.shape[0], program, ring, matrices, LINKS, G, PARTS)
                 j += 1
-            product = gl.sum(sums, 1) * factor
+            sums = gl.where(same, sums, 0.0).reshape([BN, PARTS * PARTS])
+            product = gl.convert_layout(gl.sum(sums, 1), OUT)
             if m == 0:
                 out += product
             else:
@@ -268,32 +286,29 @@ def _link(
 
 @gluon.jit
 def chain_kernel(
-    x, gate, residuals, words, counts, matrices, biases, constants, norms, ys, wides,
+    x, gate, residuals, words, matrices, biases, constants, norms, ys, wides,
     LINKS: gl.constexpr, G: gl.constexpr, MOST: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-    num_warps: gl.constexpr,
+    PARTS: gl.constexpr,
 ):  # fmt: skip
     """Of the first link the vector is ``x``, whose norm ``gate`` is behind; of others the first result of the link before."""
     tl.extra.cuda.gdc_launch_dependents()
     dtype: gl.constexpr = x.dtype.element_ty
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [num_warps, 1], [1, 0])
-    P: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     program = gl.program_id(0)
-    ring = gl.allocate_shared_memory(dtype, [SLOTS, BN, BK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    vector = gl.allocate_shared_memory(gl.float32, [MOST, BK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    near: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])  # no two of eight parts in the same banks
+    ring = gl.allocate_shared_memory(dtype, [SLOTS, BN * PARTS, BK // PARTS], near)
+    vector = gl.allocate_shared_memory(dtype, [MOST, PARTS, BK // PARTS], near)
     for j in range(SLOTS):
-        _issue(j, program, ring, matrices, LINKS, G, L)
+        _issue(j, program, ring, matrices, LINKS, G, PARTS)
     tl.extra.cuda.gdc_wait()
-    count = (gl.load(counts + program) + 1) & 65535
+    count = (gl.load(words + program) + 1) & 65535
     # Of a zero that the compiler knows it would find out which tiles there are not, and its analyses fail on code that is dead.
     j = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)
     for s in gl.static_range(_count(LINKS)):
         asked = words if s == 0 else words + _of(LINKS, s - 1, OFFSET)
-        factor = _prepare(x, asked, norms[s], gate if s == 0 else None, vector, count, LINKS, s, P, dtype)
-        j = _link(
-            j, program, count, factor, ring, vector, matrices, biases, constants, residuals[s], words, ys[s], wides[s], LINKS, s, G, L
-        )
+        _prepare(x, asked, norms[s], gate if s == 0 else None, vector, count, LINKS, s)
+        j = _link(j, program, count, ring, vector, matrices, biases, constants, residuals[s], words, ys[s], wides[s], LINKS, s, G)
     async_copy.wait_group(0)
-    gl.store(counts + program, count)
+    gl.store(words + program, count)
 
 
 def refusal(x: Tensor, links: Sequence[Link]) -> str | None:
@@ -321,14 +336,14 @@ def refusal(x: Tensor, links: Sequence[Link]) -> str | None:
 
 def room(links: Sequence[Link], device: torch.device) -> int:
     """Words of 32 bits that a chain keeps from one launch to the next."""
-    return sum(_words(weights) for weights, _, _ in links) + _multiprocessors(device)
+    return _aligned(_multiprocessors(device)) + sum(_aligned(weights[0].shape[0]) for weights, _, _ in links)
 
 
 def chained(x: Tensor, links: Sequence[Link], kept: Tensor) -> list[list[Tensor]]:
     """As :func:`linattn.ops.linears.chained`; summed in float32 and rounded once."""
     G = _multiprocessors(x.device)
     described, ys, wides, all_constants, results = [], [], [], [], []
-    shift = offset = 0
+    shift, offset = 0, _aligned(G)  # the counts come first
     for weights, own, options in links:
         gated, finish, residual = bool(options.get("gated")), options.get("finish", ()), options.get("residual")
         sizes, K = tuple(w.shape[0] for w in weights[: 1 if gated else None]), weights[0].shape[1]
@@ -339,7 +354,7 @@ def chained(x: Tensor, links: Sequence[Link], kept: Tensor) -> list[list[Tensor]
             sizes, K, gated, tiles, shift, options.get("size", 0), 0 if norm is None else norm.numel(), options.get("eps", 0.0),
             tuple(b is not None for b in own), steps, offset, residual if isinstance(residual, int) else -1,
         ))  # fmt: skip
-        shift, offset = (shift - blocks) % G, offset + _words(weights)  # whoever has had a block less comes first
+        shift, offset = (shift - blocks) % G, offset + _aligned(weights[0].shape[0])  # whoever has had a block less comes first
         y = torch.empty(sum(sizes), dtype=x.dtype, device=x.device)
         wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else y
         pieces = [(wide if i < len(finish) and finish[i] else y).split(sizes)[i] for i in range(len(sizes))]
@@ -355,16 +370,15 @@ def chained(x: Tensor, links: Sequence[Link], kept: Tensor) -> list[list[Tensor]
     with launch.on_device(x.device):
         chain_kernel[(G,)](
             x.contiguous(), None if gate is None else gate.contiguous(), tuple(None if o is None else o.contiguous() for o in outside),
-            kept, kept[offset:], matrices, biases, tuple(all_constants), norms, tuple(ys), tuple(wides),
+            kept, matrices, biases, tuple(all_constants), norms, tuple(ys), tuple(wides),
             LINKS=tuple(described), G=G, MOST=triton.cdiv(max(link[1] for link in described), BK), SLOTS=SLOTS, BN=BN, BK=BK,
-            num_warps=WARPS, launch_pdl=True,
+            PARTS=PARTS, num_warps=WARPS, launch_pdl=True,
         )  # fmt: skip
     return results
 
 
-def _words(weights: Sequence[Tensor]) -> int:
-    """Of a link's first result, so that the next ones are aligned."""
-    return triton.cdiv(weights[0].shape[0], WORD) * WORD
+def _aligned(words: int) -> int:
+    return triton.cdiv(words, WORD) * WORD
 
 
 @cache

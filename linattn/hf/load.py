@@ -53,12 +53,12 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, but came as {dtype!r}")
     if isinstance(path_or_config, str | os.PathLike):
-        model = _read(Path(path_or_config), variant)
+        model = _read(Path(path_or_config), variant, dtype)
     elif variant is not None:
         raise ValueError(f"variant means nothing to a config, but came as {variant!r}")
     else:
-        model = LinattnForCausalLM(config_of(path_or_config))
-    return _moved(_moved(model, device), dtype).eval()
+        model = _moved(LinattnForCausalLM(config_of(path_or_config)), dtype)
+    return _moved(model, device).eval()
 
 
 def export(model: nn.Module, model_type: str, path: str | os.PathLike[str]) -> None:
@@ -95,12 +95,15 @@ def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMC
     content = given if isinstance(given, dict) else given.to_dict() if isinstance(given, PreTrainedConfig) else None
     if content is None:
         raise TypeError(f"path_or_config must be a path or a config, but came as {type(given).__name__}")
-    if content.get("model_type") == LMConfig.model_type:
-        return LMConfig.from_dict(content)
     if not isinstance(kind := content.get("model_type"), str):
         raise ValueError("the config has no model_type, so nobody knows what model it is of")
-    source = family(kind)
-    return LMConfig(**source.fields(source.config_of(content)))
+    try:
+        if kind == LMConfig.model_type:
+            return LMConfig.from_dict(content)
+        source = family(kind)
+        return LMConfig(**source.fields(source.config_of(content)))
+    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:  # it may hold anything
+        raise ValueError(f"the config cannot be understood: {error}") from None
 
 
 def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
@@ -118,17 +121,17 @@ def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
 
 
 _FIELDS = {f.name for f in fields(models.LMConfig)}
-_LAYERS = ("num_hidden_layers", "layers")
+_LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 
 
-def _read(path: Path, variant: str | None) -> LinattnForCausalLM:
+def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> LinattnForCausalLM:
     content = folders.config_of(path)
     with folders.weights_of(path, variant) as weights:
         try:
             for name in _LAYERS:  # before anything is made of them
                 if isinstance(count := content.get(name), int) and count > len(weights.names):
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
-            config = _understood(content)
+            config = config_of(content)
             model = _empty(config)
             state = _state(model, content["model_type"], weights)
         except ValueError as error:
@@ -136,7 +139,7 @@ def _read(path: Path, variant: str | None) -> LinattnForCausalLM:
     model.load_state_dict(state, assign=True)
     if config.tie_embeddings:
         model.lm_head.weight = model.model.embedding.weight
-    return _moved(model, state["model.embedding.weight"].dtype)
+    return _moved(model, dtype or state["model.embedding.weight"].dtype)  # at once: some weights are wider than the embedding
 
 
 def _empty(config: LMConfig) -> LinattnForCausalLM:
@@ -146,14 +149,6 @@ def _empty(config: LMConfig) -> LinattnForCausalLM:
             return LinattnForCausalLM(config)
     except RuntimeError as error:
         raise ValueError(f"{folders.CONFIG} asks for tensors that there cannot be: {error}") from None
-
-
-def _understood(content: dict[str, Any]) -> LMConfig:
-    """:func:`config_of` a file, which may hold anything: what it breaks on is a ValueError."""
-    try:
-        return config_of(content)
-    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"{folders.CONFIG} cannot be understood: {error}") from None
 
 
 def _moved(model: LinattnForCausalLM, target: torch.device | str | torch.dtype | None) -> LinattnForCausalLM:
@@ -173,6 +168,9 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
             raise ValueError(f"{folders.CONFIG} counts {experts} experts in a layer, but there are {len(weights.names)} weights")
         source = family(model_type)
         (embedding, head), lines = source.tied, source.lines(model.config)
+        whole = embedding.split(".")[0] + "."
+        if embedding not in weights.names and embedding.removeprefix(whole) in weights.names:  # saved by the class without a head
+            weights.rename({r"^": whole})
         weights.rename(source.aliases, source.ignored)
     _check(weights, lines, hollow, {head} if tied else set())
     state: dict[str, Tensor] = {}

@@ -39,6 +39,10 @@ MODELS = {
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 3,
             "intermediate_size": 24, "linear_attn_alpha_factor": 1.5, "mlp_beta_factor": 0.5, "full_attn_alpha_factor": 3,
         },
+        {  # a number of heads whose rates are no short binary fractions
+            "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 12, "num_local_experts": 3,
+            "intermediate_size": 24,
+        },
     ],
     "xlstm": [
         {"hidden_size": 128, "num_hidden_layers": 2, "num_heads": 2, "output_logit_soft_cap": 3.0, "ffn_round_up_to_multiple_of": 32},

@@ -190,6 +190,100 @@ def test_more_experts_than_weights(tmp_path):
         load(tmp_path / "theirs")
 
 
+def test_weights_wider_than_the_embedding_keep_their_digits(folder):
+    """Of a checkpoint of bfloat16 whose D is float32, as published ones have them."""
+    wide = {n: t if n.endswith(".D") else t.bfloat16() for n, t in load_file(folder / "model.safetensors").items()}
+    change(folder, **wide)
+    name = "model.layers.0.mixer.D"
+    assert torch.equal(load(folder, dtype=torch.float32).state_dict()[name], wide["backbone.layers.0.mixer.D"])
+    assert load(folder).state_dict()[name].dtype == torch.bfloat16
+
+
+def test_small_shares_of_the_token_before_keep_their_digits(tmp_path):
+    """RWKV-7's μ in bfloat16, of which our channel mixing has 1 − μ."""
+    sizes = {"hidden_size": 32, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 60}
+    ranks = dict.fromkeys(("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim"), 4)
+    export(load({"model_type": "rwkv7", **sizes, **ranks}), "rwkv7", tmp_path / "theirs")
+    name, mu = "model.layers.0.ffn.x_k", torch.linspace(0, 0.01, 32).bfloat16()
+    change(tmp_path / "theirs", **{name: mu})
+    model = load(tmp_path / "theirs")
+    torch.testing.assert_close(1 - model.model.layers[1].mixer.time_mix_key, mu.float(), rtol=1e-4, atol=1e-7)
+    export(model.bfloat16(), "rwkv7", tmp_path / "back")
+    assert torch.equal(load(tmp_path / "back").model.layers[1].mixer.time_mix_key, model.model.layers[1].mixer.time_mix_key)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
+def test_what_a_class_without_a_head_has_saved(model_type, tmp_path):
+    """Its names begin one word later, and a head that is tied needs no weight. Older ones say embedding for embeddings."""
+    sizes = {"num_hidden_layers": 1, "state_size": 8}
+    theirs = theirs_of(
+        model_type, **sizes, tie_word_embeddings=True, **({"num_heads": 4, "head_dim": 16, "n_groups": 2} if model_type == "mamba2" else {})
+    )
+    theirs.backbone.save_pretrained(tmp_path)
+    ids = torch.randint(60, (1, 9))
+    with torch.no_grad():
+        assert distance(load(tmp_path)(ids).logits, theirs(ids).logits) < 1e-5
+    change(tmp_path, **{"embeddings.weight": None, "embedding.weight": theirs.backbone.embeddings.weight.detach().clone()})
+    with pytest.raises(ValueError, match="Not expected: embedding.weight, layers.0"):
+        load(tmp_path)
+    change(tmp_path, **{f"backbone.{n}": t for n, t in load_file(tmp_path / "model.safetensors").items()})
+    change(tmp_path, **{n: None for n in load_file(tmp_path / "model.safetensors") if not n.startswith("backbone.")})
+    with torch.no_grad():
+        assert distance(load(tmp_path)(ids).logits, theirs(ids).logits) < 1e-5
+    configure(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match="Missing: lm_head.weight$"):
+        load(tmp_path)
+
+
+def test_angles_of_old_checkpoints_are_passed_over(tmp_path):
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 64, "num_hidden_layers": 3}
+    theirs_of("recurrent_gemma", **sizes).save_pretrained(tmp_path)
+    change(tmp_path, **{"model.layers.2.temporal_block.rotary_emb.inv_freq": torch.ones(2)})
+    assert load(tmp_path).config.layers == 3
+
+
+def test_the_depth_of_xlstm_has_two_names(tmp_path):
+    """Its class makes as many blocks as ``num_blocks`` says."""
+    theirs = theirs_of("xlstm", hidden_size=128, num_heads=2, num_blocks=2)
+    assert theirs.config.num_hidden_layers == 32
+    theirs.save_pretrained(tmp_path)
+    ids = torch.randint(60, (1, 9))
+    with torch.no_grad():
+        assert distance(load(tmp_path)(ids).logits, theirs(ids, use_cache=False).logits) < 1e-5
+    configure(tmp_path, num_blocks=10**12)
+    with pytest.raises(ValueError, match="says num_blocks = 1000000000000"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="embedding_dim must be 4096 to be read, but is 128"):
+        load({"model_type": "xlstm", "embedding_dim": 128})
+
+
+def test_other_packages_may_have_registered_configs_of_their_own(folder, monkeypatch):
+    """As importing fla does for Mamba."""
+
+    class Config(transformers.PreTrainedConfig):
+        model_type = "mamba"
+
+    monkeypatch.setitem(transformers.CONFIG_MAPPING._extra_content, "mamba", Config)
+    assert transformers.CONFIG_MAPPING["mamba"] is Config
+    assert load(folder).config.layers == 1
+    export(load(folder), "mamba", folder.parent / "back")
+    assert "state_size" in json.loads((folder.parent / "back/config.json").read_text())
+
+
+def test_configs_that_cannot_be_understood():
+    for content in ({"model_type": "mamba2", "expand": 1.5}, {"model_type": "gla", "hidden_size": "wide"}):
+        with pytest.raises(ValueError, match="the config cannot be understood"):
+            load(content)
+
+
+@pytest.mark.parametrize(("model_type", "name"), [("gla", "num_kv_heads"), ("retnet", "num_kv_heads"), ("kda", "num_v_heads")])
+def test_as_many_heads_as_of_queries(model_type, name):
+    sizes = {"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 9, "num_heads": 2}
+    assert config_of({**sizes, name: 2}).to_dict() == config_of(sizes).to_dict()
+    with pytest.raises(ValueError, match=f"{name} must be None or 2 to be read, but is 1"):
+        config_of({**sizes, name: 1})
+
+
 def test_quantised_as_nothing(folder):
     """As tools write it that give every field."""
     configure(folder, quantization_config=None)

@@ -8,6 +8,7 @@ from typing import Any
 from linattn.hf.convert.table import Line, named, stack
 from linattn.models import LMConfig
 
+ANGLES = r"\.rotary_emb\.inv_freq$"  # of rotary positions, in old checkpoints; they follow from the config
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -37,12 +38,16 @@ def blocks(ours: LMConfig) -> int:
 
 
 def transformers_config(model_type: str) -> Callable[[dict[str, Any]], Any]:
-    """What completes a ``config.json`` of transformers' ``model_type``: its own config class."""
+    """What completes a ``config.json`` of transformers' ``model_type``: its own config class.
+
+    Not the one that ``AutoConfig`` has: packages that are imported besides (fla, for one, of Mamba) put classes of theirs there.
+    """
 
     def complete(content: dict[str, Any]) -> Any:
-        from transformers import CONFIG_MAPPING
+        import transformers
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
 
-        return CONFIG_MAPPING[model_type].from_dict(content)
+        return getattr(transformers, CONFIG_MAPPING_NAMES[model_type]).from_dict(content)
 
     return complete
 

@@ -57,7 +57,8 @@ def hidden_of(theirs: Any) -> int:
 
 def _fields(kind: Kind, theirs: Any) -> dict[str, Any]:
     """Of our LMConfig."""
-    only(theirs, theirs.model_type, hidden_act="swish", attn=None, attnres_block_size=None, **kind.fixed)
+    heads = {name: (None, theirs.num_heads) for name in ("num_kv_heads", "num_v_heads") if name in kind.fixed}  # as many as of queries
+    only(theirs, theirs.model_type, hidden_act="swish", attn=None, attnres_block_size=None, **kind.fixed | heads)
     return base(theirs) | {
         "mixer": kind.mixer, "mixer_options": {kind.mixer: kind.options(theirs)}, "ffn_dim": hidden_of(theirs),
         "norm_eps": theirs.norm_eps,

@@ -18,6 +18,8 @@ MIXER = [  # of theirs, of ours
     *named([("x_proj", "x_proj"), ("dt_proj", "dt_proj"), ("out_proj", "o_proj")]),
 ]
 
+OLDER = {r"^backbone\.embedding\.": "backbone.embeddings."}
+
 
 def fields(theirs: Any) -> dict[str, Any]:
     """Of our LMConfig."""
@@ -53,8 +55,8 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 
 
 def _family(name: str, architecture: str) -> Family:
-    tied, aliases = ("backbone.embeddings.weight", "lm_head.weight"), {r"^backbone\.embedding\.": "backbone.embeddings."}
-    return Family(name, architecture, tied, transformers_config(name), fields, config, weights, aliases)
+    tied = ("backbone.embeddings.weight", "lm_head.weight")
+    return Family(name, architecture, tied, transformers_config(name), fields, config, weights, OLDER)
 
 
 FAMILIES = {"mamba": _family("mamba", "MambaForCausalLM"), "falcon_mamba": _family("falcon_mamba", "FalconMambaForCausalLM")}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from linattn.hf.convert.common import back, base, transformers_config
+from linattn.hf.convert.mamba import OLDER
 from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, split, under
 from linattn.models import LMConfig
 
@@ -56,6 +57,6 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 FAMILIES = {
     "mamba2": Family(
         "mamba2", "Mamba2ForCausalLM", ("backbone.embeddings.weight", "lm_head.weight"), transformers_config("mamba2"), fields,
-        config, weights,
+        config, weights, OLDER,
     )
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.hf.convert.common import back, base, expert_lines, rope, transformers_config
+from linattn.hf.convert.common import ANGLES, back, base, expert_lines, rope, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, made, mixer_of, named, only, repeated, same, under
 from linattn.models import LMConfig
 
@@ -82,7 +82,7 @@ def _decays(heads: int, layer: int, layers: int) -> Line:
     """What their layers keep of their rates for blocks of tokens."""
 
     def make() -> list[Tensor]:
-        rate = torch.exp2(-8 * torch.arange(1, heads + 1) / heads)[:, None, None] * (1 - layer / (layers - 1 + 1e-5) + 1e-5)
+        rate = ((2 ** (-8 / heads)) ** torch.arange(1, heads + 1))[:, None, None] * (1 - layer / (layers - 1 + 1e-5) + 1e-5)
         place = torch.arange(1, _BLOCK + 1)[:, None]
         age = place - place.mT
         mask = torch.where(age >= 0, torch.exp(-rate * age.clamp(min=0)), 0.0)[None]
@@ -94,6 +94,6 @@ def _decays(heads: int, layer: int, layers: int) -> Line:
 FAMILIES = {
     "minimax": Family(
         "minimax", "MiniMaxForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"), transformers_config("minimax"), fields,
-        config, weights,
+        config, weights, ignored=ANGLES,
     )
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from linattn.hf.convert.common import GATED_FFN, back, base, expert_lines, rope, rope_told, transformers_config
+from linattn.hf.convert.common import ANGLES, GATED_FFN, back, base, expert_lines, rope, rope_told, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, interleaved, mixer_of, named, only, repeated, same, some, under
 from linattn.models import LMConfig
 
@@ -117,6 +117,6 @@ def _experts(count: int) -> Iterator[Line]:
 FAMILIES = {
     "qwen3_next": Family(
         "qwen3_next", "Qwen3NextForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"), transformers_config("qwen3_next"),
-        fields, config, weights, ignored=r"^mtp\.",  # layers that guess further tokens
+        fields, config, weights, ignored=rf"^mtp\.|{ANGLES}",  # the first are layers that guess further tokens
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from linattn.hf.convert.common import back, base, rope, rope_told, transformers_config
+from linattn.hf.convert.common import ANGLES, back, base, rope, rope_told, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, mixer_of, named, only, repeated, same, under
 from linattn.models import LMConfig
 
@@ -90,6 +90,6 @@ def _softmax(mixer: Any) -> Iterator[Line]:
 FAMILIES = {
     "recurrent_gemma": Family(
         "recurrent_gemma", "RecurrentGemmaForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"),
-        transformers_config("recurrent_gemma"), fields, config, weights,
+        transformers_config("recurrent_gemma"), fields, config, weights, ignored=ANGLES,
     )
 }  # fmt: skip

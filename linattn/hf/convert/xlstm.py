@@ -1,4 +1,7 @@
-"""transformers' xLSTM, which is xLSTM-7B: mLSTM layers with SwiGLU."""
+"""transformers' xLSTM, which is xLSTM-7B: mLSTM layers with SwiGLU.
+
+Width and depth have two names each. What its class has of them are ``num_blocks`` blocks of ``hidden_size``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _NORMS = [("norm_mlstm", "mixer_norm"), ("norm_ffn", "ffn_norm")]
 
 def fields(theirs: Any) -> dict[str, Any]:
     """Of our LMConfig."""
-    only(theirs, "xlstm", use_bias=False, weight_mode="single", add_out_norm=True, norm_eps=1e-6)
+    only(theirs, "xlstm", embedding_dim=theirs.hidden_size, use_bias=False, weight_mode="single", add_out_norm=True, norm_eps=1e-6)
     mixer = {
         "heads": theirs.num_heads, "key_ratio": theirs.qk_dim_factor, "value_ratio": theirs.v_dim_factor,
         "soft_cap": theirs.gate_soft_cap, "eps": theirs.eps,
@@ -28,7 +31,7 @@ def fields(theirs: Any) -> dict[str, Any]:
     multiple = theirs.ffn_round_up_to_multiple_of
     hidden = int((theirs.hidden_size * theirs.ffn_proj_factor + multiple - 1) // multiple * multiple)
     return base(theirs) | {
-        "mixer": "mlstm", "mixer_options": {"mlstm": mixer}, "ffn_dim": hidden, "norm_eps": theirs.norm_eps,
+        "layers": theirs.num_blocks, "mixer": "mlstm", "mixer_options": {"mlstm": mixer}, "ffn_dim": hidden, "norm_eps": theirs.norm_eps,
         "logit_soft_cap": theirs.output_logit_soft_cap, "tie_embeddings": False,
     }  # fmt: skip
 

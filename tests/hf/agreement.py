@@ -188,6 +188,8 @@ class Agreement:
                 assert "packed" in str(refused)  # in 5.17 it is wrong instead
             with patch_transformers([family]):
                 assert distance(logits_of(model, ids, **options), wanted) < 5e-5, how
+                for mask in (torch.ones_like(ids), torch.ones_like(ids).bool()):  # hides nothing
+                    assert distance(logits_of(model, ids, attention_mask=mask, **options), wanted) < 5e-5, how
 
     def test_positions_tell_sequences_of_one_token_apart(self, family, model, ids):
         ends = [0, 1, 2, SHORT, TOKENS - 1, TOKENS]

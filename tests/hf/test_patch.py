@@ -1,10 +1,12 @@
 """The door of patching: what it refuses, how it is undone, and that no foreign kernel runs on a CPU."""
 
+import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from inspect import signature
 from types import SimpleNamespace
@@ -208,6 +210,40 @@ def test_checkpointing_that_would_forget_packing_is_refused(family):
 def test_several_packed_rows_are_refused():
     with patch_transformers(["mamba"]), pytest.raises(ValueError, match="one row"):
         logits_of(model_of("mamba"), torch.ones(2, 37, dtype=torch.long), **packings()["cu_seq_lens"])
+
+
+def test_packing_beside_arguments_by_place():
+    model, ids, how = model_of("qwen3_next").model, torch.randint(3, VOCABULARY, (1, TOKENS)), packings()["cu_seq_lens"]
+    with patch_transformers(["qwen3_next"]), torch.no_grad():
+        wanted = model(input_ids=ids, use_cache=False, **how)[0]
+        assert torch.equal(model(ids, torch.ones_like(ids), None, None, None, False, **how)[0], wanted)
+
+
+def test_of_two_threads_one_patches(module, monkeypatch):
+    original, replace, results = module.mamba_selective_scan, Patch._replace, []
+    both = threading.Barrier(2)
+
+    def slow(patch):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # until the other one is as far, if it may be
+        replace(patch)
+
+    def run():
+        try:
+            results.append(patch_transformers(["mamba"]))
+        except ValueError as error:
+            results.append(error)
+
+    monkeypatch.setattr(Patch, "_replace", slow)
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (patch,) = (result for result in results if isinstance(result, Patch))
+    assert len(results) == 2
+    patch.undo()
+    assert module.mamba_selective_scan is original
 
 
 def test_what_is_installed_is_not_called(tmp_path):

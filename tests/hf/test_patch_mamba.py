@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.hf.patch import patch_transformers
 from tests.hf.agreement import Agreement
-from tests.hf.patched import VOCABULARY, distance, logits_of, model_of
+from tests.hf.patched import TOKENS, VOCABULARY, distance, logits_of, model_of, pieces
 
 
 @pytest.fixture(params=["mamba", "falcon_mamba", "jamba"])
@@ -48,3 +48,10 @@ def test_time_steps_are_not_copied_for_gradients_that_nobody_records(family):
     with patch_transformers([family]):
         assert all(p.requires_grad for p in model.parameters())
         assert distance(logits_of(model, ids), wanted) < 1e-5
+
+
+def test_a_convolution_that_sees_no_token_before():
+    model, ids = model_of("mamba", conv_kernel=1), torch.randint(3, VOCABULARY, (2, TOKENS))
+    whole = logits_of(model, ids)
+    with patch_transformers(["mamba"]):
+        assert distance(pieces(model, ids), whole) < 2e-5

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from threading import RLock
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from linattn.ops.dispatch import BACKENDS
 _GROUPS = (delta, mamba, mamba2, rwkv)
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
 _patched: dict[str, Patch] = {}  # folder: what is on there
+_lock = RLock()  # of two threads that patch one family, one is refused; else each would keep what the other had put there
 
 
 class Patch:
@@ -39,11 +41,12 @@ class Patch:
 
     def undo(self) -> None:
         """Put back everything; a second time does nothing."""
-        for owner, name, original, _ in reversed(self.replaced):
-            setattr(owner, name, original)
-        self.replaced.clear()
-        for folder in [folder for folder, patch in _patched.items() if patch is self]:
-            del _patched[folder]
+        with _lock:
+            for owner, name, original, _ in reversed(self.replaced):
+                setattr(owner, name, original)
+            self.replaced.clear()
+            for folder in [folder for folder, patch in _patched.items() if patch is self]:
+                del _patched[folder]
 
     def __enter__(self) -> Self:
         if self.families and not self.replaced:
@@ -98,17 +101,18 @@ def patch_transformers(families: Iterable[str] | None = None, backend: str = "au
     names = tuple(FAMILIES) if families is None else _known(families)
     if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be one of {', '.join(map(repr, ('auto', *BACKENDS)))}, but came as {backend!r}")
-    busy = sorted(name for name in names if FAMILIES[name].folder in _patched)
-    if busy:
-        raise ValueError(
-            f"families must not be patched already, as {', '.join(busy)} {'is' if len(busy) == 1 else 'are'}: undo that patch first"
-        )
-    patch = Patch(names, backend)
-    try:
-        patch._replace()
-    except BaseException:
-        patch.undo()
-        raise
+    with _lock:
+        busy = sorted(name for name in names if FAMILIES[name].folder in _patched)
+        if busy:
+            raise ValueError(
+                f"families must not be patched already, as {', '.join(busy)} {'is' if len(busy) == 1 else 'are'}: undo that patch first"
+            )
+        patch = Patch(names, backend)
+        try:
+            patch._replace()
+        except BaseException:
+            patch.undo()
+            raise
     return patch
 
 

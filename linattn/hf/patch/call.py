@@ -215,13 +215,20 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
         if lost and getattr(self, "gradient_checkpointing", False) and self.training:
             _refuse_checkpointing(self, cu, real)
         if cu is not None:
-            kwargs[PACKED] = cu
+            args, kwargs = (), {name: value for name, value in given.items() if name != "self"} | {PACKED: cu}
             if "position_ids" in parameters.parameters and given.get("position_ids") is None:
                 kwargs["position_ids"] = positions(cu, tokens)  # softmax attention keeps apart what begins again
+            if _says_nothing(given.get("attention_mask")):
+                kwargs["attention_mask"] = None  # beside a mask it looks at no positions
         with during(Call(tokens, real, cu)):
             return original(self, *args, **kwargs)
 
     return forward
+
+
+def _says_nothing(mask: Any) -> bool:
+    """Whether a mask [B, T] is known to hide nothing."""
+    return isinstance(mask, Tensor) and mask.ndim == 2 and not torch.compiler.is_compiling() and bool(mask.all())
 
 
 def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) -> None:
@@ -311,6 +318,8 @@ def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, 
 def convolve_one(hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None):
     """In place of ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is brought up to date."""
     x, state = hidden_states.transpose(1, 2), conv_state.transpose(1, 2)
+    if weight.shape[-1] == 1:  # no token before is seen, and none need be kept
+        return _convolved(x, weight, bias, activation).transpose(1, 2)
     own = state.to(x.dtype)
     swish = activation in _SWISH
     y = step_(x, own, weight[:, None], bias, swish)

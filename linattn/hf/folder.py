@@ -1,4 +1,4 @@
-"""A folder with a published model: config.json and safetensors files, read with suspicion and written whole or not at all."""
+"""A folder with a published model: JSON and safetensors files, read with suspicion and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 WORD = r"[A-Za-z0-9_-]+"  # of a variant
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -31,6 +32,11 @@ def config_of(folder: Path) -> dict[str, Any]:
     if content.get("quantization_config") is not None:
         raise ValueError(f"{folder} holds a quantised model; only weights of {', '.join(FLOATS)} are read")
     return content
+
+
+def generation_of(folder: Path) -> dict[str, Any] | None:
+    """The content of a folder's ``generation_config.json``: what ends a text and how the next token is chosen; None: it has none."""
+    return _json(_inside(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else None
 
 
 @contextmanager
@@ -89,8 +95,8 @@ class Weights:
         return opened.get_tensor(there)
 
 
-def write(folder: Path, config: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Make ``folder``, whole or not at all.
+def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor]) -> None:
+    """Make ``folder``, whole or not at all: a JSON file for each of ``told``, and one of weights.
 
     Raises:
         FileExistsError: if there is something already.
@@ -107,8 +113,9 @@ def write(folder: Path, config: dict[str, Any], weights: Mapping[str, Tensor]) -
     try:
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
         save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-        for path in (aside / WEIGHTS, aside / CONFIG, *([aside] if os.name != "nt" else [])):
+        for name, content in told.items():
+            (aside / name).write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        for path in (aside / WEIGHTS, *(aside / name for name in told), *([aside] if os.name != "nt" else [])):
             synced(path)
         aside.rename(folder)
     finally:

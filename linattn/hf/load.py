@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from linattn import models
 from linattn.hf import folder as folders
@@ -34,7 +34,8 @@ def load(
 
     ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
     flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of ours has been saved to. In
-    place of a folder the configuration alone gives a new model of that make, with random weights.
+    place of a folder the configuration alone gives a new model of that make, with random weights. What its ``generation_config.json``
+    says of sampling and of the tokens that end a text is what ``generate`` does.
 
     Args:
         path_or_config: the folder, or a config of transformers, of ours, or the content of a ``config.json``.
@@ -80,10 +81,13 @@ def export(model: nn.Module, model_type: str, path: str | os.PathLike[str]) -> N
     ours, weights = model.config, model.state_dict()
     content = their_config(ours, target)
     content["dtype"] = str(weights["model.embedding.weight"].dtype).removeprefix("torch.")
+    told = {folders.CONFIG: content}
+    if isinstance(model, LinattnForCausalLM) and model.generation_config is not None:
+        told[folders.GENERATION] = json.loads(model.generation_config.to_json_string())
     theirs: dict[str, Tensor] = {}
     for line in target.lines(ours):
         theirs |= zip(line.theirs, line.write([weights[name] for name in line.ours]), strict=True)
-    folders.write(Path(path), content, theirs)
+    folders.write(Path(path), told, theirs)
 
 
 def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMConfig:
@@ -125,7 +129,7 @@ _LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 
 
 def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> LinattnForCausalLM:
-    content = folders.config_of(path)
+    content, generation = folders.config_of(path), _generation(path)
     with folders.weights_of(path, variant) as weights:
         try:
             for name in _LAYERS:  # before anything is made of them
@@ -139,7 +143,18 @@ def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> Linattn
     model.load_state_dict(state, assign=True)
     if config.tie_embeddings:
         model.lm_head.weight = model.model.embedding.weight
+    if generation is not None:
+        model.generation_config = generation
     return _moved(model, dtype or state["model.embedding.weight"].dtype)  # at once: some weights are wider than the embedding
+
+
+def _generation(path: Path) -> GenerationConfig | None:
+    """What a folder says of generation; None: nothing besides its config."""
+    content = folders.generation_of(path)
+    try:
+        return None if content is None else GenerationConfig.from_dict(content)
+    except (ValueError, TypeError, AttributeError) as error:  # it may hold anything
+        raise ValueError(f"{path}: {folders.GENERATION} cannot be understood: {error}") from None
 
 
 def _empty(config: LMConfig) -> LinattnForCausalLM:

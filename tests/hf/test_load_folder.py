@@ -83,7 +83,7 @@ def test_names_out_of_the_folder(folder, name):
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "generation_config.json"])
 def test_links_out_of_the_folder(folder, name):
     (folder / name).rename(folder.parent / name)
     (folder / name).symlink_to(folder.parent / name)
@@ -217,7 +217,7 @@ def test_what_a_class_without_a_head_has_saved(model_type, tmp_path):
     """Its names begin one word later, and a head that is tied needs no weight. Older ones say embedding for embeddings."""
     sizes = {"num_hidden_layers": 1, "state_size": 8}
     theirs = theirs_of(
-        model_type, **sizes, tie_word_embeddings=True, **({"num_heads": 4, "head_dim": 16, "n_groups": 2} if model_type == "mamba2" else {})
+        model_type, **sizes, tie_word_embeddings=True, **({"num_heads": 4, "head_dim": 16, "n_groups": 1} if model_type == "mamba2" else {})
     )
     theirs.backbone.save_pretrained(tmp_path)
     ids = torch.randint(60, (1, 9))
@@ -282,6 +282,31 @@ def test_as_many_heads_as_of_queries(model_type, name):
     assert config_of({**sizes, name: 2}).to_dict() == config_of(sizes).to_dict()
     with pytest.raises(ValueError, match=f"{name} must be None or 2 to be read, but is 1"):
         config_of({**sizes, name: 1})
+
+
+def test_what_the_folder_says_of_generation(folder):
+    """Of what ends a text, and how the next token is chosen: as their class takes it, and as it goes back."""
+    theirs, ids = transformers.AutoModelForCausalLM.from_pretrained(folder), torch.randint(3, 60, (1, 9))
+    plain = theirs.generate(ids, max_new_tokens=20)
+    ends = [int(plain[0, 14]), 7]
+    for wanted in ({"repetition_penalty": 3.0, "no_repeat_ngram_size": 2, "eos_token_id": 59}, {"eos_token_id": ends}):
+        (folder / "generation_config.json").write_text(json.dumps(wanted))
+        theirs, ours = transformers.AutoModelForCausalLM.from_pretrained(folder), load(folder)
+        tokens = theirs.generate(ids, max_new_tokens=20)
+        assert tokens.shape != plain.shape or not torch.equal(tokens, plain)
+        assert torch.equal(ours.generate(ids, max_new_tokens=20), tokens)
+    export(ours, "mamba", folder.parent / "back")
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "back").generate(ids, max_new_tokens=20), tokens)
+    ours.save_pretrained(folder.parent / "ours")
+    assert torch.equal(load(folder.parent / "ours").generate(ids, max_new_tokens=20), tokens)
+    for wrong, message in (
+        ("[", "is damaged"),
+        ('{"max_new_tokens": -3}', "cannot be understood: .max_new_tokens. must be greater than 0"),
+        ('{"watermarking_config": 5}', "cannot be understood"),
+    ):
+        (folder / "generation_config.json").write_text(wrong)
+        with pytest.raises(ValueError, match=f"generation_config.json {message}"):
+            load(folder)
 
 
 def test_quantised_as_nothing(folder):

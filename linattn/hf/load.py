@@ -179,7 +179,8 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
         lines = [same(name, name) for name in hollow if not (tied and name == head)]
     else:
         experts = model.config.ffn_options.get("experts", {}).get("count", 0)  # not what theirs says, which also counts what no layer has
-        if experts > len(weights.names):  # before there is a name for each
+        merged = [count for name in weights.names if name.endswith(".experts.down_proj") for count in weights.shape(name)[:1]]
+        if experts > max(len(weights.names), *merged, 0):  # before there is a name for each
             raise ValueError(f"{folders.CONFIG} counts {experts} experts in a layer, but there are {len(weights.names)} weights")
         source = family(model_type)
         (embedding, head), lines = source.tied, source.lines(model.config)
@@ -187,6 +188,7 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
         if embedding not in weights.names and embedding.removeprefix(whole) in weights.names:  # saved by the class without a head
             weights.rename({r"^": whole})
         weights.rename(source.aliases, source.ignored)
+        lines = [line.merged if line.merged and weights.names.issuperset(line.merged.theirs) else line for line in lines]
     _check(weights, lines, hollow, {head} if tied else set())
     state: dict[str, Tensor] = {}
     for line in lines:

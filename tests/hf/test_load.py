@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 import linattn
@@ -120,6 +121,30 @@ def test_logits_generation_and_the_way_back(model_type, options, tmp_path):
         assert torch.equal(weight, before[name]), name
     with torch.no_grad():
         assert distance(again.eval()(ids).logits, theirs(ids).logits) < 1e-5
+
+
+@pytest.mark.parametrize(("model_type", "options"), CASES)
+def test_names_of_their_modules(model_type, options, tmp_path):
+    """What torch saves of a model: experts are one tensor, and some names are others than in what ``save_pretrained`` publishes."""
+    theirs = theirs_of(model_type, **options)
+    theirs.config.save_pretrained(tmp_path)
+    save_file({name: t.clone() for name, t in theirs.state_dict().items()}, tmp_path / "model.safetensors")
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, published = load(tmp_path).state_dict(), load(tmp_path / "theirs").state_dict()
+    assert all(torch.equal(ours[name], t) for name, t in published.items())
+
+
+def test_more_experts_in_one_tensor_than_there_are_weights(tmp_path):
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 1, "intermediate_size": 8, "num_local_experts": 40}
+    theirs = theirs_of("minimax", num_hidden_layers=1, **sizes)
+    theirs.config.save_pretrained(tmp_path)
+    weights = dict(theirs.state_dict())
+    save_file(weights, tmp_path / "model.safetensors")
+    assert load(tmp_path).model.layers[0].ffn.count == 40
+    lost = "model.layers.0.mlp.experts.down_proj"
+    save_file({name: t for name, t in weights.items() if name != lost}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="counts 40 experts in a layer, but there are"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

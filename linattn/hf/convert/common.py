@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from linattn.hf.convert.table import Line, named, stack
+from linattn.hf.convert.table import Line, named, part, same, stack
 from linattn.models import LMConfig
 
 ANGLES = r"\.rotary_emb\.inv_freq$"  # of rotary positions, in old checkpoints; they follow from the config
@@ -56,9 +57,11 @@ GATED_FFN = named([(name, name) for name in ("gate_proj", "up_proj", "down_proj"
 
 
 def expert_lines(theirs: str, count: int, names: tuple[str, str, str]) -> Iterator[Line]:
-    """Gate, up and down maps of ``count`` experts, which theirs calls ``names`` in each."""
-    for ours, name in zip(("gate_proj", "up_proj", "down_proj"), names, strict=True):
-        yield stack(ours, [f"{theirs}.{e}.{name}.weight" for e in range(count)])
+    """Gate, up and down maps of ``count`` experts, which theirs calls ``names`` in each. Merged, gate and up of all are one tensor."""
+    gate_up = f"{theirs}.gate_up_proj"
+    merged = part(gate_up, "gate_proj", 0, 2, 1), part(gate_up, "up_proj", 1, 2, 1), same(f"{theirs}.down_proj", "down_proj")
+    for line, name in zip(merged, names, strict=True):
+        yield replace(stack(line.ours[0], [f"{theirs}.{e}.{name}.weight" for e in range(count)]), merged=line)
 
 
 def rope(theirs: Any) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from linattn.hf.convert.common import GATED_FFN, back, base, expert_lines, transformers_config
@@ -13,6 +14,11 @@ _KINDS = {"linear_attention": "kda", "full_attention": "mla"}
 _FFNS = {"dense": "swiglu", "sparse": "experts"}
 _NORMS = [("input_layernorm", "mixer_norm"), ("post_attention_layernorm", "ffn_norm")]
 
+MODULES = {  # where in transformers' modules what published files name is
+    r"\.forget_gate\.": ".",
+    r"\.mlp\.(gate|experts|shared_experts)\.": r".block_sparse_moe.\1.",
+    r"\.block_sparse_moe\.(gate|up|down)_proj\.": r".mlp.\1_proj.",  # dense layers, as transformers saves them
+}
 MLA = [  # of theirs, of ours
     *named([("kv_a_proj_with_mqa", "latent_proj"), ("kv_a_layernorm", "norm"), ("kv_b_proj", "kv_proj")]),
     *named([("q_proj", "q_proj"), ("o_proj", "o_proj")]),
@@ -94,7 +100,7 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 def _kda(mixer: Any) -> Iterator[Line]:
     rows = 3 * [mixer.heads * mixer.size]
     yield join("qkv_proj.weight", [f"{name}_proj.weight" for name in "qkv"], rows)
-    yield join("conv.weight", [f"{name}_conv1d.weight" for name in "qkv"], rows)
+    yield replace(join("conv.weight", [f"{name}_conv1d.weight" for name in "qkv"], rows), merged=same("conv1d.weight", "conv.weight"))
     for ours, theirs in (("decay_proj", "f"), ("g_proj", "g")):
         yield from named([(f"{theirs}_a_proj", f"{ours}.0"), (f"{theirs}_b_proj", f"{ours}.1")])
     yield same("A_log", "A_log", 1, 1, -1, 1)
@@ -111,6 +117,6 @@ def _experts(count: int) -> Iterator[Line]:
 FAMILIES = {
     "kimi_linear": Family(
         "kimi_linear", "KimiLinearForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"), transformers_config("kimi_linear"),
-        fields, config, weights, {r"\.block_sparse_moe\.(gate|up|down)_proj\.": r".mlp.\1_proj."}, ties=False,
+        fields, config, weights, MODULES, ties=False,
     )
 }  # fmt: skip

@@ -94,6 +94,6 @@ def _decays(heads: int, layer: int, layers: int) -> Line:
 FAMILIES = {
     "minimax": Family(
         "minimax", "MiniMaxForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"), transformers_config("minimax"), fields,
-        config, weights, ignored=ANGLES,
+        config, weights, {r"\.mlp\.": ".block_sparse_moe."}, ANGLES,
     )
 }  # fmt: skip

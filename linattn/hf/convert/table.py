@@ -25,7 +25,8 @@ class Line:
     """The weights ``theirs`` of a checkpoint hold the same numbers as ``ours``.
 
     ``read`` takes theirs and the shapes that ours have, ``write`` takes ours; both give the tensors of the other side. What an
-    ``optional`` line names may be missing from a checkpoint and is not read.
+    ``optional`` line names may be missing from a checkpoint and is not read. ``merged`` is the line of a checkpoint that has, in
+    place of published names, those of transformers' modules, in which several published weights are one.
     """
 
     theirs: tuple[str, ...]
@@ -33,6 +34,7 @@ class Line:
     read: Read
     write: Write
     optional: bool = False
+    merged: Line | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ def stack(ours: str, theirs: Sequence[str]) -> Line:
     return Line(tuple(theirs), (ours,), lambda t, _: [torch.stack(t)], lambda t: list(t[0].unbind()))
 
 
+def part(theirs: str, ours: str, index: int, of: int, axis: int) -> Line:
+    """One of ours is one of ``of`` equal parts of theirs along ``axis``. To be read: theirs has more than ours to write."""
+    return Line((theirs,), (ours,), lambda t, _: [t[0].chunk(of, axis)[index].clone()], lambda t: [torch.cat(of * [t[0]], axis)])
+
+
 def transposed(theirs: str, ours: str) -> Line:
     """One matrix, whose rows are the columns of ours."""
     return Line((theirs,), (ours,), lambda t, _: [t[0].mT.contiguous()], lambda t: [t[0].mT.contiguous()])
@@ -103,7 +110,9 @@ def named(names: Iterable[tuple[str, str]], suffix: str = ".weight") -> list[Lin
 def under(theirs: str, ours: str, lines: Iterable[Line]) -> Iterator[Line]:
     """The lines of a part of a model whose names begin with ``theirs`` and ``ours``."""
     for line in lines:
-        yield replace(line, theirs=tuple(theirs + name for name in line.theirs), ours=tuple(ours + name for name in line.ours))
+        merged = None if line.merged is None else next(under(theirs, ours, [line.merged]))
+        here, there = tuple(ours + name for name in line.ours), tuple(theirs + name for name in line.theirs)
+        yield replace(line, theirs=there, ours=here, merged=merged)
 
 
 def only(config: Any, model_type: str, **wanted: Any) -> None:

@@ -80,7 +80,10 @@ PUBLISHED = {
         "layer_types": ["linear_attention"] * 7 + ["full_attention"], "full_attn_alpha_factor": 3.5565588200778455,
         "linear_attn_alpha_factor": 3.5565588200778455, "mlp_alpha_factor": 3.5565588200778455,
     },
-    "NX-AI/xLSTM-7b": {"model_type": "xlstm", "embedding_dim": 4096, "num_blocks": 32, "num_heads": 8, "vocab_size": 50304},
+    "NX-AI/xLSTM-7b": {
+        "model_type": "xlstm", "embedding_dim": 4096, "num_blocks": 32, "num_heads": 8, "vocab_size": 50304,
+        "chunkwise_kernel": "chunkwise--triton_xl_chunk", "sequence_kernel": "native_sequence__triton", "step_kernel": "triton",
+    },
     "moonshotai/Kimi-Linear-48B-A3B-Instruct": {
         "model_type": "kimi_linear", "num_hidden_layers": 5, "first_k_dense_replace": 1, "num_experts": 256, "num_experts_per_token": 8,
         "num_shared_experts": 1, "linear_attn_config": {

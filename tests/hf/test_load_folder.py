@@ -257,6 +257,13 @@ def test_the_depth_of_xlstm_has_two_names(tmp_path):
         load({"model_type": "xlstm", "embedding_dim": 128})
 
 
+def test_kernels_of_another_gate_are_refused():
+    with pytest.raises(
+        ValueError, match="chunkwise_kernel must be one with exponential input gates to be read, but is 'chunkwise--triton_xl_c"
+    ):
+        config_of({"model_type": "xlstm", "chunkwise_kernel": "chunkwise--triton_xl_chunk_siging"})
+
+
 def test_other_packages_may_have_registered_configs_of_their_own(folder, monkeypatch):
     """As importing fla does for Mamba."""
 

@@ -18,7 +18,19 @@ MIXER = [  # of theirs, of ours
     *named([("igate_preact", "i_proj"), ("fgate_preact", "f_proj")], ".bias"),
 ]
 FFN = named([("proj_up_gate", "gate_proj"), ("proj_up", "up_proj"), ("proj_down", "down_proj")])
+KERNELS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
 _NORMS = [("norm_mlstm", "mixer_norm"), ("norm_ffn", "ffn_norm")]
+
+
+def complete(content: dict[str, Any]) -> Any:
+    """Without the kernels that theirs is to run on, which change no result and of which its class knows only those installed.
+
+    Some are of another model, whose input gates are sigmoids.
+    """
+    for name in KERNELS:
+        if "siging" in str(content.get(name)):
+            raise ValueError(f"xlstm: {name} must be one with exponential input gates to be read, but is {content[name]!r}")
+    return transformers_config("xlstm")({name: value for name, value in content.items() if name not in KERNELS})
 
 
 def fields(theirs: Any) -> dict[str, Any]:
@@ -59,7 +71,6 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 
 FAMILIES = {
     "xlstm": Family(
-        "xlstm", "xLSTMForCausalLM", ("backbone.embeddings.weight", "lm_head.weight"), transformers_config("xlstm"), fields, config,
-        weights, ties=False,
+        "xlstm", "xLSTMForCausalLM", ("backbone.embeddings.weight", "lm_head.weight"), complete, fields, config, weights, ties=False,
     )
 }  # fmt: skip

@@ -290,9 +290,11 @@ def test_some_families_do_not_take_the_place_of_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["patch-cpu.json"]
 
 
-@pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
-def test_a_compiled_model_keeps_packed_sequences_apart(name):
-    model, ids, how = model_of(name), torch.randint(3, VOCABULARY, (1, TOKENS)), packings()["position_ids"]
+@pytest.mark.parametrize(("name", "by"), [("mamba", "position_ids"), ("qwen3_next", "position_ids"), ("qwen3_next", "cu_seq_lens")])
+def test_a_compiled_model_keeps_packed_sequences_apart(name, by):
+    model, ids, how = model_of(name), torch.randint(3, VOCABULARY, (1, TOKENS)), packings()[by]
     with patch_transformers([name]), torch.no_grad():
         compiled = torch.compile(model, backend="eager")
-        assert distance(compiled(input_ids=ids, use_cache=False, **how).logits, logits_of(model, ids, **how)) < 5e-5
+        wanted = logits_of(model, ids, **how)
+        assert distance(compiled(input_ids=ids, use_cache=False, **how).logits, wanted) < 5e-5
+        assert distance(compiled(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **how).logits, wanted) < 5e-5

@@ -125,6 +125,7 @@ def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
 
 
 _FIELDS = {f.name for f in fields(models.LMConfig)}
+_NAMES = 64  # of weights that do not fit; a layer has fewer, experts apart
 _LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 
 
@@ -217,7 +218,7 @@ def _check(weights: folders.Weights, lines: list[Line], hollow: dict[str, Tensor
     told = {"missing": missing, "not expected": sorted(weights.names - known), "of another shape": wrong}
     if any(told.values()):
         raise ValueError(
-            "the weights do not fit the config. " + ". ".join(f"{k[0].upper()}{k[1:]}: {listed(v)}" for k, v in told.items() if v)
+            "the weights do not fit the config. " + ". ".join(f"{k[0].upper()}{k[1:]}: {listed(v, _NAMES)}" for k, v in told.items() if v)
         )
 
 

@@ -38,6 +38,16 @@ def test_weights_that_do_not_fit_are_all_named(folder):
         assert part in str(error.value)
 
 
+def test_all_weights_of_a_lost_layer_are_named(tmp_path):
+    theirs_of("rwkv", num_hidden_layers=2).save_pretrained(tmp_path)
+    lost = [name for name in load_file(tmp_path / "model.safetensors") if name.startswith("rwkv.blocks.1.")]
+    change(tmp_path, **dict.fromkeys(lost))
+    with pytest.raises(ValueError, match="Missing: ") as error:
+        load(tmp_path)
+    assert len(lost) > 15
+    assert all(name in str(error.value) for name in lost)
+
+
 def test_tied_heads_may_be_there_but_not_differ(folder):
     embedding = load_file(folder / "model.safetensors")["backbone.embeddings.weight"]
     change(folder, **{"lm_head.weight": embedding.clone()})

@@ -184,8 +184,8 @@ class Agreement:
         for how, options in packings().items():
             try:
                 assert distance(logits_of(model, ids, **options), wanted) > 0.02
-            except ValueError as refused:
-                assert "packed" in str(refused)  # in 5.17 it is wrong instead
+            except (ValueError, TypeError) as refused:  # 5.17 is wrong instead, or gives a function cu_seqlens twice
+                assert "packed" in str(refused) or "multiple values for keyword argument 'cu_seqlens'" in str(refused)
             with patch_transformers([family]):
                 assert distance(logits_of(model, ids, **options), wanted) < 5e-5, how
                 for mask in (torch.ones_like(ids), torch.ones_like(ids).bool()):  # hides nothing

@@ -154,6 +154,8 @@ def packings() -> dict[str, dict[str, Tensor | int]]:
     ends = torch.tensor([0, SHORT, TOKENS], dtype=torch.int32)
     return {
         "cu_seq_lens": {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": SHORT, "max_length_k": SHORT},
+        "cu_seq_lens_k": {"cu_seq_lens_k": ends},
+        "cu_seqlens": {"cu_seqlens": ends},  # as linattn and fla call it
         "seq_idx": {"seq_idx": torch.tensor([[0] * SHORT + [1] * rest], dtype=torch.int32)},
         "position_ids": {"position_ids": positions},
     }

@@ -212,6 +212,21 @@ def test_several_packed_rows_are_refused():
         logits_of(model_of("mamba"), torch.ones(2, 37, dtype=torch.long), **packings()["cu_seq_lens"])
 
 
+@pytest.mark.parametrize(
+    ("ends", "came"), [([0, 20], TypeError), ([0, 20], "0, 20"), ([0, 30, 20, TOKENS], "0, 30"), ([5, TOKENS], "5, 37")]
+)
+@pytest.mark.parametrize("family", ["mamba", "qwen3_next"])
+def test_ends_that_are_none_are_refused_by_name(family, ends, came):
+    model, ids = model_of(family), torch.randint(3, VOCABULARY, (1, TOKENS))
+    with patch_transformers([family]):
+        if came is TypeError:
+            with pytest.raises(TypeError, match="cu_seq_lens_q must be a tensor, but came as list"):
+                logits_of(model, ids, cu_seq_lens_q=ends)
+        else:
+            with pytest.raises(ValueError, match=rf"cu_seq_lens_q must rise from 0 to T = 37 and never fall, but came as \[{came}"):
+                logits_of(model, ids, cu_seq_lens_q=torch.tensor(ends))
+
+
 def test_packing_beside_arguments_by_place():
     model, ids, how = model_of("qwen3_next").model, torch.randint(3, VOCABULARY, (1, TOKENS)), packings()["cu_seq_lens"]
     with patch_transformers(["qwen3_next"]), torch.no_grad():

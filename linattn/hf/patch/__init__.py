@@ -83,10 +83,10 @@ class Patch:
 def patch_transformers(families: Iterable[str] | None = None, backend: str = "auto") -> Patch:
     """Let transformers' own classes call :func:`linattn.linear_attention`, ``selective_scan``, the scans, their steps, norms and gates.
 
-    Beside speed, what is wrong or refused without becomes right: packed sequences (``cu_seq_lens_q``, ``seq_idx`` or positions that
-    begin again, in one row) do not see each other; a batch padded on the right, or anywhere, decodes as its rows alone do; Mamba,
-    Falcon-Mamba and Jamba go on from their cache with many tokens at once; RWKV decodes batches. On a CPU nothing of fla,
-    mamba_ssm or causal_conv1d is called, installed or not.
+    Beside speed, what is wrong or refused without becomes right: packed sequences (``cu_seq_lens_q``, ``cu_seqlens``, ``seq_idx`` or
+    positions that begin again, in one row) do not see each other; a batch padded on the right, or anywhere, decodes as its rows
+    alone do; Mamba, Falcon-Mamba and Jamba go on from their cache with many tokens at once; RWKV decodes batches. On a CPU nothing
+    of fla, mamba_ssm or causal_conv1d is called, installed or not.
 
     Args:
         families: transformers' ``model_type`` names; None: all that are known here.

@@ -17,13 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.packing import PACKED, begun_again, borders, new_places, positions
+from linattn.hf.packing import ENDS, PACKED, begun_again, borders, new_places, positions
+from linattn.ops.checks import packed_lengths
 from linattn.ops.convolution_step import step_
 from linattn.ops.gated import gated
 from linattn.ops.norms import rms_norm
 from linattn.ops.selective_step import selective_step_
 from linattn.ops.short_convolution import short_convolution
 
+OURS = "cu_seqlens"  # our own name, and fla's, of what is PACKED in transformers
 _SWISH = ("silu", "swish")
 _FEW = 2**14  # numbers that torch's operations have normed before a kernel is called
 Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while patched
@@ -130,15 +132,16 @@ def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
     return real
 
 
-def packing(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """``cu_seqlens`` of what a caller says of packed sequences by one of transformers' keywords, or None for nothing packed."""
-    if given.get(PACKED) is not None:
-        cu = given[PACKED].to(torch.int64)
-    elif given.get("seq_idx") is not None:
-        cu = borders(given["seq_idx"].view(-1, tokens)[:1].diff() != 0)
-    else:
-        return None
-    return _of_one_row(cu, batch)
+def packing(given: dict[str, Any], like: Tensor) -> Tensor | None:
+    """``cu_seqlens`` of what a caller says by keyword of sequences packed in ``like`` [B, T, ...], or None for nothing packed."""
+    batch, tokens = like.shape[:2]
+    for name in (*ENDS, OURS):
+        if given.get(name) is not None:
+            packed_lengths(_of_one_row(given[name], batch), like, name)
+            return given[name].to(torch.int64)
+    if given.get("seq_idx") is not None:
+        return _of_one_row(borders(given["seq_idx"].view(-1, tokens)[:1].diff() != 0), batch)
+    return None
 
 
 def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
@@ -167,9 +170,9 @@ def mixer_forward(original: Callable) -> Callable:
 
     @wraps(original)
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
-        batch, tokens = hidden_states.shape[:2]
+        tokens = hidden_states.shape[1]
         real = padding(attention_mask, tokens)
-        cu = packing(kwargs, batch, tokens)
+        cu = packing(kwargs, hidden_states)
         cu = current().cu_seqlens if cu is None else cu
         layer = None if cache_params is None else cache_params.layers[self.layer_idx]
         with during(Call(tokens, real, cu, layer, self)):
@@ -185,7 +188,7 @@ def passing(original: Callable) -> Callable:
 
     @wraps(original)
     def forward(self, hidden_states, *args, **kwargs):
-        with during(Call(cu_seqlens=packing(kwargs, *hidden_states.shape[:2]))):
+        with during(Call(cu_seqlens=packing(kwargs, hidden_states))):
             return original(self, hidden_states, *args, **kwargs)
 
     return forward
@@ -207,7 +210,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
         if x is None:
             return original(self, *args, **kwargs)  # which says so
         batch, tokens = x.shape[:2]
-        outer, cu = current(), packing(given, batch, tokens)
+        outer, cu = current(), packing(given, x)
         cu = positions_begun_again(given, batch, tokens) if cu is None else cu
         cu = outer.cu_seqlens if cu is None else cu
         real = padding(given.get("attention_mask"), tokens) if "padding" in lost else None
@@ -215,7 +218,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
         if lost and getattr(self, "gradient_checkpointing", False) and self.training:
             _refuse_checkpointing(self, cu, real)
         if cu is not None:
-            args, kwargs = (), {name: value for name, value in given.items() if name != "self"} | {PACKED: cu}
+            args, kwargs = (), {name: value for name, value in given.items() if name not in ("self", OURS)} | {PACKED: cu}
             if "position_ids" in parameters.parameters and given.get("position_ids") is None:
                 kwargs["position_ids"] = positions(cu, tokens)  # softmax attention keeps apart what begins again
             if _says_nothing(given.get("attention_mask")):

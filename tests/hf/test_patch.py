@@ -227,6 +227,23 @@ def test_ends_that_are_none_are_refused_by_name(family, ends, came):
                 logits_of(model, ids, cu_seq_lens_q=torch.tensor(ends))
 
 
+def test_packing_beside_padding():
+    """Softmax attention would go by the mask alone."""
+    ids, mask = torch.randint(3, VOCABULARY, (1, TOKENS)), torch.ones(1, TOKENS).long()
+    mask[0, -5:] = 0
+    ends = torch.tensor([0, 20, TOKENS - 5, TOKENS])
+    for family in ("mamba", "qwen3_next"):
+        model = model_of(family)
+        with patch_transformers([family]):
+            wanted = torch.cat([logits_of(model, ids[:, :20]), logits_of(model, ids[:, 20:-5])], 1)
+            assert distance(logits_of(model, ids, cu_seq_lens_q=ends)[:, :-5], wanted) < 5e-5
+            if family == "mamba":
+                assert distance(logits_of(model, ids, attention_mask=mask, cu_seq_lens_q=ends)[:, :-5], wanted) < 5e-5
+                continue
+            with pytest.raises(ValueError, match="Qwen3NextModel has softmax attention, which beside a mask .* as a sequence of its own"):
+                logits_of(model, ids, attention_mask=mask, cu_seq_lens_q=ends)
+
+
 def test_packing_beside_arguments_by_place():
     model, ids, how = model_of("qwen3_next").model, torch.randint(3, VOCABULARY, (1, TOKENS)), packings()["cu_seq_lens"]
     with patch_transformers(["qwen3_next"]), torch.no_grad():

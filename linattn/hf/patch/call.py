@@ -219,19 +219,25 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
             _refuse_checkpointing(self, cu, real)
         if cu is not None:
             args, kwargs = (), {name: value for name, value in given.items() if name not in ("self", OURS)} | {PACKED: cu}
-            if "position_ids" in parameters.parameters and given.get("position_ids") is None:
+            softmax, mask = "position_ids" in parameters.parameters, given.get("attention_mask")
+            if softmax and given.get("position_ids") is None:
                 kwargs["position_ids"] = positions(cu, tokens)  # softmax attention keeps apart what begins again
-            if _says_nothing(given.get("attention_mask")):
-                kwargs["attention_mask"] = None  # beside a mask it looks at no positions
+            if isinstance(mask, Tensor) and mask.ndim == 2:  # beside which it looks at no positions
+                if bool(mask.all()):  # a compiled model stops to look
+                    kwargs["attention_mask"] = None
+                elif softmax:
+                    _refuse_padding(self)
         with during(Call(tokens, real, cu)):
             return original(self, *args, **kwargs)
 
     return forward
 
 
-def _says_nothing(mask: Any) -> bool:
-    """Whether a mask [B, T] hides nothing: only its numbers tell, and a compiled model stops to look at them."""
-    return isinstance(mask, Tensor) and mask.ndim == 2 and bool(mask.all())
+def _refuse_padding(model: Any) -> None:
+    raise ValueError(
+        f"{type(model).__name__} has softmax attention, which beside a mask that hides tokens lets packed sequences see each other: "
+        "leave out attention_mask and pack the padding as a sequence of its own"
+    )
 
 
 def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 
+import torch
+
 from linattn.mixers.base import Mixer
 
 KINDS = ("sequence", "cross", "grid", "resample", "feed-forward")
@@ -130,6 +132,8 @@ def info(name: str) -> Info:
 def create(name: str, *, dim: int, **options) -> Mixer:
     """A new mixer ``name`` of width ``dim``; every option but ``dim`` has a default that is good for multiples of 32.
 
+    Where torch's default dtype is a half, all but ``keep_float32`` is of it.
+
     Raises:
         ValueError: for a name that is not registered, and for sizes that are none or do not divide.
         TypeError: for an option that the mixer does not have.
@@ -140,9 +144,15 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     for option in options:
         if option not in known.options:
             raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")
-    mixer = known.cls(dim=dim, **options)
+    dtype = torch.get_default_dtype()
+    wide = torch.promote_types(dtype, torch.float32)
+    torch.set_default_dtype(wide)  # time constants stay so, and torch makes no orthogonal matrix of a half
+    try:
+        mixer = known.cls(dim=dim, **options)
+    finally:
+        torch.set_default_dtype(dtype)
     mixer.dim = dim
-    return mixer
+    return mixer if dtype == wide else mixer.to(dtype)
 
 
 def _load_plugins() -> None:

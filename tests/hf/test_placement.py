@@ -55,6 +55,15 @@ def test_what_stays_wide_when_a_narrow_dtype_is_loaded(name, tmp_path):
     assert again(torch.randint(50, (1, 5))).logits.isfinite().all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_model_in_a_narrow_dtype(name):
+    wanted = {place: t.dtype for place, t in model(name).to(torch.bfloat16).state_dict().items()}
+    lm = AutoModelForCausalLM.from_config(linattn.LMConfig(vocab_size=50, dim=32, layers=1, mixer=name), dtype=torch.bfloat16).eval()
+    assert {place: t.dtype for place, t in lm.state_dict().items()} == wanted
+    assert torch.get_default_dtype() == torch.float32
+    assert lm(torch.randint(50, (1, 5))).logits.isfinite().all()
+
+
 def test_names_that_two_mixers_share_are_told_apart(tmp_path):
     lm = model("slstm, mamba, rwkv4", layers=3, norm="layer")
     lm.save_pretrained(tmp_path)

@@ -116,7 +116,7 @@ class Tokens(Iterator[Any]):
     def __iter__(self) -> Self:
         return self
 
-    @torch.inference_mode()
+    @torch.no_grad()  # and no inference mode: tokens and state may go into a call that has a gradient
     def __next__(self) -> Any:
         if self._left == 0:
             raise StopIteration
@@ -214,7 +214,7 @@ class Tokens(Iterator[Any]):
         self._leave()
         self.how = "as it is written: another generation took the captured step"
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _leave(self) -> None:
         """Have the state back from the captured step, and the token that it has found or has not read yet."""
         step = self._step

@@ -8,7 +8,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 import linattn
-from linattn.generate import captured, room
+from linattn.generate import captured, room, stream
 from linattn.hf import LinattnForCausalLM, StateCache
 from linattn.hf import captured as door
 from tests.hf.test_load import MODELS
@@ -151,6 +151,17 @@ def test_whoever_watches_the_model_sees_every_token(runs):
     lm.lm_head.register_forward_hook(lambda module, given, out: -out)
     got = lm.generate(**ids, max_new_tokens=8, do_sample=False)
     assert torch.equal(got, lm.generate(**ids, max_new_tokens=8, do_sample=False, use_cache=False))
+
+
+@pytest.mark.parametrize("tokens", [2, 12])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_what_it_leaves_may_have_a_gradient(mixer, tokens):
+    """A cache and tokens go into a call outside of ``no_grad``, which keeps both for the backward pass."""
+    lm, ids = model(mixer), batch(2)
+    out = lm.generate(**ids, max_new_tokens=tokens, do_sample=False, return_dict_in_generate=True)
+    lm(out.sequences[:, -1:], past_key_values=out.past_key_values).logits.sum().backward()
+    for token in (written := stream(lm, ids["input_ids"], max_new_tokens=tokens)):
+        lm(token[:, None], past_key_values=StateCache(written.state)).logits.sum().backward()
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -22,7 +22,7 @@ from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
 from linattn.ops.linears import chained
 from linattn.state import State
-from linattn.state.identity import sums_of_bits
+from linattn.state.identity import adapters, sums_of_bits
 
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # tokens that are worth tracing a step for
@@ -86,7 +86,7 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
     used, device = room.taken(state, slots), state.position.device.type
     size = 0 if used is None else room.capacity(used, tokens + 1, device)  # the state after the last of them may be wanted too
     key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
-           *_weights(model, head))  # fmt: skip
+           *_weights(model, head), *_settings(model, head))  # fmt: skip
     step = kept.pop(key, None)
     if step is not None and step.current():
         kept[key] = step  # the last one used is the last to go
@@ -113,6 +113,11 @@ def _weights(*modules: nn.Module) -> tuple[Hashable, ...]:
     """What changes when weights do, in place or not."""
     tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+def _settings(*modules: nn.Module) -> tuple[Hashable, ...]:
+    """What a trace follows beside weights: which of PEFT's adapters work and how strongly, and what only acts in training."""
+    return tuple((str(adapters(m)), tuple(part.training for part in m.modules())) for m in modules)
 
 
 class Step:

@@ -44,7 +44,7 @@ def difference(theirs: Any, ours: Mapping[str, Any]) -> str | None:
 
 
 def _weights(model: nn.Module) -> str:
-    tensors, told = model.state_dict(keep_vars=True), json.dumps(_adapters(model), default=str)
+    tensors, told = model.state_dict(keep_vars=True), json.dumps(adapters(model), default=str)
     if away := [name for name, t in tensors.items() if t.is_meta]:
         raise ValueError(f"the weights of {away[0]!r} are not in memory, so it cannot be said which model the state belongs to")
     known, marks = _KNOWN.get(model), _marks(tensors.values())
@@ -82,7 +82,7 @@ def _sum(t: Tensor) -> Tensor:
     return words.view(torch.int64).sum() + rest.sum() if rest.numel() else words.view(torch.int64).sum()
 
 
-def _adapters(model: nn.Module) -> list[list[Any]]:
+def adapters(model: nn.Module) -> list[list[Any]]:
     """What layers of PEFT have been told beside their weights: which adapters work, and how strongly."""
     names = "disable_adapters", "active_adapters", "merged_adapters", "scaling"
     return [[name, *(getattr(m, n, None) for n in names)] for name, m in model.named_modules() if hasattr(m, names[2])]

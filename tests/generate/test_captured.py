@@ -299,6 +299,40 @@ def test_what_was_computed_from_weights_is_so_again(mixer):
     assert second is not first and list(captured._steps[lm.model].values()) == [second]
 
 
+class Adapted(nn.Linear):
+    """As PEFT has it: how strongly an adapter works is no weight."""
+
+    disable_adapters, active_adapters, merged_adapters = False, ("default",), ()
+    scaling = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * (1 if self.disable_adapters else 1 - 3 * self.scaling) * (-1 if self.training else 1)
+
+
+@pytest.mark.parametrize("change", [{"disable_adapters": True}, {"scaling": 0.1}, {"training": True}])
+def test_a_step_is_not_made_for_other_settings(change):
+    lm, ids = model("gla"), torch.randint(40, (6,))
+    projection = lm.model.layers[0].mixer.q_proj
+    projection.__class__ = Adapted
+
+    def written(**settings):
+        vars(projection).update(settings)
+        return list(stream(lm, ids, max_new_tokens=12, temperature=0))
+
+    def wanted():
+        text = ids[None]
+        with torch.no_grad():
+            for _ in range(12):
+                text = torch.cat([text, lm(text)[:, -1:].argmax(-1)], 1)
+        return text[0, 6:].tolist()
+
+    first = written()
+    assert first == wanted()
+    second = written(**change)
+    assert second == wanted() != first
+    assert len(captured._steps[lm.model]) == 2
+
+
 class Sync(nn.Module):
     """Looks at a number, which no traced graph can."""
 

@@ -269,6 +269,12 @@ told = identity(lm)
 with lora.disable_adapter():  # the same weights, another model
     assert identity(lm)["weights"] != told["weights"]
 assert identity(lm) == told
+how = {"input_ids": ids, "max_new_tokens": 80, "do_sample": False}  # so many that a captured step writes them
+base = AutoModelForCausalLM.from_pretrained(folder + "/base").generate(**how)
+adapted = lora.generate(**how)
+with lora.disable_adapter():
+    assert torch.equal(lora.generate(**how), base)
+assert torch.equal(lora.generate(**how), adapted) and not torch.equal(adapted, base)
 again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder + "/base"), folder + "/adapter").eval()
 assert torch.equal(again(input_ids=ids).logits, lora(input_ids=ids).logits)
 merged = again.merge_and_unload()

@@ -241,6 +241,8 @@ def _came(value: Any) -> str:
 
 
 def _store(prefixes: Prefixes) -> PrefixStore:
+    if not isinstance(prefixes, PrefixStore | str | os.PathLike):
+        raise TypeError(f"prefixes must be a PrefixStore or its folder, but came {_came(prefixes)}")
     return prefixes if isinstance(prefixes, PrefixStore) else PrefixStore(prefixes)
 
 
@@ -257,6 +259,8 @@ def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
         keep = torch.ones_like(ids) if mask is None else mask
         shape = -1, ids.shape[-1]
         rows = [row[kept.bool()].tolist() for row, kept in zip(ids.reshape(shape), keep.reshape(shape), strict=True)]
+    elif not hasattr(ids, "__len__"):
+        raise TypeError(f"input_ids must be a prompt of tokens or a list of prompts, but came {_came(ids)}")
     else:
         rows = [ids] if len(ids) and isinstance(ids[0], Integral) else list(ids)
         rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in rows]

@@ -34,10 +34,13 @@ class PrefixStore:
 
         Raises:
             ValueError: if ``max_bytes`` is no positive integer.
+            OSError: if ``folder`` is a file, or cannot be made.
         """
-        if not isinstance(max_bytes, int) or max_bytes < 1:
+        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
             raise ValueError(f"max_bytes must be an integer of at least 1, but came as {max_bytes!r}")
         self.folder, self.max_bytes = Path(folder), max_bytes
+        if self.folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file, and a folder for states is wanted")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / ".lock")
 
@@ -76,13 +79,12 @@ class PrefixStore:
         with self._lock:
             for left in self.folder.glob(".*.part"):  # of a process that died: nobody else writes now
                 left.unlink()
-            if state.nbytes > self.max_bytes:
-                return
             path = self._path(n, key)
-            if not path.is_file():
-                state.save(path, model=model, description={"key": key})
-            _touch(path)
-            self._shrink()
+            if state.nbytes <= self.max_bytes:
+                if not path.is_file():
+                    state.save(path, model=model, description={"key": key})
+                _touch(path)
+            self._shrink()  # of what others with more bytes have left too
 
     def _files(self) -> Iterator[Path]:
         return (path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink())

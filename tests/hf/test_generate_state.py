@@ -123,6 +123,8 @@ def test_what_a_state_is_not_is_said():
         (lambda: lm.prefill(ids, ids.tolist()), ValueError, r"attention_mask must have the shape .* \[2, 3\], but came as list"),
         (lambda: lm.prefill("hello"), TypeError, "input_ids must be tokens, as a tokenizer makes them, but hold 'h'"),
         (lambda: lm.prefill([[1, 2], ["a"]]), TypeError, "input_ids must be tokens, as a tokenizer makes them, but hold 'a'"),
+        (lambda: lm.prefill(None), TypeError, "input_ids must be a prompt of tokens or a list of prompts, but came as NoneType"),
+        (lambda: lm.generate(ids, prefixes=5), TypeError, "prefixes must be a PrefixStore or its folder, but came as int"),
         (lambda: lm.prefill([[1]], ids), ValueError, "attention_mask must have a tensor beside it as input_ids"),
         (lambda: lm.prefill([[1], []]), ValueError, "every prompt must have at least one token"),
         (lambda: lm.prefill(ids, state=state, prefixes="x"), ValueError, "state must be None"),

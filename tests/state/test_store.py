@@ -105,6 +105,13 @@ def test_the_bytes_are_bounded_and_the_least_recently_used_goes(tmp_path, model)
     assert files(store) == [7]
 
 
+def test_a_smaller_bound_holds_from_the_next_state_on(store, model):
+    store.put(model, TOKENS[:2], state_of(1, size=1000))
+    smaller = PrefixStore(store.folder, max_bytes=100)
+    smaller.put(model, TOKENS[:3], state_of(2, size=1000))  # which has no room itself
+    assert smaller.nbytes == 0
+
+
 def test_damaged_files_go_and_what_is_not_ours_stays(store, model, tmp_path):
     store.put(model, TOKENS[:4], state_of(4))
     store.put(model, TOKENS[:6], state_of(6))
@@ -121,8 +128,12 @@ def test_damaged_files_go_and_what_is_not_ours_stays(store, model, tmp_path):
 
 
 def test_wrong_arguments(store, model, tmp_path):
-    with pytest.raises(ValueError, match="max_bytes must be an integer of at least 1, but came as 0"):
-        PrefixStore(tmp_path, max_bytes=0)
+    for bound in (0, True, 1e9, "1 GB"):
+        with pytest.raises(ValueError, match=f"max_bytes must be an integer of at least 1, but came as {bound!r}"):
+            PrefixStore(tmp_path, max_bytes=bound)
+    (tmp_path / "states.txt").touch()
+    with pytest.raises(NotADirectoryError, match=r"states\.txt is a file, and a folder for states is wanted"):
+        PrefixStore(tmp_path / "states.txt")
     with pytest.raises(ValueError, match="state must have one row, but came with 2"):
         store.put(model, TOKENS, state_of(1, rows=2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,11 +49,10 @@ def chat(
     chance = generator(seed)
     model, codec = load_run(run)
     state = None if load_state is None else State.load(load_state, model=model)
+    reply = partial(stream, model, max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, generator=chance)
+    reply([0], state=state)  # reads nothing, and refuses what does not fit before a line is typed
     for line in _lines():
-        tokens = stream(
-            model, codec.encode(f"{line}\n"), max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            generator=chance, state=state,
-        )  # fmt: skip
+        tokens = reply(codec.encode(f"{line}\n"), state=state)
         said: list[int] = []
         with Status() as status:
             for piece in stream_text(_noted(status.watch(tokens), said), codec.stream(), [stop]):

@@ -6,6 +6,7 @@ comes at once, without torch. Errors end here: one line on stderr and exit code 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -46,6 +47,9 @@ def _root(
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line ``args`` (default: the process's) and return its exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # a process may be started without: nothing is to be read, and nobody reads
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (as long as the process)
     try:
         code = get_command(app)(args, prog_name="linattn", standalone_mode=False) or 0
         sys.stdout.flush()  # a reader that has gone away is noticed here, not in the interpreter's shutdown

@@ -158,6 +158,26 @@ def test_replies_end_at_the_stop_text_and_have_no_control_codes(run, monkeypatch
     assert "--stop is empty" in capsys.readouterr().err
 
 
+def test_what_does_not_fit_is_refused_before_a_line_is_typed(run, tmp_path, monkeypatch, capsys):
+    model, _ = load_run(run)
+    read(model, b"x").fork(2).save(tmp_path / "two.safetensors", model=model)
+    for option, value, said in [
+        ("--temperature", "-1", "temperature must be 0"), ("--top-k", "0", "top_k must be"), ("--top-p", "2", "top_p must be"),
+        ("--max-tokens", "-1", "max_new_tokens must be"), ("--load-state", str(tmp_path / "two.safetensors"), "but came with 2"),
+    ]:  # fmt: skip
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        assert main(["chat", run, option, value]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["stdin", "stdout", "stderr"])
+def test_a_process_without_a_stream(run, missing, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    monkeypatch.setattr(sys, missing, None)
+    assert main(["chat", run, "--max-tokens", "3"]) == 0
+    getattr(sys, missing).close()
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

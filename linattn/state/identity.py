@@ -19,10 +19,15 @@ def identity(model: nn.Module) -> dict[str, Any]:
     """``config``, ``dtype`` and ``weights`` (a sha256) of a :class:`linattn.LanguageModel` or its Hugging Face twin, as JSON values.
 
     The two twins have the same. Weights are hashed again when one of them has been written to, which takes a read of all to know.
+
+    Raises:
+        TypeError: for what is neither.
     """
     from linattn.models.config import LMConfig
 
-    config: Any = model.config
+    config: Any = getattr(model, "config", None)
+    if not isinstance(config, LMConfig):
+        raise TypeError(f"model must be a linattn.LanguageModel or its Hugging Face twin, but came as {type(model).__name__}")
     given = {f.name: getattr(config, f.name) for f in fields(LMConfig)}
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {"config": json.loads(json.dumps(given)), "dtype": dtype, "weights": _weights(model)}

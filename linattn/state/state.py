@@ -29,11 +29,13 @@ class State:
     layers: tuple[dict[str, Tensor], ...]
 
     def __init__(self, layers: Iterable[Mapping[str, Tensor]]) -> None:
-        """Raises ValueError where the tensors disagree about the number of rows."""
+        """Raises ValueError where the tensors disagree about the number of rows, TypeError for what is no tensor."""
         self.layers = tuple(dict(layer) for layer in layers)
         rows = None
         for i, layer in enumerate(self.layers):
             for name, t in layer.items():
+                if not isinstance(t, Tensor):
+                    raise TypeError(f"layer {i}'s {name!r} must be a tensor, but came as {type(t).__name__}")
                 rows = _rows(f"layer {i}'s {name!r}", t.shape, rows)
 
     @property
@@ -56,7 +58,10 @@ class State:
 
     def select(self, rows: Tensor | Sequence[int]) -> State:
         """The sequences ``rows`` [n] (integers, in that order, repeated ones too): beam search, finished sequences."""
-        index = torch.as_tensor(rows)
+        try:
+            index = torch.as_tensor(rows)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"rows must be integers of shape [n], but came as {rows!r}") from None
         index = index if index.numel() else index.long()  # an empty list says no dtype
         if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"rows must be integers of shape [n], but came as {index.dtype} {list(index.shape)}")
@@ -78,6 +83,8 @@ class State:
             ValueError: where tensors differ in more than their rows, as those of layers that keep every token do when the
                 states have read different numbers of tokens.
         """
+        if not states:
+            raise ValueError("states must be at least one, but there is none")
         first, *rest = states
         for other in rest:
             if [(k, t.shape[1:], t.dtype) for k, t in _named(first)] != [(k, t.shape[1:], t.dtype) for k, t in _named(other)]:

@@ -72,6 +72,17 @@ def test_select_wants_integers(rows):
         make().select(rows)
 
 
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: make().select("ab"), r"rows must be integers of shape \[n\], but came as 'ab'"),
+    (lambda: make().select(None), r"rows must be integers of shape \[n\], but came as None"),
+    (lambda: State([{"S": 3}]), "layer 0's 'S' must be a tensor, but came as int"),
+    (lambda: make().save("s", model=torch.nn.Linear(1, 1)), "model must be a linattn.LanguageModel or its .* twin, but came as Linear"),
+])  # fmt: skip
+def test_other_types_are_named(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
 @pytest.mark.parametrize("row", [3, -1])
 def test_select_wants_rows_that_there_are(row):
     with pytest.raises(IndexError, match=rf"rows must be from 0 to 2, but came as \[0, {row}\]"):
@@ -311,6 +322,8 @@ def test_states_are_put_together():
     both = State.cat([one, two])
     assert both.rows == 3
     assert same(both.select([0]), one)
+    with pytest.raises(ValueError, match="states must be at least one"):
+        State.cat([])
     assert same(both.select([1, 2]), two)
     wide = State([{**layer, "S": layer["S"].double()} if layer else {} for layer in two.layers])
     for other in (wide, State([{}, {}, {}]), State([{"S": torch.zeros(1, 2)}])):

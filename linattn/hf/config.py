@@ -32,7 +32,7 @@ class LMConfig(models.LMConfig, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """transformers admits any keyword; one that looks like a slip of ours is refused."""
-        ours = [f.name for f in fields(models.LMConfig)]
+        ours = [*(f.name for f in fields(models.LMConfig)), *self.attribute_map]
         for name in kwargs:
             close = difflib.get_close_matches(name, ours, 1, 0.75)
             if close and name not in self.attribute_map:

@@ -135,6 +135,9 @@ def test_configs_are_saved_with_every_field(tmp_path):
 def test_slips_in_config_fields_are_errors():
     with pytest.raises(TypeError, match="no field 'mixr'; did you mean 'mixer'"):
         LMConfig(mixr="gla")
+    with pytest.raises(TypeError, match="no field 'hiden_size'; did you mean 'hidden_size'"):
+        LMConfig(hiden_size=64)
+    assert LMConfig(hidden_act="silu").dim == LMConfig().dim  # what other models have is not ours to judge
     with pytest.raises(ValueError, match="no mixer is called 'glu'"):
         LMConfig(mixer="glu")
 

@@ -333,6 +333,25 @@ def test_a_step_is_not_made_for_other_settings(change):
     assert len(captured._steps[lm.model]) == 2
 
 
+class Accumulating(nn.Linear):
+    """Writes to what it has made, as PEFT's OFT does, and through a view of it."""
+
+    def forward(self, x):
+        turn, total = torch.eye(self.in_features), torch.zeros(2, self.out_features)
+        turn.add_(self.weight[:1], alpha=0.5)
+        total[0] += 0.1
+        torch._foreach_add_([total], 0.2)
+        return super().forward(x @ turn) + total[0]
+
+
+def test_what_is_written_to_begins_anew_in_every_step():
+    lm = model("gla")
+    lm.model.layers[0].mixer.q_proj.__class__ = Accumulating
+    errors, ours, theirs = steps(lm, 2, 5)
+    assert errors < 1e-5
+    assert all(error(a[n].double(), b[n].double()) < 1e-5 for a, b in zip(ours.layers, theirs.layers, strict=True) for n in ("S",))
+
+
 class Sync(nn.Module):
     """Looks at a number, which no traced graph can."""
 

@@ -59,7 +59,7 @@ class Backbone(nn.Module):
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         if embeddings is None:
-            _check_ids(ids, self.embedding.num_embeddings)
+            _check_ids(ids, len(self.embedding.weight))
         elif embeddings.ndim != 3 or embeddings.shape[-1] != self.dim:
             raise ValueError(f"embeddings must be [B, T, {self.dim}], but came with shape {list(embeddings.shape)}")
         x = self.embedding(ids) if embeddings is None else embeddings

@@ -279,6 +279,11 @@ again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder + 
 assert torch.equal(again(input_ids=ids).logits, lora(input_ids=ids).logits)
 merged = again.merge_and_unload()
 torch.testing.assert_close(merged(ids).logits, lora(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+wanted = merged(ids).logits
+for adapters in ({"target_modules": ["embedding"]}, {"target_modules": ["up_proj"], "trainable_token_indices": [1]}):
+    words = get_peft_model(merged, LoraConfig(task_type="CAUSAL_LM", r=4, **adapters))
+    assert torch.equal(words(input_ids=ids).logits, wanted)
+    words.unload()
 print("trained", len(trained))
 """
 

@@ -24,6 +24,11 @@ def unit(x: Tensor, eps: float = 1e-6, dtype: torch.dtype | None = None) -> Tens
     return unit_length(x, eps=eps, dtype=torch.promote_types(x.dtype, torch.float32) if dtype is None else dtype)
 
 
+def tame(beta: Tensor, k: Tensor) -> Tensor:
+    """``beta`` [..., H], at most 2 / ‖k‖²: rounding may leave k longer than 1, and past 2 every repeated token makes the state grow."""
+    return torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
+
+
 def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
     """Turn pairs of channels of ``x`` [B, T, H, K] by ``angles`` [B, T, K / 2] (RoFormer, arXiv 2104.09864).
 

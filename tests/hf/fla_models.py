@@ -22,8 +22,8 @@ MODELS = {
     "gla": {"num_heads": 2, "expand_v": 1.5},
     "retnet": {"num_heads": 4, "tie_word_embeddings": True},
     "delta_net": {"num_heads": 2, "allow_neg_eigval": True, "hidden_ratio": 2},
-    "gated_deltanet": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16},
-    "kda": {"num_heads": 3, "head_dim": 16, "intermediate_size": 48},
+    "gated_deltanet": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16, "allow_neg_eigval": True},
+    "kda": {"num_heads": 3, "head_dim": 16, "intermediate_size": 48, "allow_neg_eigval": True},
     "hgrn2": {"expand_ratio": 16},
     "rwkv6": {"num_heads": 2, "expand_k": 1.0, "proj_low_rank_dim": 8, "gate_low_rank_dim": 12},
     "rwkv7": {"head_dim": 32, "decay_low_rank_dim": 8, "gate_low_rank_dim": 12, "a_low_rank_dim": 16, "v_low_rank_dim": 20},
@@ -123,15 +123,15 @@ def portable() -> None:
     )
     naive_gated = module("fla.ops.gated_delta_rule.naive").naive_recurrent_gated_delta_rule
 
-    def gated_rule(q, k, v, g, beta, A_log, dt_bias, **_):
+    def gated_rule(q, k, v, g, beta, A_log, dt_bias, allow_neg_eigval, **_):
         q, k = (unit(t).repeat_interleave(v.shape[2] // q.shape[2], 2) for t in (q, k))
-        return naive_gated(q, k, v, beta.sigmoid(), -A_log.exp() * F.softplus(g + dt_bias))
+        return naive_gated(q, k, v, (1 + allow_neg_eigval) * beta.sigmoid(), -A_log.exp() * F.softplus(g + dt_bias))
 
     layers["gated_deltanet"].fused_recurrent_gated_delta_rule = gated_rule
     layers["gated_deltanet"].causal_conv1d = convolved
     naive_kda, gate = module("fla.ops.kda.naive").naive_recurrent_kda, module("fla.ops.kda.gate").naive_kda_gate
-    layers["kda"].fused_recurrent_kda = lambda q, k, v, g, beta, A_log, dt_bias, **_: naive_kda(
-        unit(q), unit(k), v, gate(g, A_log, dt_bias), beta.sigmoid()
+    layers["kda"].fused_recurrent_kda = lambda q, k, v, g, beta, A_log, dt_bias, allow_neg_eigval, **_: naive_kda(
+        unit(q), unit(k), v, gate(g, A_log, dt_bias), (1 + allow_neg_eigval) * beta.sigmoid()
     )
     naive6 = module("fla.ops.rwkv6.recurrent_naive").naive_recurrent_rwkv6
     layers["rwkv6"].fused_recurrent_rwkv6 = lambda r, k, v, w, u, scale, **_: (

@@ -184,14 +184,15 @@ KINDS = {
         "gated_deltanet", "GatedDeltaNetForCausalLM",
         {"num_hidden_layers": 21, "expand_v": 2.0, "use_gate": True, "use_short_conv": True, "allow_neg_eigval": False, "conv_size": 4,
          "head_dim": 256, "num_heads": 6, "num_v_heads": None, "output_gate_activation": "swish"},
-        {"use_gate": True, "use_short_conv": True, "allow_neg_eigval": False, "output_gate_activation": ("swish", "silu")},
+        {"use_gate": True, "use_short_conv": True, "output_gate_activation": ("swish", "silu")},
         lambda c: {
             "heads": c.num_heads, "value_heads": c.num_v_heads or c.num_heads, "key_size": c.head_dim,
             "value_size": int(c.head_dim * c.expand_v), "conv_width": c.conv_size, "eps": c.norm_eps,
+            "negative_eigenvalues": c.allow_neg_eigval,
         },
         lambda m: {
             "num_heads": m.heads, "num_v_heads": m.value_heads, "head_dim": m.key_size, "expand_v": m.value_size / m.key_size,
-            "conv_size": m.conv.width,
+            "conv_size": m.conv.width, "allow_neg_eigval": m.largest_beta == 2,
         },
         _gated_deltanet,
     ),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -38,10 +37,7 @@ class DeltaNet(Mixer):
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
-        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
-        # rounding may leave k longer than 1; with β at 2 that would let the state grow with every repetition of a token
-        beta = torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
-        return Recurrence(q, k, v, beta=beta)
+        return Recurrence(q, k, v, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))

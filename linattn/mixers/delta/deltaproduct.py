@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.delta.kda import tame
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 from linattn.ops import flops, linear_attention
 

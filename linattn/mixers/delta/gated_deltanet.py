@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -27,16 +27,17 @@ class GatedDeltaNet(Mixer):
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate. Time steps
     start between 0.001 and 0.1 as in the authors' code (NVlabs/GatedDeltaNet); transformers' class leaves the biases at ones, where
-    a token leaves next to nothing of the state.
+    a token leaves next to nothing of the state. ``negative_eigenvalues`` lets β reach 2 instead of 1 (arXiv 2411.12537).
     """
 
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(
         self, dim: int, heads: int = 4, *, value_heads: int | None = None, key_size: int | None = None,
-        value_size: int | None = None, conv_width: int = 4, eps: float = 1e-6,
+        value_size: int | None = None, conv_width: int = 4, negative_eigenvalues: bool = False, eps: float = 1e-6,
     ) -> None:  # fmt: skip
         super().__init__(dim)
+        self.largest_beta = 2.0 if negative_eigenvalues else 1.0
         self.heads, self.value_heads = heads, 2 * heads if value_heads is None else value_heads
         head_size("value_heads", self.value_heads, heads)
         self.key_size = head_size("dim", dim, heads) if key_size is None else key_size
@@ -55,7 +56,9 @@ class GatedDeltaNet(Mixer):
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
         decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
-        beta = wide(self.b_proj(x)).sigmoid()
+        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
+        if self.largest_beta > 1:
+            beta = tame(beta, k.repeat_interleave(self.value_heads // self.heads, -2))
         return Recurrence(q, k, v.unflatten(-1, (self.value_heads, -1)), decay=decay, beta=beta)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

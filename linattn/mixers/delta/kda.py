@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -71,8 +71,3 @@ class KDA(Mixer):
         own |= {f"{name}.weight": weights[f"{name}.weight"] for name in ("b_proj", "o_proj")}
         own |= {"norm.weight": weights["o_norm.weight"], "A_log": weights["forget_gate.A_log"].flatten()}
         self.load_state_dict(own | {"dt_bias": weights["forget_gate.dt_bias"].unflatten(0, (self.heads, -1))})
-
-
-def tame(beta: Tensor, k: Tensor) -> Tensor:
-    """``beta`` [..., H], at most 2 / ‖k‖²: rounding may leave k longer than 1, and past 2 every repeated token makes the state grow."""
-    return torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))

@@ -70,8 +70,8 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
 
 @cache
 def _softmax_cache_bytes(dim: int, tokens: int, batch: int, dtype: torch.dtype) -> int:
-    """The same for all that stand beside softmax."""
-    softmax = _on_meta("softmax", dim, dtype, {})
+    """The same for all that stand beside softmax, and for any number of heads: one that is not turned stands for them in every width."""
+    softmax = _on_meta("softmax", dim, dtype, {"heads": 1, "rotated": 0})
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         return _state_bytes(softmax.to_empty(device="cpu"), torch.empty(batch, tokens, dim, dtype=dtype))
 

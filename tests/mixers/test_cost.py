@@ -62,6 +62,12 @@ def test_constant_state_against_a_growing_cache():
     assert long.softmax_cache_bytes - short.softmax_cache_bytes == 1000 * (2 * 64 * 2 + 1)
 
 
+@pytest.mark.parametrize("dim", [1, 9, 30])  # softmax of that width could not turn four heads
+def test_the_cache_beside_it_of_widths_that_four_heads_do_not_divide(dim):
+    said = linattn.cost("linear", dim=dim, heads=1, tokens=100, batch=3)
+    assert said.softmax_cache_bytes == 3 * (100 * (2 * dim * 2 + 1) + 8)
+
+
 def test_no_steps_and_no_state_without_causality():
     d, t = 64, 100
     said = linattn.cost("softmax", dim=d, tokens=t, causal=False)

@@ -54,6 +54,15 @@ def test_causal_loops(length):
     assert distance(ours(x), ours.read(out[None], x)) < 1e-12
 
 
+def test_no_tokens_after_no_tokens():
+    """A call without tokens goes on from a state that has seen none."""
+    ours, x = create("reformer", dim=32), torch.randn(2, 3, 32)
+    _, state = ours(x[:, :0], return_state=True)
+    y, state = ours(x[:, :0], state, return_state=True)
+    assert y.shape == (2, 0, 32)
+    assert distance(ours(x, state), ours(x)) < 1e-6
+
+
 def test_redraw():
     ours = create("reformer", dim=32)
     before = ours.rotations.clone()

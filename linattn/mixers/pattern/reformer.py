@@ -79,7 +79,7 @@ class Reformer(Mixer):
             bucket = torch.where(carry.valid[..., None, None], bucket, self.buckets)  # filler has one of its own
         if self.causal and (carry.returning or not carry.fresh):
             slots = self._kept(r, bucket, carry)
-            if not carry.fresh:
+            if carry.tokens and not carry.fresh:
                 return self._continued(r.q, slots, carry)
         if not carry.tokens:
             return r.v

@@ -102,3 +102,12 @@ def test_layers_start_as_theirs():
             # not time_first, where they take ones_like of what they mean to start from
             for name in (n for line in lines for n in line.theirs if n.startswith(("time_mix", "time_decay"))):
                 assert distance(own[name], wanted[name].flatten()) < 1e-6, (i, name)
+
+
+def test_a_row_of_padding_alone_keeps_an_empty_state():
+    """Its sums counted every token of padding, at a weight that no later token would see."""
+    ours, x = create("rwkv4", dim=8), torch.randn(2, 5, 8)
+    _, state = ours(x, mask=torch.tensor([[True] * 5, [False] * 5]), return_state=True)
+    _, empty = ours(x[1:, :0], return_state=True)
+    for name, value in empty.items():
+        assert torch.equal(state[name][1:], value), name

@@ -66,6 +66,8 @@ class RWKV4(RWKV):
         log = earlier + fade - largest
         log = log - log.detach().clamp(min=0)  # rounding alone is above 0
         weight = (k - largest).exp()
+        if carry.valid is not None:  # before the first real token the largest is that of padding, whose weight is 0 all the same
+            weight = torch.where(carry.valid[..., None], weight, 0.0)
         columns = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last one sums the weights
         sums = self._old(carry, "sums", columns.flatten(-2), 0.0)
         h, after = diagonal_scan(

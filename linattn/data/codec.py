@@ -67,12 +67,14 @@ class TokenizerCodec:
         from tokenizers import Tokenizer
 
         self.path = Path(path)
-        self.content = self.path.read_text(encoding="utf-8")
         try:
+            self.content = self.path.read_text(encoding="utf-8")
             self._tokenizer = Tokenizer.from_str(self.content)
+        except OSError:
+            raise
         except Exception as error:  # the package raises bare exceptions
             raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
-        self.vocab_size = self._tokenizer.get_vocab_size()
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may leave gaps, so it is no count
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -61,3 +61,20 @@ def test_broken_bytes_do_not_hold_up_what_follows(kind, request):
     text = "".join(stream.push(t) for t in broken) + stream.end()
     assert text.endswith("fine")
     assert text.count("\ufffd") == 40
+
+
+def test_ids_with_gaps(tmp_path):
+    """The vocabulary reaches to the last id, whether or not there is a token to each below it."""
+    from tokenizers import Tokenizer, models
+
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel({"a": 0, "b": 300}, unk_token="a")).save(str(path))
+    codec = TokenizerCodec(path)
+    assert codec.encode("b") == [300] and codec.vocab_size == 301
+
+
+def test_a_tokenizer_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer.json of the tokenizers package"):
+        TokenizerCodec(path)

@@ -177,7 +177,7 @@ class Seq2SeqModel(nn.Module):
         Args:
             source: tokens [B, Ts] int64.
             target: tokens [B, Tt] int64; padding may stand behind them.
-            mask: [B, Ts] bool, True = a real token of the source.
+            mask: [B, Ts] bool, True = a real token of the source; padding may stand anywhere.
 
         Raises:
             ValueError: for sources and targets longer than ``length``.
@@ -189,7 +189,7 @@ class Seq2SeqModel(nn.Module):
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
         """The source as the decoder sees it, [B, Ts, D]."""
-        return self.encoder(self._embedded(source, self.source, self.source_places, _counts(source, mask)), mask)
+        return self.encoder(self._embedded(source, self.source, self.source_places, _counts(source, mask), mask=mask), mask)
 
     @torch.inference_mode()
     def decode(self, source: Tensor, mask: Tensor | None = None, *, max_tokens: int | None = None) -> list[Tensor]:
@@ -222,11 +222,15 @@ class Seq2SeqModel(nn.Module):
         """How many tokens the targets of sources of ``counts`` [B] tokens are expected to have, the stop token included."""
         return counts * self.config.ratio + 1
 
-    def _embedded(self, tokens: Tensor, table: nn.Embedding, places: nn.Embedding, counts: Tensor, start: int = 0) -> Tensor:
-        """``tokens`` [B, T], the first at place ``start`` of ``counts`` [B], as vectors."""
+    def _embedded(
+        self, tokens: Tensor, table: nn.Embedding, places: nn.Embedding, counts: Tensor, start: int = 0, mask: Tensor | None = None
+    ) -> Tensor:
+        """``tokens`` [B, T], the first real one at place ``start`` of ``counts`` [B], as vectors."""
         if start + tokens.shape[1] > self.config.length:
             raise ValueError(f"a source or target may have {self.config.length} tokens, but came with {start + tokens.shape[1]}")
         at = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        if mask is not None:
+            at = start + (mask.cumsum(1) - 1).clamp(min=0)  # places count real tokens
         if self.config.spread:
             at = self._drawn(tokens) if self.training else self._spread(at, counts)
         return self.dropout(table(tokens) + places(at))
@@ -237,7 +241,7 @@ class Seq2SeqModel(nn.Module):
         return order[:, : tokens.shape[1]].sort(1).values
 
     def _spread(self, at: Tensor, counts: Tensor) -> Tensor:
-        """Places ``at`` [T] of ``counts`` [B] in the middle of equal shares of all places: [B, T]."""
+        """Places ``at`` [T] or [B, T] of ``counts`` [B] in the middle of equal shares of all places: [B, T]."""
         share = (at + 0.5) / counts.clamp(min=1)[:, None]
         return (share * self.config.length).long().clamp(max=self.config.length - 1)
 

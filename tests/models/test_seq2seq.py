@@ -68,6 +68,15 @@ def test_who_sees_what(roles):
     assert distance(model(padded, target, torch.arange(9)[None] < 6), y) < 1e-12
 
 
+@pytest.mark.parametrize("spread", [True, False])
+def test_padding_of_a_source_may_stand_anywhere(spread):
+    """Padding before and between its tokens takes no place from them."""
+    model, (source, target) = made(spread=spread), pair(1)
+    mask = torch.tensor([[False, False, True, True, True, False, True, True, True]])
+    padded = torch.zeros(1, 9, dtype=torch.int64).masked_scatter(mask, source)
+    assert distance(model(padded, target, mask), model(source, target)) < 1e-12
+
+
 def test_each_blocks_mixer_is_its_own():
     model = made(**ROLES[2], mixer_options={"gla": {"heads": 2}})
     names = [[type(b.branch).info.name for b in part] for part in (model.encoder.mixers, model.decoder.mixers, model.decoder.crosses)]

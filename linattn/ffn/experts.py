@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from linattn.ffn.mixture import Mixture
 from linattn.ffn.swiglu import SwiGLU
+from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 
 SCORES = ("softmax", "sigmoid")
@@ -48,6 +49,7 @@ class Experts(Mixture):
             raise ValueError(f"active must be from 1 to count = {count}, but came as {active}")
         if scores not in SCORES:
             raise ValueError(f"scores must be one of {', '.join(map(repr, SCORES))}, but came as {scores!r}")
+        at_least(0, shared=shared)
         if shared_gate and not shared:
             raise ValueError("shared_gate weighs a shared expert, but shared is 0")
         hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers import FeedForward
+from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 
 
@@ -27,6 +28,7 @@ class GeGLU(FeedForward):
     def __init__(self, dim: int, hidden: int | None = None, *, bias: bool = False) -> None:
         super().__init__(dim)
         hidden = 3 * dim if hidden is None else hidden
+        at_least(1, hidden=hidden)
         self.gate_proj, self.up_proj = (nn.Linear(dim, hidden, bias=bias) for _ in range(2))
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 

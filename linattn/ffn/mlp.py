@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers import FeedForward
+from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
@@ -34,6 +35,7 @@ class MLP(FeedForward):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, but came as {activation!r}")
         hidden = 4 * dim if hidden is None else hidden
+        at_least(1, hidden=hidden)
         self.activation = activation
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from linattn.mixers import FeedForward
+from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 from linattn.ops.gated import gated
 
@@ -27,6 +28,7 @@ class SwiGLU(FeedForward):
     def __init__(self, dim: int, hidden: int | None = None) -> None:
         super().__init__(dim)
         hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden
+        at_least(1, hidden=hidden)
         self.gate_proj = nn.Linear(dim, hidden, bias=False)
         self.up_proj = nn.Linear(dim, hidden, bias=False)
         self.down_proj = nn.Linear(hidden, dim, bias=False)

@@ -47,6 +47,20 @@ def head_size(name: str, channels: int, heads: int) -> int:
     return channels // heads
 
 
+def at_least(least: int, **values: float) -> None:
+    """Refuse options that are smaller."""
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, but came as {value}")
+
+
+def positive(**values: float) -> None:
+    """Refuse options that are 0 or less."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, but came as {value}")
+
+
 def check_place(layer: int, layers: int) -> None:
     """Refuse a place in a stack that there is none of: ``layer`` counts from 0."""
     if not 0 <= layer < layers:
@@ -102,6 +116,7 @@ class HeadNorm(nn.Module):
 
     def __init__(self, size: int | tuple[int, ...], eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
+        at_least(0, eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(size)) if affine else None
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -135,7 +137,8 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     Where torch's default dtype is a half, all but ``keep_float32`` is of it.
 
     Raises:
-        ValueError: for a name that is not registered, and for sizes that are none or do not divide.
+        ValueError: for a name that is not registered, for values of another type than the option has, and for sizes that are none or
+            do not divide.
         TypeError: for an option that the mixer does not have.
     """
     known = info(name)
@@ -144,6 +147,7 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     for option in options:
         if option not in known.options:
             raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")
+    _check_types(known, options)
     dtype = torch.get_default_dtype()
     wide = torch.promote_types(dtype, torch.float32)
     torch.set_default_dtype(wide)  # time constants stay so, and torch makes no orthogonal matrix of a half
@@ -153,6 +157,29 @@ def create(name: str, *, dim: int, **options) -> Mixer:
         torch.set_default_dtype(dtype)
     mixer.dim = dim
     return mixer if dtype == wide else mixer.to(dtype)
+
+
+_TYPES = {
+    "int": ("an integer", Integral),
+    "float": ("a number", Real),
+    "bool": ("True or False", bool),
+    "str": ("a string", str),
+    "None": ("None", type(None)),
+}
+
+
+def _check_types(known: Info, options: dict[str, Any]) -> None:
+    """Refuse values that are not of the types in the constructor's annotations, where these are such as any file of options may hold."""
+    for option, value in options.items():
+        annotation = inspect.signature(known.cls).parameters[option].annotation
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        wanted = [_TYPES[name] for name in text.split(" | ") if name in _TYPES]
+        if len(wanted) <= text.count(" | "):  # something else may stand there, which the mixer alone knows
+            continue
+        kinds = tuple(kind for _, kind in wanted)
+        fits = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
+        if not fits or value != value:  # NaN is no number
+            raise ValueError(f"{option} must be {' or '.join(words for words, _ in wanted)}, but came as {value!r}")
 
 
 def _load_plugins() -> None:

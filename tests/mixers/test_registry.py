@@ -1,7 +1,10 @@
 """Names, options and strangers."""
 
+import math
+import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +47,49 @@ def test_an_unknown_option_says_which_there_are():
         create("retnet", dim=32, head=2)
     with pytest.raises(TypeError, match="'lstm' has no option 'heads'; it has: none but dim"):
         create("lstm", dim=32, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gla", {"heads": "4"}, "heads must be an integer, but came as '4'"),
+        ("gla", {"heads": True}, "heads must be an integer, but came as True"),
+        ("gla", {"rank": 2.5}, "rank must be an integer, but came as 2.5"),
+        ("gla", {"tau": math.nan}, "tau must be a number, but came as nan"),
+        ("softmax", {"kv_heads": "1"}, "kv_heads must be an integer or None, but came as '1'"),
+        ("softmax", {"causal": "no"}, "causal must be True or False, but came as 'no'"),
+        ("s4d", {"init": 3}, "init must be a string, but came as 3"),
+        ("mlstm", {"soft_cap": 0.0}, "soft_cap must be positive, but came as 0.0"),
+        ("gla", {"tau": -1.0}, "tau must be positive, but came as -1.0"),
+        ("gated_deltanet", {"key_size": 0}, "key_size must be at least 1, but came as 0"),
+        ("mamba2", {"state_size": -1}, "state_size must be at least 1, but came as -1"),
+        ("s4", {"dt_min": 0.2, "dt_max": 0.1}, "must be 0 < dt_min <= dt_max, both finite, but came as dt_min 0.2 and dt_max 0.1"),
+        ("retnet", {"eps": -1.0}, "eps must be at least 0, but came as -1.0"),
+        ("softmax", {"base": 0.0}, "base must be positive, but came as 0.0"),
+        ("swiglu", {"hidden": -1}, "hidden must be at least 1, but came as -1"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_refused_by_name(name, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create(name, dim=32, **options)
+
+
+def test_numbers_of_numpy_and_whole_ones_for_fractions_are_numbers():
+    assert create("gla", dim=32, heads=np.int64(2), tau=16, key_ratio=np.float32(0.5)).heads == 2
+
+
+def test_options_of_a_strangers_type_are_his_own_matter(own_register):
+    """Annotations that say more than numbers, strings and whether are not looked at, and neither are missing ones."""
+
+    @registry.register("strange", title="Strange")
+    class Strange(linattn.Mixer):
+        def __init__(self, dim: int, sizes: list[int] | int = 3, other=None, heads: "int" = 1):
+            super().__init__(dim)
+            self.sizes, self.other, self.heads = sizes, other, heads
+
+    assert create("strange", dim=4, sizes="3", other=1.5, heads=2).sizes == "3"
+    with pytest.raises(ValueError, match="heads must be an integer, but came as None"):
+        create("strange", dim=4, heads=None)
 
 
 @pytest.mark.parametrize("name", sorted(NINE - {"lstm", "mamba2"}))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size
+from linattn.mixers.parts import HeadNorm, at_least, head_size
 from linattn.mixers.registry import register
 from linattn.ops.one_query import one_query
 
@@ -42,6 +42,8 @@ class MLA(Softmax):
         self.head_dim = head_size("dim", dim, heads) if head_dim is None else head_dim
         self.rank, self.shared = dim // 2 if rank is None else rank, max(self.head_dim // 2, 1) if shared is None else shared
         self.value_dim = self.head_dim if value_dim is None else value_dim
+        at_least(1, heads=heads, head_dim=self.head_dim, rank=self.rank, value_dim=self.value_dim)
+        at_least(0, shared=self.shared)
         self.q_proj = nn.Linear(dim, heads * (self.head_dim + self.shared), bias=False)
         self.latent_proj = nn.Linear(dim, self.rank + self.shared, bias=False)
         self.norm = HeadNorm(self.rank, eps=eps)

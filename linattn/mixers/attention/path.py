@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -54,6 +54,7 @@ class PaTH(Mixer):
         super().__init__(dim)
         self.heads, self.size = heads, head_size("dim", dim, heads)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        at_least(1, rank=rank)
         self.w_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
         self.conv = ShortConvolution(dim, conv_width)
         self.b_proj = nn.Linear(dim, heads)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.norms import ZeroCenteredRMSNorm
-from linattn.mixers.parts import head_size, rotate, wide
+from linattn.mixers.parts import at_least, head_size, positive, rotate, wide
 from linattn.mixers.registry import register
 from linattn.ops.one_query import one_query
 
@@ -59,6 +59,8 @@ class Softmax(Mixer):
         self.window, self.causal = window, causal
         self.heads, self.kv_heads, self.base = heads, heads if kv_heads is None else kv_heads, base
         self.size = head_size("dim", dim, heads) if head_dim is None else head_dim
+        at_least(1, head_dim=self.size)
+        positive(base=base)
         head_size("heads", heads, self.kv_heads)
         if rotated is None and self.size % 2:
             raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, rotate, wide
+from linattn.mixers.parts import HeadNorm, head_size, positive, rotate, wide
 from linattn.mixers.registry import register
 
 
@@ -31,6 +31,7 @@ class GatedRetNet(Mixer):
 
     def __init__(self, dim: int, heads: int = 4, *, tau: float = 16.0) -> None:
         super().__init__(dim)
+        positive(tau=tau)
         self.heads, self.size, self.tau = heads, head_size("dim", dim, heads), tau
         if self.size % 2:
             raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, wide
 from linattn.mixers.registry import register
 
 
@@ -31,6 +31,8 @@ class GLA(Mixer):
         super().__init__(dim)
         keys, values = int(dim * key_ratio), int(dim * value_ratio)
         head_size("dim * key_ratio", keys, heads)
+        at_least(1, rank=rank)
+        positive(tau=tau)
         self.heads, self.tau = heads, tau
         self.q_proj, self.k_proj = nn.Linear(dim, keys, bias=False), nn.Linear(dim, keys, bias=False)
         self.v_proj, self.g_proj = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)

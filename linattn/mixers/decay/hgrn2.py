@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
 from linattn.mixers.registry import register
 
 
@@ -41,6 +41,7 @@ class HGRN2(Mixer):
     def __init__(self, dim: int, *, head_dim: int | None = None, lower_bound: float = 0.0) -> None:
         super().__init__(dim)
         size = math.gcd(dim, 128) if head_dim is None else head_dim
+        at_least(1, head_dim=size)
         self.heads = dim // head_size("dim", dim, max(dim // size, 1))
         if self.heads * size != dim:
             raise ValueError(f"dim must be a multiple of head_dim = {size}, but came as {dim}")

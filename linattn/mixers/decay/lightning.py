@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, check_place, head_size, wide
+from linattn.mixers.parts import HeadNorm, at_least, check_place, head_size, wide
 from linattn.mixers.registry import register
 
 
@@ -34,7 +34,9 @@ class Lightning(Mixer):
     def __init__(self, dim: int, heads: int = 4, *, head_dim: int | None = None, layer: int = 0, layers: int = 1) -> None:
         super().__init__(dim)
         check_place(layer, layers)
-        self.heads, width = heads, heads * (head_size("dim", dim, heads) if head_dim is None else head_dim)
+        head_dim = head_size("dim", dim, heads) if head_dim is None else head_dim
+        at_least(1, heads=heads, head_dim=head_dim)
+        self.heads, width = heads, heads * head_dim
         self.strength = 1 - layer / (layers - 1 + 1e-5) + 1e-5
         self.qkv_proj = nn.Linear(dim, 3 * width, bias=False)
         self.g_proj = nn.Linear(dim, width, bias=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, wide
 from linattn.mixers.registry import register
 
 _OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
@@ -49,6 +49,7 @@ class Mamba2(Mixer):
         if step_limits is not None and (len(step_limits) != 2 or not 0 <= step_limits[0] <= step_limits[1]):
             raise ValueError(f"step_limits must be two numbers 0 <= low <= high, but came as {step_limits!r}")
         self.step_limits = step_limits
+        at_least(1, expand=expand, head_dim=head_dim, state_size=state_size)
         self.inner, self.state_size = expand * dim, state_size
         if self.inner % head_dim:
             raise ValueError(f"expand * dim must be a multiple of head_dim = {head_dim}, but is {self.inner}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan, linear_attention
 
@@ -52,6 +52,7 @@ class Mamba3(Mixer):
 
     def __init__(self, dim: int, *, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1) -> None:
         super().__init__(dim)
+        at_least(1, expand=expand, head_dim=head_dim, state_size=state_size)
         self.inner, self.state_size, self.groups = expand * dim, state_size, groups
         if self.inner % head_dim:
             raise ValueError(f"expand * dim must be a multiple of head_dim = {head_dim}, but is {self.inner}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, positive, wide
 from linattn.mixers.registry import register
 from linattn.ops import running_max
 
@@ -74,6 +74,7 @@ class MLSTM(MatrixMemory):
         keys, values = int(dim * key_ratio), int(dim * value_ratio)
         head_size("dim * key_ratio", keys, heads)
         head_size("dim * value_ratio", values, heads)
+        positive(soft_cap=soft_cap)
         self.heads, self.soft_cap, self.eps = heads, soft_cap, eps
         self.q_proj, self.k_proj = nn.Linear(dim, keys, bias=False), nn.Linear(dim, keys, bias=False)
         self.v_proj, self.g_proj = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)

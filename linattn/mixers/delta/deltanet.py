@@ -27,11 +27,12 @@ class DeltaNet(Mixer):
 
     def __init__(self, dim: int, heads: int = 4, *, conv_width: int = 4, negative_eigenvalues: bool = False, eps: float = 1e-5) -> None:
         super().__init__(dim)
+        size = head_size("dim", dim, heads)
         self.heads, self.largest_beta = heads, 2.0 if negative_eigenvalues else 1.0
         self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
         self.b_proj = nn.Linear(dim, heads, bias=False)
         self.conv = ShortConvolution(3 * dim, conv_width)
-        self.norm = HeadNorm(head_size("dim", dim, heads), eps=eps)
+        self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

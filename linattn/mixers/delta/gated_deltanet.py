@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -42,6 +42,7 @@ class GatedDeltaNet(Mixer):
         head_size("value_heads", self.value_heads, heads)
         self.key_size = head_size("dim", dim, heads) if key_size is None else key_size
         self.value_size = self.key_size if value_size is None else value_size
+        at_least(1, key_size=self.key_size, value_size=self.value_size)
         self.keys, self.values = heads * self.key_size, self.value_heads * self.value_size
         self.qkv_proj = nn.Linear(dim, 2 * self.keys + self.values, bias=False)
         self.b_proj, self.a_proj = nn.Linear(dim, self.value_heads, bias=False), nn.Linear(dim, self.value_heads, bias=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -42,6 +42,7 @@ class KDA(Mixer):
         super().__init__(dim)
         self.heads, self.largest_beta = heads, 2.0 if negative_eigenvalues else 1.0
         self.size = head_size("dim", dim, heads) if size is None else size
+        at_least(1, heads=heads, size=self.size)
         inner = heads * self.size
         self.qkv_proj = nn.Linear(dim, 3 * inner, bias=False)
         self.conv = ShortConvolution(3 * inner, conv_width)

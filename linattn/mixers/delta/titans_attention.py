@@ -18,7 +18,7 @@ from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
 from linattn.mixers.delta.blocks import Blocks
 from linattn.mixers.delta.titans import Titans
-from linattn.mixers.parts import HeadNorm, ShortConvolution, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, unit, wide
 from linattn.mixers.registry import register
 
 
@@ -29,13 +29,6 @@ def arrangement(name: str, title: str, equation: str) -> Callable[[type[Mixer]],
         equation=equation, linear_in_values=False,
         oracle="a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition",
     )  # fmt: skip
-
-
-def at_least(least: int, **values: int) -> None:
-    """Refuse options that are smaller."""
-    for name, value in values.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, but came as {value}")
 
 
 @arrangement(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
 from linattn.mixers.delta.blocks import Blocks
-from linattn.mixers.parts import WideLayerNorm, head_size, rotate, wide
+from linattn.mixers.parts import WideLayerNorm, head_size, positive, rotate, wide
 from linattn.mixers.registry import register
 
 
@@ -45,6 +45,7 @@ class TTT(Mixer):
         super().__init__(dim)
         if batch < 1:
             raise ValueError(f"batch must be at least 1, but came as {batch}")
+        positive(base=base)
         self.heads, self.size, self.batch, self.base = heads, head_size("dim", dim, heads), batch, base
         if self.size % 2:
             raise ValueError(f"dim must give every head an even number of channels to rotate, but came as {dim} with {heads} heads")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.kernel.attention import KernelAttention
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import positive, wide
 from linattn.mixers.registry import register
 from linattn.ops.features import waves
 
@@ -46,9 +46,7 @@ class RFA(KernelAttention):
         self, dim: int, heads: int = 4, *, random_features: int = 64, tau: float = 1.0, floor: float = 1.0, causal: bool = True
     ) -> None:
         super().__init__(dim, heads, causal, bias=True)
-        for name, value in (("random_features", random_features), ("tau", tau), ("floor", floor)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, but came as {value}")
+        positive(random_features=random_features, tau=tau, floor=floor)
         self.tau, self.floor = tau, floor
         self.sigma = nn.Parameter(torch.ones(heads, 1, self.feature_dim))
         self.register_buffer("projection", torch.randn(heads, random_features, self.feature_dim))

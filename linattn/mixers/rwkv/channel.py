@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
+from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
 
@@ -35,6 +36,7 @@ class RWKVChannel(Mixer):
     def __init__(self, dim: int, *, hidden: int | None = None, gated: bool = True, layer: int = 0, layers: int = 1) -> None:
         super().__init__(dim)
         hidden = 4 * dim if hidden is None else hidden
+        at_least(1, hidden=hidden)
         self.gated, (_, almost) = gated, ratios(layer, layers)
         self.time_mix_key = nn.Parameter(ramp(dim, almost if gated else almost**4))
         self.k_proj, self.o_proj = nn.Linear(dim, hidden, bias=False), nn.Linear(hidden, dim, bias=False)

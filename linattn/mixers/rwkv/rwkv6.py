@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import at_least, wide
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios, zigzag
 
@@ -107,6 +107,7 @@ class RWKV6(_Matrix):
         super().__init__(dim, head_size, depth, eps)
         for name, power, less in (("x", 1, 0), ("w", 1, 0), ("k", 1, 0), ("v", 1, 0.3 * depth), ("r", 0.5, 0), ("g", 0.5, 0)):
             self.register_parameter(f"time_maa_{name}", nn.Parameter(1 - ramp(dim, power * almost) - less))
+        at_least(1, mix_rank=mix_rank, decay_rank=decay_rank)
         self.time_maa_w1 = nn.Parameter(torch.zeros(dim, 5 * mix_rank))
         self.time_maa_w2 = nn.Parameter(torch.empty(5, mix_rank, dim).uniform_(-0.01, 0.01))
         self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))

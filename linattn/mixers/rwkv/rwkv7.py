@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import at_least, wide
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios
 
@@ -71,6 +71,7 @@ class RWKV7(RWKV):
         for name, factor in (("w", 2.5), ("a", 2.5), ("g", 5.0), *([("v", 1.7)] if value_residual else [])):
             width = rank.get(name) if isinstance(rank, dict) else rank
             width = max(32, round(factor * math.sqrt(dim) / 32) * 32) if width is None else width
+            at_least(1, rank=width)
             self.register_parameter(f"{name}1", nn.Parameter(torch.zeros(dim, width)))
             self.register_parameter(f"{name}2", nn.Parameter(nn.init.orthogonal_(torch.empty(width, dim), gain=_gain(width, dim))))
         self.k_k = nn.Parameter(0.71 - 0.1 * (line - 0.5))

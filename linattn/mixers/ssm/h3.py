@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import at_least, wide
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, spectrum
 from linattn.ops.checks import no_autocast
@@ -42,6 +42,7 @@ class H3(StateSpace):
         super().__init__(dim)
         if head_dim < 1 or dim % head_dim:
             raise ValueError(f"dim must be a multiple of head_dim, but came as {dim} with head_dim {head_dim}")
+        at_least(1, state_size=state_size)
         heads = dim // head_dim
         self.head_dim, self.state_size = head_dim, state_size
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim) for _ in range(3))

@@ -71,7 +71,9 @@ def pairs(size: int) -> int:
 
 
 def log_steps(channels: int, low: float, high: float) -> Tensor:
-    """Logarithms of time steps, spread evenly over [low, high]."""
+    """Logarithms of time steps, spread evenly over [low, high], a mixer's dt_min and dt_max."""
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"time steps must be 0 < dt_min <= dt_max, both finite, but came as dt_min {low} and dt_max {high}")
     return torch.empty(channels, dtype=torch.float32).uniform_(math.log(low), math.log(high))
 
 

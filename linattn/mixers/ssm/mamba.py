@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import ShortConvolution, time_steps, wide
+from linattn.mixers.parts import ShortConvolution, at_least, time_steps, wide
 from linattn.mixers.registry import register
 from linattn.ops import selective_scan
 
@@ -41,6 +41,7 @@ class Mamba(Mixer):
         super().__init__(dim)
         self.inner, self.state_size, self.norms = expand * dim, state_size, norms
         self.rank = -(-dim // 16) if rank is None else rank
+        at_least(1, expand=expand, state_size=state_size, rank=self.rank)
         self.in_proj, self.g_proj = nn.Linear(dim, self.inner, bias=False), nn.Linear(dim, self.inner, bias=False)
         self.conv = ShortConvolution(self.inner, conv_width, bias=True)
         self.x_proj = nn.Linear(self.inner, self.rank + 2 * state_size, bias=False)  # Δ, B, C

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
@@ -56,6 +57,9 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
     mixer, cache_bytes = _on_meta(name, dim, dtype, options), _softmax_cache_bytes(dim, tokens, batch, dtype)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         mixer = mixer.to_empty(device="cpu")
+        for module in mixer.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()  # of a single place it has no statistics
         x = torch.empty(batch, tokens, dim, dtype=dtype)
         resumable = mixer.causal and mixer.info.kind == "sequence"
         return Cost(

@@ -68,6 +68,12 @@ def test_the_cache_beside_it_of_widths_that_four_heads_do_not_divide(dim):
     assert said.softmax_cache_bytes == 3 * (100 * (2 * dim * 2 + 1) + 8)
 
 
+@pytest.mark.parametrize("name", ["efficientvit", "mbconv"])  # with batch norms
+def test_a_grid_of_one_place(name):
+    one, four = (linattn.cost(name, dim=32, tokens=tokens).flops for tokens in (1, 4))
+    assert 0 < one < four
+
+
 def test_no_steps_and_no_state_without_causality():
     d, t = 64, 100
     said = linattn.cost("softmax", dim=d, tokens=t, causal=False)

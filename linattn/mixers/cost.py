@@ -48,12 +48,15 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
     No tensor is ever stored, so that most of them take no longer for ``tokens=1_000_000`` than for 100.
 
     Raises:
-        ValueError: for a name that is not registered, and for negative ``tokens`` or ``batch``.
+        ValueError: for a name that is not registered, for ``tokens`` and ``batch`` that are no integers of at least 0, and for a ``dtype``
+            that is none of floating point.
         TypeError: for an option that the mixer does not have.
     """
     for argument, value in (("tokens", tokens), ("batch", batch)):
-        if value < 0:
-            raise ValueError(f"{argument} must be at least 0, but came as {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{argument} must be an integer of at least 0, but came as {value!r}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a torch.dtype of floating point, but came as {dtype!r}")
     mixer, cache_bytes = _on_meta(name, dim, dtype, options), _softmax_cache_bytes(dim, tokens, batch, dtype)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         mixer = mixer.to_empty(device="cpu")

@@ -14,6 +14,7 @@ from torch import Tensor
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry, Context, State, from_front, to_front
+from linattn.ops.checks import tensor
 
 
 class CrossMixer(Mixer):
@@ -138,7 +139,9 @@ class FeedForward(Mixer):
         raise NotImplementedError(f"{type(self).__name__} must implement forward(x)")
 
     def check_width(self, name: str, x: Tensor) -> None:
-        """Refuse what is not [..., D] of the mixer's width."""
+        """Refuse what is not [..., D] of the mixer's width, in floating point."""
+        if not tensor(name, x).is_floating_point():
+            raise ValueError(f"{name} must be floating point, but came as {x.dtype}")
         if not x.ndim or x.shape[-1] != self.dim:
             raise ValueError(f"{name} must have shape [..., D] with D = {self.dim}, but came with {list(x.shape)}")
 

@@ -56,6 +56,8 @@ class Backbone(nn.Module):
             ValueError: for ``ids`` that are no integers [B, T] or, where they may be looked at, no tokens of the vocabulary, for
                 ``embeddings`` of another width, and for a state of another model.
         """
+        if state is not None and not isinstance(state, State):
+            raise TypeError(f"state must be a linattn.State, as an earlier call returned it, but came as {type(state).__name__}")
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         if embeddings is None:
@@ -91,8 +93,8 @@ class Backbone(nn.Module):
 
 
 def _check_ids(ids: Tensor | None, vocab_size: int) -> None:
-    if ids is None or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-        came = "None" if ids is None else f"{ids.dtype} {list(ids.shape)}"
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+        came = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else "None" if ids is None else type(ids).__name__
         raise ValueError(f"ids must be integers of shape [B, T], but came as {came}")
     if ids.numel() and values_visible(ids):
         low, high = ids.aminmax()

@@ -88,8 +88,12 @@ def test_no_tokens():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="tokens must be at least 0, but came as -1"):
+    with pytest.raises(ValueError, match="tokens must be an integer of at least 0, but came as -1"):
         linattn.cost("gla", dim=64, tokens=-1)
+    with pytest.raises(ValueError, match="batch must be an integer of at least 0, but came as '3'"):
+        linattn.cost("gla", dim=64, tokens=1, batch="3")
+    with pytest.raises(ValueError, match="dtype must be a torch.dtype of floating point, but came as 'bf16'"):
+        linattn.cost("gla", dim=64, tokens=1, dtype="bf16")
     with pytest.raises(TypeError, match="no option 'head'"):
         linattn.cost("gla", dim=64, tokens=1, head=3)
     with pytest.raises(ValueError, match="did you mean 'gla'"):

@@ -132,3 +132,11 @@ def test_tables_of_images_refuse_what_is_no_grid(name, grid):
 def test_inner_widths_of_nothing_are_refused(name, option):
     with pytest.raises(ValueError, match=f"{option} must be at least 1.* came as 0"):
         create(name, dim=32, **{option: 0})
+
+
+def test_feed_forwards_take_tensors_of_floating_point():
+    feed = create("swiglu", dim=32)
+    with pytest.raises(ValueError, match="x must be floating point, but came as torch.int64"):
+        feed(torch.zeros(3, 32, dtype=torch.int64))
+    with pytest.raises(TypeError, match="x must be a tensor, but came as list"):
+        feed([1.0] * 32)

@@ -74,6 +74,14 @@ def test_rows_of_a_state_can_be_picked():
     close(lm(ids[[2, 0], 5:], state.select([2, 0])), lm(ids)[[2, 0], 5:])
 
 
+def test_what_is_no_tensor_and_no_state_is_refused():
+    model = LanguageModel(LMConfig(vocab_size=16, dim=32, layers=1, mixer="gla"))
+    with pytest.raises(ValueError, match=r"ids must be integers of shape \[B, T\], but came as list"):
+        model([[1, 2]])
+    with pytest.raises(TypeError, match="state must be a linattn.State, as an earlier call returned it, but came as dict"):
+        model(torch.tensor([[1, 2]]), {})
+
+
 def test_a_state_of_another_model_is_refused():
     _, state = model(layers=3)(torch.zeros(1, 2, dtype=torch.long), return_state=True)
     with pytest.raises(ValueError, match="the state has 3 layers, but the model has 2"):

@@ -36,6 +36,7 @@ def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor])
     """
     with torch.no_grad():
         module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
+    _refuse_writing(module.graph)
     _drop_casts(module.graph)
     _fold_constants(module)
     _write_in_place(module.graph)
@@ -47,6 +48,13 @@ def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor])
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def _refuse_writing(graph: fx.Graph) -> None:
+    """What is written to may be seen through other nodes, and a constant that it is computed from is there once for all steps."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            raise NotImplementedError(f"{node.target} writes into a tensor, and a step is a graph of values")
 
 
 def _drop_casts(graph: fx.Graph) -> None:
@@ -212,10 +220,12 @@ def _unit_heads(node: Node) -> tuple[int, int, float, list[Node]]:
     if len(node.users) != 1 or next(iter(node.users)).target is not aten.split_with_sizes.default:
         return none
     (split,) = node.users
+    if split.args[2:] not in ((-1,), (2,)):
+        return none
     norms, channels = [], 0
-    for piece in sorted(split.users, key=lambda n: n.args[1]):
+    for i, piece in enumerate(sorted(split.users, key=lambda n: n.args[1])):
         norm = _after(_after(piece, aten.unflatten.int), torch.ops.linattn.norm.default)
-        if norm is None or norm.args[1] is not None or norm.args[2] is not None or norm.args[4] or not _keeps_dtype(norm):
+        if piece.args[1] != i or norm is None or any(norm.args[j] is not None for j in (1, 2)) or norm.args[4] or not _keeps_dtype(norm):
             break
         norms.append(norm)
         channels += piece.meta["val"].shape[-1] if isinstance(piece.meta["val"], Tensor) else 0

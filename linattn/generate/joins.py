@@ -63,7 +63,7 @@ def _join_narrow(module: fx.GraphModule) -> None:
         if any(w is not None and w.op != "get_attr" for w in (weight, first, bias)) or first.meta["val"].shape[0] > NARROW:
             continue
         a, b = (getattr(module, str(w.target)) for w in (first, weight))
-        if a.dtype != b.dtype or a.shape[1] * b.shape[0] * a.itemsize > PRODUCT:
+        if a.ndim != 2 or b.ndim != 2 or a.dtype != b.dtype or a.shape[1] * b.shape[0] * a.itemsize > PRODUCT:
             continue
         with torch.no_grad():
             product = (b.double() @ a.double()).to(a.dtype)
@@ -80,7 +80,9 @@ def _join_linears(graph: fx.Graph) -> None:
     groups: dict[Node, list[Node]] = {}
     for node in calls(graph, aten.linear.default):
         x, weight, bias = (*node.args, None)[:3]
-        if all(w is None or w.op == "get_attr" for w in (weight, bias)) and weight.meta["val"].dtype == x.meta["val"].dtype:
+        if any(w is not None and w.op != "get_attr" for w in (weight, bias)) or weight.meta["val"].ndim != 2:
+            continue
+        if weight.meta["val"].dtype == x.meta["val"].dtype:
             groups.setdefault(x, []).append(node)
     for nodes in groups.values():
         x = nodes[0].args[0]  # by now perhaps a piece of another group
@@ -139,7 +141,9 @@ def _join_gates(graph: fx.Graph) -> None:
             if not (is_node(a) and is_node(b) and a.target is aten.silu.default and len(a.users) == 1):
                 continue
             joined = _alone(a.args[0])
-            if joined is not None and joined is _alone(b) and a.args[0].args[1] != b.args[1] and len(joined.args[1]) == 2:
+            if joined is None or joined is not _alone(b) or a.args[0].args[1] == b.args[1] or len(joined.args[1]) != 2:
+                continue
+            if _like(a.args[0]) == _like(b):  # one number may be the gate of many
                 _replace(graph, node, joined, a.args[0].args[1] == 1, gated=True)
                 break
 
@@ -217,7 +221,7 @@ def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
         (user,) = node.users
         if user.target is aten.unflatten.int and user.args[0] is node:
             views.append(user)
-        elif user.target is aten.to.dtype and user.args[1] == torch.float32:
+        elif user.target is aten.to.dtype and user.args[1] == torch.float32 and value.dtype != torch.float64:
             wide, last, between = True, user, len(views)
         elif wide and user.target in UNARY and len(user.args) == 1 and not user.kwargs:
             steps.append((UNARY[user.target], None))

@@ -81,9 +81,10 @@ class Program:
     def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         x, weights, biases = args
         options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": (), **kwargs}
-        constants = [t for t in _tensors(options["finish"]) if not t.is_contiguous()]
+        constants = [t for t in _tensors((biases, options["finish"])) if not t.is_contiguous()]
         self.copied += [*(w for w in weights if w.stride(1) != 1), *constants]
         weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
+        biases = [b if b is None else b.contiguous() for b in biases]
         y, run = matvec.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
         self._first(run)
         return y

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from linattn.generate import chains, flat, joins
 from linattn.generate.program import Program
 from linattn.ops.linears import chained
+from linattn.ops.norms import unit_length
+from linattn.ops.short_convolution import short_convolution
 from tests.ops.errors import error
 
 LIMIT = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.2}  # values cancel here and there
@@ -137,3 +139,83 @@ def test_what_a_link_adds_is_there_when_its_chain_begins(added, lengths, monkeyp
         traced = flat.trace(run, [x])
         assert error(traced(x)[0].double(), run(x)[0].double()) <= 1e-6
     assert [len(n.args[1]) for n in traced.graph.find_nodes(op="call_function", target=chained)] == lengths
+
+
+class Own(nn.Module):
+    """A module of somebody's own: a function of weights and an input."""
+
+    def __init__(self, function, **weights: Tensor):
+        super().__init__()
+        self.function = function
+        for name, weight in weights.items():
+            setattr(self, name, nn.Parameter(weight))
+
+    def forward(self, *inputs: Tensor):
+        return self.function(self, *inputs)
+
+
+def _agrees(module, inputs, as_for_a_gpu, monkeypatch):
+    """Traced, and bound to memory where that is done, as the module itself, twice: nothing is left from the first time."""
+    if as_for_a_gpu:
+        monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+        monkeypatch.setattr(chains, "ON", True)
+    with torch.no_grad():
+        traced = flat.trace(module, [x.clone() for x in inputs])
+        for _ in range(2):
+            for a, b in zip(traced(*(x.clone() for x in inputs)), module(*inputs), strict=True):
+                assert a.shape == b.shape and a.dtype == b.dtype
+                assert error(a.double(), b.double()) <= 1e-5
+        if not as_for_a_gpu:
+            for a, b in zip(Program(traced, [x.clone() for x in inputs]).outputs, module(*inputs), strict=True):
+                assert a.shape == b.shape and a.dtype == b.dtype
+                assert error(a.double(), b.double()) <= 1e-5
+
+
+W = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 2, 8)}
+WHAT = {
+    "one gate for all": (lambda m, x: [F.silu(F.linear(x, m.a)) * F.linear(x, m.b)], {"a": W[1], "b": W[8]}),
+    "many gates for one": (lambda m, x: [F.silu(F.linear(x, m.b)) * F.linear(x, m.a)], {"a": W[1], "b": W[8]}),
+    "every other number is a bias": (lambda m, x: [F.linear(x, m.a, m.b[:, ::4][0])], {"a": W[2], "b": W[1]}),
+    "a vector is a weight": (lambda m, x: [F.linear(x, m.a[0])], {"a": W[1]}),
+    "through few to a vector": (lambda m, x: [F.linear(F.linear(x, m.a), m.b[0, :2])], {"a": W[2], "b": W[1]}),
+    "narrower steps": (lambda m, x: [F.logsigmoid(F.linear(x.double(), m.a.double()).float()) + m.b[0]], {"a": W[8], "b": W[1]}),
+}
+
+
+@pytest.mark.parametrize("as_for_a_gpu", [False, True])
+@pytest.mark.parametrize("what", WHAT)
+def test_maps_of_other_shapes(what, as_for_a_gpu, monkeypatch):
+    function, weights = WHAT[what]
+    _agrees(Own(function, **weights), [torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(0))], as_for_a_gpu, monkeypatch)
+
+
+PIECES = {
+    "the first two": lambda y: (parts := y.split([8, 8, 8], -1), [unit(parts[0]), unit(parts[1]), parts[2]])[-1],
+    "the second": lambda y: (parts := y.split([8, 8, 8], -1), [unit(parts[1]), parts[2]])[-1],
+    "a row": lambda y: (rows := y.split([1, 1], 0), [unit(rows[0]), rows[1]])[-1],
+}
+
+
+def unit(x: Tensor) -> Tensor:
+    return unit_length(x.unflatten(-1, (-1, 4)), eps=1e-6, dtype=x.dtype)
+
+
+@pytest.mark.parametrize("as_for_a_gpu", [False, True])
+@pytest.mark.parametrize("pieces", PIECES)
+def test_which_heads_of_a_convolution_are_normed(pieces, as_for_a_gpu, monkeypatch):
+    def convolve(m, x, before):
+        return [*PIECES[pieces](short_convolution(x, m.weight, before=before)), torch.cat([before, x], 1)[:, 1:].clone()]
+
+    of = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, tokens, 24, generator=of) for tokens in (1, 3)]
+    _agrees(Own(convolve, weight=torch.randn(24, 1, 4, generator=of)), inputs, as_for_a_gpu, monkeypatch)
+
+
+@pytest.mark.parametrize("function", [
+    lambda m, x: [torch.zeros(1, 1, 8).add_(F.linear(x, m.a))],
+    lambda m, x: (y := (h := x * 2)[..., :4], z := F.linear(y, m.a[:, :4]), h.add_(1), [z, F.linear(y, m.a[:, 4:])])[-1],
+])  # fmt: skip
+def test_what_writes_into_a_tensor_is_no_graph_of_values(function):
+    """The zeros would be there once for all steps, and the second map would read what the sum finds."""
+    with pytest.raises(NotImplementedError, match=r"aten.add_.Tensor writes into a tensor"):
+        flat.trace(Own(function, a=W[8]), [torch.ones(1, 1, 8)])

@@ -52,6 +52,7 @@ def linears(
     """As :func:`linattn.ops.linears.linears`; everything but steps of one dtype, summed in float32 and rounded once."""
     norm, gate, residual = (None if t is None else t.contiguous() for t in (norm, gate, residual))
     weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
+    biases = [b if b is None else b.contiguous() for b in biases]
     y, run = bound(x.contiguous(), weights, biases, norm, eps, size, gate, residual, gated, finish)
     run()
     return y

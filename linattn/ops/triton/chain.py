@@ -218,6 +218,8 @@ def _prepare(x, words, norm, gate, vector, count, LINKS: gl.constexpr, s: gl.con
             a *= weights[c].to(gl.float32)
         if gate is not None:
             a *= _silu(gates[c].to(gl.float32))
+        if (c + 1) * BK > K:  # heads of nothing have no length, and eps may be 0
+            a = gl.where(c * BK + gl.arange(0, BK, P) < K, a, 0.0)
         vector.index(c).store(a.to(dtype).reshape([PARTS, BK // PARTS]))
 
 
@@ -364,7 +366,7 @@ def chained(x: Tensor, links: Sequence[Link], kept: Tensor) -> list[list[Tensor]
         all_constants.append(constants or (x,))
     outside = tuple(o if isinstance(o := options.get("residual"), Tensor) else None for _, _, options in links)
     matrices = tuple(tuple(weights) for weights, _, _ in links)
-    biases = tuple(tuple(w if b is None else b for w, b in zip(weights, own, strict=True)) for weights, own, _ in links)
+    biases = tuple(tuple(w if b is None else b.contiguous() for w, b in zip(weights, own, strict=True)) for weights, own, _ in links)
     norms = tuple(None if (norm := options.get("norm")) is None else norm.contiguous() for _, _, options in links)
     gate = links[0][2].get("gate")
     with launch.on_device(x.device):

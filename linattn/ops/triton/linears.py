@@ -274,7 +274,7 @@ def linears(
     overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
     if size and (vectors > 1 or (size != K and size & (size - 1))):
         x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
-    addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
+    addresses = tuple(weights[0] if b is None else b.contiguous() for b in biases)  # a kernel takes no tuple of nothing
     tensors = (x, tuple(w.contiguous() for w in weights), addresses, constants or (x,))
     shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
     shared |= {"launch_pdl": True} if overlapped else {}

@@ -94,6 +94,14 @@ def test_blocks(shape, bias, dtype):
             assert all(torch.equal(a, b) for mine, theirs in zip(run, runs[0], strict=True) for a, b in zip(mine, theirs, strict=True))
 
 
+def test_heads_of_no_eps_end_with_the_vector():
+    """Behind the last of them a tile has room for others, of zeros, whose length would be 0."""
+    x, links = block(SHAPES[1], torch.bfloat16)
+    weights, _, options = links[0]
+    links = [(weights, [normal(2 * weights[0].shape[0], dtype=torch.bfloat16)[::2]], options | {"eps": 0.0}), *links[1:]]
+    check(chain.chained(x, links, kept(links)), chained(*wide(x, links)), torch.bfloat16)
+
+
 def test_counts_come_round():
     """The count of the launch has 16 bits."""
     x, links = block(SHAPES[3], torch.bfloat16)

@@ -91,9 +91,9 @@ class Program:
 
     def _dense(self, x: Any) -> Any:
         """``x``, or what is filled with a dense copy of it before its user runs."""
-        if not isinstance(x, Tensor) or x.is_contiguous():
+        if not isinstance(x, Tensor) or (x.is_contiguous() and not x.is_neg()):
             return x
-        copy = x.contiguous()
+        copy = matvec.plain(x)
         self.steps.append(partial(copy.copy_, x))
         return copy
 

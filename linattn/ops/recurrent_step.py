@@ -73,7 +73,7 @@ def _refusal(name: str, asked: str, tensors: tuple[Tensor | None, ...]) -> str |
     assert state is not None
     if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
         return reason
-    if state.dtype != torch.float32 or not state.is_contiguous() or state.numel() == 0:
+    if state.dtype != torch.float32 or not state.is_contiguous() or state.is_neg() or state.numel() == 0:
         return "it moves a contiguous float32 state on"
     if name == "cpu":
         return library.refusal(*tensors)

@@ -8,6 +8,7 @@ from linattn.ops.convolution_step import step_
 from linattn.ops.norms import unit_length
 from linattn.ops.recurrent_step import recurrent_step_
 from linattn.ops.selective_step import selective_step_
+from tests.ops import cases
 from tests.ops.errors import error
 from tests.ops.steps import token
 
@@ -106,3 +107,26 @@ def test_refusals():
         step_(torch.zeros(2, 1, 8), torch.zeros(2, 3, 8), torch.zeros(8, 1, 5), None, True)
     with pytest.raises(ValueError, match="bias must have shape"):
         step_(torch.zeros(2, 1, 8), torch.zeros(2, 3, 8), torch.zeros(8, 1, 4), torch.zeros(7), True)
+
+
+def states_and_steps():
+    """Of each step in place its tensors, the state first, and the step."""
+    state, q, k, v, options = recurrence()
+    x, dt, A, B, C, D = torch.randn(2, 4), torch.rand(2, 4), -torch.rand(4, 3), *torch.randn(2, 2, 3), torch.randn(4)
+    convolved = torch.randn(2, 3, 4), torch.randn(2, 1, 4), torch.randn(4, 1, 4), torch.randn(4)
+    return {
+        "recurrence": ((state, q, k, v), lambda *a: recurrent_step_(*a, **options)),
+        "selective": ((torch.randn(2, 4, 3), x, dt, A, B, C, D), selective_step_),
+        "convolution": (convolved, lambda state, x, weight, bias: step_(x, state, weight, bias, True)),
+    }
+
+
+@pytest.mark.parametrize("turned", [cases.turned, lambda t: torch._neg_view(-t)], ids=["imaginary", "dense"])
+@pytest.mark.parametrize("step", ["recurrence", "selective", "convolution"])
+def test_views_with_turned_signs(step, turned):
+    """A state too is moved on where it is, whatever signs its memory has."""
+    tensors, run = states_and_steps()[step]
+    for i in range(len(tensors)):
+        own, wanted = [t.clone() for t in tensors], [t.clone() for t in tensors]
+        own[i] = turned(own[i])
+        assert error(run(*own), run(*wanted)) < 1e-6 and error(own[0], wanted[0]) < 1e-6

@@ -197,6 +197,11 @@ def traced(*tensors: Tensor | None) -> bool:
     return any(type(t) not in (Tensor, torch.nn.Parameter, type(None)) for t in tensors)
 
 
+def turned(*tensors: Tensor | None) -> str | None:
+    """Why what reads memory as it is does not take ``tensors``, or None: the imaginary part of a conjugate has other signs there."""
+    return "a tensor is a view that turns the signs of another" if any(t is not None and t.is_neg() for t in tensors) else None
+
+
 def wanted(*tensors: Tensor | None) -> bool:
     """Whether gradients will be asked for."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -50,12 +50,16 @@ def linears(
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
     """As :func:`linattn.ops.linears.linears`; everything but steps of one dtype, summed in float32 and rounded once."""
-    norm, gate, residual = (None if t is None else t.contiguous() for t in (norm, gate, residual))
-    weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
-    biases = [b if b is None else b.contiguous() for b in biases]
-    y, run = bound(x.contiguous(), weights, biases, norm, eps, size, gate, residual, gated, finish)
+    x, norm, gate, residual, *biases = (None if t is None else plain(t) for t in (x, norm, gate, residual, *biases))
+    weights = [w if w.stride(1) == 1 and not w.is_neg() else plain(w) for w in weights]
+    y, run = bound(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
     run()
     return y
+
+
+def plain(t: Tensor) -> Tensor:
+    """``t`` as it lies in memory."""
+    return t.resolve_neg().contiguous()
 
 
 def bound(

@@ -18,7 +18,7 @@ def selective_refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor
         return f"it takes states of up to N = {MOST} numbers, but there are {state.shape[-1]}"
     if 1 not in state.stride()[-2:]:
         return "neither channels nor numbers of the state lie side by side"
-    return library.refusal(state, x, dt, a, b, c, *others)
+    return library.turned(state, x, dt, a, b, c, *others) or library.refusal(state, x, dt, a, b, c, *others)
 
 
 def selective(
@@ -63,7 +63,7 @@ def convolution_refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor |
         return f"the state is {state.dtype} beside tokens of {x.dtype}"
     if library.traced(x, state, weight, bias):
         return "who looks on has to see operations of torch"
-    return library.refusal(x, state, weight, bias)
+    return library.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
 
 
 def convolution(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:

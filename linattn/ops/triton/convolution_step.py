@@ -51,6 +51,8 @@ def step_kernel(
 
 def refusal(state: Tensor) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
+    if state.is_neg():
+        return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
     return None

@@ -281,8 +281,8 @@ def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None
     state, z = inputs.initial, inputs.initial_z
     if state is None or (inputs.denominator and z is None):
         raise ValueError("a step in place needs the states that it updates")
-    if not all(t is None or t.is_contiguous() for t in (state, z)):
-        raise ValueError("a step in place needs contiguous states")
+    if not all(t is None or (t.is_contiguous() and not t.is_neg()) for t in (state, z)):
+        raise ValueError("a step in place needs contiguous states with their own signs")
     overlapped = overlapped and state.is_cuda and capability(state.device) >= (9, 0)
     o, denominator = _launch(_arguments(inputs), state, z, overlapped, unit)
     return Outputs(o, denominator, state, z)

@@ -263,8 +263,8 @@ def linears(
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """As :func:`linattn.ops.linears.linears`; summed in float32 and rounded once."""
-    norm, gate, residual = (None if t is None else t.contiguous() for t in (norm, gate, residual))
-    x = x.contiguous()
+    norm, gate, residual, *biases = (None if t is None else plain(t) for t in (norm, gate, residual, *biases))
+    x = plain(x)
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
     sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
     biased = tuple(b is not None for b in biases)
@@ -274,8 +274,8 @@ def linears(
     overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
     if size and (vectors > 1 or (size != K and size & (size - 1))):
         x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
-    addresses = tuple(weights[0] if b is None else b.contiguous() for b in biases)  # a kernel takes no tuple of nothing
-    tensors = (x, tuple(w.contiguous() for w in weights), addresses, constants or (x,))
+    addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
+    tensors = (x, tuple(map(plain, weights)), addresses, constants or (x,))
     shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
     shared |= {"launch_pdl": True} if overlapped else {}
     with launch.on_device(x.device):
@@ -286,6 +286,11 @@ def linears(
     ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
     pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
+
+
+def plain(t: Tensor) -> Tensor:
+    """``t`` as it lies in memory."""
+    return t.resolve_neg().contiguous()
 
 
 def _normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None, overlapped: bool) -> Tensor:

@@ -68,6 +68,8 @@ def refusal(state: Tensor) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
     if not 1 <= state.shape[-1] <= LARGEST or state.numel() == 0:
         return f"a channel can have 1 to {LARGEST} numbers, and there are rows, but the state has shape {list(state.shape)}"
+    if state.is_neg():
+        return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
     return None

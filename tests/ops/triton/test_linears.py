@@ -44,6 +44,7 @@ def test_products(K, outputs, rows, dtype):
     x, weights = normal(rows, 1, K, dtype=dtype), [normal(n, K, dtype=dtype) for n in outputs]
     biases = [normal(2 * n, dtype=dtype)[::2] if i % 2 else None for i, n in enumerate(outputs)]
     compare(dtype, x, weights, biases)
+    compare(dtype, torch._neg_view(-x), [torch._neg_view(-w) for w in weights], biases)
     compare(dtype, x, weights, biases, norm=normal(K, dtype=dtype), eps=1e-5, size=K)
     compare(dtype, x, weights[:1], biases[:1], residual=normal(rows, 1, outputs[0], dtype=dtype), eps=1e-5, size=K)
 

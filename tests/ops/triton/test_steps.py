@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from linattn.ops import convolution_step
+from linattn.ops.inputs import Inputs
 from linattn.ops.recurrent_step import recurrent_step_
 from linattn.ops.triton import convolution_step as convolution
+from linattn.ops.triton import decode
 from linattn.ops.triton import selective_step as selective
 from tests.ops.errors import error
 from tests.ops.steps import CHANNELS, LIMIT, Token, check_drift, token
@@ -99,3 +101,12 @@ def test_more_rows_than_a_grid_has_room_for():
     most = selective.MOST
     assert selective.refusal(torch.empty(most, 1, 1)) is None
     assert f"at most {most} rows" in selective.refusal(torch.empty(most + 1, 1, 1))
+
+
+def test_states_with_turned_signs_are_no_place_for_new_ones():
+    state = torch._neg_view(torch.randn(2, 4, 3, device=DEVICE))
+    assert "signs" in str(selective.refusal(state)) and "signs" in str(convolution.refusal(state))
+    q, v = torch.randn(2, 1, 4, 5, device=DEVICE), torch.randn(2, 1, 4, 3, device=DEVICE)
+    state = torch._neg_view(torch.randn(2, 4, 5, 3, device=DEVICE))
+    with pytest.raises(ValueError, match="own signs"):
+        decode.step_(Inputs(q, q, v, 1.0, initial=state, return_state=True))

@@ -67,12 +67,12 @@ def _drop_casts(graph: fx.Graph) -> None:
 
 def _fold_constants(module: fx.GraphModule) -> None:
     """Compute what follows from weights and numbers alone; ``meta["computed"]`` has the weights whose numbers went into it."""
-    graph, copied, written = module.graph, [], _written(module)
+    graph, copied = module.graph, []
     roots: dict[str, list[Tensor]] = {}  # of what is folded, the weights that it follows from
     for node in list(graph.nodes):
         if node.op != _CALL or not _repeatable(node.target) or any(n.op != "get_attr" for n in node.all_input_nodes):
             continue
-        if not isinstance(node.meta.get("val"), Tensor) or any(_memory(n, module) in written for n in (node, *node.all_input_nodes)):
+        if not isinstance(node.meta.get("val"), Tensor):
             continue
         given = fx.node.map_arg((node.args, node.kwargs), lambda n: getattr(module, str(n.target)))
         with torch.no_grad():
@@ -86,25 +86,6 @@ def _fold_constants(module: fx.GraphModule) -> None:
             node.replace_all_uses_with(constant(graph, name, node.meta["val"]))
         graph.erase_node(node)
     module.meta["computed"] = copied
-
-
-def _written(module: fx.GraphModule) -> set[int]:
-    """The memory that operations write to: what begins there is to begin anew in every step."""
-    memory: set[int] = set()
-    for node in module.graph.nodes:
-        if node.op != _CALL or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        arguments = node.target._schema.arguments
-        for argument, given in (*zip(arguments, node.args, strict=False), *((a, node.kwargs.get(a.name)) for a in arguments)):
-            if argument.is_write:
-                fx.node.map_arg(given, lambda n: memory.add(_memory(n, module)))
-    return memory
-
-
-def _memory(node: Node, module: fx.GraphModule) -> int:
-    """Where the tensor of ``node`` lies, which views of it share."""
-    value = getattr(module, str(node.target)) if node.op == "get_attr" else node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else 0
 
 
 def _repeatable(target: Any) -> bool:

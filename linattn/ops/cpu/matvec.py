@@ -50,9 +50,9 @@ def linears(
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
     """As :func:`linattn.ops.linears.linears`; everything but steps of one dtype, summed in float32 and rounded once."""
-    x, norm, gate, residual, *biases = (None if t is None else plain(t) for t in (x, norm, gate, residual, *biases))
+    norm, gate, residual, *biases = (None if t is None else plain(t) for t in (norm, gate, residual, *biases))
     weights = [w if w.stride(1) == 1 and not w.is_neg() else plain(w) for w in weights]
-    y, run = bound(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
+    y, run = bound(plain(x), weights, biases, norm, eps, size, gate, residual, gated, finish)
     run()
     return y
 

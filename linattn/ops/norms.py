@@ -103,7 +103,7 @@ def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, 
 )
 def operator(x, weight, gate, eps, mean, dtype):
     refused = _refusal("triton", "auto", x, weight, gate, dtype)
-    return (portable if refused else _kernels("triton").forward)(x, weight, gate, eps, mean, dtype)
+    return (portable if refused else _kernels("triton").forward)(x, weight, gate, eps, mean, dtype).contiguous()
 
 
 @operator.register_fake

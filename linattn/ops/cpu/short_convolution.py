@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from linattn.ops.cpu import library
@@ -37,7 +36,7 @@ def backward(
         "short_convolution_backward", activation, *rows(x), *_shared(x, before, weight, bias), *rows(d_y), *rows(d_x), d_before, parts,
         batch, tokens, width, taps,
     )  # fmt: skip
-    d_weight = parts[:, :taps].sum(0).t()[:, None].to(weight.dtype, memory_format=torch.contiguous_format)
+    d_weight = weight.new_empty(weight.shape).copy_(parts[:, :taps].sum(0).t()[:, None])
     return d_x, d_before, d_weight, None if bias is None else parts[:, taps].sum(0).to(bias.dtype)
 
 

@@ -41,7 +41,7 @@ def backward(
     """Gradients of ``x``, ``before``, ``weight`` and ``bias``, None where those are."""
     taps, tokens, past = _taps(x, weight), x.shape[1], weight.shape[2] - 1
     d_x, d_taps = torch.empty_like(x, memory_format=torch.contiguous_format), torch.zeros_like(taps)
-    d_before = None if before is None else torch.empty_like(before)
+    d_before = None if before is None else torch.empty_like(before, memory_format=torch.contiguous_format)
     total = torch.zeros_like(taps[0])
     for rows, start, stop in _blocks(x):
         own, end = stop - start, min(stop + past, tokens)  # the tokens behind have met inputs of this block
@@ -56,7 +56,7 @@ def backward(
         d_x[rows, start:stop] = _gathered(d_z, taps, own)
         if d_before is not None and start == 0:
             d_before[rows] = _gathered(F.pad(d_z, (0, 0, past, 0)), taps, past)
-    d_weight = d_taps.t()[:, None].to(weight.dtype, memory_format=torch.contiguous_format)
+    d_weight = weight.new_empty(weight.shape).copy_(d_taps.t()[:, None])
     return d_x, d_before, d_weight, None if bias is None else total.to(bias.dtype)
 
 

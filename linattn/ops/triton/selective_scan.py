@@ -107,7 +107,7 @@ def backward(
         return *(None if t is None else torch.zeros_like(t) for t in (x, dt, a, b, c, d)), d_initial
     tensors = (*_contiguous(x, dt, a), b, c, *_contiguous(d, initial, cu_seqlens, kept, d_y, d_last))
     d_x, d_dt, d_a, d_b, d_c, d_d, d_initial, *_ = launch.run(_backward, x, tensors)
-    d_a = d_a.sum((0, 1)).t().to(a.dtype, memory_format=torch.contiguous_format)
+    d_a = a.new_empty(a.shape).copy_(d_a.sum((0, 1)).t())
     return d_x, d_dt, d_a, d_b, d_c, None if d is None else d_d.sum((0, 1)).to(d.dtype), d_initial
 
 

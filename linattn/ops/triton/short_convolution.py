@@ -48,8 +48,8 @@ def backward(
     tensors = (_rows(x), *_contiguous(before, weight, bias), _rows(d_y))
     d_x, d_before, parts = launch.run(_backward, x, tensors, activation, BACKWARD)
     sums = parts.sum((0, 1))  # [W + 1, D]
-    d_weight = sums[:-1].t()[:, None].to(weight.dtype, memory_format=torch.contiguous_format)
-    return d_x, d_before, d_weight, None if bias is None else sums[-1].to(bias.dtype)
+    d_weight = weight.new_empty(weight.shape).copy_(sums[:-1].t()[:, None])
+    return d_x, d_before, d_weight, None if bias is None else sums[-1].to(bias.dtype, copy=True)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -53,8 +53,9 @@ def gated(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`forward` with the time steps softplus(dt + bias) and outputs times silu(z); it has no gradients of those."""
     x, b, c = map(library.in_rows, (x, b, c))
-    apart = dt.stride(2) if dt.stride(1) == 1 and dt.shape[1] > 1 else 1  # tokens side by side are turned in pieces
-    dt = dt.resolve_neg() if apart > 1 else library.in_rows(dt)
+    dt = dt.resolve_neg()  # which may lay it out anew
+    turned = dt.stride(1) == 1 and dt.shape[1] > 1 and dt.stride(2) > 1  # tokens side by side are turned in pieces
+    apart, dt = (dt.stride(2), dt) if turned else (1, library.in_rows(dt))
     y, last, kept = _outputs(empty, x, a, cu_seqlens, keeps)
     if cu_seqlens is not None:
         kept.zero_()  # there is room for more chunks than a packing need have

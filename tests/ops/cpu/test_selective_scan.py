@@ -154,6 +154,18 @@ def test_any_memory_layout(isa):
         assert all(torch.equal(x, y) for x, y in zip(gradients(run, a), gradients(run, b), strict=True))
 
 
+def test_any_memory_layout_of_time_steps(isa):
+    """One for all channels, and tokens side by side with gaps behind them and signs that are turned."""
+    a = arguments(33, 2, 40)
+    shared = a["dt"][..., 0].contiguous()[..., None].expand_as(a["dt"])
+    turned = torch._neg_view(-torch.cat([a["dt"], a["dt"]], 1).mT.contiguous())[..., :33].mT
+    assert shared.stride()[1:] == (1, 0) and turned.stride()[1:] == (1, 66)
+    for dt in (shared, turned):
+        b, dense = a | {"dt": dt}, a | {"dt": dt.resolve_neg().contiguous()}
+        assert all(torch.equal(x, y) for x, y in zip(run(b), run(dense), strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(gradients(run, b), gradients(run, dense), strict=True))
+
+
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_same_bits_for_any_number_of_threads(packed, threads):

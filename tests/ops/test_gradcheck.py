@@ -4,6 +4,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+import linattn
+from linattn.ops.gated import gated
+from linattn.ops.norms import rms_norm
+from linattn.ops.short_convolution import short_convolution
 from tests.ops.cases import FORMS, KINDS, Call, make
 
 RANKS = ("none", "H", "HK", "BTH", "BTHK")
@@ -76,3 +80,27 @@ def second(call: Call, **how: str) -> dict[str, torch.Tensor]:
     grads = torch.autograd.grad(sum(o.sin().sum() for o in out.values()), list(leaves.values()), create_graph=True)
     again = torch.autograd.grad(sum(g.square().sum() for g in grads), list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, again, strict=True))
+
+
+OPS = {
+    "linear_attention": (lambda *t: linattn.linear_attention(*t[:3], decay=-t[3].abs()), [(2, 5, 2, 3)] * 4),
+    "diagonal_scan": (lambda d, b: linattn.diagonal_scan(-d.abs(), b), [(2, 5, 3)] * 2),
+    "selective_scan": (lambda x, A, B, C: linattn.selective_scan(x, x.abs(), -A.abs(), B, C), [(2, 5, 3), (3, 4), (2, 5, 4), (2, 5, 4)]),
+    "short_convolution": (short_convolution, [(2, 5, 3), (3, 1, 4), (3,)]),
+    "rms_norm": (lambda *t: rms_norm(*t, eps=1e-5), [(2, 5, 3), (3,), (2, 5, 3)]),
+    "gated": (gated, [(2, 5, 3)] * 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("op", OPS)
+def test_many_gradients_at_once(op, dtype):
+    """``is_grads_batched``, of ``torch.autograd.functional.jacobian(vectorize=True)``: each gradient is what it is alone."""
+    function, shapes = OPS[op]
+    leaves = [torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes]
+    y = function(*leaves)
+    weights = torch.randn(3, *y.shape, dtype=dtype)
+    together = torch.autograd.grad(y, leaves, weights, retain_graph=True, is_grads_batched=True)
+    for i, w in enumerate(weights):
+        for mine, alone in zip(together, torch.autograd.grad(y, leaves, w, retain_graph=True), strict=True):
+            torch.testing.assert_close(mine[i], alone)

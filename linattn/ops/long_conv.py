@@ -43,7 +43,7 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
     tokens = u.shape[1]
     taps = kernel[:tokens]
     if u.numel() == 0 or taps.numel() == 0:
-        return torch.zeros_like(u)
+        return torch.zeros_like(u) + u[:, :0].sum() + kernel[:0].sum()  # zeros that have gradients, zeros too
     wide = torch.float64 if torch.float64 in (u.dtype, kernel.dtype) else torch.float32
     n = fast_length(tokens + taps.shape[0] - 1)
     spectrum = torch.fft.rfft(taps.to(wide).mT, n)  # [D, n / 2 + 1]
@@ -103,7 +103,7 @@ def lti(
             x, lengths = _unpack(x, cu_seqlens)
         elif lengths is not None:
             x = torch.where((torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None, None], x, 0.0)
-        state = system.b.new_zeros(*full[:3], x.shape[3]) if initial_state is None else initial_state.reshape(*full[:3], -1)
+        state = system.b.new_zeros(*full[:3], x.shape[3]) if initial_state is None else initial_state.reshape(*full[:3], x.shape[3])
         y, last = _run(system, x.to(_real(wide)), state, lengths, return_state)
         if cu_seqlens is not None:
             y = _pack(y, cu_seqlens, u.shape[1])

@@ -101,6 +101,21 @@ def test_lti(kind, tokens, resumed):
         close((torch.cat([y, last], 1), state), loop(u, A, B, C, h))
 
 
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0)])
+@pytest.mark.parametrize("signals", [(), (4,)])
+def test_nothing_to_do(shape, signals):
+    batch, _, channels = shape
+    A, B, C = (t[:channels] for t in system("complex"))
+    u = normal(*shape, *signals).requires_grad_()
+    y, last = linattn.lti(u, A, B, C, torch.zeros(batch, channels, A.shape[1], *signals, dtype=A.dtype), return_state=True)
+    assert y.shape == u.shape and last.shape == (batch, channels, A.shape[1], *signals)
+
+    for taps in (0, 4):
+        kernel = normal(taps, channels).requires_grad_()
+        y = linattn.long_conv(u, kernel)
+        assert y.shape == u.shape and not any(g.any() for g in torch.autograd.grad(y.sum(), (u, kernel)))
+
+
 @pytest.mark.parametrize("kind", SYSTEMS)
 def test_several_signals_through_a_channel(kind):
     A, B, C = system(kind)

@@ -69,6 +69,13 @@ def test_the_equation_and_its_gradients(T):
     close(gradients(run, a), gradients(loop, a), 1e-11)
 
 
+@pytest.mark.parametrize("none", ["D", "N"])
+def test_no_channels_and_states_of_no_numbers(none):
+    a = arguments(5, **{none: 0})
+    close(run(a), loop(a))
+    assert [g.shape for g in gradients(run, a)] == [t.shape for t in a.values()]
+
+
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_packed_is_separate(dtype):

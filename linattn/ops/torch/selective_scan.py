@@ -29,7 +29,7 @@ def selective_scan(
     if torch.compiler.is_compiling():
         return _doubled(x, dt, a, b, c, initial, cu_seqlens)
     size = SIZE if cu_seqlens is not None else min(SIZE, tokens)
-    slab = max(1, tokens if x.device.type != "cpu" else CACHE // (batch * a.numel()))
+    slab = max(1, tokens if x.device.type != "cpu" else CACHE // max(1, batch * a.numel()))
     layout = Dense(tokens, size, slab) if cu_seqlens is None else Packed(cu_seqlens, tokens, size, slab)
     passage = layout.passage(initial[:, None])
     outputs = []

@@ -224,6 +224,25 @@ def packed_lengths(cu: Tensor, like: Tensor, name: str = "cu_seqlens") -> None:
         raise ValueError(f"{name} must rise from 0 to T = {tokens} and never fall, but came as {_short(ends)}")
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> None:
+    """Check what softmax attention takes: q, k [B, T, H, K] and v [B, T, H, V] in one dtype, and ``lengths`` [B] of the rows."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        dtype(name, tensor(name, t, None if t is q else q), *(DTYPES if t is q else (q.dtype,)))
+    if q.ndim != 4 or not _same(k.shape, q.shape) or v.ndim != 4 or not _same(v.shape[:3], q.shape[:3]):
+        came = [list(t.shape) for t in (q, k, v)]
+        raise ValueError(f"q, k and v must be [B, T, H, K], [B, T, H, K] and [B, T, H, V], but came with {came}")
+    if lengths is not None:
+        row_lengths(lengths, q)
+
+
+def row_lengths(lengths: Tensor, like: Tensor) -> None:
+    """Check ``lengths`` [B], how many tokens of each row are real, against a tensor [B, T, ...]."""
+    shape("lengths", tensor("lengths", lengths, like), "[B]", (like.shape[0],))
+    dtype("lengths", lengths, torch.int64, torch.int32)
+    if lengths.numel() and values_visible(lengths) and not 0 <= int(lengths.amin()) <= int(lengths.amax()) <= like.shape[1]:
+        raise ValueError(f"lengths must be from 0 to T = {like.shape[1]}, but came as {lengths.tolist()}")
+
+
 def _short(values: list[int]) -> str:
     return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:4]))}, ..., {values[-1]}]"
 

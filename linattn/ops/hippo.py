@@ -41,8 +41,7 @@ def fourier(size: int) -> tuple[Tensor, Tensor]:
 
     The sine of frequency 0 is kept, as in the paper, so that states come in pairs; it is always 0.
     """
-    if _checked(size) % 2:
-        raise ValueError(f"size of fourier must be even, a cosine and a sine each, but came as {size}")
+    _even(size)
     b = torch.zeros(size, dtype=torch.float64)
     b[0::2], b[0] = math.sqrt(2.0), 1.0
     turn = torch.zeros(size, size, dtype=torch.float64)
@@ -61,6 +60,7 @@ def basis(measure: str, size: int, s: Tensor) -> Tensor:
     _checked(size)
     s = s.double()
     if measure == "fourier":
+        _even(size)
         angles = 2 * math.pi * s[..., None] * torch.arange(size // 2, device=s.device)
         pairs = torch.stack([angles.cos(), angles.sin()], -1) * math.sqrt(2.0)
         pairs[..., 0, 0] = 1.0
@@ -108,6 +108,11 @@ def _index(size: int) -> Tensor:
 
 def _legendre(size: int) -> Tensor:
     return torch.sqrt(2 * _index(size) + 1)
+
+
+def _even(size: int) -> None:
+    if _checked(size) % 2:
+        raise ValueError(f"size of fourier must be even, a cosine and a sine each, but came as {size}")
 
 
 def _checked(size: int) -> int:

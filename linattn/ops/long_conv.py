@@ -90,7 +90,7 @@ def lti(
             raise ValueError("lengths and cu_seqlens exclude each other: packed sequences have no padding")
         checks.packed_lengths(cu_seqlens, u)
     elif lengths is not None:
-        _lengths(lengths, u)
+        checks.row_lengths(lengths, u)
     rows = u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     full = (rows, *A.shape[:2], *u.shape[3:])
     if initial_state is not None:
@@ -286,13 +286,6 @@ def _signal(u: Tensor) -> None:
     if checks.tensor("u", u).ndim not in (3, 4):
         raise ValueError(f"u must have shape [B, T, D] or [B, T, D, V], but came with {list(u.shape)}")
     checks.dtype("u", u, *checks.DTYPES)
-
-
-def _lengths(lengths: Tensor, u: Tensor) -> None:
-    checks.shape("lengths", checks.tensor("lengths", lengths, u), "[B]", (u.shape[0],))
-    checks.dtype("lengths", lengths, torch.int64, torch.int32)
-    if lengths.numel() and checks.values_visible(lengths) and not 0 <= int(lengths.amin()) <= int(lengths.amax()) <= u.shape[1]:
-        raise ValueError(f"lengths must be from 0 to T = {u.shape[1]}, but came as {lengths.tolist()}")
 
 
 def _check_system(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> torch.dtype:

@@ -32,6 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
+    _floating(x=x, weight=weight, gate=gate)
     if weight is not None:
         checks.shape("weight", checks.tensor("weight", weight, x), "[V] or [H, V]", tuple(x.shape[-1:]), tuple(x.shape[-2:]))
     if gate is not None:
@@ -42,7 +43,16 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None
 
 def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: str = "auto") -> Tensor:
     """``x / √(Σ x² + eps)`` over the last axis, computed in float32 (float64 for float64) and rounded once, to ``dtype``."""
+    _floating(x=x)
     return _run(x, None, None, eps, False, dtype, backend)
+
+
+def _floating(**tensors: Tensor | None) -> None:
+    for name, t in tensors.items():
+        if t is not None or name == "x":
+            checks.dtype(name, checks.tensor(name, t), *checks.DTYPES)
+    if tensors["x"].ndim == 0:  # type: ignore[union-attr]
+        raise ValueError("x must have shape [..., V], but came with []")
 
 
 def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, backend: str) -> Tensor:

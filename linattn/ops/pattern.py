@@ -15,6 +15,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from linattn.ops import checks
 from linattn.ops.tiles import Tiles, attention
 
 LEAST = 64  # queries of a tile, at least, where a pattern leaves the choice
@@ -349,15 +350,15 @@ def attend(
             pairs with a mask; ``"auto"``: flex on a GPU where it serves, else tiles.
 
     Raises:
-        ValueError: for shapes that do not fit and a backend that there is not.
+        ValueError: for shapes, dtypes and lengths that do not fit and a backend that there is not.
+        TypeError: for what is no tensor or no pattern.
     """
-    if q.ndim != 4 or k.shape != q.shape or v.shape[:3] != q.shape[:3]:
-        raise ValueError(
-            f"q, k and v must be [B, T, H, K], [B, T, H, K] and [B, T, H, V], but came with {[list(t.shape) for t in (q, k, v)]}"
-        )
+    checks.attended(q, k, v, lengths)
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern must be a Pattern, as local(64) and causal() are, but came as {type(pattern).__name__}")
     if backend not in ("auto", "tiles", "flex", "dense"):
         raise ValueError(f"backend must be 'auto', 'tiles', 'flex' or 'dense', but came as {backend!r}")
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = q.shape[3] ** -0.5 if scale is None else checks.number("scale", scale)
     if backend == "flex" or (backend == "auto" and q.is_cuda):
         from linattn.ops import flex  # it takes a second to import
 

@@ -68,18 +68,18 @@ def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str
     """With what stands before and behind the scan, inside of the kernel or around it."""
     from linattn.ops.cpu import library
 
-    full = checks.tensor("x", x).shape
+    call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
+    full = x.shape
     for name, t, dims, wanted in (("bias", bias, "[D]", full[-1:]), ("z", z, "[B, T, D]", full)):
         if t is not None:
             checks.shape(name, checks.tensor(name, t, x), dims, tuple(wanted))
             checks.dtype(name, t, x.dtype, _wide(x))
     tensors = (x, dt, a, b, c, d, initial, bias, z)
-    if softplus and not library.wanted(*tensors) and not library.traced(*tensors, cu):
-        call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)
-        if choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
-            from linattn.ops.cpu import selective_scan as native
+    inside = softplus and not library.wanted(*tensors) and not library.traced(*tensors, cu)
+    if inside and choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
+        from linattn.ops.cpu import selective_scan as native
 
-            return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
+        return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
     with checks.no_autocast(x):
         step = dt.to(_wide(x))
         step = step if bias is None else step + bias.to(step.dtype)

@@ -46,7 +46,7 @@ def short_convolution(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
-    _check(x, weight, bias, before)
+    _check(x, weight, bias, before, activation)
     name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, bias, before))
     with checks.no_autocast(x):
         if name == "reference":
@@ -56,7 +56,9 @@ def short_convolution(
         return _run(x, before, weight, bias, activation, name)
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, activation: bool) -> None:
+    if not isinstance(activation, bool):
+        raise ValueError(f"activation must be True (its SiLU) or False, but came as {activation!r}")
     if checks.tensor("x", x).ndim != 3:
         raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
     checks.dtype("x", x, *checks.DTYPES)
@@ -66,6 +68,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
     checks.dtype("weight", weight, *checks.DTYPES)
     if bias is not None:
         checks.shape("bias", checks.tensor("bias", bias, x), "[D]", (width,))
+        checks.dtype("bias", bias, *checks.DTYPES)
     if before is not None:
         checks.shape("before", checks.tensor("before", before, x), "[B, W - 1, D]", (batch, weight.shape[2] - 1, width))
         checks.dtype("before", before, x.dtype)

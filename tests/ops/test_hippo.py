@@ -79,7 +79,9 @@ def test_nplr():
     assert (w.real == -0.5).all() and (w.imag > 0).all() and (w.imag.diff() > 0).all()
 
 
-@pytest.mark.parametrize("call", [lambda: hippo.legs(0), lambda: hippo.fourier(3), lambda: hippo.nplr(5)])
+@pytest.mark.parametrize(
+    "call", [lambda: hippo.legs(0), lambda: hippo.fourier(3), lambda: hippo.nplr(5), lambda: hippo.basis("fourier", 3, torch.zeros(1))]
+)
 def test_refusals(call):
     with pytest.raises(ValueError, match="size"):
         call()

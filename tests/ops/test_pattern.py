@@ -180,6 +180,12 @@ def test_refusals():
     for call, message in (
         (lambda: attend(q, q[:, :3], q, causal()), r"q, k and v must be \[B, T, H, K\]"),
         (lambda: attend(q, q, q, causal(), backend="fast"), "backend must be 'auto', 'tiles', 'flex' or 'dense', but came as 'fast'"),
+        (lambda: attend(q, q.double(), q, causal()), "k must be torch.float32, but came as torch.float64"),
+        (lambda: attend(q.long(), q.long(), q.long(), causal()), "q must be torch.float64 or .*, but came as torch.int64"),
+        (lambda: attend(q, q, q, causal(), lengths=torch.tensor([1, 2])), r"lengths must have shape \[B\] = \[1\], but came with \[2\]"),
+        (lambda: attend(q, q, q, causal(), lengths=torch.tensor([5])), "lengths must be from 0 to T = 4"),
+        (lambda: attend(q, q, q, causal(), lengths=torch.tensor([2.0])), "lengths must be torch.int64 or torch.int32"),
+        (lambda: attend(q, q, q, causal(), scale="1"), "scale must be a number"),
         (lambda: local(-1), "before must be at least 0, but came as -1"),
         (lambda: strided(0), "stride must be at least 1, but came as 0"),
         (lambda: summaries(4, 5), "last must be from 1 to size = 4, but came as 5"),
@@ -187,6 +193,10 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(TypeError, match="pattern must be a Pattern"):
+        attend(q, q, q, None)
+    with pytest.raises(TypeError, match="v must be a tensor"):
+        attend(q, q, None, causal())
 
 
 def test_two_patterns_are_one_value():

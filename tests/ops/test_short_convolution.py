@@ -201,6 +201,8 @@ def test_states_of_rows(lengths, tokens):
         ({"x": torch.zeros(3, 4)}, r"x must have shape \[B, T, D\]"),
         ({"weight": torch.zeros(4, 2, 3)}, r"weight must have shape \[D, 1, W\] with D = 4"),
         ({"bias": torch.zeros(3)}, r"bias must have shape \[D\]"),
+        ({"bias": torch.zeros(4, dtype=torch.int64)}, "bias must be torch.float64 or .*, but came as torch.int64"),
+        ({"activation": "silu"}, "activation must be True .* or False, but came as 'silu'"),
         ({"before": torch.zeros(1, 3, 4)}, r"before must have shape \[B, W - 1, D\]"),
         ({"before": torch.zeros(1, 2, 4).double()}, "before must be torch.float32"),
         ({"backend": "cpu", "weight": torch.zeros(4, 1, 5)}, "up to 4 taps"),

@@ -112,3 +112,16 @@ def test_second_derivatives_and_compilers_take_the_definition():
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
     compiled = torch.compile(lambda x, w, g: rms_norm(x, w, g, eps=EPS), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*a.values()), rms_norm(**a, eps=EPS), rtol=1e-6, atol=1e-6)
+
+
+def test_refusals():
+    x = torch.zeros(2, 5, 4)
+    for name, t in (("x", x.long()), ("x", x.to(torch.complex64)), ("weight", torch.ones(4).long()), ("gate", x.to(torch.complex64))):
+        with pytest.raises(ValueError, match=f"{name} must be torch.float64 or .*, but came as {t.dtype}"):
+            rms_norm(**{"x": x, name: t}, eps=EPS)
+    with pytest.raises(ValueError, match="x must be torch.float64 or .*, but came as torch.int64"):
+        unit_length(x.long(), eps=EPS, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"x must have shape \[..., V\]"):
+        rms_norm(torch.ones(()), eps=EPS)
+    with pytest.raises(TypeError, match="x must be a tensor, but came as NoneType"):
+        unit_length(None, eps=EPS, dtype=torch.float32)

@@ -317,5 +317,11 @@ def test_refusals_of_time_steps_and_gates():
     for name, t in (("bias", torch.ones(3)), ("z", torch.ones(1, 5, 3)), ("z", a["z"].double())):
         with pytest.raises(ValueError, match=name):
             run(a | {name: t}, softplus=True)
+    leaf = a | {"x": a["x"].clone().requires_grad_()}  # gradients are another way through
+    for name, t in (("dt", torch.ones(1, 5, 7)), ("dt", a["dt"].double()), ("dt", a["dt"].long()), ("x", torch.ones(5, 4))):
+        with pytest.raises(ValueError, match=f"{name} must "):
+            run(leaf | {name: t}, softplus=True)
+    with pytest.raises(TypeError, match="dt must be a tensor"):
+        run(leaf | {"dt": None}, softplus=True)
     with pytest.raises(ValueError, match="dt is a time step"):
         run(a, softplus=False)

@@ -67,6 +67,12 @@ class Folder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path`` as UTF-8, whole or not at all; what UTF-8 can't say (half of a file's name) becomes "?"."""
+    """Write ``path`` as UTF-8, whole or not at all; what UTF-8 can't say (half of a file's name) becomes "?".
+
+    A device or a pipe, such as ``/dev/stdout``, is written to as it is: nothing can take its place.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        path.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+        return
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="replace", newline="\n")

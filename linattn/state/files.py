@@ -15,11 +15,14 @@ def writable(path: str | os.PathLike[str]) -> Path:
     """``path``, where a file can be written as far as one can tell before there is anything to write.
 
     Raises:
-        OSError: where its folder is not there or not to be written to, and where it is a folder itself.
+        OSError: where its folder is not there or not to be written to, and where it is a folder itself, a device or a pipe, in whose
+            place there would be a file afterwards (``/dev/stdout`` too).
     """
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} cannot be written: it is a folder, and a file is wanted")
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} cannot be written: it is a device or a pipe, and a file is wanted")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):

@@ -1,5 +1,6 @@
 """Drawings for papers: whole files of their own, with the numbers of the ops, the same as on the pages."""
 
+import os
 import re
 import xml.etree.ElementTree as ET
 from functools import cache
@@ -103,3 +104,12 @@ def test_the_door(tmp_path, capsys):
         assert f"{place} cannot be written: {says}" in capsys.readouterr().err
     assert main(["draw", "lstm", "--what", "mask", "-o", str(tmp_path / "no.svg")]) == 2
     assert not (tmp_path / "no.svg").exists() and "no matrix" in capsys.readouterr().err
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    pipe = tmp_path / "pipe"  # as /dev/stdout and >(...) are: a file in their place would take them away from everybody
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR)  # its reader, who keeps the writer from waiting for one
+    assert main(["draw", "gla", "-o", str(pipe)]) == 0 and pipe.is_fifo()
+    assert os.read(end, 1 << 16).decode() == draw("gla", "cell")
+    os.close(end)

@@ -329,3 +329,11 @@ def test_states_are_put_together():
     for other in (wide, State([{}, {}, {}]), State([{"S": torch.zeros(1, 2)}])):
         with pytest.raises(ValueError, match="same names, dtypes and sizes"):
             State.cat([one, other])
+
+
+def test_a_state_takes_no_device_s_place(tmp_path):
+    pipe = tmp_path / "pipe"  # as /dev/null is, for root
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe cannot be written: it is a device or a pipe"):
+        make().save(pipe)
+    assert pipe.is_fifo() and [p.name for p in tmp_path.iterdir()] == ["pipe"]

@@ -108,6 +108,7 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
     chosen = tuple(available()) if names is None else tuple(dict.fromkeys(info(name).name for name in names))
     atlas = Atlas(chosen, _results(results), Progress(progress))
     _earlier(folder)
+    list(atlas.measured("*"))  # what is damaged among the results is told at once, and leaves no folder behind
     with only_writer(folder):
         earlier = _earlier(folder)
         _write(folder, dict(files(atlas)), earlier)

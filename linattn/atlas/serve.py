@@ -57,11 +57,15 @@ def server(folder: Path, port: int = 8000) -> ThreadingHTTPServer:
 
     Raises:
         ValueError: where ``folder`` holds no index.html.
+        OSError: where ``port`` is another program's, or not to be had.
     """
     root = folder.resolve()
     if not (root / "index.html").is_file():
         raise ValueError(f"{folder} holds no atlas: linattn atlas build {folder} makes one")
-    return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(root)))
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(root)))
+    except OSError as error:
+        raise OSError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}): name another, or 0 for a free one") from None
 
 
 def serve(folder: Path, port: int = 8000) -> None:

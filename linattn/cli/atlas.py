@@ -50,6 +50,8 @@ def atlas(
         print(build(folder, names=names, results=results, progress=True))
         return
     if folder is not None:
+        if systems is not None or results is not None:
+            raise ValueError(f"--systems and --results are for a new atlas, and {folder} is shown as it was built: leave them out, or DIR")
         serve(folder, port)
         return
     with TemporaryDirectory(prefix="linattn-atlas-") as made:

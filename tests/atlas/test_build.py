@@ -244,6 +244,13 @@ def test_a_damaged_result_is_named(tmp_path, content, capsys):
     assert not (tmp_path / "site" / "index.html").exists()
 
 
+def test_a_result_that_is_no_json_is_told_before_anything_is_made(tmp_path, capsys):
+    (tmp_path / "ops-cut.json").write_text("{")
+    assert main(["atlas", "build", str(tmp_path / "site"), "--systems", "gla", "--results", str(tmp_path)]) == 2
+    assert re.fullmatch(r"linattn: \S+ops-cut.json is damaged, .*\n", capsys.readouterr().err)
+    assert not (tmp_path / "site").exists()
+
+
 def test_two_builds_never_write_to_one_folder(tmp_path):
     with only_writer(tmp_path), pytest.raises(ValueError, match=rf"another process \(pid {os.getpid()}\) is writing to"):
         build(tmp_path, names=["gla"])

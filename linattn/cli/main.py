@@ -78,6 +78,8 @@ def _message(error: Exception) -> str:
         return f"{package} is not installed; this command needs it: pip install 'linattn[{EXTRAS.get(package, 'train')}]'"
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"
+    if "Overflow when unpacking" in str(error):  # torch, of a number that is no 64-bit integer; a page of C++ follows
+        return "a number came that is larger than any size can be"
     if isinstance(error, UnicodeEncodeError):  # an argument's bytes that are no UTF-8 come as half characters
         return f"a text must be UTF-8, but came as {error.object!r}"
     return str(error)

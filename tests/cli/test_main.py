@@ -71,6 +71,7 @@ def test_version(capsys):
         (["show", "gla", "--tokens", "-1"], "-1"),
         (["show", "gla", "--dim", "33"], "33"),
         (["show", "gla", "--dim", str(10**12)], "more than there is memory for"),
+        (["show", "gla", "--tokens", "9" * 20], "linattn: a number came that is larger than any size can be\n"),
         (["show", "lstm", "--heads", "4"], "heads"),
         (["bench", "moons"], "ops"),
         (["compare", "--mixers", "gla,softmx"], "did you mean 'softmax'?"),
@@ -89,6 +90,7 @@ def test_version(capsys):
         (["draw", "gla", "--out", "."], ". cannot be written: it is a folder"),
         (["bench", "ops", "--peers", "products", "--quick", "--device", "cpu", "--out", "nowhere/x"], "nowhere/x cannot be written"),
         (["atlas", "build", "site", "--systems", ""], "at least one system"),
+        (["atlas", "serve", "site", "--systems", "gla"], "--systems and --results are for a new atlas"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(args, says, capsys, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ def shares(word: str) -> list[float]:
     return [(1 + x) / 2 for x in numbers(word, 3 * SIZE)[2 * SIZE :]]
 
 
-def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA) -> dict[str, object]:
+def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA) -> dict[str, Any]:
     """The arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64, one head.
 
     The first token has no word before it: its key is 0, and it writes nothing.
@@ -138,7 +138,7 @@ def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float =
     if rule.normalize:
         q, k = torch.nn.functional.elu(now) + 1, torch.nn.functional.elu(before) + 1
         k[0] = 0
-    made: dict[str, object] = {"q": _token(q), "k": _token(k), "v": _token(v), "scale": 1.0}
+    made: dict[str, Any] = {"q": _token(q), "k": _token(k), "v": _token(v), "scale": 1.0}
     speed = torch.tensor([gates(word) for word in words], dtype=torch.float64)
     logs = {"constant": torch.tensor([math.log(decay)], dtype=torch.float64)}
     logs |= {"head": math.log(decay) * speed[None, :, :1], "channel": _token(math.log(decay) * speed)}
@@ -166,9 +166,9 @@ class Trace:
     states: Tensor
 
 
-def trace(made: dict[str, object]) -> Trace:
+def trace(made: dict[str, Any]) -> Trace:
     """Run the library's op on ``made``, the arguments that :func:`inputs` makes, in one pass and token by token."""
-    length = made["q"].shape[1]  # type: ignore[attr-defined]
+    length = made["q"].shape[1]
     whole = linattn.linear_attention(**made)
     states, state = [], None
     for t in range(length):
@@ -177,7 +177,7 @@ def trace(made: dict[str, object]) -> Trace:
     return Trace(whole[0, :, 0], torch.cat(states)[:, 0])
 
 
-def _only(made: dict[str, object], t: int) -> dict[str, object]:
+def _only(made: dict[str, Any], t: int) -> dict[str, Any]:
     """The arguments of token ``t`` alone."""
 
     def one(value: object) -> object:

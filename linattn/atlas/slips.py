@@ -101,7 +101,7 @@ def missing() -> dict[str, object]:
     made = lab.inputs(WORDS, lab.RULES[0])
     results: list[Both] = []
     for length in STOPS:
-        q, k, v = (made[name][0, :length, 0] for name in ("q", "k", "v"))  # type: ignore[index]
+        q, k, v = (made[name][0, :length, 0] for name in ("q", "k", "v"))
         whole = linattn.linear_attention(**{**made, **{n: x[None, :, None] for n, x in (("q", q), ("k", k), ("v", v))}})[0, :, 0]
         try:
             apart = distance((k.T * torch.ones(length, length).tril()) @ v, whole)

@@ -1,9 +1,11 @@
 """`import linattn` is cheap, and works on a machine with nothing but torch and numpy."""
 
+import ast
 import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = "transformers safetensors typer click rich triton tokenizers accelerate"
 
@@ -103,3 +105,14 @@ def test_a_call_loads_no_compiler():
 
 def test_torch_and_numpy_are_enough():
     assert run(BARE).startswith("works with")
+
+
+def test_who_reads_types_finds_every_name():
+    """The module loads its names when they are asked for, of which a type checker sees nothing: the stub beside it has them."""
+    import linattn
+
+    tree = ast.parse(Path(linattn.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imported = {alias.asname: (node.module, alias.name) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(imported) == {*linattn._WHERE, *linattn._FLOORS, "LMConfig"}
+    for name, (module, original) in imported.items():
+        assert original == name and module == {**linattn._WHERE, "LMConfig": "linattn.models"}.get(name, "linattn")

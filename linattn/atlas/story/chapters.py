@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def orders() -> dict[str, object]:
             }
         )
     made = lab.inputs(WORDS, RULES["none"])
-    q, k, v = (made[name][0, :, 0] for name in ("q", "k", "v"))  # type: ignore[index]
+    q, k, v = (made[name][0, :, 0] for name in ("q", "k", "v"))
     whole = linattn.linear_attention(**made, causal=False)[0, :, 0]
     apart = distance((q @ k.T) @ v, whole)
     curved = distance(torch.softmax(q @ k.T, -1) @ v, torch.softmax(q, -1) @ (torch.softmax(k.T, -1) @ v))
@@ -53,7 +54,7 @@ def decoding() -> dict[str, object]:
     """Chapter 2: the cache after every token beside the state after every token."""
     made = lab.inputs(WORDS, RULES["none"])
     found = lab.trace(made)
-    keys, values = made["k"][0, :, 0], made["v"][0, :, 0]  # type: ignore[index]
+    keys, values = made["k"][0, :, 0], made["v"][0, :, 0]
     caches = [[_first(x, t) for t in range(1, 13)] for x in (keys, values)]
     written_out = matrix(made) @ values
     steps = range(1, 13)
@@ -206,7 +207,7 @@ def gates() -> dict[str, object]:
     for d in DECAYS:
         for key, maps in kinds.items():
             log = lab.inputs(WORDS, RULES[key], d)["decay"]
-            log = log[..., -1:] if key == "channel" else log  # type: ignore[index]
+            log = log[..., -1:] if key == "channel" else log
             maps.append(causal(matrix({"q": one, "k": one, "decay": log, "scale": 1.0})))
     titles = {
         "constant": Both("RetNet: γ [12, 12]", "RetNet：γ [12, 12]"),
@@ -319,7 +320,7 @@ def _hidden(square: Tensor, shown: Tensor) -> Tensor:
     return square.masked_fill(~shown, torch.nan)
 
 
-def _narrow() -> dict[str, object]:
+def _narrow() -> dict[str, Any]:
     """The running sentence with keys and queries of :data:`NARROW` channels and a decay per head."""
     made = lab.inputs(WORDS, RULES["head"])
     short = torch.tensor([lab.numbers(word, NARROW) for word in WORDS], dtype=torch.float64)[None, :, None]
@@ -331,11 +332,11 @@ def _between(square: Tensor, c: int) -> list[Tensor]:
     return [square[start:, :start] for start in range(c, 12, c)]
 
 
-def _chunked(made: dict[str, object], c: int) -> Tensor:
+def _chunked(made: dict[str, Any], c: int) -> Tensor:
     """Chunks of ``c`` tokens, each as a square, with the state handed on."""
     outputs, state = [], None
     for start in range(0, 12, c):
-        part = {k: x[:, start : start + c] if isinstance(x, Tensor) else x for k, x in made.items()}
+        part: dict[str, Any] = {k: x[:, start : start + c] if isinstance(x, Tensor) else x for k, x in made.items()}
         o, state = linattn.linear_attention(**part, form="parallel", initial_state=state, return_state=True)
         outputs.append(o)
     return torch.cat(outputs, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def sheet(key: str, name: Both, values: Sequence[Tensor], rows: Sequence[Both | 
     return {**made, "scale": rounded(scale)}
 
 
-def number(key: str, name: Both, values: Sequence[float | Both]) -> dict[str, object]:
+def number(key: str, name: Both, values: Sequence[float | Both | None]) -> dict[str, object]:
     """One number, or words, for each stop."""
     return {"key": key, "name": name._asdict(), "values": [v._asdict() if isinstance(v, Both) else rounded(v) for v in values]}
 
@@ -46,9 +47,9 @@ def causal(matrix: Tensor) -> Tensor:
     return matrix.masked_fill(torch.ones_like(matrix, dtype=torch.bool).triu(1), float("nan"))
 
 
-def matrix(made: Mapping[str, object]) -> Tensor:
+def matrix(made: Mapping[str, Any]) -> Tensor:
     """The mixing matrix [T, T] of one call: what is read where token j's value is the j-th unit vector."""
-    length = made["q"].shape[1]  # type: ignore[attr-defined]
+    length = made["q"].shape[1]
     return linattn.linear_attention(**{**made, "v": torch.eye(length, dtype=torch.float64)[None, :, None]})[0, :, 0]
 
 

@@ -97,5 +97,5 @@ def test_the_estimate_is_of_the_real_tokens():
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, math.inf, math.nan])
 def test_a_ratio_that_is_none_is_refused(ratio):
-    with pytest.raises(ValueError, match="ratio must be a number above 0"):
+    with pytest.raises(ValueError, match="ratio must be a number"):
         create("cross_cosformer", dim=32, ratio=ratio)

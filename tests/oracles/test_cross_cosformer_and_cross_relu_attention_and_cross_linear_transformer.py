@@ -95,7 +95,9 @@ def test_the_estimate_is_of_the_real_tokens():
     assert distance(torch.cat([first, mixer(x[:, 2:], state=state)], 1), y) < 1e-12
 
 
-@pytest.mark.parametrize("ratio", [0.0, -1.0, math.inf, math.nan])
-def test_a_ratio_that_is_none_is_refused(ratio):
-    with pytest.raises(ValueError, match="ratio must be a number"):
+@pytest.mark.parametrize(
+    ("ratio", "wanted"), [*((r, "a number above 0") for r in (0.0, -1.0, math.inf)), (math.nan, "a number, but came as nan")]
+)
+def test_a_ratio_that_is_none_is_refused(ratio, wanted):
+    with pytest.raises(ValueError, match=f"ratio must be {wanted}"):
         create("cross_cosformer", dim=32, ratio=ratio)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from linattn.generate import room
 from linattn.generate.flat import trace
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
-from linattn.ops.linears import chained
 from linattn.state import State
 from linattn.state.identity import adapters, sums_of_bits
 
@@ -140,7 +138,6 @@ class Step:
             self._module = trace(self._function(model, head), inputs)
             self._counters = [inputs[i] for i in self._module.meta["counters"]]
             computed = self._module.meta["computed"]
-            self._alone = any(node.target is chained for node in self._module.graph.nodes)
             if self.tokens.is_cuda and COMPILES:
                 self._module = compile_regions(self._module)
             self._program = None if self.tokens.is_cuda else Program(self._module, inputs)
@@ -201,7 +198,7 @@ class Step:
             self._choice, self._graph = choice, None
             room.clear(self._wide)
             if self.tokens.is_cuda:
-                self._graph = Graph(self._advance, choice.generator, alone=self._alone)
+                self._graph = Graph(self._advance, choice.generator)
         room.fill(self._wide, state, self._slots)
         self.tokens.copy_(tokens)
         self.ended.copy_(ended)
@@ -241,15 +238,14 @@ class Step:
 
 
 class Graph:
-    """What ``run`` does to buffers on a GPU, as one launch. With ``alone`` no other such graph runs on the device meanwhile."""
+    """What ``run`` does to buffers on a GPU, as one launch."""
 
-    def __init__(self, run: Callable[[], Any], generator: torch.Generator | None, *, alone: bool = False) -> None:
+    def __init__(self, run: Callable[[], Any], generator: torch.Generator | None) -> None:
         generators = [torch.cuda.default_generators[torch.cuda.current_device()] if generator is None else generator]
-        self._turn: AbstractContextManager[Any] = _Turn(torch.cuda.current_device()) if alone else nullcontext()
         before = [g.get_state() for g in generators]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), self._turn:  # compiles, makes handles and work space
+        with torch.cuda.stream(stream):  # compiles, makes handles and work space
             run()
             run()
         torch.cuda.current_stream().wait_stream(stream)
@@ -262,27 +258,4 @@ class Graph:
             run()
 
     def replay(self) -> None:
-        with self._turn:
-            self._graph.replay()
-
-
-class _Turn:
-    """What is launched within has a device to itself among all that is: it begins when the last of it has ended, on whatever stream."""
-
-    _lock = threading.Lock()
-    _last: ClassVar[dict[int, tuple[torch.cuda.Stream, torch.cuda.Event]]] = {}
-
-    def __init__(self, device: int) -> None:
-        self._device, self._event = device, torch.cuda.Event()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        stream, (last, event) = torch.cuda.current_stream(), self._last.get(self._device, (None, None))
-        if event is not None and last != stream:
-            stream.wait_event(event)
-
-    def __exit__(self, *_: object) -> None:
-        stream = torch.cuda.current_stream()
-        self._event.record(stream)
-        self._last[self._device] = stream, self._event
-        self._lock.release()
+        self._graph.replay()

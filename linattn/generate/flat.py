@@ -3,8 +3,7 @@
 What a step does is the same for every token, so it is traced once, on tensors without memory. What then runs is fewer operations:
 
 * what depends on weights alone is computed once;
-* linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them, and those
-  that follow one another a chain;
+* linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them;
 * the recurrence writes its states where they were read, and attention a token into its slot.
 """
 
@@ -20,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import linattn.ops.norms
 import linattn.ops.short_convolution  # noqa: F401  their operators are looked for
 from linattn.generate import joins
-from linattn.generate.chains import chain
 from linattn.generate.joins import Node, calls, constant, is_node, join
 from linattn.ops.convolution_step import step_
 from linattn.ops.inputs import Inputs
@@ -44,7 +42,6 @@ def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor])
     _append_in_place(module.graph)
     module.meta["counters"] = _counters(module)
     join(module)
-    chain(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module

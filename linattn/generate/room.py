@@ -14,7 +14,6 @@ from torch import Tensor
 from linattn.state import State
 
 TAKEN = "taken"
-ON = ("cpu",)  # devices; nobody has measured a GPU's step with room yet
 LEAST = {"cuda": 1024, "cpu": 256}  # slots, so that short texts need no second step, which takes longer to make on a GPU
 AHEAD = 64  # free slots, at least, that a step is worth making for
 
@@ -22,8 +21,8 @@ Slots = Sequence[tuple[str, ...]]  # of each layer the names of what has a slot 
 
 
 def slots_of(model: Any) -> Slots:
-    """Those of a backbone, where they are given room."""
-    here = next(model.parameters()).device.type in ON
+    """Those of a backbone, on devices where steps are captured."""
+    here = next(model.parameters()).device.type in LEAST
     return [layer.mixer.growing if here else () for layer in model.layers]
 
 

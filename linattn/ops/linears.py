@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,6 @@ from torch import Tensor
 Biases = Sequence[Tensor | None]
 Steps = Sequence[tuple[str, float | Tensor | None]]  # what is done to numbers, in this order
 Finish = Sequence[Steps]  # for each product
-Link = tuple[Sequence[Tensor], Biases, dict[str, Any]]  # weights, biases and options of linears
 FINISHES: dict[str, Callable[..., Tensor]] = {
     "log_sigmoid": F.logsigmoid, "softplus": F.softplus, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "neg": torch.neg,
     "add": torch.add, "mul": torch.mul, "div": torch.div,
@@ -56,32 +54,6 @@ def linears(
         counting = (counters,) if x.is_cuda else ()
         return kernels(x, weights, biases, norm, eps, size, gate, residual, gated, finish, *counting)
     return portable(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
-
-
-def chained(x: Tensor, links: Sequence[Link], kept: Tensor | None = None) -> list[list[Tensor]]:
-    """Several :func:`linears`, each but the first of the first result of the one before; without gradients.
-
-    Args:
-        x: [..., K], of the first link.
-        links: ``residual`` may be the number of an earlier link, and is its first result then.
-        kept: int32 zeros, as many as ``linattn.ops.triton.chain.room`` says, in which a kernel of a GPU passes vectors on; it wants them
-            as it left them, and no other such kernel at the same time. With None there are several launches.
-
-    Returns:
-        The results of each link.
-    """
-    if kept is not None:
-        from linattn.ops.triton import chain
-
-        if chain.refusal(x, links) is None:
-            return chain.chained(x, links, kept)
-    results: list[list[Tensor]] = []
-    for weights, biases, options in links:
-        residual = options.get("residual")
-        if isinstance(residual, int):
-            options = options | {"residual": results[residual][0]}
-        results.append(linears(results[-1][0] if results else x, weights, biases, **options))
-    return results
 
 
 def _kernels(x: Tensor, weights: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:

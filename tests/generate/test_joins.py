@@ -7,14 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.generate import chains, flat, joins
+from linattn import mixers
+from linattn.generate import flat, joins
+from linattn.generate.prefill import prefill
 from linattn.generate.program import Program
-from linattn.ops.linears import chained
+from linattn.models import LanguageModel, LMConfig
 from linattn.ops.norms import unit_length
 from linattn.ops.short_convolution import short_convolution
+from linattn.state import State
 from tests.ops.errors import error
 
 LIMIT = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.2}  # values cancel here and there
+RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
 UNARY = (F.logsigmoid, F.softplus, torch.sigmoid, torch.tanh, torch.neg, F.silu, lambda x: x.clamp(max=3).exp())
 
 
@@ -103,7 +107,6 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
         wanted = [module(x) for x in xs]
         if as_for_a_gpu:
             monkeypatch.setattr(joins, "on_gpu", lambda t: True)
-            monkeypatch.setattr(chains, "ON", True)
         traced = flat.trace(module, [xs[0].clone()])
         got = [traced(x) for x in xs]
         if not as_for_a_gpu:
@@ -119,26 +122,29 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
             assert error(a.double(), b.double(), floor=1e-6) <= LIMIT[dtype]
 
 
-@pytest.mark.parametrize(
-    ("added", "lengths"),
-    [(lambda x, a: x, [3]), (lambda x, a: a, [3]), (lambda x, a: torch.tanh(a), [2])],
-)
-def test_what_a_link_adds_is_there_when_its_chain_begins(added, lengths, monkeypatch):
-    monkeypatch.setattr(joins, "on_gpu", lambda t: True)
-    monkeypatch.setattr(chains, "ON", True)
+@pytest.mark.parametrize(("rows", "layers"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("mixer", RECURRENT)
+def test_joined_as_for_a_gpu(mixer, rows, layers, monkeypatch):
+    """There more is put into one operation than on a CPU; what an operation does is the same."""
     torch.manual_seed(0)
-    first, second, third = (nn.Linear(8, 8) for _ in range(3))
-    x = torch.randn(1, 1, 8)
-
-    def run(x):
-        other = added(x, a := first(x))
-        b = second(a)
-        return [third(b) + other]
-
+    lm = LanguageModel(LMConfig(vocab_size=40, dim=32, layers=layers, mixer=mixer)).eval()
     with torch.no_grad():
-        traced = flat.trace(run, [x])
-        assert error(traced(x)[0].double(), run(x)[0].double()) <= 1e-6
-    assert [len(n.args[1]) for n in traced.graph.find_nodes(op="call_function", target=chained)] == lengths
+        _, state = prefill(lm.model, torch.randint(40, (rows, 7)))
+        names, leaves = [list(layer) for layer in state.layers], [t.clone() for layer in state.layers for t in layer.values()]
+
+        def step(token, *leaves):
+            rest = iter(leaves)
+            hidden, new = lm.model(token[:, None], State([{name: next(rest) for name in layer} for layer in names]), return_state=True)
+            return [lm.lm_head(hidden)[:, -1], *(t for layer in new.layers for t in layer.values())]
+
+        token = torch.randint(40, (rows,))
+        wanted = [t.clone() for t in step(token, *leaves)]
+        with monkeypatch.context() as patch:
+            patch.setattr(joins, "on_gpu", lambda t: True)
+            module = flat.trace(step, [token, *leaves])
+        got = module(token, *leaves)
+    for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        assert error((mine + 1 if i in module.meta["counters"] else mine).double(), theirs.double()) <= 2e-5
 
 
 class Own(nn.Module):
@@ -158,7 +164,6 @@ def _agrees(module, inputs, as_for_a_gpu, monkeypatch):
     """Traced, and bound to memory where that is done, as the module itself, twice: nothing is left from the first time."""
     if as_for_a_gpu:
         monkeypatch.setattr(joins, "on_gpu", lambda t: True)
-        monkeypatch.setattr(chains, "ON", True)
     with torch.no_grad():
         traced = flat.trace(module, [x.clone() for x in inputs])
         for _ in range(2):

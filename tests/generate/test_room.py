@@ -36,7 +36,6 @@ def model(device: str = "cpu", **options) -> LanguageModel:
 def always(monkeypatch):
     """However few tokens there are."""
     monkeypatch.setattr(captured, "FROM", {"cuda": 1, "cpu": 1})
-    monkeypatch.setattr(room, "ON", ("cuda", "cpu"))
 
 
 @pytest.fixture

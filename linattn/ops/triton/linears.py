@@ -23,7 +23,9 @@ from linattn.ops.triton import launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 16384  # channels of a vector that a program holds
-NUMBERS = 8192  # of a matrix that a program asks for at once
+ROWS = 8  # that a program has at most, of all its matrices together
+BYTES, EACH = 32 << 10, 256  # of them that a program asks for at once, and of each thread: few threads have done with their sums soon
+REGISTERS = 96  # of a thread where no norm wants more: those of two launches fit a multiprocessor
 MAPS = 8
 PROGRAMS = 128  # about one for each multiprocessor of the largest devices
 
@@ -34,7 +36,7 @@ def _silu(x):
 
 
 @triton.jit
-def _prepared(x, norm, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, WEIGHTS: tl.constexpr, eps):
+def _prepared(x, weight, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, eps):
     """The vector, normed and gated, in float32, but for a factor that products with it still want.
 
     The factor of a norm over all channels is a sum over the program, and so are the products: neither waits for the other.
@@ -48,11 +50,16 @@ def _prepared(x, norm, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.cons
         heads = tl.reshape(a, [BK // SIZE, SIZE])
         heads = heads / tl.sqrt_rn(tl.sum(heads * heads, 1) / SIZE + eps)[:, None]
         a = tl.reshape(heads, [BK])
-    if norm is not None:
-        a *= tl.load(norm + k % WEIGHTS, mask=there, other=0.0).to(tl.float32)
+    if weight is not None:
+        a *= weight
     if gate is not None:
         a *= _silu(tl.load(gate + k, mask=there, other=0.0).to(tl.float32))
     return tl.where(there, a, 0.0), factor
+
+
+@triton.jit
+def _norm(norm, k, K: tl.constexpr, WEIGHTS: tl.constexpr):
+    return tl.load(norm + k % WEIGHTS, mask=k < K, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -155,11 +162,12 @@ def vector_kernel(
         others = _rows(matrices[1], n, k, in_n, K, BK)
         other_bias = _bias(biases, 1, n, in_n, BN, BIASED)
     bias = _bias(biases, index, n, in_n, BN, BIASED)
+    weight = None if norm is None else _norm(norm, k, K, WEIGHTS)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
     if residual is not None:  # asked for with x, not after the sums over it
         added = tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
-    a, factor = _prepared(x, norm, gate, k, K, BK, SIZE, WEIGHTS, eps)
+    a, factor = _prepared(x, weight, gate, k, K, BK, SIZE, eps)
     out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + bias
     if GATED:
         out = _silu(out) * (tl.sum(others.to(tl.float32) * a[None, :], 1) * factor + other_bias)
@@ -316,13 +324,15 @@ def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]
 
 
 def _of_vector(tensors: tuple, eps: float, **shared) -> None:
-    norm = tensors[4]
-    sizes, BK = shared["SIZES"], triton.next_power_of_2(shared["K"])
-    BN = max(1, NUMBERS // BK // (2 if shared["GATED"] else 1))
+    x, norm = tensors[0], tensors[4]
+    sizes, BK, matrices = shared["SIZES"], triton.next_power_of_2(shared["K"]), 2 if shared["GATED"] else 1
+    row = BK * x.element_size() * matrices
+    BN = max(min(BYTES // row, ROWS // matrices), 1)
     while BN > 1 and sum(triton.cdiv(n, BN) for n in sizes) < PROGRAMS:
         BN //= 2
+    options = {"num_warps": min(max(BN * row // (32 * EACH), 1), 8), **({} if shared["SIZE"] else {"maxnreg": REGISTERS})}
     vector_kernel[(sum(triton.cdiv(n, BN) for n in sizes),)](
-        *tensors, eps, BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(), num_warps=min(max(BN * BK // 2048, 1), 8), **shared
+        *tensors, eps, BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(), **options, **shared
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the or
 Refusal = Callable[[str], str | None]  # of a backend: why it does not run a call, or None
 _TRITON = find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # of the vmap that torch.autograd.grad still has
 
 
 def choose(backend: str, refusal: Refusal) -> str:
@@ -62,6 +64,11 @@ def transform_refusal() -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:
         return "it has no derivatives in forward mode"
     return None
+
+
+def batched() -> bool:
+    """Whether a backward pass runs for many gradients at once, which have no memory: ``is_grads_batched``, or a vmap around it."""
+    return torch._C._dispatch_tls_is_dispatch_key_included(_VMAP) or torch._C._are_functorch_transforms_active()
 
 
 def definition_refusal(backend: str) -> str | None:

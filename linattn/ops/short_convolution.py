@@ -14,7 +14,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from linattn.ops import checks, choice
-from linattn.ops.cpu import library
 from linattn.ops.torch import short_convolution as portable
 
 Gradients = tuple[Tensor | None, ...]  # of x, before, weight and bias
@@ -139,7 +138,7 @@ def _gradient(ctx, d_y: Tensor):
     with checks.no_autocast(d_y):
         if torch.is_grad_enabled():  # somebody may ask for a second derivative
             gradients = _differentiable(d_y, x, before, weight, bias, ctx.activation)
-        elif torch._C._len_torch_dispatch_stack() or library.batched():
+        elif torch._C._len_torch_dispatch_stack() or choice.batched():
             gradients = _absent(tensors, backward_operator(d_y, *tensors, ctx.activation, ctx.backend))
         else:
             gradients = backward(d_y, x, before, weight, bias, ctx.activation, ctx.backend)

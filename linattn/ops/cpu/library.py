@@ -27,7 +27,6 @@ LARGE = 1 << 18  # numbers: so many take longer than torch's threads do to come,
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
 _lowered: str | None = os.environ.get("LINATTN_CPU_ISA")
 _guards: list[Tensor] | None = None
-_VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # of the vmap that torch.autograd.grad still has
 
 
 @constant_result
@@ -193,7 +192,9 @@ def refusal(*tensors: Tensor | None) -> str | None:
 
 def traced(*tensors: Tensor | None) -> bool:
     """Whether something looks on that has to see operators: a compiler, an exporter, a vmap, a dispatch mode, a subclass of tensors."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or batched():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return True
+    if choice.batched():
         return True
     return any(type(t) not in (Tensor, torch.nn.Parameter, type(None)) for t in tensors)
 
@@ -201,11 +202,6 @@ def traced(*tensors: Tensor | None) -> bool:
 def turned(*tensors: Tensor | None) -> str | None:
     """Why what reads memory as it is does not take ``tensors``, or None: the imaginary part of a conjugate has other signs there."""
     return "a tensor is a view that turns the signs of another" if any(t is not None and t.is_neg() for t in tensors) else None
-
-
-def batched() -> bool:
-    """Whether a backward pass runs for many gradients at once, which have no memory: ``is_grads_batched``, or a vmap around it."""
-    return torch._C._dispatch_tls_is_dispatch_key_included(_VMAP) or torch._C._are_functorch_transforms_active()
 
 
 def wanted(*tensors: Tensor | None) -> bool:

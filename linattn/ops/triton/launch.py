@@ -16,6 +16,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
+from linattn.ops import choice
 from linattn.ops.compilers import constant_result
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -188,8 +189,10 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 
 def traced(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether something looks on that has to see operators: a compiler, an exporter, a dispatch mode, a subclass of tensors."""
+    """Whether something looks on that has to see operators: a compiler, an exporter, a vmap, a dispatch mode, a subclass of tensors."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return True
+    if choice.batched():
         return True
     return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 

@@ -113,6 +113,33 @@ def test_transforms_go_to_the_portable_form():
     compare({"o": out[1]}, {"o": -values(call)["o"]}, 1e-5)
 
 
+BATCHED = {
+    "linear_attention": (
+        lambda *t: linattn.linear_attention(*t[:3], decay=-t[3].abs(), form="chunk", backend="triton"),
+        [(1, 5, 1, 3)] * 4,
+    ),
+    "diagonal_scan": (lambda d, b: linattn.diagonal_scan(-d.abs(), b, backend="triton"), [(2, 5, 3)] * 2),
+    "running_max": (lambda d, x: linattn.running_max(-d.abs(), x, backend="triton"), [(2, 5, 3)] * 2),
+    "selective_scan": (
+        lambda x, a, b, c: linattn.selective_scan(x, x.abs(), -a.abs(), b, c, backend="triton"),
+        [(2, 5, 3), (3, 4), (2, 5, 4), (2, 5, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("op", BATCHED)
+def test_many_gradients_at_once(op):
+    """``is_grads_batched``, of ``torch.autograd.functional.jacobian(vectorize=True)``: each gradient is what it is alone."""
+    function, shapes = BATCHED[op]
+    leaves = [torch.randn(s, device=DEVICE, requires_grad=True) for s in shapes]
+    y = function(*leaves)
+    weights = torch.randn(3, *y.shape, device=DEVICE)
+    together = torch.autograd.grad(y, leaves, weights, retain_graph=True, is_grads_batched=True)
+    for i, w in enumerate(weights):
+        alone = torch.autograd.grad(y, leaves, w, retain_graph=True)
+        same_bits(dict(enumerate(mine[i] for mine in together)), dict(enumerate(alone)))
+
+
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 def test_forward_mode_is_refused(form):
     """The kernels would take what has a tangent for a constant, and nobody would know."""

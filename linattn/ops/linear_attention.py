@@ -2,9 +2,62 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, TypedDict, Unpack, overload
+
 from torch import Tensor
 
 from linattn.ops import checks, dispatch
+
+_Pair = tuple[Tensor, Tensor]
+
+
+class _Options(TypedDict, total=False):
+    """What does not decide which results there are: for who reads types."""
+
+    decay: Tensor | None
+    beta: Tensor | None
+    erase: _Pair | None
+    bonus: Tensor | None
+    scale: float | None
+    causal: bool
+    initial_state: Tensor | _Pair | None
+    cu_seqlens: Tensor | None
+    form: str
+    backend: str
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: Literal["return"], return_state: Literal[False] = False, **options: Unpack[_Options]
+) -> _Pair: ...
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: Literal["return"], return_state: Literal[True], **options: Unpack[_Options]
+) -> tuple[_Pair, _Pair]: ...
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: float = False, return_state: Literal[False] = False, **options: Unpack[_Options]
+) -> Tensor: ...
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: Literal[False] = False, return_state: Literal[True], **options: Unpack[_Options]
+) -> _Pair: ...
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: Literal[True], return_state: Literal[True], **options: Unpack[_Options]
+) -> tuple[Tensor, _Pair]: ...
+@overload
+def linear_attention(  # before float, which takes it too
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: bool, return_state: bool, **options: Unpack[_Options]
+) -> Any: ...
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: float, return_state: Literal[True], **options: Unpack[_Options]
+) -> tuple[Tensor, _Pair]: ...
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: float | str = False, return_state: bool = False, **options: Unpack[_Options]
+) -> Any: ...
 
 
 def linear_attention(

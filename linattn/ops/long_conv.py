@@ -7,6 +7,8 @@ chunks it convolves by matrix products and between them carries the state: exact
 
 from __future__ import annotations
 
+from typing import Any, Literal, TypedDict, Unpack, overload
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,6 +54,28 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
     return y.movedim(-1, 1).to(u.dtype, memory_format=torch.contiguous_format)
 
 
+class _Options(TypedDict, total=False):
+    """What does not decide which results there are: for who reads types."""
+
+    lengths: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+@overload
+def lti(
+    u: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None = None, *,
+    return_state: Literal[False] = False, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def lti(
+    u: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None = None, *,
+    return_state: Literal[True], **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def lti(
+    u: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None = None, *,
+    return_state: bool, **options: Unpack[_Options],
+) -> Any: ...  # fmt: skip
 def lti(
     u: Tensor,
     A: Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +12,20 @@ from torch import Tensor
 from linattn.ops import checks, choice
 
 
+class _Options(TypedDict, total=False):
+    """What does not decide which results there are: for who reads types."""
+
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    backend: str
+
+
+@overload
+def diagonal_scan(decay: Tensor, b: Tensor, *, return_state: Literal[False] = False, **options: Unpack[_Options]) -> Tensor: ...
+@overload
+def diagonal_scan(decay: Tensor, b: Tensor, *, return_state: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
+@overload
+def diagonal_scan(decay: Tensor, b: Tensor, *, return_state: bool, **options: Unpack[_Options]) -> Any: ...
 def diagonal_scan(
     decay: Tensor,
     b: Tensor,
@@ -48,6 +62,12 @@ def diagonal_scan(
     return (h, last) if return_state else h
 
 
+@overload
+def running_max(decay: Tensor, gate: Tensor, *, return_state: Literal[False] = False, **options: Unpack[_Options]) -> Tensor: ...
+@overload
+def running_max(decay: Tensor, gate: Tensor, *, return_state: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
+@overload
+def running_max(decay: Tensor, gate: Tensor, *, return_state: bool, **options: Unpack[_Options]) -> Any: ...
 def running_max(
     decay: Tensor,
     gate: Tensor,

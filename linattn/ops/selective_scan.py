@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,32 @@ from torch import Tensor
 from linattn.ops import checks, choice
 
 
+class _Options(TypedDict, total=False):
+    """What does not decide which results there are: for who reads types."""
+
+    bias: Tensor | None
+    softplus: bool
+    z: Tensor | None
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    backend: str
+
+
+@overload
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *,
+    return_state: Literal[False] = False, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *,
+    return_state: Literal[True], **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *,
+    return_state: bool, **options: Unpack[_Options],
+) -> Any: ...  # fmt: skip
 def selective_scan(
     x: Tensor,
     dt: Tensor,

@@ -1,0 +1,86 @@
+"""What a type checker knows of the results of the operations, and that what it is told takes every argument."""
+
+import inspect
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+import linattn
+
+REPOSITORY = Path(linattn.__file__).parents[1]
+OPS = ("linear_attention", "diagonal_scan", "running_max", "selective_scan", "lti")
+
+CALLS = """
+from typing import Any, assert_type
+
+from torch import Tensor
+
+from linattn import diagonal_scan, linear_attention, lti, running_max, selective_scan
+
+Pair = tuple[Tensor, Tensor]
+
+def calls(t: Tensor, asked: bool, how: bool | float | str) -> None:
+    assert_type(linear_attention(t, t, t, decay=t, initial_state=None, scale=1.0, form="chunk"), Tensor)
+    assert_type(linear_attention(t, t, t, normalize=asked), Tensor)
+    assert_type(linear_attention(t, t, t, normalize=1e-6, return_state=False), Tensor)
+    assert_type(linear_attention(t, t, t, normalize="return"), Pair)
+    assert_type(linear_attention(t, t, t, erase=(t, t), return_state=True), Pair)
+    assert_type(linear_attention(t, t, t, normalize=False, return_state=True), Pair)
+    assert_type(linear_attention(t, t, t, normalize=True, return_state=True), tuple[Tensor, Pair])
+    assert_type(linear_attention(t, t, t, normalize=0.5, initial_state=(t, t), return_state=True), tuple[Tensor, Pair])
+    assert_type(linear_attention(t, t, t, normalize="return", return_state=True), tuple[Pair, Pair])
+    assert_type(linear_attention(t, t, t, normalize=asked, return_state=True), Any)
+    assert_type(linear_attention(t, t, t, normalize=how, return_state=asked), Any)
+    assert_type(diagonal_scan(t, t, backend="cpu"), Tensor)
+    assert_type(diagonal_scan(t, t, return_state=True), Pair)
+    assert_type(running_max(t, t, cu_seqlens=t), Tensor)
+    assert_type(running_max(t, t, return_state=True), Pair)
+    assert_type(selective_scan(t, t, t, t, t, t, softplus=True), Tensor)
+    assert_type(selective_scan(t, t, t, t, t, return_state=True), Pair)
+    assert_type(lti(t, t, t, t, t, lengths=t), Tensor)
+    assert_type(lti(t, t, t, t, return_state=True), Pair)
+    assert_type(lti(t, t, t, t, return_state=asked), Any)
+    linear_attention(t, t, t, gk=t)  # type: ignore[call-overload]
+    diagonal_scan(t, t, normalize=True)  # type: ignore[call-overload]
+"""
+
+# Of torch one class, and of linattn the operations: all the others take mypy half a minute to read.
+CONFIG = """
+[mypy]
+follow_imports = skip
+warn_unused_ignores = true
+[mypy-torch,linattn,linattn.ops,linattn.ops.linear_attention,linattn.ops.scan,linattn.ops.selective_scan,linattn.ops.long_conv]
+follow_imports = silent
+"""
+TORCH = "from typing import Any\nclass Tensor: ...\ndef __getattr__(name: str) -> Any: ...\n"
+
+
+def test_what_comes_back(tmp_path):
+    """The number of results follows from the arguments, and so do their types."""
+    pytest.importorskip("mypy")
+    for name, text in (("calls.py", CALLS), ("mypy.ini", CONFIG), ("torch/__init__.pyi", TORCH)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", "calls.py"],
+        cwd=tmp_path, env={"MYPYPATH": f"{tmp_path}:{REPOSITORY}"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_way_of_calling_takes_every_argument(name):
+    """What is said to who reads types is kept in step with the function."""
+    op = getattr(linattn, name)
+    told = typing.get_overloads(op)
+    wanted = inspect.signature(op).parameters
+    assert len(told) >= 3
+    for one in told:
+        named = dict(inspect.signature(one).parameters)
+        assert named.pop("options").kind is inspect.Parameter.VAR_KEYWORD
+        assert {*named, *one.__globals__["_Options"].__annotations__} == {*wanted}
+        assert all(p.kind is wanted[n].kind for n, p in named.items())
+        assert all(p.default is p.empty or p.default == wanted[n].default for n, p in named.items())

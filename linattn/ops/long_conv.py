@@ -31,7 +31,7 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
         kernel: [L, D], any L; taps beyond T are not used. May be float32 (float64) beside half-precision u.
 
     Returns:
-        y in the shape and dtype of u. Sums are float32, float64 if u or the kernel is.
+        y in the shape and dtype of u, contiguous. Sums are float32, float64 if u or the kernel is.
 
     Raises:
         ValueError: naming the argument, what came and what was wanted.
@@ -51,7 +51,8 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
     spectrum = torch.fft.rfft(taps.to(wide).mT, n)  # [D, n / 2 + 1]
     signal = torch.fft.rfft(u.to(wide).movedim(1, -1), n)  # [B, D, (V,) n / 2 + 1]
     y = torch.fft.irfft(signal * (spectrum if u.ndim == 3 else spectrum[:, None]), n)[..., :tokens]
-    return y.movedim(-1, 1).to(u.dtype, memory_format=torch.contiguous_format)
+    # One copy: to() leaves what has the dtype already as it lies, in the memory of whole transforms.
+    return y.movedim(-1, 1).to(u.dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 class _Options(TypedDict, total=False):

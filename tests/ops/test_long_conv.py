@@ -67,6 +67,14 @@ def test_precision():
     assert half.dtype == torch.bfloat16 and (half - rounded).norm() < 2e-3 * wanted.norm()
 
 
+@pytest.mark.parametrize("signals", [(), (2,)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_result_keeps_no_memory_of_transforms(dtype, signals):
+    """They are as long as u and the kernel together."""
+    y = linattn.long_conv(torch.ones(2, 9, 3, *signals, dtype=dtype), torch.ones(9, 3, dtype=dtype))
+    assert y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes
+
+
 def test_lengths_of_transforms():
     def slow(n: int) -> int:
         while True:

@@ -99,6 +99,12 @@ def test_a_wide_weight_beside_half_precision():
     assert y.dtype == torch.bfloat16 and [g.dtype for g in grads] == [t.dtype for t in a.values()]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_taps_have_channels_side_by_side(dtype):
+    """As the tokens have, which they are multiplied by."""
+    assert portable._taps(torch.zeros(1, 2, 5, dtype=dtype), torch.zeros(5, 1, 3, dtype=dtype)).is_contiguous()
+
+
 def test_the_result_is_contiguous_whatever_came():
     x = torch.randn(B, D, 9).mT
     y = short_convolution(x, torch.randn(D, 1, 4))

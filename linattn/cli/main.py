@@ -6,9 +6,12 @@ comes at once, without torch. Errors end here: one line on stderr and exit code 
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated
 
@@ -51,7 +54,8 @@ def main(args: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # a process may be started without: nothing is to be read, and nobody reads
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (as long as the process)
     try:
-        code = get_command(app)(args, prog_name="linattn", standalone_mode=False) or 0
+        with _hearing_interrupts():
+            code = get_command(app)(args, prog_name="linattn", standalone_mode=False) or 0
         sys.stdout.flush()  # a reader that has gone away is noticed here, not in the interpreter's shutdown
     except BrokenPipeError:
         sys.stdout = None  # nobody reads on
@@ -65,6 +69,24 @@ def main(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     return _refuse("interrupted", code) if code == 130 else code
+
+
+@contextmanager
+def _hearing_interrupts() -> Iterator[None]:
+    """Let an interrupt come again that Python has dropped, as it does with all that is raised in a weak reference's callback."""
+    before = sys.unraisablehook
+
+    def tell(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, _thread.interrupt_main).start()  # when the callback is over
+        else:
+            before(dropped)
+
+    sys.unraisablehook = tell
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _message(error: Exception) -> str:

@@ -1,7 +1,10 @@
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+import weakref
 
 import pytest
 
@@ -123,6 +126,25 @@ def test_what_goes_wrong_inside_is_one_line_too(error, code, says, capsys, monke
     err = capsys.readouterr().err
     assert err.startswith(says)
     assert err.count("\n") == 1
+
+
+def test_an_interrupt_is_heard_where_python_drops_what_is_raised(capsys, monkeypatch):
+    """As in the callbacks of weak references, of which tensors without storage have many."""
+
+    def work():
+        thing = set()
+        kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            time.sleep(0.001)
+        assert kept() is None
+        return []
+
+    hook = sys.unraisablehook
+    monkeypatch.setattr(linattn.mixers, "available", work)
+    assert main(["list"]) == 130 and capsys.readouterr().err == "linattn: interrupted\n"
+    assert sys.unraisablehook is hook
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), RuntimeError("a bug"), ModuleNotFoundError("no", name="linattn.nothing")])

@@ -163,7 +163,7 @@ def _growing(look: Look) -> str:
             ),
             text(58, 34, Both("kept", "保留"), "axis"),
             text(WRITE, 42, Both("a row more", "多一行"), "axis"),
-            text(READ, 42, Both("reads every row", "读每一行"), "axis"),
+            text(READ, 42, Both("reads all rows", "读每一行"), "axis"),
             node(WRITE, LINE, "∪", "k"),
             wire([(WRITE - 40, BOXES - 22), (WRITE - 8, LINE + 14)], "k"),
             wire([(WRITE + 40, BOXES - 22), (WRITE + 8, LINE + 14)], "v"),

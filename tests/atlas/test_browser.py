@@ -41,6 +41,16 @@ def test_every_page_opens_draws_and_fits(open_page, path):
 
 
 @pytest.mark.parametrize("name", ["gla", "softmax", "lstm", "agent"])
+def test_no_word_of_a_cell_is_cut_off(open_page, name):
+    script = """ns => ns.filter(n => n.getClientRects().length).filter(n => {
+        const word = n.getBoundingClientRect(), whole = n.ownerSVGElement.getBoundingClientRect();
+        return word.left < whole.left || word.right > whole.right || word.top < whole.top || word.bottom > whole.bottom; })
+        .map(n => n.textContent)"""
+    for language in ("en", "zh"):
+        assert open_page(f"systems/{name}.html", language=language).page.locator("svg.cell text").evaluate_all(script) == []
+
+
+@pytest.mark.parametrize("name", ["gla", "softmax", "lstm", "agent"])
 def test_matrix_and_state_show_the_json_at_every_stop(open_page, site, name):
     reader, sets = open_page(f"systems/{name}.html"), data(site, f"systems/{name}.html")
     mask, state = sets.get("mask"), sets.get("state")

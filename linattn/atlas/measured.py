@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from linattn.atlas.chinese import both
 from linattn.atlas.look import Look, Spec
 from linattn.atlas.text import Both
-from linattn.bench.gpu.cases import DECAY
+from linattn.bench.gpu.cases import usual
 from linattn.report.tasks import load
 from linattn.report.words import figure
 from linattn.reproduce import results
@@ -81,8 +81,9 @@ def _ops(body: dict, look: Look) -> Measured | None:
     ours = "torch" if kind == "softmax" else "linattn"
     times: dict[tuple[str, str], dict[str, float]] = {}
     for row in body["rows"]:
-        usual = row["mode"] in ("forward", "forward+backward", "decode") and row["decay"] in (None, DECAY)
-        if row["family"] == kind and row["ms"] and usual:
+        if row["family"] != kind or (row["decay"], row["decay_dtype"]) != usual(row["family"]):
+            continue
+        if row["ms"] and row["mode"] in ("forward", "forward+backward", "decode"):
             times.setdefault((row["shape"], row["mode"]), {})[row["library"]] = row["ms"]
     others = sorted({library for found in times.values() for library in found} - {ours})
     rows = [

@@ -15,7 +15,7 @@ from linattn.atlas.look import Look
 from linattn.atlas.measured import recurrence
 from linattn.atlas.page import Entry, Page, figure
 from linattn.atlas.text import Both, spoken
-from linattn.bench.gpu.cases import DECAY
+from linattn.bench.gpu.cases import usual
 from linattn.mixers import Cost, cost
 from linattn.state import content_of
 
@@ -190,7 +190,9 @@ def points(atlas: Atlas) -> Iterator[dict[str, object]]:
 
 def _points(body: dict) -> Iterator[dict[str, object]]:
     for row in body["rows"]:
-        if row["mode"] != "forward" or not row["ms"] or row["decay"] not in (None, DECAY) or row["library"] == "fla":
+        if row["mode"] != "forward" or not row["ms"] or row["library"] == "fla":
+            continue
+        if (row["decay"], row["decay_dtype"]) != usual(row["family"]):
             continue
         shape = {part[0]: int(part[1:]) for part in row["shape"].split()}
         yield {"kind": row["family"], "card": body["card"], "ms": row["ms"], **shape}

@@ -271,12 +271,14 @@ def test_a_forged_list_of_files_reaches_nothing_outside(tmp_path):
 def test_measured_figures_are_those_of_the_files(tmp_path):
     results = tmp_path / "results"
     results.mkdir()
-    row = {"library": "linattn", "family": "channel", "shape": "B1 T64 H2 D16", "mode": "forward", "decay": -0.05, "ms": 1.2345}
+    row = {"library": "linattn", "family": "channel", "shape": "B1 T64 H2 D16", "mode": "forward", "ms": 1.2345, "decay": -0.05,
+           "decay_dtype": "bfloat16"}  # fmt: skip
+    unusual = [{**row, "decay_dtype": "float32", "ms": 88.0}, {**row, "decay": -5.0, "ms": 88.0}]
     body = {
         "schema": "linattn.bench.gpu",
         "card": "A <card>",
         "runs": [{"date": "2030-01-01"}],
-        "rows": [row, {**row, "library": "fla", "ms": 7.0}],
+        "rows": [row, {**row, "library": "fla", "ms": 7.0}, *unusual],
     }
     (results / "ops-x.json").write_text(json.dumps(body))
     steps = {"library": "linattn", "model": "gla", "dtype": "bfloat16", "tokens_per_second": 6543.2, "times_llama": 1.234}

@@ -81,14 +81,19 @@ class Case:
 
     @classmethod
     def of(cls, family: str, shape: Shape, mode: str) -> Case:
-        """With the usual decays: float32 per head, where they weigh nothing, bfloat16 per channel, where they are as large as k."""
-        if "decay" not in FAMILIES[family]:
-            return cls(family, shape, mode)
-        return cls(family, shape, mode, DECAY, "float32" if family in PER_HEAD else "bfloat16")
+        """With the usual decays."""
+        return cls(family, shape, mode, *usual(family))
 
     def __str__(self) -> str:
         decays = "" if self.decay is None else f" decay {self.decay:g} {self.decay_dtype}"
         return f"{self.family} {self.mode} {self.shape}{decays}"
+
+
+def usual(family: str) -> tuple[float | None, str | None]:
+    """Mean and dtype of usual decays: float32 per head, where they weigh nothing, bfloat16 per channel, where they are as large as k."""
+    if "decay" not in FAMILIES[family]:
+        return None, None
+    return DECAY, "float32" if family in PER_HEAD else "bfloat16"
 
 
 def plan(*, quick: bool, device: str) -> Iterator[tuple[Case, bool]]:

@@ -40,6 +40,13 @@ def test_every_page_opens_draws_and_fits(open_page, path):
         assert reader.page.evaluate("document.documentElement.lang") == ("zh-Hans" if language == "zh" else "en")
 
 
+@pytest.mark.parametrize("path", ["systems/gla.html", "triangle.html", "price.html", "capacity.html", "lab.html", "story/1.html"])
+def test_drawings_whose_numbers_stand_elsewhere_are_hidden_from_readers_aloud(open_page, path):
+    """By the word true: without a value the attribute hides nothing."""
+    hidden = open_page(path).page.locator("svg[aria-hidden]")
+    assert set(hidden.evaluate_all("ns => ns.map(n => n.getAttribute('aria-hidden'))")) == {"true"}
+
+
 @pytest.mark.parametrize("name", ["gla", "softmax", "lstm", "agent"])
 def test_no_word_of_a_cell_is_cut_off(open_page, name):
     script = """ns => ns.filter(n => n.getClientRects().length).filter(n => {

@@ -51,7 +51,8 @@ export function named(node, both) {
 
 function made(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    if (value === null || value === undefined || value === false) continue;
+    node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : value); // those of ARIA say true; nothing is no value of theirs
   }
   node.append(...children.flat());
   return node;

@@ -39,6 +39,13 @@ def reference(key, decay=lab.DECAY, beta=lab.BETA):
     return found
 
 
+def test_captions_name_no_side(site):
+    """What stands side by side on a wide window stands one below the other on a narrow one."""
+    for path in CHAPTERS:
+        told = re.findall("<figcaption>(.*?)</figcaption>", (site / path).read_text(encoding="utf-8"), re.S)
+        assert not [words for words in told if re.search(r"to the (?:left|right)|[左右]边", words)], path
+
+
 @pytest.mark.parametrize(("page", "name", "index", "key", "options"), [
     (3, "pot", 0, "none", {}),
     (5, "retention", 3, "constant", {"decay": DECAYS[3]}),

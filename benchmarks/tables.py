@@ -5,6 +5,7 @@ A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!--
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -62,6 +63,7 @@ TITLES = {
         "reverse": ("混合层", "倒写全对：长度介于学过的之间", "更长"),
         "sort": ("混合层", "排序全对：长度介于学过的之间", "更长"),
         "translate": ("混合层", "每字符比特数"),
+        "values": {"refuses": "拒绝", "timed out": "超时", "best that is possible": "理论最优", "by popularity": "按热度排序"},
         "recall": ("混合层", "宽度 128 时的状态", "回忆，宽度 {dims}", "键被改写，{dims}"),
         "mad": {"fuzzy recall": "模糊回忆", "selective copying": "选择性复制", "compression": "压缩"},
         "copying": ("混合层", "状态", "归纳头，{induction} 个 token", "整串复制，{copying} 个字母"),
@@ -329,7 +331,10 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     body = json.loads(path.read_text(encoding="utf-8"))
     suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode}
     make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), suites.get(suite, gpu))
-    return make(body, words)
+    text = make(body, words)
+    for value, told in words.get("values", {}).items():  # of cells; no title has them
+        text = text.replace(value, told)
+    return text
 
 
 def filled(name: str) -> str:
@@ -339,5 +344,6 @@ def filled(name: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name in TITLES:
         (ROOT / name).write_text(filled(name), encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 import linattn
@@ -82,6 +83,18 @@ class Help(SphinxDirective):
         words = ["-m", "linattn", *self.arguments, "--help"]
         said = subprocess.check_output([sys.executable, *words], text=True, env={**os.environ, "COLUMNS": "110", "NO_COLOR": "1"})
         return [nodes.literal_block(said, said, language="text")]
+
+
+_analyze = ModuleAnalyzer.analyze
+
+
+def _analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
+    """Overloads are for type checkers; who reads wants the one signature that all arguments are in."""
+    _analyze(analyzer)
+    analyzer.overloads = {}
+
+
+ModuleAnalyzer.analyze = _analyze_without_overloads  # type: ignore[method-assign]
 
 
 def setup(app: Sphinx) -> None:

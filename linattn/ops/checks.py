@@ -31,6 +31,8 @@ def values_visible(t: Tensor) -> bool:
     """Whether looking at the numbers of ``t`` breaks no graph, no transform and, outside ``debug``, waits for no device."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(t) not in (Tensor, torch.nn.Parameter):
         return False
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # make_fx writes down what is done to real tensors
+        return False
     return t.device.type == "cpu" or (_debugging.get() and t.device.type != "meta")
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import linattn
 from linattn.ops.compilers import constant_result
@@ -170,6 +171,17 @@ def works_or_is_refused(transformed, wanted) -> None:
         return
     for a, b in zip(mine, wanted(), strict=True):
         assert error(a, b) < 1e-11
+
+
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_make_fx_writes_down(dtype, lengths):
+    """It hands out tensors with numbers, and refuses that somebody looks at them."""
+    call, other = (make("beta", "BTH", B=1, T=5, lengths=lengths, seed=s).to(dtype) for s in (0, 1))
+    (given, cu), op = arguments(call), Op(call)
+    graph = make_fx(op)(given, cu)
+    for same, wanted in zip(graph(arguments(other)[0], cu), op(arguments(other)[0], cu), strict=True):
+        torch.testing.assert_close(same, wanted)
 
 
 @pytest.mark.parametrize("form", FORMS)

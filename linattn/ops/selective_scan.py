@@ -95,23 +95,31 @@ def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str
     from linattn.ops.cpu import library
 
     call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
-    full = x.shape
-    for name, t, dims, wanted in (("bias", bias, "[D]", full[-1:]), ("z", z, "[B, T, D]", full)):
-        if t is not None:
-            checks.shape(name, checks.tensor(name, t, x), dims, tuple(wanted))
-            checks.dtype(name, t, x.dtype, _wide(x))
+    _check_gated(x, bias, z)
     tensors = (x, dt, a, b, c, d, initial, bias, z)
     inside = softplus and not library.wanted(*tensors) and not library.traced(*tensors, cu)
     if inside and choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
         from linattn.ops.cpu import selective_scan as native
 
         return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
+    y, last = _checked(x, _step(x, dt, bias, softplus), a, b, c, d, initial, cu).run(backend)
+    return (y if z is None else (y * F.silu(z)).to(x.dtype)), last
+
+
+def _check_gated(x: Tensor, bias: Tensor | None, z: Tensor | None) -> None:
+    full = x.shape
+    for name, t, dims, wanted in (("bias", bias, "[D]", full[-1:]), ("z", z, "[B, T, D]", full)):
+        if t is not None:
+            checks.shape(name, checks.tensor(name, t, x), dims, tuple(wanted))
+            checks.dtype(name, t, x.dtype, _wide(x))
+
+
+def _step(x: Tensor, dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    """Δ [B, T, D], in the dtype of sums."""
     with checks.no_autocast(x):
         step = dt.to(_wide(x))
         step = step if bias is None else step + bias.to(step.dtype)
-        step = F.softplus(step) if softplus else step
-    y, last = _checked(x, step, a, b, c, d, initial, cu).run(backend)
-    return (y if z is None else (y * F.silu(z)).to(x.dtype)), last
+        return F.softplus(step) if softplus else step
 
 
 class _Call(NamedTuple):
@@ -174,8 +182,11 @@ def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> s
     """For :func:`linattn.explain`: of the arguments of ``op``, which is :func:`selective_scan`."""
     given = signature(op).bind(*args, **kwargs)
     given.apply_defaults()
-    x, dt, a, b, c, d, _, softplus, _, initial, _, cu, _ = given.arguments.values()
-    call = _checked(x, dt, a, b, c, d, initial, cu, positive=softplus)
+    x, dt, a, b, c, d, bias, softplus, z, initial, _, cu, _ = given.arguments.values()
+    call = _checked(x, dt, a, b, c, d, initial, cu, positive=bias is not None or softplus)
+    _check_gated(x, bias, z)
+    if bias is not None or softplus:
+        call = _checked(x, _step(x, dt, bias, softplus), a, b, c, d, initial, cu)
     title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(a.shape)}"
     return choice.explained(title, backend, lambda name: call.refusal(name, backend))
 

@@ -1,5 +1,8 @@
 """``linattn.explain`` and ``linattn.debug``."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 
@@ -51,6 +54,19 @@ def test_it_refuses_what_the_op_refuses():
         linattn.explain(**call.arguments(), backend="nonsense")
     with pytest.raises(TypeError):
         linattn.explain(**call.arguments(), gk=None)
+
+
+@pytest.mark.parametrize(
+    ("bias", "z", "refused"),
+    [(2.0, None, None), (0.5, None, "dt is a time step"), ([1.0], None, "bias must have shape"), (None, [1.0], "z must have shape")],
+)
+def test_of_a_selective_scan_it_takes_what_the_scan_takes(bias, z, refused):
+    """A bias that makes time steps positive, and nothing that does not fit."""
+    x, a, b = torch.full((1, 4, 3), -1.0 if z is None else 1.0), -torch.ones(3, 2), torch.ones(1, 4, 2)
+    given = {"bias": torch.full((3,), bias) if isinstance(bias, float) else bias and torch.tensor(bias), "z": z and torch.tensor(z)}
+    for run in (linattn.selective_scan, partial(linattn.explain, linattn.selective_scan)):
+        with nullcontext() if refused is None else pytest.raises(ValueError, match=refused):
+            run(x, x, a, b, b, **given)
 
 
 def test_what_it_says_is_what_runs(capsys):

@@ -10,7 +10,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,8 +67,8 @@ class Row:
     target: float | None
 
 
-def run(*, quick: bool = False, out: Path | None = None, only: list[str] | None = None) -> None:
-    """Measure, print a table, and write the figures to ``out`` (JSON) if given.
+def run(*, quick: bool = False, out: Path | None = None, only: Sequence[str] | None = None) -> None:
+    """Measure, print a table, and write the figures to ``out`` (JSON) if given; ``only`` names peers, None: all, none: ours alone.
 
     Until all is measured what there is stands in a file beside ``out``, with ``.partial`` in its name.
     """
@@ -76,10 +76,10 @@ def run(*, quick: bool = False, out: Path | None = None, only: list[str] | None 
     from rich.progress import Progress
 
     known = peers_module.all_peers()
-    if unknown := [name for name in only or [] if name not in known]:
+    if unknown := [name for name in only or () if name not in known]:
         raise ValueError(f"--peers must be among {', '.join(known)}, but has {', '.join(unknown)}")
     threads = torch.get_num_threads()
-    cells = list(_cells([known[name] for name in only or known], quick, threads))
+    cells = list(_cells([known[name] for name in (known if only is None else only)], quick, threads))
     lengths = LONG[:1] if quick else LONG
     file = None if out is None else file_for(out, "ops", "cpu")
     partial = None if file is None else file.with_suffix(f".partial{file.suffix}")
@@ -211,7 +211,8 @@ def _print(rows: list[Row], growth: list[dict[str, float]]) -> None:
     for g in growth:
         linear.add_row(str(g["tokens"]), *(f"{v:.2f}" for k, v in g.items() if k != "tokens"))
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
+    if rows:
+        console.print(table)
     console.print(linear)
 
 

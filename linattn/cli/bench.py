@@ -29,6 +29,15 @@ SUITES = (
     "vision: mixers of images against the resolution."
 )
 
+TAKES = {
+    (Suite.ops, Device.cpu): {"--peers"},
+    (Suite.ops, Device.cuda): {"--peers", "--families", "--shapes", "--modes", "--seconds"},
+    (Suite.train, Device.cpu): {"--models"},
+    (Suite.train, Device.cuda): {"--models", "--peers", "--seconds"},
+    (Suite.vision, Device.cpu): {"--models"},
+    (Suite.vision, Device.cuda): {"--models"},
+}  # which options mean something to what
+
 
 def bench(
     suite: Annotated[Suite, typer.Argument(help=SUITES, show_default=False)],
@@ -52,23 +61,21 @@ def bench(
     GPU each library has a process of its own and the card to itself while it is timed.
     """
     chosen = None if peers is None else _names(peers)
-    gpu_only = {"--families": families, "--shapes": shapes, "--modes": modes}
+    given = {
+        "--peers": peers, "--families": families or None, "--shapes": shapes or None, "--modes": modes or None,
+        "--models": models or None, "--seconds": seconds,
+    }  # fmt: skip
     if device is None:
         import torch
 
         device = Device.cuda if torch.cuda.is_available() else Device.cpu
-    foreign = {"--models": models} if suite is Suite.ops else gpu_only
-    if suite is Suite.vision:
-        foreign |= {"--peers": peers or "", "--seconds": str(seconds or "")}
-    if device is Device.cpu and suite is not Suite.vision:
-        foreign |= gpu_only | {"--seconds": str(seconds or "")} | ({"--peers": peers or ""} if suite is Suite.train else {})
-    if given := [option for option, value in foreign.items() if value]:
-        raise ValueError(f"{' and '.join(given)} mean nothing to {suite.value} on {device.value}")
+    if foreign := [option for option, value in given.items() if value is not None and option not in TAKES[suite, device]]:
+        raise ValueError(f"{' and '.join(foreign)} mean nothing to {suite.value} on {device.value}")
     match suite, device:
         case Suite.ops, Device.cpu:
             from linattn.bench.ops import run
 
-            run(quick=quick, out=out, only=list(chosen or ()))
+            run(quick=quick, out=out, only=chosen)
         case Suite.ops, _:
             from linattn.bench.gpu.ops import Wish
             from linattn.bench.gpu.ops import run as run_gpu

@@ -62,10 +62,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     except (typer.TyperException, ModuleNotFoundError, OSError, ValueError) as error:
         return _refuse(_message(error), 2)
-    except RuntimeError as error:
-        if not any(words in str(error) for words in TOO_MUCH):
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in TOO_MUCH):
             raise
-        return _refuse(f"more than there is memory for: {error}", 2)
+        return _refuse("more than there is memory for" + (f": {error}" if str(error) else ""), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     return _refuse("interrupted", code) if code == 130 else code

@@ -114,6 +114,7 @@ def test_errors_are_one_line_and_exit_code_2(args, says, capsys, tmp_path, monke
         (OSError("disk full\nreally"), 2, "linattn: disk full really\n"),
         (ModuleNotFoundError("No module named 'x.y'", name="x.y"), 2, "linattn: x is not installed"),
         (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), 2, r"linattn: a text must be UTF-8, but came as '\udcff'"),
+        (MemoryError(), 2, "linattn: more than there is memory for\n"),
         (KeyboardInterrupt(), 130, "linattn: interrupted\n"),
     ],
 )

@@ -165,6 +165,8 @@ _TYPES = {
     "bool": ("True or False", bool),
     "str": ("a string", str),
     "None": ("None", type(None)),
+    "Sequence[int]": ("a list of integers", (list, tuple)),
+    "Sequence[float]": ("a list of numbers", (list, tuple)),
 }
 
 

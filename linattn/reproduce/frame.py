@@ -23,6 +23,7 @@ from linattn.reproduce.workers import Failed, Finished, work
 from linattn.state import content_of
 
 SCHEMA = "linattn.reproduce"
+WIDTH = 64  # of the mixers of a study whose runs name none
 _KINDS = {"study": str, "created": str, "machines": list, "runs": list}  # what a report is gone on with
 _RUN_KINDS = {"run": dict, "result": dict, "seconds": (int, float), "machine": int}
 
@@ -107,7 +108,9 @@ class Ledger:
             "failures": [],
             "runs": [],
         }
-        self.study.runs(self.settings, [])  # refuses bad settings
+        for run in self.study.runs(self.settings, []):  # refuses bad settings
+            if run.get("mixer") in self.settings.mixers:
+                variants.check(run["mixer"], run.get("dim", WIDTH))
         with content_of(self.folder.json):  # a study knows what it needs of a result
             self.missing()
             self.tabulate()

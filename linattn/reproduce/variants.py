@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
+import torch
+
 from linattn import mixers
 
 # What plots call an option, where its name and value are too long for them.
@@ -78,6 +80,18 @@ def parse(text: str) -> Variant:
         if not _fits(options[option], type_ := wanted[option].annotation):
             raise ValueError(f"{option} of mixer {name!r} must be {inspect.formatannotation(type_)}, but came as {value!r}")
     return Variant(text, name, options)
+
+
+def check(text: str, dim: int) -> None:
+    """Raise ValueError where a mixer with the options in ``text`` cannot be made so wide, as with a size that is none; takes no memory."""
+    variant = parse(text)
+    if not variant.options:  # the defaults are good for every width of a study
+        return
+    with torch.device("meta"):
+        try:
+            mixers.create(variant.name, dim=dim, **variant.options)
+        except ValueError as error:
+            raise ValueError(f"{text} cannot be a mixer of width {dim}: {error}") from None
 
 
 def _value(text: str) -> Any:

@@ -66,6 +66,13 @@ def test_an_unknown_option_says_which_there_are():
         ("s4", {"dt_min": 0.2, "dt_max": 0.1}, "must be 0 < dt_min <= dt_max, both finite, but came as dt_min 0.2 and dt_max 0.1"),
         ("retnet", {"eps": -1.0}, "eps must be at least 0, but came as -1.0"),
         ("softmax", {"base": 0.0}, "base must be positive, but came as 0.0"),
+        ("gla", {"value_ratio": -1.0}, "dim * value_ratio must be a positive multiple of its heads, but came as -32"),
+        ("comba", {"value_ratio": -1.0}, "dim * value_ratio must be a positive multiple of its heads, but came as -32"),
+        ("lru", {"max_phase": -1.0}, "max_phase must be positive, but came as -1.0"),
+        ("rwkv6", {"eps": -1.0}, "eps must be at least 0, but came as -1.0"),
+        ("rwkv7", {"eps": -1.0}, "eps must be at least 0, but came as -1.0"),
+        ("longformer", {"dilations": 2}, "dilations must be a list of integers, but came as 2"),
+        ("mamba2", {"step_limits": 0.1}, "step_limits must be a list of numbers or None, but came as 0.1"),
         ("swiglu", {"hidden": -1}, "hidden must be at least 1, but came as -1"),
     ],
 )
@@ -76,6 +83,7 @@ def test_a_value_that_an_option_cannot_have_is_refused_by_name(name, options, me
 
 def test_numbers_of_numpy_and_whole_ones_for_fractions_are_numbers():
     assert create("gla", dim=32, heads=np.int64(2), tau=16, key_ratio=np.float32(0.5)).heads == 2
+    assert create("comba", dim=32, correction=0).correction.is_floating_point()
 
 
 def test_options_of_a_strangers_type_are_his_own_matter(own_register):

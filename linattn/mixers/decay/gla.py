@@ -31,13 +31,14 @@ class GLA(Mixer):
         super().__init__(dim)
         keys, values = int(dim * key_ratio), int(dim * value_ratio)
         head_size("dim * key_ratio", keys, heads)
+        size = head_size("dim * value_ratio", values, heads)
         at_least(1, rank=rank)
         positive(tau=tau)
         self.heads, self.tau = heads, tau
         self.q_proj, self.k_proj = nn.Linear(dim, keys, bias=False), nn.Linear(dim, keys, bias=False)
         self.v_proj, self.g_proj = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)
         self.decay_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, keys))
-        self.norm = HeadNorm(head_size("dim * value_ratio", values, heads), eps=eps)
+        self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(values, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

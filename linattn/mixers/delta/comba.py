@@ -38,15 +38,16 @@ class Comba(Mixer):
         super().__init__(dim)
         self.heads, self.keys, self.values = heads, dim, int(dim * value_ratio)
         head_size("dim", dim, heads)
+        size = head_size("dim * value_ratio", self.values, heads)
         self.qkv_proj = nn.Linear(dim, 2 * self.keys + self.values, bias=False)
         self.conv = ShortConvolution(2 * self.keys + self.values, conv_width)
         self.a_proj, self.b_proj = nn.Linear(dim, heads, bias=False), nn.Linear(dim, heads, bias=False)
         self.feedback = nn.Parameter(torch.ones(heads))  # b, before its sigmoid
-        self.correction = nn.Parameter(torch.full((heads,), correction))  # d
+        self.correction = nn.Parameter(torch.full((heads,), float(correction)))  # d
         self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.float32).uniform_(0.01, 16).log())
         self.dt_bias = nn.Parameter(time_steps(heads))
         self.g_proj = nn.Linear(dim, self.values, bias=False)
-        self.norm = HeadNorm(head_size("dim * value_ratio", self.values, heads))
+        self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import check_place, head_size, wide
+from linattn.mixers.parts import at_least, check_place, head_size, wide
 from linattn.ops import flops
 
 
@@ -55,6 +55,7 @@ class GroupNorm(nn.Module):
 
     def __init__(self, heads: int, channels: int, eps: float = 64e-5) -> None:
         super().__init__()
+        at_least(0, eps=eps)
         self.size, self.eps = head_size("channels", channels, heads), eps
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 

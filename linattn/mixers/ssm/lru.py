@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import positive, wide
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, complex_parameter, shared_flops, shared_states
 
@@ -44,6 +44,7 @@ class LRU(Mixer):
             raise ValueError(f"state_size must be at least 1, but came as {states}")
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"r_min and r_max must be 0 <= r_min < r_max <= 1, but came as {r_min} and {r_max}")
+        positive(max_phase=max_phase)
         radius = torch.rand(states, dtype=torch.float32) * (r_max**2 - r_min**2) + r_min**2  # |λ|²
         radius = radius.clamp(1e-12, 1 - 1e-6)  # a radius of 0 or 1 has no logarithm
         self.nu_log = nn.Parameter(torch.log(-0.5 * torch.log(radius)))

@@ -133,7 +133,7 @@ def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> Linattn
     content, generation = folders.config_of(path), _generation(path)
     with folders.weights_of(path, variant) as weights:
         try:
-            for name in _LAYERS:  # before anything is made of them
+            for name in _depths(content):  # before anything is made of them
                 if isinstance(count := content.get(name), int) and count > len(weights.names):
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
             config = config_of(content)
@@ -147,6 +147,11 @@ def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> Linattn
     if generation is not None:
         model.generation_config = generation
     return _moved(model, dtype or state["model.embedding.weight"].dtype)  # at once: some weights are wider than the embedding
+
+
+def _depths(content: dict[str, Any]) -> tuple[str, ...]:
+    """The names under which a ``config.json`` counts layers. xLSTM's class keeps a default beside the one that it heeds."""
+    return ("num_blocks",) if content.get("model_type") == "xlstm" and content.get("num_blocks") is not None else _LAYERS
 
 
 def _generation(path: Path) -> GenerationConfig | None:

@@ -18,7 +18,8 @@ def export(
     """Write a model as another library reads it.
 
     OUT gets config.json and model.safetensors with the names of transformers or flash-linear-attention, whose model then has the
-    same logits. It appears whole or not at all. What the other library cannot express is refused, with the reason.
+    same logits, and the tokenizer that lies beside the model. It appears whole or not at all. What the other library cannot express
+    is refused, with the reason.
     """
     from linattn.hf.convert import family
     from linattn.hf.load import export as write
@@ -27,7 +28,8 @@ def export(
 
     target = family(to)
     folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
-    model = load(run if folder is None else folder)
-    write(model, to, out)
+    source = run if folder is None else folder
+    model = load(source)
+    write(model, to, out, tokenizer=source)
     count = sum(p.numel() for p in model.parameters())
-    print(f"{out}: {target.architecture}, {count:,} parameters, from {run if folder is None else folder}")
+    print(f"{out}: {target.architecture}, {count:,} parameters, from {source}")

@@ -17,6 +17,10 @@ from torch import Tensor
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+TOKENIZER = (  # the files of one, which go along as they are and are not looked into
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tiktoken.model",
+)  # fmt: skip
 WORD = r"[A-Za-z0-9_-]+"  # of a variant
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -37,6 +41,13 @@ def config_of(folder: Path) -> dict[str, Any]:
 def generation_of(folder: Path) -> dict[str, Any] | None:
     """The content of a folder's ``generation_config.json``: what ends a text and how the next token is chosen; None: it has none."""
     return _json(_inside(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else None
+
+
+def tokenizer_of(folder: Path) -> dict[str, Path]:
+    """The files of a folder's tokenizer by name; none where it has no tokenizer."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"tokenizer must be a folder that holds one, but {folder} is none")
+    return {name: _inside(folder, name) for name in TOKENIZER if os.path.lexists(folder / name)}
 
 
 @contextmanager
@@ -95,8 +106,8 @@ class Weights:
         return opened.get_tensor(there)
 
 
-def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor]) -> None:
-    """Make ``folder``, whole or not at all: a JSON file for each of ``told``, and one of weights.
+def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor], copied: Mapping[str, Path]) -> None:
+    """Make ``folder``, whole or not at all: a JSON file for each of ``told``, one of weights, and files ``copied`` from elsewhere.
 
     Raises:
         FileExistsError: if there is something already.
@@ -115,7 +126,9 @@ def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str
         save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
         for name, content in told.items():
             (aside / name).write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-        for path in (aside / WEIGHTS, *(aside / name for name in told), *([aside] if os.name != "nt" else [])):
+        for name, source in copied.items():
+            shutil.copyfile(source, aside / name)
+        for path in (aside / WEIGHTS, *(aside / name for name in (*told, *copied)), *([aside] if os.name != "nt" else [])):
             synced(path)
         aside.rename(folder)
     finally:
@@ -169,7 +182,7 @@ def _inside(folder: Path, name: str) -> Path:
         )
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no file {name}")
-    if name.endswith(PICKLES) or (name != CONFIG and not name.endswith((".safetensors", ".json"))):
+    if name.endswith(PICKLES) or (name not in TOKENIZER and not name.endswith((".safetensors", ".json"))):
         raise ValueError(f"{path} is no safetensors file, and nothing else is read")
     return path
 

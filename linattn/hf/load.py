@@ -62,13 +62,14 @@ def load(
     return _moved(model, device).eval()
 
 
-def export(model: nn.Module, model_type: str, path: str | os.PathLike[str]) -> None:
+def export(model: nn.Module, model_type: str, path: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] | None = None) -> None:
     """Write ``model`` as a folder that their own class loads with the same logits.
 
     Args:
         model: a :class:`linattn.LanguageModel` or a :class:`LinattnForCausalLM`.
         model_type: one of ``linattn.hf.convert.FAMILIES``.
         path: the folder; it must not be there, and is there whole or not at all.
+        tokenizer: a folder whose tokenizer goes along, file by file, such as the one that ``model`` has been loaded from.
 
     Raises:
         ValueError: if there is no such family, or if it cannot say what the model does, with the reason.
@@ -84,10 +85,11 @@ def export(model: nn.Module, model_type: str, path: str | os.PathLike[str]) -> N
     told = {folders.CONFIG: content}
     if isinstance(model, LinattnForCausalLM) and model.generation_config is not None:
         told[folders.GENERATION] = json.loads(model.generation_config.to_json_string())
+    copied = {} if tokenizer is None else folders.tokenizer_of(Path(tokenizer))
     theirs: dict[str, Tensor] = {}
     for line in target.lines(ours):
         theirs |= zip(line.theirs, line.write([weights[name] for name in line.ours]), strict=True)
-    folders.write(Path(path), told, theirs)
+    folders.write(Path(path), told, theirs, copied)
 
 
 def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMConfig:

@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 
 import linattn
 from linattn.cli.main import main
+from linattn.data.codec import ByteCodec
 from linattn.hf.load import export, load
+from linattn.hf.tokenizer import tokenizer_of
 from linattn.train import checkpoint
 from tests.hf.theirs import distance
 
@@ -90,6 +92,31 @@ def test_the_command(tmp_path, capsys):
     assert "rwkv cannot express this model" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--to", "mamba", str(tmp_path / "no")]) == 2
+
+
+def test_the_tokenizer_goes_along(folder, capsys):
+    kept = tokenizer_of(ByteCodec())
+    kept.chat_template = "{{ messages[0].content }}"
+    kept.save_pretrained(folder)
+    (folder / "modeling.py").write_text("")  # nobody's code does
+    out = folder.parent / "out"
+    assert main(["export", str(folder), "--to", "mamba", str(out)]) == 0
+    capsys.readouterr()
+    again = transformers.AutoTokenizer.from_pretrained(out)
+    assert again.encode("né") == kept.encode("né") == list("né".encode())
+    assert again.eos_token_id == 0
+    assert again.apply_chat_template([{"role": "user", "content": "so"}], tokenize=False) == "so"
+    assert not (out / "modeling.py").exists()
+
+    model = load(folder)
+    export(model, "mamba", folder.parent / "bare")
+    assert not (folder.parent / "bare/tokenizer.json").exists()
+    with pytest.raises(FileNotFoundError, match="tokenizer must be a folder that holds one, but .*nowhere is none"):
+        export(model, "mamba", folder.parent / "no", tokenizer=folder / "nowhere")
+    (folder / "merges.txt").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match=r"merges.txt is a link out of its folder"):
+        export(model, "mamba", folder.parent / "no", tokenizer=folder)
+    assert not (folder.parent / "no").exists()
 
 
 @pytest.mark.parametrize(

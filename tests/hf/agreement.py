@@ -200,6 +200,16 @@ class Agreement:
             with patch_transformers([family]):
                 assert distance(logits_of(model, ids[:1], position_ids=positions), wanted) < 5e-5
 
+    def test_ends_hold_beside_positions_that_say_nothing_of_them(self, family, model, ids):
+        """Softmax attention too: positions that count on, and those of text beside pictures, of which there are three."""
+        places = torch.arange(TOKENS)[None]
+        wanted = torch.cat([logits_of(model, ids[:1, :SHORT]), logits_of(model, ids[:1, SHORT:])], 1)
+        with patch_transformers([family]):
+            assert distance(logits_of(model, ids[:1], position_ids=places, **packings()["cu_seq_lens"]), wanted) < 5e-5
+            if family.startswith("qwen3_5"):
+                places = packings()["position_ids"]["position_ids"].expand(3, 1, -1)
+                assert distance(logits_of(model, ids[:1], position_ids=places), wanted) < 5e-5
+
     def test_rows_of_a_batch_are_not_packed_each_on_its_own(self, family, model, ids):
         places = packings()["position_ids"]["position_ids"]
         mask = torch.ones_like(ids)

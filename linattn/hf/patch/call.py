@@ -300,7 +300,21 @@ def shared(module: ModuleType, family: Family, forward: Callable = lambda origin
     yield module, "causal_conv1d_fn", convolve
     yield module, "causal_conv1d_update", convolve_one
     yield mixer, "forward", mixer_forward(forward(mixer.forward))
+    if hasattr(module, "create_causal_mask"):
+        yield module, "create_causal_mask", _told_of_packing(module.create_causal_mask)
     yield from around(module, family)
+
+
+def _told_of_packing(original: Callable) -> Callable:
+    """The mask of softmax attention: models ask for it without positions, or with those of pictures, which say nothing of packing."""
+
+    @wraps(original)
+    def create_causal_mask(*args, **kwargs):
+        call = current()
+        told = {} if call.cu_seqlens is None else {"position_ids": positions(call.cu_seqlens, call.tokens)}
+        return original(*args, **kwargs | told)
+
+    return create_causal_mask
 
 
 def absent(*_: Any, **__: Any) -> None:

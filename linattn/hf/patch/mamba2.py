@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.packing import positions
 from linattn.hf.patch.call import Call, Family, Replacement, absent, current, in_place, shared, state_of, wide
 from linattn.ops import linear_attention
 
@@ -30,19 +28,6 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     yield module, "mamba2_selective_state_update", _step(run)
     yield module, "mamba2_split_conv1d_scan_combined", absent
     yield from shared(module, FAMILIES[family])
-    if family == "granitemoehybrid":
-        yield module, "create_causal_mask", _told_of_packing(module.create_causal_mask)
-
-
-def _told_of_packing(original: Callable) -> Callable:
-    """The mask of softmax attention: Granite's model does not ask for it with its positions, so that packed sequences see each other."""
-
-    @wraps(original)
-    def create_causal_mask(*args, **kwargs):
-        cu = current().cu_seqlens
-        return original(*args, **(kwargs if cu is None else kwargs | {"position_ids": positions(cu, kwargs["inputs_embeds"].shape[1])}))
-
-    return create_causal_mask
 
 
 def _scan(run: Callable) -> Callable:

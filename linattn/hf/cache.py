@@ -12,12 +12,12 @@ class StateCache(Cache):
     """Holds a :class:`linattn.State` and how many columns of the batch (padding included) led to it.
 
     ``generate()`` counts columns, picks rows for beams and repeats rows; what the layers keep inside is the mixers' affair,
-    so there are no layers here.
+    so there are no layers here. ``ahead``: shorter rows have also read tokens that stand behind those columns.
     """
 
-    def __init__(self, state: State | None = None, seen: int = 0) -> None:
+    def __init__(self, state: State | None = None, seen: int = 0, *, ahead: bool = False) -> None:
         super().__init__(layers=[])
-        self.state, self.seen = state, seen
+        self.state, self.seen, self.ahead = state, seen, ahead
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
@@ -38,7 +38,7 @@ class StateCache(Cache):
         return False
 
     def reset(self) -> None:
-        self.state, self.seen = None, 0
+        self.state, self.seen, self.ahead = None, 0, False
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.batch_select_indices(beam_idx)

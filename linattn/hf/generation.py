@@ -118,6 +118,17 @@ class StateGenerationMixin(GenerationMixin):
         kwargs.pop("position_ids", None)
         return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
 
+    def _prefill(self: Any, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As there; of a cache that is ahead of its columns only what it has not read counts. Until here the mask is the prompts'
+        own, for penalties that look at those.
+        """
+        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        if mask is not None and isinstance(cache, StateCache) and cache.ahead and cache.state is not None:
+            left = mask.sum(1) - cache.state.position
+            model_kwargs["attention_mask"] = (torch.arange(mask.shape[1], 0, -1, device=mask.device) <= left[:, None]).long()
+            cache.ahead = False
+        return cast(Any, super())._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)
+
     def _sample(
         self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
         streamer: Any = None, **model_kwargs: Any,
@@ -170,15 +181,12 @@ class StateGenerationMixin(GenerationMixin):
         return None if pad is None or pad in ends or not bool((ids == pad).any()) else ids.ne(pad).long()
 
     def _resumed(self: Any, store: PrefixStore, rows: list[list[int]], ids: Tensor) -> dict[str, Any]:
-        """The cache and the mask with which ``generate`` goes on behind what all rows of ``ids`` [B, T] have read."""
+        """The cache with which ``generate`` goes on behind what all rows of ``ids`` [B, T] have read."""
         width = ids.shape[1]
         lengths = [len(row) for row in rows]
         done, state = self._through(store, rows, min(lengths) - 1)
         seen = width - (max(lengths) - done) if done else 0  # columns that no row needs any more
-        left = torch.tensor([n - done for n in lengths], device=ids.device)
-        mask = torch.arange(width, 0, -1, device=ids.device) <= left[:, None]
-        mask[:, :seen] = True  # where nothing else is padding, transformers then drops the mask, and no step looks at one
-        return {"past_key_values": StateCache(state, seen), "attention_mask": mask.long()}
+        return {"past_key_values": StateCache(state, seen, ahead=seen > 0)}
 
     def _through(self: Any, store: PrefixStore, rows: list[list[int]], count: int) -> tuple[int, State | None]:
         """Read the first ``count`` tokens of each row, from the longest prefix in ``store`` on; what is passed is kept there."""
@@ -202,8 +210,11 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
     if ids is not None and (not isinstance(ids, Tensor) or ids.ndim != 2):
         raise ValueError(f"input_ids must be a tensor [B, T], but came {_came(ids)}")
     read, mask = ids if embeddings is None else embeddings, kwargs.get("attention_mask")
+    cache = kwargs.get("past_key_values")
     if mask is not None and read is not None:
-        _check_mask(mask, read.shape[:2], past=kwargs.get("past_key_values") is not None)
+        _check_mask(mask, read.shape[:2], past=cache is not None)
+    if isinstance(cache, StateCache) and read is not None:
+        _check_unread(cache.seen, "input_ids" if embeddings is None else "inputs_embeds", read, mask)
     if state is None:
         if ids is not None and embeddings is None and not ids.shape[-1]:
             raise ValueError(f"input_ids must be a prompt [B, T] of at least one token, but came with shape {list(ids.shape)}")
@@ -234,6 +245,14 @@ def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:
     if not fits or mask.shape[1] < shape[1] or (mask.shape[1] > shape[1] and not past):
         wanted = f"a tensor of the prompts' shape {list(shape)}{', what past_key_values has read before it' if past else ''}"
         raise ValueError(f"attention_mask must be {wanted}, but came {_came(mask)}")
+
+
+def _check_unread(seen: int, name: str, read: Tensor, mask: Tensor | None) -> None:
+    """What a cache has read stands before the new tokens, in the prompts or, where those are the new tokens alone, in the mask."""
+    columns = read.shape[1] if mask is None or name == "inputs_embeds" else mask.shape[1]
+    if seen and (columns <= seen or read.shape[1] not in (columns, columns - seen)):
+        wanted = f"what past_key_values has read, {seen} columns, and at least one more"
+        raise ValueError(f"{name} must be {wanted}, but came with shape {list(read.shape)}")
 
 
 def _came(value: Any) -> str:

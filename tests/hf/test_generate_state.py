@@ -228,6 +228,40 @@ def test_batches_resume_where_all_rows_can(mixer, side, tmp_path, seen):
     assert torch.equal(*out)
 
 
+@pytest.mark.parametrize("read", [0, 3, 6])
+def test_a_penalty_looks_at_all_of_a_prompt_and_at_no_padding(read, tmp_path):
+    lm, (ids, mask, rows) = model(), padded("left", (9, 14, 11))
+    if read:
+        lm.prefill([row[0, :read].tolist() for row in rows], prefixes=tmp_path)
+    for _ in range(8):
+        ids[mask == 0] = lm(ids, attention_mask=mask).logits[0, -1].argmax()  # padding by a token that is likely
+        how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.5}
+        for more in ({}, {"num_beams": 2}):
+            assert torch.equal(lm.generate(ids, prefixes=tmp_path, **how, **more), lm.generate(ids, **how, **more))
+        ids = torch.where(mask == 1, ids_of(*ids.shape), ids)
+
+
+@pytest.mark.parametrize("by", ["input_ids", "inputs_embeds"])
+def test_a_cache_that_has_read_all_of_the_prompt_is_refused(by):
+    lm, ids = model(), ids_of(2, 12)
+    given = {"input_ids": ids, "inputs_embeds": lm.get_input_embeddings()(ids).detach()}[by]
+    for width in (6, 8, 9, 10):
+        cache = StateCache(lm.prefill(ids[:, :9]), 9)
+        for mask in (None, torch.ones(2, width)):
+            how = {by: given[:, :width], "attention_mask": mask, "past_key_values": cache, "max_new_tokens": 4, "do_sample": False}
+            if width > 9:
+                assert torch.equal(lm.generate(**how)[:, -4:], greedy(lm, ids[:, :width], 4)[:, -4:])
+                break
+            came = re.escape(str(list(given[:, :width].shape)))
+            with pytest.raises(ValueError, match=f"{by} must be what past_key_values has read, 9 columns, .* {came}"):
+                lm.generate(**how)
+    cache = StateCache(lm.prefill(ids[:, :9]), 9)
+    with pytest.raises(ValueError, match=r"input_ids must be what past_key_values has read, 9 columns, .* shape \[2, 3\]"):
+        lm.generate(ids[:, 9:], attention_mask=torch.ones(2, 13), past_key_values=cache, max_new_tokens=1)
+    out = lm.generate(ids[:, 9:], attention_mask=torch.ones(2, 12), past_key_values=cache, max_new_tokens=4, do_sample=False)
+    assert torch.equal(out[:, 3:], greedy(lm, ids, 4)[:, 12:])
+
+
 def test_prompts_of_one_token_and_what_prefixes_cannot_do(tmp_path):
     lm, ids = model(), ids_of(1, 1)
     assert torch.equal(lm.generate(ids, prefixes=tmp_path, max_new_tokens=3, do_sample=False), greedy(lm, ids, 3))

@@ -53,6 +53,10 @@ def load(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, but came as {dtype!r}")
+    try:
+        device = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a torch.device or the name of one, such as 'cpu' or 'cuda:0', but came as {device!r}") from None
     if isinstance(path_or_config, str | os.PathLike):
         model = _read(Path(path_or_config), variant, dtype)
     elif variant is not None:

@@ -347,6 +347,12 @@ def test_dtypes_and_devices(folder):
         load(folder, dtype="bfloat16")
 
 
+@pytest.mark.parametrize("device", ["gpu", 3.5])
+def test_devices_that_are_none(folder, device):
+    with pytest.raises(ValueError, match=f"device must be a torch.device or the name of one.* but came as {device!r}"):
+        load(folder, device=device)
+
+
 def test_a_config_alone_gives_a_new_model():
     config = transformers.Mamba2Config(hidden_size=32, num_heads=4, head_dim=16, num_hidden_layers=1, vocab_size=60, n_groups=2)
     for given in (config, config.to_dict(), linattn.models.LMConfig(vocab_size=60, dim=32, layers=1, mixer="mamba2")):

@@ -12,12 +12,15 @@ class StateCache(Cache):
     """Holds a :class:`linattn.State` and how many columns of the batch (padding included) led to it.
 
     ``generate()`` counts columns, picks rows for beams and repeats rows; what the layers keep inside is the mixers' affair,
-    so there are no layers here. ``ahead``: shorter rows have also read tokens that stand behind those columns.
+    so there are no layers here. ``ahead``: shorter rows have also read tokens that stand behind those columns. ``kept``: somebody
+    has it, and may go on with it, when ``generate()`` has ended. ``prompt``: its state and columns behind the prompt, meanwhile.
     """
 
-    def __init__(self, state: State | None = None, seen: int = 0, *, ahead: bool = False) -> None:
+    prompt: tuple[State, int] | None = None
+
+    def __init__(self, state: State | None = None, seen: int = 0, *, ahead: bool = False, kept: bool = True) -> None:
         super().__init__(layers=[])
-        self.state, self.seen, self.ahead = state, seen, ahead
+        self.state, self.seen, self.ahead, self.kept = state, seen, ahead, kept
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen

@@ -18,6 +18,7 @@ from linattn.generate.stream import Tokens
 from linattn.hf.cache import StateCache
 
 _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # what looks at logits alone
+_ALIKE = (MaxLengthCriteria, EosTokenCriteria)  # criteria that tell what they stop at
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -29,7 +30,7 @@ def refusal(
         return "somebody has hooked into the model, which that loop calls for every token"
     if other := [type(p).__name__ for p in processors if type(p) not in _WARPERS]:
         return f"{', '.join(other)} may look at the tokens before"
-    if other := [type(c).__name__ for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]:
+    if other := [type(c).__name__ for c in criteria if type(c) not in _ALIKE]:
         return f"{', '.join(other)} looks at every token"
     if not isinstance(cache, StateCache):
         return "there is no cache"
@@ -75,6 +76,16 @@ def sample(
 def _stops(criteria: StoppingCriteriaList) -> tuple[int, ...]:
     ids = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
     return tuple(sorted({int(i) for t in ids for i in torch.as_tensor(t).reshape(-1).tolist()}))
+
+
+def ends(new: Tensor, criteria: StoppingCriteriaList, config: Any) -> Tensor:
+    """[B]: behind which of the ``new`` tokens [B, n] each row is filler; n where none is."""
+    stops, pad = _stops(criteria), config._pad_token_tensor
+    stopped = torch.isin(new, torch.tensor(stops, dtype=new.dtype, device=new.device)).long()
+    real = stopped.cumsum(1) - stopped == 0
+    if stops and any(type(c) not in _ALIKE for c in criteria):  # a text, say: beside end tokens it is padding that follows
+        real &= (new != pad.to(new.device)).long().flip(1).cummax(1).values.flip(1).bool() | stopped.bool()
+    return real.sum(1)
 
 
 def _choice(processors: LogitsProcessorList, do_sample: bool, stops: tuple[int, ...]) -> Choice:

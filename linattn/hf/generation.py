@@ -82,7 +82,8 @@ class StateGenerationMixin(GenerationMixin):
         Args:
             inputs: as there; prompts may be padded on either side, and come back as they were with the new tokens behind them.
             state: what has been read before ``inputs`` (which then are the tokens after it, at least one), a row for each prompt;
-                from :meth:`prefill`, ``State.load`` or an earlier call's ``past_key_values.state``. It is not changed.
+                from :meth:`prefill`, ``State.load`` or an earlier call's ``past_key_values.state``, which has read all columns of
+                its ``sequences`` but the last one, and no filler behind the end of a row. It is not changed.
             prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts behind the longest prefix whose state is
                 there, and the states that all prompts have passed through, and that of a single continuation, are kept in it.
         """
@@ -93,7 +94,7 @@ class StateGenerationMixin(GenerationMixin):
         order = self._pad_left(args, kwargs)
         _check_places(kwargs)
         if state is not None:
-            kwargs["past_key_values"] = StateCache(state)
+            kwargs["past_key_values"] = StateCache(state, kept=False)
         store, rows = None, []
         if prefixes is not None:
             store, rows = _store(prefixes), _rows(kwargs["input_ids"], kwargs.get("attention_mask"))
@@ -127,7 +128,10 @@ class StateGenerationMixin(GenerationMixin):
             left = mask.sum(1) - cache.state.position
             model_kwargs["attention_mask"] = (torch.arange(mask.shape[1], 0, -1, device=mask.device) <= left[:, None]).long()
             cache.ahead = False
-        return cast(Any, super())._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)
+        out = cast(Any, super())._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)
+        if isinstance(cache, StateCache) and (cache.kept or generation_config.return_dict_in_generate):
+            cache.prompt = None if cache.state is None or cache.state.rows == 1 else (cache.state, cache.seen)
+        return out
 
     def _sample(
         self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
@@ -136,10 +140,25 @@ class StateGenerationMixin(GenerationMixin):
         """As there; by a captured step where nothing has to look on between two tokens."""
         cache = model_kwargs.get("past_key_values")
         if captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
-            return captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
-        return cast(Any, super())._sample(
-            input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
-        )
+            out = captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
+        else:
+            out = cast(Any, super())._sample(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+        if isinstance(cache, StateCache) and cache.prompt is not None:
+            new = (out if isinstance(out, Tensor) else out.sequences)[:, input_ids.shape[1] :]
+            self._forget_filler(cache, *cache.prompt, new, captured.ends(new, stopping_criteria, generation_config))
+            cache.prompt = None
+        return out
+
+    def _forget_filler(self: Any, cache: StateCache, state: State, seen: int, new: Tensor, ends: Tensor) -> None:
+        """Read ``new`` [B, n] again behind the prompt's ``state`` where rows have ended, at ``ends`` [B], before others: they
+        have read filler since, and a state can't take back what it has read.
+        """
+        read = new[:, : cache.seen - seen]
+        mask = torch.arange(read.shape[1], device=new.device) < ends[:, None]
+        if read.shape[1] and not bool(mask.all()):
+            cache.state = prefill(self.model, read, state, mask=mask)[1]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -152,7 +171,7 @@ class StateGenerationMixin(GenerationMixin):
                 raise ValueError("use_cache=False reads everything from the beginning for each token: give no state, prefixes or cache")
             return True
         if cache is None:
-            model_kwargs["past_key_values"] = StateCache()
+            model_kwargs["past_key_values"] = StateCache(kept=False)
         elif isinstance(cache, StateCache) and cache.batch_size == batch_size:  # rows of beams and of several samples stand side by side
             copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             if copies > 1:
@@ -186,7 +205,7 @@ class StateGenerationMixin(GenerationMixin):
         lengths = [len(row) for row in rows]
         done, state = self._through(store, rows, min(lengths) - 1)
         seen = width - (max(lengths) - done) if done else 0  # columns that no row needs any more
-        return {"past_key_values": StateCache(state, seen, ahead=seen > 0)}
+        return {"past_key_values": StateCache(state, seen, ahead=seen > 0, kept=False)}
 
     def _through(self: Any, store: PrefixStore, rows: list[list[int]], count: int) -> tuple[int, State | None]:
         """Read the first ``count`` tokens of each row, from the longest prefix in ``store`` on; what is passed is kept there."""

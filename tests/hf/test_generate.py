@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from linattn.hf import StateCache
 from tests.hf.prompts import EVERY, MIXERS, greedy, ids_of, model, padded
 
 
@@ -100,6 +101,43 @@ def test_end_tokens_end_a_row(mixer):
         ends = [i for i in range(6, 14) if row[i] == stop][:1] or [13]
         assert torch.equal(got[: ends[0] + 1], row[: ends[0] + 1])
         assert not got[ends[0] + 1 :].any()
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, "softmax"])
+@pytest.mark.parametrize("count", [12, 80])  # more are read by a captured step
+@pytest.mark.parametrize(
+    "how", [{}, {"repetition_penalty": 1.001}, {"num_return_sequences": 2, "do_sample": True, "top_k": 1}, {"by": "text"}]
+)
+def test_rows_that_have_ended_read_no_filler(mixer, count, how):
+    lm, (ids, mask, _), how = model(mixer), padded("left"), {"do_sample": False, **how}
+    lm.lm_head.weight.data[0] = 0  # never the likeliest
+    want = lm.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
+    stop = want[1, 9].item()
+    ends = {"eos_token_id": [stop, want[2, 11].item()]}
+    if how.pop("by", None):  # as stop texts do, but for one row
+        ends = {"eos_token_id": ends["eos_token_id"][1], "stopping_criteria": StoppingCriteriaList([Second(stop)])}
+    how |= {"max_new_tokens": count, "pad_token_id": 0, "return_dict_in_generate": True, **ends}
+    for cache in (None, StateCache()):
+        out = lm.generate(ids, attention_mask=mask, past_key_values=cache, **how)
+        copies = len(out.sequences) // 3
+        real = torch.cat([mask.repeat_interleave(copies, 0), (out.sequences[:, 7:] != 0).long()], 1)
+        assert not bool(real[:, 7:].all())
+        assert out.past_key_values.state.position.tolist() == real[:, :-1].sum(1).tolist()
+        longer = torch.cat([out.sequences, ids_of(len(real), 3)], 1)
+        real = torch.cat([real, torch.ones(len(real), 3, dtype=torch.long)], 1)
+        got = lm.generate(longer, attention_mask=real, past_key_values=out.past_key_values, max_new_tokens=5, do_sample=False)
+        for row, kept, new in zip(longer, real.bool(), got, strict=True):
+            assert torch.equal(new[-5:], greedy(lm, row[kept][None], 5)[0, -5:])
+
+
+class Second(StoppingCriteria):
+    """The second row ends behind a token."""
+
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, ids, scores, **_):
+        return (ids[:, -1] == self.token) & (torch.arange(len(ids)) == 1)
 
 
 def tokenizer():

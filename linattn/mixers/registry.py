@@ -159,7 +159,7 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     return mixer if dtype == wide else mixer.to(dtype)
 
 
-_TYPES = {
+_TYPES: dict[str, tuple[str, type | tuple[type, ...]]] = {
     "int": ("an integer", Integral),
     "float": ("a number", Real),
     "bool": ("True or False", bool),

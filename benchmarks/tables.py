@@ -28,6 +28,7 @@ TITLES = {
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
         "vision": ("thousand tokens a second", "pass"),
         "decode": ("model", "rows", "tokens read before", "a token, ms", "reading weights and state once, ms", "through generate, ms"),
+        "decode-cpu": ("130M, one row", "dtype"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
         "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
@@ -55,6 +56,7 @@ TITLES = {
         "train-cpu": ("训练", "dtype", "token/秒", "与 Llama 之比", "参数（百万）"),
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "vision": ("千 token/秒", "计算"),
+        "decode-cpu": ("130M，一行", "dtype"),
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}），{date}。"
         "softmax 一行是 torch 的 flash attention。",
@@ -228,6 +230,16 @@ def decode(body: dict, words: dict) -> str:
     return markdown(words["decode"], cells)
 
 
+def decode_on_cpu(body: dict, words: dict) -> str:
+    """A line for each model, dtype and length of what was read before; others are known through ``generate`` alone."""
+    cells = []
+    for r in body["rows"]:
+        if r["what"] == "times":
+            own = (f"{r['step_ms']:.1f}", f"{r['floor_ms']:.1f} ({r['of_floor']:.0%})") if "step_ms" in r else ("", "")
+            cells.append((f"{r['library']} {r['model']}", r["dtype"], f"{r['context']:,}", *own, f"{r['generate_ms']:.1f}"))
+    return markdown((*words["decode-cpu"], *words["decode"][2:]), cells)
+
+
 def compared(body: dict, words: dict) -> str:
     """What a task judges by, without its speeds: a line for each mixer, and for what is no model where there is that."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
@@ -330,7 +342,8 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
     suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode}
-    make = {("train", "cpu"): trained_on_cpu, ("ops", "cpu"): cpu}.get((suite, card), suites.get(suite, gpu))
+    on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
+    make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)
     text = make(body, words)
     for value, told in words.get("values", {}).items():  # of cells; no title has them
         text = text.replace(value, told)

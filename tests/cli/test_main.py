@@ -142,9 +142,12 @@ def test_an_interrupt_is_heard_where_python_drops_what_is_raised(capsys, monkeyp
         assert kept() is None
         return []
 
-    hook = sys.unraisablehook
+    hook, handler = sys.unraisablehook, signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     monkeypatch.setattr(linattn.mixers, "available", work)
-    assert main(["list"]) == 130 and capsys.readouterr().err == "linattn: interrupted\n"
+    try:
+        assert main(["list"]) == 130 and capsys.readouterr().err == "linattn: interrupted\n"
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert sys.unraisablehook is hook
 
 

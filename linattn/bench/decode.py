@@ -169,7 +169,7 @@ def ours(mixer: str, size: Size, device: str, dtype: torch.dtype, rows: int, con
     row["stream_ms"] = per_token(streamed(model, state, rows), steps, 3 * steps, device)
     row["sampled_ms"] = per_token(streamed(model, state, rows, sampled=True), steps, 3 * steps, device)
     ids = torch.randint(size.vocab_size, (rows, 16), device=model.device)
-    row["generate_ms"] = per_token(generated(model, ids), steps, 3 * steps, device)
+    row["generate_ms"] = per_token(generated(model, ids, state=state), steps, 3 * steps, device)
     return row
 
 

@@ -1,12 +1,13 @@
-"""What the rest of the library says in English alone, in Chinese: the register of systems, the results of studies, tasks and benchmarks.
+"""Chinese for what the rest of the library says in English alone: the results of studies, tasks and benchmarks, and what mixers share.
 
-The words of the atlas itself stand where they are used, in both languages. These come from elsewhere, a file of results even from
-another day, and so they are looked up. What consists of names (systems, papers, code, units) stays as it is.
+The words of the atlas itself stand where they are used, in both languages, and those of one mixer beside its ``@register``. These come
+from elsewhere, a file of results even from another day, and so they are looked up. Names (systems, papers, code, units) stay as they are.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from linattn.atlas.text import Both
 
@@ -141,222 +142,54 @@ BENCHMARKS = {
     "{} thread": "{} 个线程",
     "{} threads": "{} 个线程",
 }
-TITLES = {
-    "Additive attention (Bahdanau)": "加性注意力（Bahdanau）",
-    "Axial attention": "轴向注意力",
-    "BaseConv (gated short convolution)": "BaseConv（门控短卷积）",
-    "Based: Taylor linear attention": "Based：泰勒线性注意力",
-    "Blockwise attention (BlockBERT)": "分块注意力（BlockBERT）",
-    "CA-Stream, cross-attention pooling": "CA-Stream：交叉注意力池化",
-    "Charformer's gradient-based subword tokenisation (GBST)": "Charformer 的可微子词切分（GBST）",
-    "Clustered attention": "聚类注意力",
-    "Conformer block": "Conformer 块",
-    "Decaying fast weights": "会衰减的快速权重",
-    "EfficientViT, multi-scale linear attention": "EfficientViT：多尺度线性注意力",
-    "Feed-forward of two layers": "两层前馈",
-    "First-order Taylor linear attention": "一阶泰勒线性注意力",
-    "Funnel-Transformer, the layer that pools": "Funnel-Transformer 的池化层",
-    "GEGLU feed-forward": "GEGLU 前馈层",
-    "Gated recurrent unit": "门控循环单元（GRU）",
-    "Gated retention (YOCO)": "门控 retention（YOCO）",
-    "Gaussian kernel attention": "高斯核注意力",
-    "HGRN (hierarchically gated recurrent network)": "HGRN（层级门控循环网络）",
-    "HGRN2 (gated linear RNN with state expansion)": "HGRN2（带状态扩展的门控线性 RNN）",
-    "Hard attention": "硬注意力",
-    "Improved clustered attention": "改进的聚类注意力",
-    "Lightning attention": "Lightning 注意力",
-    "Linear Transformer, to a context": "Linear Transformer 交叉注意力",
-    "Linear attention without a normaliser": "不做归一化的线性注意力",
-    "Linear recurrent unit": "线性循环单元（LRU）",
-    "Local attention, in blocks": "局部注意力，分块",
-    "Local attention, over a grid": "局部注意力，在网格上",
-    "Log-linear attention (Gated DeltaNet)": "对数线性注意力（Gated DeltaNet）",
-    "Log-linear attention (Mamba-2)": "对数线性注意力（Mamba-2）",
-    "Long short-term memory": "长短期记忆（LSTM）",
-    "MBConv, mobile inverted bottleneck": "MBConv：移动端倒残差块",
-    "Mamba (selective state space)": "Mamba（选择性状态空间）",
-    "Mamba-2 (state space duality)": "Mamba-2（状态空间对偶）",
-    "Mamba-3 (several inputs and outputs)": "Mamba-3（多输入多输出）",
-    "Memory-compressed attention": "记忆压缩注意力",
-    "Mixture of experts": "混合专家",
-    "Multi-head latent attention, without positions": "多头潜在注意力（MLA），不带位置",
-    "Multi-scale retention (RetNet)": "多尺度 retention（RetNet）",
-    "PaTH attention": "PaTH 注意力",
-    "Polynomial kernel attention": "多项式核注意力",
-    "Product-key memory": "乘积键记忆",
-    "RWKV channel mixing": "RWKV 的通道混合",
-    "ReLU linear attention": "ReLU 线性注意力",
-    "Reformer (LSH attention)": "Reformer（LSH 注意力）",
-    "S4 (structured state spaces)": "S4（结构化状态空间）",
-    "S4D (diagonal state spaces)": "S4D（对角状态空间）",
-    "S5 (simplified state space layer)": "S5（简化的状态空间层）",
-    "Set Transformer's pooling (PMA)": "Set Transformer 的池化（PMA）",
-    "Simple ReLU attention, to a context": "简单 ReLU 交叉注意力",
-    "Simple recurrent network (Elman)": "简单循环网络（Elman）",
-    "Softmax attention": "softmax 注意力",
-    "Softmax attention to a context": "softmax 交叉注意力",
-    "Sparse Sinkhorn attention": "稀疏 Sinkhorn 注意力",
-    "SwiGLU feed-forward": "SwiGLU 前馈层",
-    "Titans (memory as a gate)": "Titans（记忆作门）",
-    "Titans (memory as a layer)": "Titans（记忆作一层）",
-    "Titans (memory as context)": "Titans（记忆作上下文）",
-    "Titans (neural long-term memory)": "Titans（神经长期记忆）",
-    "Top-k attention": "Top-k 注意力",
-    "VAN, large kernel attention": "VAN：大核注意力",
-    "cosFormer, to a context, with an estimate of the target's length": "cosFormer 交叉注意力，目标长度靠估计",
-    "mLSTM (xLSTM with matrix memory)": "mLSTM（以矩阵为记忆的 xLSTM）",
-    "mLSTM block with projection up before it (xLSTM)": "先升维的 mLSTM 块（xLSTM）",
-    "sLSTM (xLSTM with scalar memory)": "sLSTM（以标量为记忆的 xLSTM）",
-}
-ORACLES = {
-    "softmax and hard attention as its limits": "两端的极限是 softmax 与硬注意力",
-    "softmax attention of ever larger scores": "得分不断放大的 softmax 注意力",
-    "every expert on every token in float64": "float64 下对每个 token 计算每个专家",
-    "every key against every query in float64": "float64 下每个查询逐一比较每个键",
+# Of mixers: what more than one registration says. What one alone says has its Chinese there, under `chinese`.
+SHARED = {
     "the paper's equations as a loop in float64": "float64 循环逐步计算论文公式",
     "the authors' equations as a loop in float64": "float64 循环逐步计算作者的公式",
-    "the authors' equations token by token": "逐 token 计算作者的公式",
     "and figures of the authors' code": "以及作者代码算出的数",
-    "and figures of their MultiHeadAttention": "以及作者的 MultiHeadAttention 算出的数",
-    "which is not causal": "后者不带因果掩码",
-    "and figures of the authors' cosformer_attn_cache_infer": "以及作者的 cosformer_attn_cache_infer 算出的数",
-    "and figures of the authors' simple_attn_baseline_infer": "以及作者的 simple_attn_baseline_infer 算出的数",
-    "the equations of the authors' FusedGlobalLocalAttention as loops in float64": "float64 循环计算作者 FusedGlobalLocalAttention 的公式",
     "the authors' modules.py": "作者的 modules.py",
     "in float64": "以 float64 计算",
     "the quadratic formula in float64": "float64 下的平方形式公式",
-    "with gaps the quadratic formula in float64": "带间隔时用 float64 下的平方形式公式",
-    "the quadratic formula in float64 by cosines of differences": "float64 下用差的余弦写成的平方形式公式",
     "written in the test from the paper's equation": "在测试中按论文公式写出",
     "written in the test with loops": "在测试中用循环写出",
-    "written in the test": "在测试中写出",
-    "the quadratic formula in float64 under the mask of the paper's equation {}": "float64 下的平方形式公式，掩码按论文式 {}",
-    "the quadratic formula in float64 under the mask of equal clusters": "float64 下的平方形式公式，掩码只留同簇",
-    "with a loop over rows and columns written in the test from section {}": "测试中按第 {} 节用行列循环写出",
-    "SelfAttention along each axis": "沿每个轴各做一次 SelfAttention",
-    "with its scaling of {}": "缩放取 {}",
-    "the layer's equation token by token in float64": "float64 下逐 token 计算该层公式",
-    "with weights under the names of HazyResearch/based": "权重沿用 HazyResearch/based 的命名",
-    "TaylorSeriesLinearAttn with the same weights": "权重相同的 TaylorSeriesLinearAttn",
-    "GBST with a mask": "带掩码的 GBST",
     "loops over hashes, Hamming distances and keys in float64, as idiap/fast-transformers has them in C++":
         "float64 循环计算哈希、汉明距离与键，与 idiap/fast-transformers 的 C++ 实现同法",
-    "with the compressed slots as further memory": "以压缩后的槽作为额外的记忆",
-    "Wav2Vec2ConformerEncoderLayer with relative positions": "带相对位置的 Wav2Vec2ConformerEncoderLayer",
-    "torch's MultiheadAttention with the same weights": "权重相同的 torch MultiheadAttention",
-    "on all tokens and on every prefix": "对全部 token，也对每个前缀",
     "its whole blocks": "整块比较",
-    "FunnelRelMultiheadAttention with pooled queries": "查询经池化的 FunnelRelMultiheadAttention",
-    "the whole block against its parallel form with explicit matrices": "整块与写出全部矩阵的并行形式比较",
-    "the recurrence token by token in float64": "float64 下逐 token 递推",
-    "the complex recurrence token by token in float64": "float64 下逐 token 的复数递推",
     "the paper's recurrence": "论文的递推",
-    "the paper's recurrence in complex numbers": "论文的复数递推",
     "token by token in float64": "float64 下逐 token 计算",
     "step by step in float64": "float64 下逐步计算",
-    "as in the authors' mamba3_siso_step_ref": "同作者的 mamba3_siso_step_ref",
-    "as in the authors' mamba3_MIMO_step_ref": "同作者的 mamba3_MIMO_step_ref",
-    "the exact kernel in float64, written in the test: averages of the features, and their formula":
-        "测试中以 float64 写出的精确核：特征的平均，及其公式",
-    "and the equations in a loop": "以及循环逐步计算的公式",
-    "SSKernelDiag and the equations in a loop": "SSKernelDiag，以及循环逐步计算的公式",
-    "naive_recurrent_linear_attn on features written in the test": "naive_recurrent_linear_attn，特征在测试中写出",
-    "naive_recurrent_gla with keys of 1 - α": "naive_recurrent_gla，键取 1 − α",
-    "naive_recurrent_linear_attn without normalisation": "不做归一化的 naive_recurrent_linear_attn",
-    "naive_recurrent_linear_attn with normalisation": "做归一化的 naive_recurrent_linear_attn",
-    "LocalAttention with one block back": "回看一块的 LocalAttention",
-    "the products of the equation in float64": "float64 下按公式求积",
-    "pair by pair": "逐对计算",
-    "and fla-core {}": "以及 fla-core {}",
-    "with λ = {}": "λ 取 {}",
-    "MambaMixer and FalconMambaMixer": "MambaMixer 与 FalconMambaMixer",
-    "MemoryCompressedAttention without a mask": "不带掩码的 MemoryCompressedAttention",
-    "PerceiverModel's encoder": "PerceiverModel 的编码器",
-    "PerceiverModel's encoder and PerceiverBasicDecoder": "PerceiverModel 的编码器与 PerceiverBasicDecoder",
-    "FastAttention and SelfAttention with the same weights and features": "权重与特征相同的 FastAttention 与 SelfAttention",
-    "naive_parallel_rebased on queries and keys with one constant channel more": "naive_parallel_rebased，查询与键各多一个常数通道",
-    "LSHSelfAttention without causality": "不带因果掩码的 LSHSelfAttention",
-    "the causal form against loops in float64": "因果形式与 float64 循环比较",
-    "linear_attention on generalized_kernel without projection": "linear_attention，generalized_kernel 不做投影",
-    "torchscale's parallel form, from its formulas: decay mask, rotary positions, normalised scores":
-        "按公式写出的 torchscale 并行形式：衰减掩码、旋转位置、归一化的得分",
-    "RwkvSelfAttention and RwkvModel": "RwkvSelfAttention 与 RwkvModel",
-    "rwkv {}, RWKV_x070_TMix_seq and, for a whole model, RWKV_x070": "rwkv {}，RWKV_x070_TMix_seq；整个模型用 RWKV_x070",
-    "ffn_seq_v6 and RWKV_x070_CMix_seq": "ffn_seq_v6 与 RWKV_x070_CMix_seq",
-    "in a loop of the test: its attention uses keys for values": "放进测试的循环里：它自己的注意力把键当作值",
-    "slstm_forward_pointwise and the layer around it": "slstm_forward_pointwise 及其外层",
-    "torch scaled_dot_product_attention under a dense mask": "稠密掩码下的 torch scaled_dot_product_attention",
-    "and transformers' LlamaAttention": "以及 transformers 的 LlamaAttention",
-    "get_attn_mask in float64": "float64 下的 get_attn_mask",
-    "SwinLayer and SwinPatchMerging": "SwinLayer 与 SwinPatchMerging",
-    "SwitchTransformersSparseMLP and load_balancing_loss_func": "SwitchTransformersSparseMLP 与 load_balancing_loss_func",
-    "torch.autograd of the loss in the paper, and the states of fla-core {}, chunk_ttt_linear_ref":
-        "对论文中的损失用 torch.autograd 求导，以及 fla-core {} chunk_ttt_linear_ref 的状态",
     "torch.autograd of the loss in the paper": "对论文中的损失用 torch.autograd 求导",
-
     "a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition":
         "float64 逐 token 循环：记忆对论文中的损失用 torch.autograd 求导，注意力按定义计算",
-}  # fmt: skip
-EXEMPTIONS = {
-    "by its definition it sees the token before and none earlier": "按定义它只看得见前一个 token，再早的看不见",
-    "by its definition it sees the two tokens before and none earlier": "按定义它只看得见前两个 token，再早的看不见",
-    "what comes out is of the few tokens that a block and the convolution reach": "输出只来自一块与卷积够得着的几个 token",
-    "a token hears of those alone that are nearest to the same centre": "一个 token 只读得到与它同属一个中心的 token",
-    "a token hears only of those that hash as it does, and of twelve tokens in {} buckets few do":
-        "一个 token 只读得到哈希相同的 token，而十二个 token 分进 {} 个桶，相同的很少",
-    "in training its batch norm takes the mean over the real tokens of all rows": "训练时它的批归一化对所有行的真实 token 求均值",
     "in training its batch norm takes the mean over all rows": "训练时它的批归一化对所有行求均值",
-    "how many tokens an expert gets depends on them, so shapes are not known beforehand":
-        "每个专家分到多少 token 取决于内容，形状无法事先知道",
     "an expert has room for so many tokens of a row, and a list of tokens is one row":
         "每个专家对一行只容得下若干 token，而一串 token 就是一行",
-    "a state has a slot more for every call it went through, so states that came by different calls differ in size":
-        "每经过一次调用，状态就多一个槽，因此经不同调用得到的状态大小不同",
-}  # fmt: skip
-IN_EQUATIONS = {
-    "rows": "行",
-    "columns": "列",
-    " of tokens and of their ": " 取自 token 及其 ",
-    " neighbourhoods": " 邻域",
     "all for ": "全部，若 ",
-    " the largest of ": " 取最大的两个，出自 ",
-    "the block of ": "分块，包含 ",
-    " and ": "，外加四周 ",
-    " rows and columns around it": " 行与列",
-    " or ": " 或 ",
-    "or": "或",
-    " times": " 次",
-    "the chunk of ": "分块，包含 ",
-    " and the one before, sorted by ": "，连同前一块，排序依 ",
-    "the ": "取 ",
-    " queries and keys of the largest ": " 个查询与键，使其最大：",
-    "the window of ": "一个 ",
-    " tokens that ": " 个 token 的窗口，内含 ",
-    " is in": "",
-}
-CHINESE = {**STUDIES, **TASKS, **BENCHMARKS, **TITLES, **ORACLES, **EXEMPTIONS}
+}  # fmt: skip
+CHINESE = {**STUDIES, **TASKS, **BENCHMARKS, **SHARED}
 NUMBER = re.compile(r"(?<![\w.])\d(?:[\d.,]*\d)?")
 
 
-def both(english: str) -> Both:
-    """``english`` in both languages; what has no Chinese here stays as it is."""
-    return Both(english, _chinese(english) or english)
+def both(english: str, own: Mapping[str, str] | None = None) -> Both:
+    """``english`` in both languages, with the phrases of a registration, ``own``; what has no Chinese stays as it is."""
+    return Both(english, _chinese(english, {**CHINESE, **(own or {})}) or english)
 
 
-def equation(latex: str) -> Both:
+def equation(latex: str, own: Mapping[str, str]) -> Both:
     r"""``latex`` in both languages: they differ in what stands in ``\text{...}``, piece by piece."""
-    return Both(latex, re.sub(r"\\text\{([^}]*)\}", lambda m: rf"\text{{{IN_EQUATIONS.get(m[1], m[1])}}}", latex))
+    words = {**SHARED, **own}
+    return Both(latex, re.sub(r"\\text\{([^}]*)\}", lambda m: rf"\text{{{words.get(m[1], m[1])}}}", latex))
 
 
-def _chinese(text: str) -> str | None:
+def _chinese(text: str, known: Mapping[str, str]) -> str | None:
     """``text`` as a whole, with its numbers put where ``{}`` stands, or clause by clause; None where there is no Chinese for any of it."""
-    if text in CHINESE:
-        return CHINESE[text]
-    if found := CHINESE.get(NUMBER.sub("{}", text)):
+    if text in known:
+        return known[text]
+    if found := known.get(NUMBER.sub("{}", text)):
         return found.format(*NUMBER.findall(text))
     for mark, theirs in (("; ", "；"), (", ", "，")):
         parts = text.split(mark)
-        told = [_chinese(part) for part in parts] if len(parts) > 1 else []
-        if any(told):
-            return theirs.join(own or part.replace(", ", "，") for own, part in zip(told, parts, strict=True))
+        translated = [_chinese(part, known) for part in parts] if len(parts) > 1 else []
+        if any(translated):
+            return theirs.join(own or part.replace(", ", "，") for own, part in zip(translated, parts, strict=True))
     return None

@@ -90,7 +90,7 @@ class Look:
     @property
     def title(self) -> Both:
         """Its title in both languages."""
-        return both(self.info.title)
+        return both(self.info.title, self.info.chinese)
 
     @property
     def code(self) -> str:

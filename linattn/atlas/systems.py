@@ -20,6 +20,7 @@ from linattn.report.words import memory, times
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
+    from linattn.mixers.registry import Info
 
 ENTRY = Entry(
     "systems/index.html",
@@ -106,7 +107,7 @@ def _page(atlas: Atlas, look: Look, around: tuple[str | None, str | None]) -> Pa
         data["mask"] = mask_data(look)
     if look.states is not None:
         data["state"] = state_data(look)
-    parts = [_facts(look), _equation(i.equation), _cell(look), _mask(look), _state(look), _cost(look), _checked(look)]
+    parts = [_facts(look), _equation(i), _cell(look), _mask(look), _state(look), _cost(look), _checked(look)]
     parts += [*_measured(atlas, look), _code(look), _around(around)]
     return Page(f"systems/{i.name}.html", look.title, "\n".join(parts), data, lead=about(look))
 
@@ -147,12 +148,12 @@ def _listed(facts: list[tuple[Both, str]]) -> str:
     return '<dl class="facts">' + "".join(f"<dt>{spoken(k)}</dt><dd>{v}</dd>" for k, v in facts) + "</dl>"
 
 
-def _equation(latex: str) -> str:
+def _equation(info: Info) -> str:
     """MathML; of a plugin's equation that the subset does not know its source."""
     try:
-        shown = spoken(Both(*(rf"\[{words}\]" for words in equation(latex))), "div") if latex else ""
+        shown = spoken(Both(*(rf"\[{words}\]" for words in equation(info.equation, info.chinese))), "div") if info.equation else ""
     except ValueError:
-        shown = f"<code>{escape(latex)}</code>"
+        shown = f"<code>{escape(info.equation)}</code>"
     return f'<div class="equation" tabindex="0" role="group" {labelled(Both("Equation", "公式"))}>{shown}</div>' if shown else ""
 
 
@@ -251,7 +252,7 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
 
 
 def _checked(look: Look) -> str:
-    facts = [(Both("oracle", "对照实现"), spoken(both(look.info.oracle or "–")))]
+    facts = [(Both("oracle", "对照实现"), spoken(both(look.info.oracle or "–", look.info.chinese)))]
     if errors := measured_errors(look.info.name):
         found = ", ".join(
             f'<span data-value="{error!r}">{f"{error:.1e}" if error else "0"}</span> {dtype}' for dtype, error in errors.largest.items()
@@ -270,7 +271,8 @@ def _checked(look: Look) -> str:
             )
         )
     for check, reason in look.info.exemptions.items():
-        facts.append((Both("exempt", "豁免"), f"<code>{escape(check)}</code>{spoken(Both(f': {reason}', f'：{both(reason).zh}'))}"))
+        words = spoken(Both(f": {reason}", f"：{both(reason, look.info.chinese).zh}"))
+        facts.append((Both("exempt", "豁免"), f"<code>{escape(check)}</code>{words}"))
     return _section("checked", Both("What it was checked against", "拿什么验证"), _listed(facts))
 
 

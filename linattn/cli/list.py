@@ -38,8 +38,7 @@ def list(  # noqa: A001  (a door's function has its name)
     from linattn.mixers import available, info
     from linattn.mixers.taxonomy import FAMILIES, families
 
-    order = [*FAMILIES]
-    known = sorted((info(name) for name in available()), key=lambda i: (order.index(families(i)[0]), i.name))
+    known = sorted((info(name) for name in available()), key=lambda i: (FAMILIES.index(families(i)[0]), i.name))
     if as_json:
         print(json.dumps([described(i) for i in known], indent=1, ensure_ascii=False))
     elif sys.stdout.isatty():
@@ -52,7 +51,7 @@ def described(info: Info) -> dict:
     """``info`` as JSON values."""
     from linattn.mixers.taxonomy import families
 
-    return {k: v for k, v in asdict(info).items() if k != "cls"} | {"families": [*families(info)]}
+    return {k: v for k, v in asdict(info).items() if k not in ("cls", "chinese")} | {"families": [*families(info)]}
 
 
 def _cells(i: Info) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from linattn.ffn.swiglu import SwiGLU as SwiGLU
 from linattn.ffn.switch import Switch as Switch
 from linattn.mixers import Mixer, registry
 
+FAMILY = "feed-forwards"
 NONE = "none"  # a block without a feed-forward
 
 

@@ -28,6 +28,14 @@ _RAGGED = "how many tokens an expert gets depends on them, so shapes are not kno
     linear_in_values=False,
     oracle="transformers, MixtralSparseMoeBlock; every expert on every token in float64",
     exemptions=dict.fromkeys(("feed-forward.compile", "feed-forward.growth"), _RAGGED),
+    families=("sparse",),
+    chinese={
+        "Mixture of experts": "混合专家",
+        "every expert on every token in float64": "float64 下对每个 token 计算每个专家",
+        "how many tokens an expert gets depends on them, so shapes are not known beforehand": (
+            "每个专家分到多少 token 取决于内容，形状无法事先知道"
+        ),
+    },
 )
 class Experts(Mixture):
     """y = Σ_e w_e(x) SwiGLU_e(x) over the ``active`` experts that the router scores highest, plus a shared expert that sees all.

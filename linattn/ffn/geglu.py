@@ -21,6 +21,7 @@ from linattn.mixers.registry import register
     causal=False,
     linear_in_values=False,
     oracle="transformers, GemmaMLP",
+    chinese={"GEGLU feed-forward": "GEGLU 前馈层"},
 )
 class GeGLU(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` gated channels, by default 3 of D (arXiv 2402.19427, section 2.2)."""

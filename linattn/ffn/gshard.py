@@ -24,6 +24,8 @@ from linattn.mixers.registry import register
     linear_in_values=False,
     oracle="mixture-of-experts 0.2.3, MoE",
     exemptions={"feed-forward.leading": ROOM},
+    families=("sparse",),
+    chinese={" the largest of ": " 取最大的两个，出自 "},
 )
 class GShard(Routed):
     """The two experts with the highest scores, weighed by their shares of both; E a feed-forward with ReLU and without biases.

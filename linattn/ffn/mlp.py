@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.
     causal=False,
     linear_in_values=False,
     oracle="transformers, ViTMLP; torch, TransformerEncoderLayer",
+    chinese={"Feed-forward of two layers": "两层前馈", " or ": " 或 "},
 )
 class MLP(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` channels, by default 4 D; ``activation``: ``"gelu"``, or ``"relu"`` as the first had it."""

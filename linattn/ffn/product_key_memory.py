@@ -28,6 +28,8 @@ NORMS = ("layer", "batch", "none")
     causal=False,
     linear_in_values=False,
     oracle="product-key-memory 0.3.0, PKM; every key against every query in float64",
+    families=("sparse",),
+    chinese={"Product-key memory": "乘积键记忆", "every key against every query in float64": "float64 下每个查询逐一比较每个键"},
 )
 class ProductKeyMemory(FeedForward):
     """Heads look up the ``active`` best of n² keys, each a pair of one of n keys for either half of the query; their values are added up.

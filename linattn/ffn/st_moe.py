@@ -23,6 +23,7 @@ from linattn.mixers.registry import register
     linear_in_values=False,
     oracle="st-moe-pytorch 0.1.8, MoE",
     exemptions={"feed-forward.leading": ROOM},
+    families=("sparse",),
 )
 class STMoE(Routed):
     """As GShard, with GEGLU experts and the z loss. The paper puts a dense feed-forward behind a sparse one: a layer more in a stack.

@@ -21,6 +21,7 @@ from linattn.ops.gated import gated
     causal=False,
     linear_in_values=False,
     oracle="transformers, LlamaMLP",
+    chinese={"SwiGLU feed-forward": "SwiGLU 前馈层"},
 )
 class SwiGLU(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` gated channels; by default 8/3 of D, rounded up to a multiple of 32."""

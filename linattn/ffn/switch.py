@@ -25,6 +25,8 @@ from linattn.mixers.registry import register
     linear_in_values=False,
     oracle="transformers, SwitchTransformersSparseMLP and load_balancing_loss_func; the paper's equations as a loop in float64",
     exemptions={"feed-forward.leading": ROOM},
+    families=("sparse",),
+    chinese={"SwitchTransformersSparseMLP and load_balancing_loss_func": "SwitchTransformersSparseMLP 与 load_balancing_loss_func"},
 )
 class Switch(Routed):
     """y = p_i(x) E_i(x), E a feed-forward with ReLU and without biases, as in T5.

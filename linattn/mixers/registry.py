@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import pkgutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from numbers import Integral, Real
+from threading import RLock
 from typing import Any
 
 import torch
 
 from linattn.mixers.base import Mixer
+from linattn.mixers.taxonomy import FAMILIES
 
 KINDS = ("sequence", "cross", "grid", "resample", "feed-forward")
 GROWTHS = ("n", "n log n", "n^1.5", "n^2")  # of time and memory with n tokens, other sizes as they are
@@ -42,6 +45,8 @@ class Info:
     exemptions: dict[str, str] = field(default_factory=dict)  # conformance check -> reason
     growth: str = "n"  # of time and memory with the number of tokens, one of GROWTHS
     symmetry: str | None = None  # what commutes with it where it is not causal: permutations of tokens, or shifts, far from the ends
+    families: tuple[str, ...] = ()  # of taxonomy.FAMILIES, where it has others than the FAMILY of the package that its file lies in
+    chinese: dict[str, str] = field(default_factory=dict, repr=False)  # what stands here in English, or a clause of it -> Chinese
 
     @property
     def options(self) -> list[str]:
@@ -59,9 +64,10 @@ class Info:
         return self.kind == "sequence" and (not self.causal or "causal" in self.options)
 
 
-_ABOVE = ("linattn.ffn",)  # floors above this one that have mixers too, imported when they are asked for
+_PACKAGES = ("linattn.mixers", "linattn.ffn")  # every file in them and their folders is imported when mixers are asked for by name
 _registered: dict[str, Info] = {}
-_plugins_loaded = False
+_loading = RLock()
+_loaded = False
 
 
 def register(
@@ -81,13 +87,18 @@ def register(
     exemptions: dict[str, str] | None = None,
     growth: str | None = None,
     symmetry: str | None = None,
+    families: tuple[str, ...] = (),
+    chinese: dict[str, str] | None = None,
 ) -> Callable[[type[Mixer]], type[Mixer]]:
     """Class decorator: make a mixer known by ``name`` to ``create``, models, the command line and the conformance suite.
 
-    ``growth`` is "n" where it is not said, of a mixer with ``recurrent=False`` "n^2".
+    ``growth`` is "n" where it is not said, of a mixer with ``recurrent=False`` "n^2". ``families`` are kinds of
+    :data:`linattn.mixers.taxonomy.FAMILIES`, where they differ from that of the mixer's folder. ``chinese`` holds the Chinese of
+    ``title``, ``oracle``, the words of ``equation`` and reasons of ``exemptions``, or of clauses of them, for the atlas.
     """
     growth = growth or ("n" if recurrent else "n^2")
-    for argument, value, known in (("kind", kind, KINDS), ("growth", growth, GROWTHS), ("symmetry", symmetry, (None, *SYMMETRIES))):
+    choices = [("kind", kind, KINDS), ("growth", growth, GROWTHS), ("symmetry", symmetry, (None, *SYMMETRIES))]
+    for argument, value, known in [*choices, *(("families", family, FAMILIES) for family in families)]:
         if value not in known:
             raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, but came as {value!r}")
 
@@ -98,7 +109,7 @@ def register(
         cls.info = Info(
             name=name, title=title, paper=paper, arxiv=arxiv, year=year, seeds=tuple(seeds), equation=equation, kind=kind, causal=causal,
             recurrent=recurrent, linear_in_values=linear_in_values, oracle=oracle, cls=cls, exemptions=dict(exemptions or {}),
-            growth=growth, symmetry=symmetry,
+            growth=growth, symmetry=symmetry, families=tuple(families), chinese=dict(chinese or {}),
         )  # fmt: skip
         cls.causal = causal
         _registered[name] = cls.info
@@ -113,7 +124,7 @@ def _path(cls: type[Mixer]) -> str:
 
 def available() -> list[str]:
     """Names of all registered mixers, third parties' included."""
-    _load_plugins()
+    _load()
     return sorted(_registered)
 
 
@@ -123,7 +134,7 @@ def info(name: str) -> Info:
     Raises:
         ValueError: with the names that there are.
     """
-    _load_plugins()
+    _load()
     if name not in _registered:
         close = difflib.get_close_matches(name, _registered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
@@ -184,16 +195,18 @@ def _check_types(known: Info, options: dict[str, Any]) -> None:
             raise ValueError(f"{option} must be {' or '.join(words for words, _ in wanted)}, but came as {value!r}")
 
 
-def _load_plugins() -> None:
-    """Import our own modules above, and those that installed packages offer: one that fails is reported, the others are there."""
-    global _plugins_loaded
-    if _plugins_loaded:
-        return
-    _plugins_loaded = True
-    for module in _ABOVE:
-        import_module(module)
-    for point in entry_points(group=GROUP):
-        try:
-            point.load()
-        except Exception as error:  # whatever a stranger's module raises
-            warnings.warn(f"mixer plugin {point.name} ({point.value}) did not load: {error}", stacklevel=3)
+def _load() -> None:
+    """Import our own mixers and those that installed packages offer: a plugin that fails is reported, the others are there."""
+    global _loaded
+    with _loading:
+        if _loaded:
+            return
+        _loaded = True
+        for home in map(import_module, _PACKAGES):
+            for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
+                import_module(module.name)
+        for point in entry_points(group=GROUP):
+            try:
+                point.load()
+            except Exception as error:  # whatever a stranger's module raises
+                warnings.warn(f"mixer plugin {point.name} ({point.value}) did not load: {error}", stacklevel=3)

@@ -339,10 +339,10 @@ def english(chinese):
     return [word for word in re.findall(r"[a-z][a-z']+", plain) if word not in NAMES and word not in mixers.available()]
 
 
-def assert_told(*texts):
+def assert_told(*texts, own=None):
     """Every text of the library that is not about the atlas has its Chinese."""
-    missing = {text: words for text in texts if (words := english(both(text).zh))}
-    assert missing == {}, "linattn/atlas/chinese.py lacks these, or words of them"
+    missing = {text: words for text in texts if (words := english(both(text, own).zh))}
+    assert missing == {}, "`chinese` of the registration, or linattn/atlas/chinese.py, lacks these or words of them"
 
 
 def test_what_is_not_translated_is_found():
@@ -351,7 +351,7 @@ def test_what_is_not_translated_is_found():
     assert english(both("arXiv 2102.11174, chapter 4.1").zh) == ["chapter"]
     assert english(both("fla-core 0.6.0, naive_x; gated, token by token in float64").zh) == ["gated"]
     assert both("0.53 at 5k, 0.77 at 18k").zh == "5k 个数时 0.53，18k 个数时 0.77"
-    with pytest.raises(AssertionError, match="chinese.py lacks"):
+    with pytest.raises(AssertionError, match="chinese.py, lacks"):
         assert_told("no more than it was")
 
 
@@ -368,9 +368,9 @@ def test_everything_measured_is_told_in_both_languages():
 
 def test_systems_studies_and_tasks_are_told_in_both_languages():
     for info in (mixers.info(name) for name in mixers.available()):
-        assert_told(info.title, info.oracle, *info.exemptions.values())
-        assert not re.search(r"\\text\{[^}]*[a-z]{2}", equation(info.equation).zh.replace("token", "")), (
-            f"chinese.py lacks words in {info.equation}"
+        assert_told(info.title, info.oracle, *info.exemptions.values(), own=info.chinese)
+        assert not re.search(r"\\text\{[^}]*[a-z]{2}", equation(info.equation, info.chinese).zh.replace("token", "")), (
+            f"`chinese` lacks words in {info.equation}"
         )
     for study in (load(name) for name in STUDIES):
         assert_told(study.title, *(column.heading for column in study.all_columns))

@@ -2,6 +2,7 @@
 
 import math
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import linattn
 from linattn.mixers import available, create, info, registry
+from linattn.mixers.taxonomy import families
 
 NINE = {"softmax", "linear", "linear_transformer", "retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "lstm"}
 
@@ -18,7 +20,7 @@ NINE = {"softmax", "linear", "linear_transformer", "retnet", "gla", "mamba2", "d
 def own_register(monkeypatch):
     """A register whose changes end with the test, with the plugins not yet looked for."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    monkeypatch.setattr(registry, "_plugins_loaded", False)
+    monkeypatch.setattr(registry, "_loaded", False)
 
 
 def test_the_first_nine_are_there():
@@ -203,3 +205,28 @@ def test_a_feed_forward_of_others_needs_no_inner_width(own_register):
 
     config = linattn.LMConfig(vocab_size=8, dim=32, layers=1, mixer="gla", ffn="third_ffn")
     assert linattn.LanguageModel(config)(torch.zeros(1, 3, dtype=torch.int64)).shape == (1, 3, 8)
+
+
+def test_a_file_in_a_folder_is_all_that_a_mixer_needs(own_register, monkeypatch, tmp_path):
+    folder = tmp_path / "house" / "family"
+    folder.mkdir(parents=True)
+    (tmp_path / "house" / "__init__.py").touch()
+    (folder / "__init__.py").write_text('FAMILY = "kernels"\n')
+    (folder / "mine.py").write_text(
+        "from linattn.mixers import register\nfrom linattn.mixers.kernel.linear import Linear\n\n"
+        '@register("in_a_folder", title="Mine")\nclass Mine(Linear):\n    pass\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_PACKAGES", ("house",))
+    assert "in_a_folder" in available() and families(info("in_a_folder")) == ("kernels",)
+
+
+def test_importing_the_mixers_loads_none_of_them():
+    code = "import sys, linattn.mixers as m; print('linattn.mixers.decay.gla' in sys.modules, m.info('gla').name, m.info('swiglu').name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "gla", "swiglu"]
+
+
+def test_unknown_families_are_refused():
+    with pytest.raises(ValueError, match="families must be one of softmax attention, .*, but came as 'kernel'"):
+        registry.register("x", title="x", families=("kernel",))

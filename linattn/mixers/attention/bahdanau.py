@@ -25,6 +25,7 @@ from linattn.mixers.registry import register
     causal=False,
     growth="n^2",
     oracle="espnet 202511, AttAdd, with its scaling of 1",
+    chinese={"Additive attention (Bahdanau)": "加性注意力（Bahdanau）", "with its scaling of {}": "缩放取 {}"},
 )
 class Bahdanau(Across):
     """The tokens s_t (the decoder's last states in the paper) look at the context h_j; what comes out is a mean of the context itself.

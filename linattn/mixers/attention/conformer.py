@@ -30,6 +30,12 @@ _BATCH_NORM = "in training its batch norm takes the mean over the real tokens of
     linear_in_values=False,
     oracle="transformers, Wav2Vec2ConformerEncoderLayer with relative positions",
     exemptions=dict.fromkeys(("bidirectional.rows", "bidirectional.padding", "bidirectional.packed", "ddp", "fsdp2"), _BATCH_NORM),
+    families=("convolutions",),
+    chinese={
+        "Conformer block": "Conformer 块",
+        "Wav2Vec2ConformerEncoderLayer with relative positions": "带相对位置的 Wav2Vec2ConformerEncoderLayer",
+        "in training its batch norm takes the mean over the real tokens of all rows": "训练时它的批归一化对所有行的真实 token 求均值",
+    },
 )
 class Conformer(Mixer):
     """The whole block, residuals and norms included, each F with a norm before it and SiLU inside; names as in transformers.

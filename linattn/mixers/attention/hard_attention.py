@@ -19,6 +19,7 @@ from linattn.mixers.registry import register
     r" \sum_{i \le t} \mathrm{softmax}_i(\beta\, q_t k_i^\top)\, v_i",
     recurrent=False,
     oracle="x-transformers 2.31.10, Attend(hard=True); softmax attention of ever larger scores",
+    chinese={"Hard attention": "硬注意力", "softmax attention of ever larger scores": "得分不断放大的 softmax 注意力"},
 )
 class HardAttention(Weighed):
     """Tokens that fit equally well share the weight, as in the limit. State and parameters are those of ``softmax``.

@@ -23,6 +23,7 @@ from linattn.ops.one_query import one_query
     r" k_i = [c_i W_k, x_i W_s],\quad c_i = \mathrm{norm}(x_i W_c)",
     recurrent=False,
     oracle="transformers, KimiLinearAttention",
+    chinese={"Multi-head latent attention, without positions": "多头潜在注意力（MLA），不带位置"},
 )
 class MLA(Softmax):
     """The attention of Kimi Linear (arXiv 2510.26692), which leaves positions to its linear layers.

@@ -35,6 +35,7 @@ class Reflected(Recurrence):
     equation=r"o_t = \sum_{i \le t} \mathrm{softmax}_i\Big(q_t \prod_{s=t}^{i+1} (I - \beta_s w_s^\top w_s)\, k_i^\top / \sqrt{d}\Big) v_i",
     recurrent=False,
     oracle="fla-core 0.6.0, naive_path_attn",
+    chinese={"PaTH attention": "PaTH 注意力"},
 )
 class PaTH(Mixer):
     """w is a low-rank map of the token through a short convolution and SiLU, of unit length; β = 2 σ(x b + c).

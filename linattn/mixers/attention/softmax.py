@@ -29,6 +29,11 @@ _BLOCK = 64  # queries that share their keys under a window, at least
     equation=r"o_t = \sum_{i \le t} \frac{\exp(q_t k_i^\top / \sqrt{d})}{\sum_{j \le t} \exp(q_t k_j^\top / \sqrt{d})}\, v_i",
     recurrent=False,
     oracle="torch scaled_dot_product_attention under a dense mask, and transformers' LlamaAttention",
+    chinese={
+        "Softmax attention": "softmax 注意力",
+        "torch scaled_dot_product_attention under a dense mask": "稠密掩码下的 torch scaled_dot_product_attention",
+        "and transformers' LlamaAttention": "以及 transformers 的 LlamaAttention",
+    },
 )
 class Softmax(Mixer):
     """Its state is the cache: keys and values ``k``, ``v`` [rows, slots, kv_heads, K], and which slots are real, ``valid``.

@@ -20,6 +20,8 @@ from linattn.mixers.registry import register
     r"\quad I_t = \mathrm{top}_k\{q_t k_i^\top : i \le t\}",
     recurrent=False,
     oracle="x-transformers 2.31.10, Attend(sparse_topk=k); softmax and hard attention as its limits",
+    families=("softmax attention", "sparse"),
+    chinese={"Top-k attention": "Top-k 注意力", "softmax and hard attention as its limits": "两端的极限是 softmax 与硬注意力"},
 )
 class TopK(Weighed):
     """Between hard attention, k = 1, and softmax attention, k the number of tokens. All that fit as well as the k-th best count.

@@ -51,6 +51,7 @@ class Slots:
     equation=r"o_t = \sum_{i} \mathrm{softmax}_i\Big(\big((q_t + u) k_i^\top + (q_t + w) (W_R R_{t-i})^\top\big) / \sqrt{d}\Big) v_i,\quad"
     r" L \lfloor t / L \rfloor - M \le i \le t",
     oracle="transformers, XLNetRelativeAttention",
+    families=("recurrence",),
 )
 class TransformerXL(Mixer):
     """Time falls into segments of ``segment`` = L tokens; a token sees its own segment up to itself and the ``memory`` = M tokens
@@ -146,6 +147,8 @@ class TransformerXL(Mixer):
     r" c_b = W\,[h_{bc};\dots;h_{bc+c-1}] + a,\quad s = L \lfloor t / L \rfloor",
     linear_in_values=False,  # a compressed slot is no token's
     oracle="transformers, XLNetRelativeAttention, with the compressed slots as further memory",
+    families=("recurrence",),
+    chinese={"with the compressed slots as further memory": "以压缩后的槽作为额外的记忆"},
 )
 class CompressiveTransformer(TransformerXL):
     """Transformer-XL whose tokens, when they leave the memory, are compressed ``rate`` = c to one and kept as ``slots_kept`` slots more.

@@ -1,1 +1,3 @@
 """Attention from one sequence to another: softmax, and three of its linear forms."""
+
+FAMILY = "kernels"

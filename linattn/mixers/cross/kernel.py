@@ -52,6 +52,7 @@ class CrossKernel(CrossMixer, KernelAttention):
     causal=False,
     symmetry="permutation",
     oracle="the quadratic formula in float64, written in the test from the paper's equation",
+    chinese={"Linear Transformer, to a context": "Linear Transformer 交叉注意力"},
 )
 class CrossLinearTransformer(CrossKernel):
     """The state is the pair (S, z) of the context."""
@@ -77,6 +78,10 @@ class CrossLinearTransformer(CrossKernel):
     causal=False,
     symmetry="permutation",
     oracle="the quadratic formula in float64, and figures of the authors' simple_attn_baseline_infer",
+    chinese={
+        "Simple ReLU attention, to a context": "简单 ReLU 交叉注意力",
+        "and figures of the authors' simple_attn_baseline_infer": "以及作者的 simple_attn_baseline_infer 算出的数",
+    },
 )
 class CrossReLUAttention(CrossKernel):
     """Without a scale; a query that meets little gives little, since it is divided by 0.1 at least."""
@@ -103,6 +108,10 @@ class CrossReLUAttention(CrossKernel):
     kind="cross",
     causal=False,
     oracle="the quadratic formula in float64, and figures of the authors' cosformer_attn_cache_infer",
+    chinese={
+        "cosFormer, to a context, with an estimate of the target's length": "cosFormer 交叉注意力，目标长度靠估计",
+        "and figures of the authors' cosformer_attn_cache_infer": "以及作者的 cosformer_attn_cache_infer 算出的数",
+    },
 )
 class CrossCosFormer(CrossKernel):
     """Where a query stands in the target is measured by how long that will be: ρ = ``ratio`` times the n tokens of the context.

@@ -28,6 +28,11 @@ from linattn.mixers.registry import register
     recurrent=False,
     symmetry="permutation",
     oracle="torch's MultiheadAttention with the same weights",
+    families=("softmax attention",),
+    chinese={
+        "Softmax attention to a context": "softmax 交叉注意力",
+        "torch's MultiheadAttention with the same weights": "权重相同的 torch MultiheadAttention",
+    },
 )
 class CrossSoftmax(CrossMixer):
     """Keys and values of the context are its state, ``k``, ``v`` [B, T, H, K] and which of them are real, ``valid`` [B, T].

@@ -1,0 +1,3 @@
+"""Linear attention whose state fades."""
+
+FAMILY = "linear attention with decay"

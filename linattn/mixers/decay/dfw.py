@@ -39,6 +39,7 @@ class OuterDecay(Recurrence):
     r" \beta_t = \sigma(x_t W_\beta + c),\quad o_t = q_t S_t",
     linear_in_values=False,  # each channel of the values has a mixing matrix of its own
     oracle="the paper's recurrence, token by token in float64",
+    chinese={"Decaying fast weights": "会衰减的快速权重"},
 )
 class DFW(Mixer):
     """No feature map, no normaliser, no norm, no gate on the output: as in the paper, made to take over softmax attention's weights.

@@ -21,6 +21,10 @@ from linattn.mixers.registry import register
     seeds=("004",),
     equation=r"S_t = \gamma_t S_{t-1} + k_t^\top v_t,\quad \gamma_t = \sigma(x_t w)^{1/16},\quad o_t = q_t S_t",
     oracle="fla-core 0.6.0, naive_recurrent_simple_gla; the whole block against its parallel form with explicit matrices",
+    chinese={
+        "Gated retention (YOCO)": "门控 retention（YOCO）",
+        "the whole block against its parallel form with explicit matrices": "整块与写出全部矩阵的并行形式比较",
+    },
 )
 class GatedRetNet(Mixer):
     """Rotary queries and keys, RMS norm per head without weights, swish gate; keys and values of dim.

@@ -25,6 +25,7 @@ from linattn.ops import diagonal_scan
     equation=r"S_t = \mathrm{Diag}(\alpha_t) S_{t-1} + k_t^\top v_t,\quad \alpha_t = \sigma(x_t W_\gamma) e^{\mathrm{i} x_t W_\theta},\quad"
     r" o_t = \mathrm{Re}(q_t S_t)",
     oracle="the paper's recurrence in complex numbers, token by token in float64",
+    chinese={"the paper's recurrence in complex numbers": "论文的复数递推"},
 )
 class GateLoop(Mixer):
     """The complex decay without complex numbers: queries and keys are turned by the sum of all angles so far, K doubles, and what

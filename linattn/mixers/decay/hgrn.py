@@ -26,6 +26,11 @@ from linattn.ops import diagonal_scan
     r" \alpha_t = \gamma + (1 - \gamma)\,\sigma(x_t W_\alpha)",
     linear_in_values=False,
     oracle="fla-core 0.6.0, naive_recurrent_hgrn; the complex recurrence token by token in float64",
+    families=("recurrent networks",),
+    chinese={
+        "HGRN (hierarchically gated recurrent network)": "HGRN（层级门控循环网络）",
+        "the complex recurrence token by token in float64": "float64 下逐 token 的复数递推",
+    },
 )
 class HGRN(Mixer):
     """No queries and keys: one state h [rows, dim], read through a norm and a swish gate.

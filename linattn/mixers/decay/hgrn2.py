@@ -25,6 +25,10 @@ from linattn.mixers.registry import register
     equation=r"S_t = \mathrm{Diag}(\alpha_t) S_{t-1} + (1 - \alpha_t)^\top v_t,\quad"
     r" \alpha_t = \gamma + (1 - \gamma)\,\sigma(x_t W),\quad o_t = q_t S_t",
     oracle="fla-core 0.6.0, naive_recurrent_gla with keys of 1 - α",
+    chinese={
+        "HGRN2 (gated linear RNN with state expansion)": "HGRN2（带状态扩展的门控线性 RNN）",
+        "naive_recurrent_gla with keys of 1 - α": "naive_recurrent_gla，键取 1 − α",
+    },
 )
 class HGRN2(Mixer):
     """Queries through swish, one RMS norm over all heads; ``head_dim`` is the paper's expansion of the state (128 where it divides dim).

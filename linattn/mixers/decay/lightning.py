@@ -22,6 +22,7 @@ from linattn.mixers.registry import register
     year=2024,
     equation=r"S_t = e^{-s_h} S_{t-1} + k_t^\top v_t,\quad s_h = 2^{-8h/H} \left(1 - \tfrac{l}{L-1} + 10^{-5}\right),\quad o_t = q_t S_t",
     oracle="transformers, MiniMaxLightningAttention",
+    chinese={"Lightning attention": "Lightning 注意力"},
 )
 class Lightning(Mixer):
     """SiLU on queries, keys and values, no scale; RMS norm over all heads together and a sigmoid gate on the output.

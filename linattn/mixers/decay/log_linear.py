@@ -101,6 +101,7 @@ class LogLinear(Mixer):
     r" S_t^{(\ell)} = \sum_{s:\ \mathrm{bits}(t \oplus s) = \ell} \Big(\prod_{s < r \le t} \alpha_r\Big) k_s^\top v_s",
     growth="n log n",
     oracle="fla-core 0.6.0, naive_log_linear_attn",
+    chinese={"Log-linear attention (Mamba-2)": "对数线性注意力（Mamba-2）"},
 )
 class LogLinearMamba2(LogLinear, Mamba2):
     """Mamba-2, log-linear: see :class:`LogLinear`."""
@@ -126,6 +127,13 @@ class LogLinearMamba2(LogLinear, Mamba2):
     r" \Big(\prod_{r=t}^{s+1} \alpha_r (I - \beta_r k_r^\top k_r)\Big) \beta_s k_s^\top v_s",
     growth="n log n",
     oracle="the products of the equation in float64, pair by pair, and fla-core 0.6.0, naive_recurrent_gated_delta_rule, with λ = 1",
+    chinese={
+        "Log-linear attention (Gated DeltaNet)": "对数线性注意力（Gated DeltaNet）",
+        "the products of the equation in float64": "float64 下按公式求积",
+        "pair by pair": "逐对计算",
+        "and fla-core {}": "以及 fla-core {}",
+        "with λ = {}": "λ 取 {}",
+    },
 )
 class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):
     """Gated DeltaNet, log-linear: see :class:`LogLinear`. Every bucket fades and is erased from; a token writes to its own."""

@@ -26,6 +26,8 @@ _OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is
     equation=r"S_t = e^{\Delta_t A} S_{t-1} + B_t^\top (\Delta_t x_t),\quad \Delta_t = \mathrm{softplus}(x_t w + b),\quad"
     r" o_t = C_t S_t + D x_t",
     oracle="transformers, Mamba2Mixer",
+    families=("state spaces",),
+    chinese={"Mamba-2 (state space duality)": "Mamba-2（状态空间对偶）"},
 )
 class Mamba2(Mixer):
     """In the words of attention C is the query, B the key and Δx the value; ``groups`` heads of B and C serve all heads of x.

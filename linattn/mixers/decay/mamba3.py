@@ -36,6 +36,8 @@ class Trapezoid(Recurrence):
     equation=r"S_t = \alpha_t S_{t-1} + (1 - \lambda_t) \Delta_t \alpha_t B_{t-1}^\top x_{t-1} + \lambda_t \Delta_t B_t^\top x_t,\quad"
     r" \alpha_t = e^{\Delta_t A_t},\quad o_t = C_t S_t + D x_t",
     oracle="the paper's recurrence, step by step in float64, as in the authors' mamba3_siso_step_ref",
+    families=("state spaces",),
+    chinese={"as in the authors' mamba3_siso_step_ref": "同作者的 mamba3_siso_step_ref"},
 )
 class Mamba3(Mixer):
     """C is the query, B the key, x the value. No short convolution: the trapezoid rule weighs two tokens in every step.
@@ -175,6 +177,11 @@ class Mamba3(Mixer):
     r" o_t = \sum_r u_r \odot \mathrm{SiLU}(z_{t,r}) \odot (C_{t,r} S_t + D x_{t,r})",
     linear_in_values=False,  # every channel of a value is weighed differently in each rank
     oracle="the paper's recurrence, step by step in float64, as in the authors' mamba3_MIMO_step_ref",
+    families=("state spaces",),
+    chinese={
+        "Mamba-3 (several inputs and outputs)": "Mamba-3（多输入多输出）",
+        "as in the authors' mamba3_MIMO_step_ref": "同作者的 mamba3_MIMO_step_ref",
+    },
 )
 class Mamba3MIMO(Mamba3):
     """Mamba-3 that writes ``rank`` keys and reads ``rank`` queries a token; values and gates differ by a learned factor per channel.

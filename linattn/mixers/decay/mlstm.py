@@ -59,6 +59,7 @@ class MatrixMemory(Mixer):
     equation=r"S_t = \sigma(f_t) S_{t-1} + e^{i_t} k_t^\top v_t,\quad z_t = \sigma(f_t) z_{t-1} + e^{i_t} k_t,\quad"
     r" o_t = \frac{q_t S_t}{\max(|q_t z_t^\top|, 1)}",
     oracle="transformers, xLSTMLayer",
+    chinese={"mLSTM (xLSTM with matrix memory)": "mLSTM（以矩阵为记忆的 xLSTM）"},
 )
 class MLSTM(MatrixMemory):
     """The layer of xLSTM-7B (arXiv 2503.13427): keys of dim / 2, values of dim, layer norm per head, sigmoid gate, no convolution.

@@ -29,6 +29,7 @@ _MULTIPLE = 64  # what the inner width is rounded up to a multiple of
     equation=r"y_t = \left(\mathrm{norm}(h_t) + s \odot c_t\right) \odot \mathrm{silu}(x_t W_z)\, W_o,\quad"
     r" h_t = \mathrm{mLSTM}(c_t W_q, c_t W_k, u_t W_v),\quad u_t = x_t W_u,\quad c_t = \mathrm{silu}(\mathrm{conv}(u)_t)",
     oracle="xlstm 2.0.6, mLSTMLayer",
+    chinese={"mLSTM block with projection up before it (xLSTM)": "先升维的 mLSTM 块（xLSTM）"},
 )
 class MLSTMBlock(TimeMixing, MatrixMemory):
     """Figure 11 of the paper. Inside are ``factor`` dim channels (rounded up to a multiple of 64); maps to q, k and v see groups of 4 of

@@ -20,6 +20,12 @@ from linattn.mixers.registry import register
     seeds=("000", "001", "003", "004"),
     equation=r"S_t = \gamma_h S_{t-1} + k_t^\top v_t,\quad \gamma_h = 1 - 2^{-5-h},\quad o_t = q_t S_t",
     oracle="torchscale's parallel form, from its formulas: decay mask, rotary positions, normalised scores",
+    chinese={
+        "Multi-scale retention (RetNet)": "多尺度 retention（RetNet）",
+        "torchscale's parallel form, from its formulas: decay mask, rotary positions, normalised scores": (
+            "按公式写出的 torchscale 并行形式：衰减掩码、旋转位置、归一化的得分"
+        ),
+    },
 )
 class RetNet(Mixer):
     """Keys of dim, values of 2 dim; RMS norm per head without weights (the paper's group norm) and a swish gate (section 2.2).

@@ -56,6 +56,7 @@ class Memory:
     r"\quad o_t = M_t(q_t)",
     linear_in_values=False,
     oracle="torch.autograd of the loss in the paper, token by token in float64",
+    chinese={"Titans (neural long-term memory)": "Titans（神经长期记忆）"},
 )
 class Titans(Mixer):
     """The memory module alone, as the paper's LMM. For each head it is a network of ``depth`` square maps with SiLU between them.

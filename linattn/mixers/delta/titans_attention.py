@@ -22,11 +22,11 @@ from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, unit, wid
 from linattn.mixers.registry import register
 
 
-def arrangement(name: str, title: str, equation: str) -> Callable[[type[Mixer]], type[Mixer]]:
+def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[[type[Mixer]], type[Mixer]]:
     """Register one of the three."""
     return register(
         name, title=f"Titans ({title})", paper="Titans: Learning to Memorize at Test Time", arxiv="2501.00663", year=2024,
-        equation=equation, linear_in_values=False,
+        equation=equation, linear_in_values=False, chinese={f"Titans ({title})": f"Titans（{chinese}）"},
         oracle="a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition",
     )  # fmt: skip
 
@@ -34,6 +34,7 @@ def arrangement(name: str, title: str, equation: str) -> Callable[[type[Mixer]],
 @arrangement(
     "titans_mac",
     "memory as context",
+    "记忆作上下文",
     r"h_t = M_{s}(q_t),\quad y_t = \mathrm{Attend}\big(x_t;\ p_1,\dots,p_{N},\ h_{s+1},\dots,h_t,\ x_{s+1},\dots,x_t\big),"
     r"\quad o_t = y_t \otimes M_t(y_t),\quad s = n \lfloor (t - 1) / n \rfloor",
 )
@@ -232,6 +233,7 @@ class Windowed(Titans):
 @arrangement(
     "titans_mag",
     "memory as a gate",
+    "记忆作门",
     r"y_t = \mathrm{Attend}\big(x_t;\ p_1,\dots,p_N,\ x_{t-w+1},\dots,x_t\big),\quad o_t = y_t \otimes M_t(x_t)",
 )
 class TitansMAG(Windowed):
@@ -260,6 +262,7 @@ class TitansMAG(Windowed):
 @arrangement(
     "titans_mal",
     "memory as a layer",
+    "记忆作一层",
     r"y_t = M_t(x_t),\quad o_t = \mathrm{Attend}(y_t;\ y_{t-w+1},\dots,y_t),\quad x = p_1,\dots,p_N,x_1,x_2,\dots",
 )
 class TitansMAL(Windowed):

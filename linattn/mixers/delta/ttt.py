@@ -182,6 +182,11 @@ def gelu_slope(z: Tensor) -> Tensor:
     r"\quad o_t = q_t + \mathrm{LN}(q_t W_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
     linear_in_values=False,
     oracle="torch.autograd of the loss in the paper, and the states of fla-core 0.6.0, chunk_ttt_linear_ref",
+    chinese={
+        "torch.autograd of the loss in the paper, and the states of fla-core {}, chunk_ttt_linear_ref": (
+            "对论文中的损失用 torch.autograd 求导，以及 fla-core {} chunk_ttt_linear_ref 的状态"
+        ),
+    },
 )
 class TTTLinear(TTT):
     """The model is one map W, b for each head."""

@@ -1,0 +1,3 @@
+"""Linear attention by feature maps, without decay."""
+
+FAMILY = "kernels"

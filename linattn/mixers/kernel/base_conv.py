@@ -20,6 +20,13 @@ from linattn.mixers.registry import register
     linear_in_values=False,
     oracle="the layer's equation token by token in float64, with weights under the names of HazyResearch/based",
     exemptions={"past": "by its definition it sees the two tokens before and none earlier"},
+    families=("convolutions",),
+    chinese={
+        "BaseConv (gated short convolution)": "BaseConv（门控短卷积）",
+        "the layer's equation token by token in float64": "float64 下逐 token 计算该层公式",
+        "with weights under the names of HazyResearch/based": "权重沿用 HazyResearch/based 的命名",
+        "by its definition it sees the two tokens before and none earlier": "按定义它只看得见前两个 token，再早的看不见",
+    },
 )
 class BaseConv(Mixer):
     """The layer of Based (arXiv 2402.18668): 2 dim channels inside, a filter of 3 tokens a channel, SiLU, biases on the maps alone.

@@ -21,6 +21,10 @@ from linattn.ops.features import taylor2
     r"\quad s_{ti} = q_t k_i^\top / \sqrt{d}",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_parallel_based; taylor-series-linear-attention 0.2.0, TaylorSeriesLinearAttn with the same weights",
+    chinese={
+        "Based: Taylor linear attention": "Based：泰勒线性注意力",
+        "TaylorSeriesLinearAttn with the same weights": "权重相同的 TaylorSeriesLinearAttn",
+    },
 )
 class Based(KernelAttention):
     """The linear attention of Based; 1 + s + s² / 2 is at least 1/2, so the division is safe (ε = 1e-12, as in the authors' code).

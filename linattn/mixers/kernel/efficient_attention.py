@@ -20,6 +20,7 @@ from linattn.mixers.registry import register
     equation=r"o_t = \mathrm{softmax}(q_t) S_t,\quad S_t = \sum_{i \le t} \frac{\exp(k_i)^\top}{\sum_{j \le t} \exp(k_j)^\top} \odot v_i",
     symmetry="permutation",
     oracle="linear-attention-transformer 0.19.1, linear_attn, on all tokens and on every prefix",
+    chinese={"on all tokens and on every prefix": "对全部 token，也对每个前缀"},
 )
 class EfficientAttention(KernelAttention):
     """Each channel of S is an average of the values so far, weighed by a softmax of that channel over time.

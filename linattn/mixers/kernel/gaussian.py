@@ -21,6 +21,12 @@ from linattn.mixers.registry import register
     r"\quad \phi(x) = \frac{1}{\sqrt m} \exp(W x - \lVert x \rVert^2),\quad x \leftarrow x / \sigma d^{1/4}",
     symmetry="permutation",
     oracle="the exact kernel in float64, written in the test: averages of the features, and their formula",
+    chinese={
+        "Gaussian kernel attention": "高斯核注意力",
+        "the exact kernel in float64, written in the test: averages of the features, and their formula": (
+            "测试中以 float64 写出的精确核：特征的平均，及其公式"
+        ),
+    },
 )
 class Gaussian(RandomFeatures):
     """exp(-‖q - k‖² / 2) is exp(q·k) times a factor of each side. That of the query cancels; that of a key is why long keys weigh less

@@ -25,6 +25,7 @@ _FLOOR = 1e-12  # of a feature, as in the authors' code
     r"\quad \phi(x) = [\mathrm{softmax}(x W), \mathrm{softmax}(-x W)]",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn on features written in the test; the quadratic formula in float64",
+    chinese={"naive_recurrent_linear_attn on features written in the test": "naive_recurrent_linear_attn，特征在测试中写出"},
 )
 class Hedgehog(KernelAttention):
     """``q_map`` and ``k_map`` [H, d, d] start as the identity. In the paper they are first trained to copy a model's softmax attention.

@@ -21,6 +21,10 @@ from linattn.mixers.registry import register
     equation=r"S_t = S_{t-1} + k_t^\top v_t,\quad o_t = q_t S_t",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn without normalisation",
+    chinese={
+        "Linear attention without a normaliser": "不做归一化的线性注意力",
+        "naive_recurrent_linear_attn without normalisation": "不做归一化的 naive_recurrent_linear_attn",
+    },
 )
 class Linear(KernelAttention):
     """In place of the division by q·z, which may be zero or negative, a norm over each head of the output.

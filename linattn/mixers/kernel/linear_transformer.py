@@ -21,6 +21,8 @@ from linattn.ops.features import elu1
     r" o_t = \frac{\phi(q_t) S_t}{\phi(q_t) z_t^\top + \varepsilon},\quad \phi(x) = \mathrm{elu}(x) + 1",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_linear_attn with normalisation",
+    families=("kernels", "low rank"),
+    chinese={"naive_recurrent_linear_attn with normalisation": "做归一化的 naive_recurrent_linear_attn"},
 )
 class LinearTransformer(KernelAttention):
     """The state is the pair (S, z); a row of the mixing matrix is positive and sums to one, as in softmax (section 3.2).

@@ -25,6 +25,11 @@ KEY_NORMS = ("row", "column")
     r"\quad \hat x = \frac{\mathrm{ELU}(x)}{\lVert \mathrm{ELU}(x) \rVert_2}",
     symmetry="permutation",
     oracle="the authors' equations token by token, and figures of their MultiHeadAttention, which is not causal",
+    chinese={
+        "the authors' equations token by token": "逐 token 计算作者的公式",
+        "and figures of their MultiHeadAttention": "以及作者的 MultiHeadAttention 算出的数",
+        "which is not causal": "后者不带因果掩码",
+    },
 )
 class LinRec(KernelAttention):
     """ELU without the 1 that would make it positive, so that similarities have both signs, and nothing is divided by their sum.

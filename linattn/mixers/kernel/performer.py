@@ -138,6 +138,8 @@ class RandomFeatures(KernelAttention):
     r"\quad \phi(x) = \frac{1}{\sqrt m} \left(\exp(W x - \lVert x \rVert^2 / 2) + \varepsilon\right),\quad x \leftarrow x / d^{1/4}",
     symmetry="permutation",
     oracle="performer-pytorch 1.1.4, FastAttention and SelfAttention with the same weights and features",
+    families=("kernels", "low rank"),
+    chinese={"FastAttention and SelfAttention with the same weights and features": "权重与特征相同的 FastAttention 与 SelfAttention"},
 )
 class Performer(RandomFeatures):
     """``kernel="softmax"``: FAVOR+, ε = 1e-4; ``"relu"``: max(W x, 0) + 1e-3, no exponentials, no stabiliser.

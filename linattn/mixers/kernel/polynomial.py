@@ -21,6 +21,10 @@ from linattn.ops.features import polynomial2
     r"{\sum_{i \le t} (q_t k_i^\top / \sqrt{d} + c)^2 + \varepsilon}",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_parallel_rebased on queries and keys with one constant channel more",
+    chinese={
+        "Polynomial kernel attention": "多项式核注意力",
+        "naive_parallel_rebased on queries and keys with one constant channel more": "naive_parallel_rebased，查询与键各多一个常数通道",
+    },
 )
 class Polynomial(KernelAttention):
     """Each head keeps 1 + d + d (d + 1) / 2 rows of state, 153 for d = ``feature_dim`` = 16, so queries and keys are small.

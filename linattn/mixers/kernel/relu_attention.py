@@ -20,6 +20,10 @@ from linattn.mixers.registry import register
     r"\quad \phi(x) = \max(x, 0)",
     symmetry="permutation",
     oracle="performer-pytorch 1.1.4, linear_attention on generalized_kernel without projection; the quadratic formula in float64",
+    chinese={
+        "ReLU linear attention": "ReLU 线性注意力",
+        "linear_attention on generalized_kernel without projection": "linear_attention，generalized_kernel 不做投影",
+    },
 )
 class ReLUAttention(KernelAttention):
     """No scale and ε = 1e-15, as in the paper's code; a query that meets no key gives 0.

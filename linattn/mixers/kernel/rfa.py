@@ -29,6 +29,7 @@ _SCALE = 0.1  # of the features, in the authors' code in place of 1 / √D
     r"\quad \phi(x) = c\,[\sin(W \hat x), \cos(W \hat x)],\quad W = \sigma \odot \tilde W / \tau,\quad \hat x = x / \lVert x \rVert",
     symmetry="permutation",
     oracle="the quadratic formula in float64 by cosines of differences; fla-core 0.6.0, naive_recurrent_linear_attn",
+    chinese={"the quadratic formula in float64 by cosines of differences": "float64 下用差的余弦写成的平方形式公式"},
 )
 class RFA(KernelAttention):
     r"""φ(q)·φ(k) = c² Σ cos(w (q̂ - k̂)), on average c² D exp(-‖σ ⊙ (q̂ - k̂)‖² / 2τ²): softmax up to a constant, as q̂ and k̂ have unit length.
@@ -80,6 +81,7 @@ class RFA(KernelAttention):
     r" g_t = \sigma(x_t w + b),\quad o_t = \frac{\phi(q_t) S_t}{\max(\phi(q_t) z_t^\top, \varepsilon)}",
     symmetry="permutation",
     oracle="fla-core 0.6.0, naive_recurrent_simple_gla; the recurrence token by token in float64",
+    chinese={"the recurrence token by token in float64": "float64 下逐 token 递推"},
 )
 class GatedRFA(RFA):
     """A gate for each head and token. z is then an average, at most c² D = 0.64 times the queries', so ``floor`` is 1e-3."""

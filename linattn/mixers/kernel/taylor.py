@@ -22,6 +22,7 @@ from linattn.mixers.registry import register
     r"\quad \hat x = x / \lVert x \rVert",
     symmetry="permutation",
     oracle="the quadratic formula in float64, written in the test from the paper's equation",
+    chinese={"First-order Taylor linear attention": "一阶泰勒线性注意力"},
 )
 class Taylor(KernelAttention):
     """exp(q·k) ≈ 1 + q·k with queries and keys of unit length; S has one row more than q has channels, the sum of the values."""

@@ -46,6 +46,12 @@ class Side(nn.Module):
     equation=r"o_t = \sum_{i \in N(t)} \mathrm{softmax}_i\big((q_t k_i^\top + q_t a_{l(t,i)}^\top + b_{l(t,i)}) / \sqrt{d}\big) v_i,\quad"
     r" N(t) = \{|t - i| \le r\} \cup \{i < g\},\quad N(t) = \text{all for } t < g",
     oracle="the equations of the authors' FusedGlobalLocalAttention as loops in float64",
+    families=("fixed patterns", "combined patterns", "neural memory"),
+    chinese={
+        "the equations of the authors' FusedGlobalLocalAttention as loops in float64": (
+            "float64 循环计算作者 FusedGlobalLocalAttention 的公式"
+        ),
+    },
 )
 class ETC(Mixer):
     """The first ``global_tokens`` = g tokens are the global input, all others the long one, whose tokens see each other up to ``radius`` =

@@ -29,6 +29,11 @@ from linattn.mixers.registry import register
     equation=r"y = \mathrm{LN}\big(x' + \mathrm{Attention}(Q = x', KV = x)\big),\quad x'_i = \tfrac12 (x_{2i-1} + x_{2i}),\ x'_0 = x_0,"
     r"\quad s_{ij} = \big((q_i + u) k_j^\top + (q_i + w) (W_R R_{i-j})^\top\big) / \sqrt{d}",
     oracle="transformers, FunnelRelMultiheadAttention with pooled queries",
+    families=("down-sampling",),
+    chinese={
+        "Funnel-Transformer, the layer that pools": "Funnel-Transformer 的池化层",
+        "FunnelRelMultiheadAttention with pooled queries": "查询经池化的 FunnelRelMultiheadAttention",
+    },
 )
 class Funnel(Resampler):
     """n tokens become ⌈n / 2⌉: queries alone are pooled (section 2.2), keys and values are those of all tokens.

@@ -21,6 +21,7 @@ from linattn.mixers.registry import register
     causal=False,
     equation=r"O = \mathrm{softmax}\big(Q (E^\top K)^\top / \sqrt{d}\big)\, F^\top V,\quad E, F \in \mathbb{R}^{n \times k}",
     oracle="linformer 0.2.3, LinformerSelfAttention",
+    families=("low rank",),
 )
 class Linformer(BesideSoftmax):
     """``slots`` = k of them; E and F are parameters, the same for all heads, with a row for each of at most ``length`` tokens.

@@ -25,6 +25,7 @@ from linattn.mixers.registry import register
     equation=r"O = \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\, \mathrm{softmax}(\tilde Q K^\top)\, V"
     r" + \mathrm{DWC}(V),\quad Z_{j+1} = \tfrac14 Z_j (13 I - A Z_j (15 I - A Z_j (7 I - A Z_j)))",
     oracle="transformers, NystromformerSelfAttention",
+    families=("low rank", "down-sampling"),
 )
 class Nystromformer(BesideSoftmax):
     """``landmarks`` = m segments of a sequence, equally long or, where m does not divide n, up to one token; their means of queries and

@@ -79,6 +79,8 @@ class Latents(nn.Module):
     equation=r"z \leftarrow z + \mathrm{Attention}(z, x),\quad z \leftarrow z + \mathrm{Attention}(z, z) \ \ (L \text{ times}),"
     r"\quad z \in \mathbb{R}^{N \times d},\ x \in \mathbb{R}^{n \times d}",
     oracle="transformers, PerceiverModel's encoder",
+    families=("neural memory", "down-sampling"),
+    chinese={"PerceiverModel's encoder": "PerceiverModel 的编码器", " times": " 次"},
 )
 class Perceiver(Resampler):
     """From n tokens, in whatever order, to ``latents`` = N: every one of ``blocks`` looks at the input with ``cross_heads`` heads and has
@@ -115,6 +117,8 @@ class Perceiver(Resampler):
     linear_in_values=False,  # what is read has been worked on
     equation=r"z = \mathrm{Perceiver}(c),\quad y = \mathrm{Attention}(x, z)",
     oracle="transformers, PerceiverModel's encoder and PerceiverBasicDecoder",
+    families=("neural memory", "down-sampling"),
+    chinese={"PerceiverModel's encoder and PerceiverBasicDecoder": "PerceiverModel 的编码器与 PerceiverBasicDecoder"},
 )
 class PerceiverIO(CrossMixer):
     """The context is read once into ``latents``, on which the same ``layers`` work ``blocks`` times; the tokens x ask them for outputs.

@@ -92,6 +92,7 @@ class SetTransformer(Mixer):
     linear_in_values=False,  # a feed-forward stands behind the attention
     equation=r"\mathrm{PMA}(X) = \mathrm{MAB}(S, X),\quad S \in \mathbb{R}^{k \times d}",
     oracle="the authors' modules.py, in float64",
+    chinese={"Set Transformer's pooling (PMA)": "Set Transformer 的池化（PMA）"},
 )
 class PMA(Resampler):
     """``seeds`` = k learned elements S look at the set: k tokens come of any number, whatever their order.

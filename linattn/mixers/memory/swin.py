@@ -29,6 +29,13 @@ from linattn.mixers.vision.parts import grid_of
     equation=r"o_t = \sum_{i \in W(t)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d} + B_{t - i}\big) v_i,\quad"
     r" W(t) = \text{the window of } M \times M \text{ tokens that } t \text{ is in}",
     oracle="transformers, SwinLayer and SwinPatchMerging",
+    families=("fixed patterns", "down-sampling"),
+    chinese={
+        "SwinLayer and SwinPatchMerging": "SwinLayer 与 SwinPatchMerging",
+        "the window of ": "一个 ",
+        " tokens that ": " 个 token 的窗口，内含 ",
+        " is in": "",
+    },
 )
 class Swin(Counted, GridMixer):
     """Windows of ``window`` = M tokens on a side; B is a table of (2M - 1)² biases for each head, by how far apart two tokens are.

@@ -51,6 +51,13 @@ class AlongColumns(AlongRows):
     linear_in_values=False,  # the second attention is over what the first one made
     equation=r"r = \mathrm{Attention}_{\text{rows}}(x),\quad y = r + \mathrm{Attention}_{\text{columns}}(x + r)",
     oracle="axial-attention 0.6.1, SelfAttention along each axis",
+    families=("combined patterns",),
+    chinese={
+        "Axial attention": "轴向注意力",
+        "SelfAttention along each axis": "沿每个轴各做一次 SelfAttention",
+        "rows": "行",
+        "columns": "列",
+    },
 )
 class Axial(GridMixer):
     """Two of the paper's layers, each with a residual around it: x + y is what they make of x. No positions: they are added to the tokens.

@@ -21,6 +21,10 @@ from linattn.ops.pattern import Pattern, blocks
     equation=r"o_t = \sum_{\lfloor i / b \rfloor = \pi_h(\lfloor t / b \rfloor)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,"
     r"\quad \pi_h(j) = (j + s_h) \bmod \lceil n / b \rceil",
     oracle="the quadratic formula in float64 under the mask of the paper's equation 3, written in the test with loops",
+    chinese={
+        "Blockwise attention (BlockBERT)": "分块注意力（BlockBERT）",
+        "the quadratic formula in float64 under the mask of the paper's equation {}": "float64 下的平方形式公式，掩码按论文式 {}",
+    },
 )
 class Blockwise(PatternAttention):
     """Blocks of ``block`` = b tokens; ``shifts`` has the shift s of each of as many equal groups of heads, 0 for a block itself.

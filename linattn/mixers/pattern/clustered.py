@@ -23,6 +23,8 @@ from linattn.mixers.registry import register
     causal=False,
     equation=r"o_t = \mathrm{softmax}\big(\bar q_{c(t)} K^\top / \sqrt{d}\big) V,\quad \bar q_c = \mathrm{mean}\{\, q_t : c(t) = c \,\}",
     oracle="loops over hashes, Hamming distances and keys in float64, as idiap/fast-transformers has them in C++",
+    families=("learnable patterns",),
+    chinese={"Clustered attention": "聚类注意力"},
 )
 class Clustered(Softmax):
     """Queries are hashed to ``bits`` signs of random planes with a bias; ``iterations`` of Lloyd's algorithm make ``clusters`` = C of them.
@@ -105,6 +107,8 @@ class Clustered(Softmax):
     equation=r"o_t = \hat m_{c(t)} \mathrm{softmax}\big(q_t K_{T(c)}^\top / \sqrt{d}\big) V_{T(c)} + \sum_{i \notin T(c)} A^c_{i} v_i,"
     r"\quad \hat m_c = \sum_{i \in T(c)} A^c_i",
     oracle="loops over hashes, Hamming distances and keys in float64, as idiap/fast-transformers has them in C++",
+    families=("learnable patterns",),
+    chinese={"Improved clustered attention": "改进的聚类注意力"},
 )
 class ImprovedClustered(Clustered):
     """Clustered attention in which every query looks itself at the ``top`` keys that its cluster scores highest.

@@ -21,6 +21,7 @@ from linattn.ops.pattern import causal as earlier
     equation=r"o_t = \sum_{i \in N(t)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,\quad"
     r" N(t) = \{\, i \le t : i \ge b \lfloor t / b \rfloor - m \,\}",
     oracle="local-attention 1.11.2, LocalAttention with one block back",
+    chinese={"Local attention, in blocks": "局部注意力，分块", "LocalAttention with one block back": "回看一块的 LocalAttention"},
 )
 class Local(PatternAttention):
     """Blocks of ``block`` = b tokens, each with the ``memory`` = m tokens before it; without causality also the m after it.

@@ -36,6 +36,8 @@ class Globals(Recurrence):
     r" N(t) = \{\, |t - i| \le w\delta,\ \delta \mid t - i \,\} \cup \{\, i < g \,\},\quad N(t) = \text{all for } t < g",
     linear_in_values=False,  # what global tokens see has values of its own
     oracle="transformers, LongformerSelfAttention; with gaps the quadratic formula in float64",
+    families=("fixed patterns", "combined patterns", "neural memory"),
+    chinese={"with gaps the quadratic formula in float64": "带间隔时用 float64 下的平方形式公式"},
 )
 class Longformer(PatternAttention):
     """``window`` = w tokens to each side (the paper's and transformers' window is 2 w), δ apart: ``dilations`` has the δ of each of as

@@ -28,6 +28,14 @@ NEVER = 2**62  # the position of a slot that nobody sees
     linear_in_values=False,  # a compressed slot is no token's
     oracle="memory-compressed-attention 0.0.7, MemoryCompressedAttention without a mask",
     exemptions={"forms": "a state has a slot more for every call it went through, so states that came by different calls differ in size"},
+    families=("fixed patterns", "neural memory", "down-sampling"),
+    chinese={
+        "Memory-compressed attention": "记忆压缩注意力",
+        "MemoryCompressedAttention without a mask": "不带掩码的 MemoryCompressedAttention",
+        "a state has a slot more for every call it went through, so states that came by different calls differ in size": (
+            "每经过一次调用，状态就多一个槽，因此经不同调用得到的状态大小不同"
+        ),
+    },
 )
 class MemoryCompressed(Mixer):
     """``rate`` = c tokens become one slot; a token sees the slots whose tokens have all come, its own included, and, lest it see none, a

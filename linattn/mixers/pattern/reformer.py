@@ -27,6 +27,17 @@ from linattn.ops.tiles import summed
     growth="n log n",
     oracle="transformers, LSHSelfAttention without causality; the causal form against loops in float64",
     exemptions={"past": "a token hears only of those that hash as it does, and of twelve tokens in 32 buckets few do"},
+    families=("learnable patterns",),
+    chinese={
+        "Reformer (LSH attention)": "Reformer（LSH 注意力）",
+        "LSHSelfAttention without causality": "不带因果掩码的 LSHSelfAttention",
+        "the causal form against loops in float64": "因果形式与 float64 循环比较",
+        "a token hears only of those that hash as it does, and of twelve tokens in {} buckets few do": (
+            "一个 token 只读得到哈希相同的 token，而十二个 token 分进 {} 个桶，相同的很少"
+        ),
+        "the chunk of ": "分块，包含 ",
+        " and the one before, sorted by ": "，连同前一块，排序依 ",
+    },
 )
 class Reformer(Mixer):
     """Queries are keys too: k is q at unit length, q / √(Σ q² + 1e-6 K), without another scale. A token sees itself only if it sees no

@@ -28,6 +28,11 @@ NEVER = -1e30  # logarithm of the weight of a block that is not there
     equation=r"o_t = \mathrm{softmax}\big(q_t [K_b; (R K)_b]^\top / \sqrt{d}\big) [V_b; (R V)_b],\quad b = \lfloor t / B \rfloor,"
     r"\quad R = \mathrm{Sinkhorn}\big(\log \mathrm{ReLU}(\bar q_b \bar k_{b'}^\top / \sqrt{d}) / \tau\big)",
     oracle="sinkhorn-transformer 0.11.4, sinkhorn_sorting_operator, in a loop of the test: its attention uses keys for values",
+    families=("learnable patterns",),
+    chinese={
+        "Sparse Sinkhorn attention": "稀疏 Sinkhorn 注意力",
+        "in a loop of the test: its attention uses keys for values": "放进测试的循环里：它自己的注意力把键当作值",
+    },
 )
 class Sinkhorn(Softmax):
     """Blocks of ``block`` = B tokens. R [blocks, blocks] comes of the blocks' mean queries and keys, made nearly doubly stochastic by

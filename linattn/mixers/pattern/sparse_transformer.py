@@ -25,6 +25,8 @@ KINDS = ("strided", "fixed")
     recurrent=False,
     growth="n^1.5",
     oracle="openai/sparse_attention, get_attn_mask in float64",
+    families=("fixed patterns", "combined patterns"),
+    chinese={"get_attn_mask in float64": "float64 下的 get_attn_mask", "or": "或"},
 )
 class SparseTransformer(PatternAttention):
     """``kind="strided"``: the last ``stride`` = l tokens, itself among them, and every l-th one. ``"fixed"``: the block of l tokens that a

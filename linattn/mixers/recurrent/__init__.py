@@ -1,0 +1,3 @@
+"""Recurrent networks of the classical kind."""
+
+FAMILY = "recurrent networks"

@@ -21,6 +21,7 @@ from linattn.mixers.registry import register
     r" (r, z)_t = \sigma(W_{rz} x_t + U_{rz} h_{t-1} + b_{rz})",
     linear_in_values=False,
     oracle="torch.nn.GRU",
+    chinese={"Gated recurrent unit": "门控循环单元（GRU）"},
 )
 class GRU(RecurrentLayer):
     """One layer of ``dim`` cells; the parameters and their names are those of ``torch.nn.GRU``. State: h [rows, D].

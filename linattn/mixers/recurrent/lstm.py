@@ -22,6 +22,7 @@ _CLOSED = 1e4  # a gate's input at which its sigmoid is exactly 0 or 1 in every 
     r" (i, f, g, o)_t = (\sigma, \sigma, \tanh, \sigma)(W x_t + U h_{t-1} + b)",
     linear_in_values=False,
     oracle="torch.nn.LSTM",
+    chinese={"Long short-term memory": "长短期记忆（LSTM）"},
 )
 class LSTM(RecurrentLayer):
     """One layer of ``dim`` cells; the parameters and their names are those of ``torch.nn.LSTM``. State: h and c [rows, D]."""

@@ -19,6 +19,7 @@ from linattn.mixers.registry import register
     equation=r"h_t = \tanh(W x_t + U h_{t-1} + b)",
     linear_in_values=False,
     oracle="torch.nn.RNN",
+    chinese={"Simple recurrent network (Elman)": "简单循环网络（Elman）"},
 )
 class RNN(RecurrentLayer):
     """One layer of ``dim`` tanh cells; the parameters and their names are those of ``torch.nn.RNN``. State: h [rows, D]."""

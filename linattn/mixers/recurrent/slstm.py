@@ -29,6 +29,10 @@ _NOTHING = -1e30  # m of a memory without tokens: less than every gate, and fini
     r" (i, f, z, o)_t = W x_t + R h_{t-1} + b",
     linear_in_values=False,
     oracle="xlstm 2.0.6, slstm_forward_pointwise and the layer around it",
+    chinese={
+        "sLSTM (xLSTM with scalar memory)": "sLSTM（以标量为记忆的 xLSTM）",
+        "slstm_forward_pointwise and the layer around it": "slstm_forward_pointwise 及其外层",
+    },
 )
 class SLSTM(Mixer):
     """The gates look at the last output, so this goes token by token, in a plain loop.

@@ -1,0 +1,3 @@
+"""RWKV, version by version."""
+
+FAMILY = "RWKV"

@@ -25,6 +25,11 @@ from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
     linear_in_values=False,
     oracle="transformers, RwkvFeedForward; rwkv 0.8.32, ffn_seq_v6 and RWKV_x070_CMix_seq",
     exemptions={"past": "by its definition it sees the token before and none earlier"},
+    chinese={
+        "RWKV channel mixing": "RWKV 的通道混合",
+        "ffn_seq_v6 and RWKV_x070_CMix_seq": "ffn_seq_v6 与 RWKV_x070_CMix_seq",
+        "by its definition it sees the token before and none earlier": "按定义它只看得见前一个 token，再早的看不见",
+    },
 )
 class RWKVChannel(Mixer):
     """A model of RWKV blocks is the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: each block of RWKV is two of ours.

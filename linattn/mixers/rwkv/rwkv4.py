@@ -25,6 +25,7 @@ _NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences ar
     equation=r"o_t = \sigma(r_t) \odot \frac{\sum_{i<t} e^{-(t-1-i) w + k_i} v_i + e^{u + k_t} v_t}"
     r"{\sum_{i<t} e^{-(t-1-i) w + k_i} + e^{u + k_t}},\quad w = e^{d}",
     oracle="transformers, RwkvSelfAttention and RwkvModel",
+    chinese={"RwkvSelfAttention and RwkvModel": "RwkvSelfAttention 与 RwkvModel"},
 )
 class RWKV4(RWKV):
     """Time mixing. Every channel is a head with a key and a value of size 1; the state is num, den [rows, D] and their exponent max.

@@ -29,6 +29,7 @@ _MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2
     equation=r"S_t = \mathrm{Diag}(w_t) S_{t-1} - (a_t \odot \kappa_t)^\top (\kappa_t S_{t-1}) + k_t^\top v_t,\quad"
     r" w_t = \exp(-e^{-1/2} \sigma(x^w_t W_1 \ldots)),\quad o_t = r_t S_t",
     oracle="rwkv 0.8.32, RWKV_x070_TMix_seq and, for a whole model, RWKV_x070",
+    chinese={"rwkv {}, RWKV_x070_TMix_seq and, for a whole model, RWKV_x070": "rwkv {}，RWKV_x070_TMix_seq；整个模型用 RWKV_x070"},
 )
 class RWKV7(RWKV):
     """Time mixing. Six mixes of a token with the one before feed r, the decay w, k, v, the rate a and the gate g.

@@ -1,0 +1,3 @@
+"""State spaces."""
+
+FAMILY = "state spaces"

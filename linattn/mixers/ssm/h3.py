@@ -26,6 +26,7 @@ from linattn.ops.checks import no_autocast
     equation=r"o_t = q_t\, \mathrm{SSM}_{\mathrm{diag}}\big(\mathrm{SSM}_{\mathrm{shift}}(k)^\top v\big)_t",
     growth="n log n",
     oracle="espnet 202511, SSKernelDiag, and the equations in a loop",
+    chinese={"and the equations in a loop": "以及循环逐步计算的公式"},
 )
 class H3(StateSpace):
     """A shift system on the keys, the outer product with the values, a diagonal system on each of its entries, read by the query.

@@ -25,6 +25,7 @@ from linattn.mixers.ssm.lti import as_complex, complex_parameter, shared_flops, 
     r" o_t = \mathrm{Re}(C h_t) + D x_t",
     linear_in_values=False,
     oracle="LRU-pytorch 0.1.3",
+    chinese={"Linear recurrent unit": "线性循环单元（LRU）"},
 )
 class LRU(Mixer):
     """``state_size`` complex numbers of state, by default as many as channels; then GELU and a gated linear map.

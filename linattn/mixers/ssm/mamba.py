@@ -23,6 +23,10 @@ from linattn.ops import selective_scan
     equation=r"h_t = e^{\Delta_t A} \odot h_{t-1} + \Delta_t x_t B_t,\quad \Delta_t = \mathrm{softplus}(x_t W_1 W_2 + b),\quad"
     r" y_t = h_t C_t + D \odot x_t",
     oracle="transformers, MambaMixer and FalconMambaMixer",
+    chinese={
+        "Mamba (selective state space)": "Mamba（选择性状态空间）",
+        "MambaMixer and FalconMambaMixer": "MambaMixer 与 FalconMambaMixer",
+    },
 )
 class Mamba(Mixer):
     """The paper's block: short convolution and SiLU on x, its scan, a swish gate. Every channel is a head with a value of size 1.

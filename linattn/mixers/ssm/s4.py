@@ -27,6 +27,7 @@ from linattn.ops import hippo
     r" \bar{B} = (I - \tfrac{\Delta}{2} A)^{-1} \Delta B,\quad A = \Lambda - P P^*,\quad o_t = \mathrm{Re}(C h_t) + D x_t",
     growth="n log n",
     oracle="espnet 202511, SSKernelNPLR",
+    chinese={"S4 (structured state spaces)": "S4（结构化状态空间）"},
 )
 class S4(StateSpace):
     """A, P and B start as HiPPO-LegS; bilinear rule; then GELU and a gated linear map (GLU).

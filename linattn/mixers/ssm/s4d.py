@@ -23,6 +23,10 @@ from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, lo
     r" A_n = -\tfrac{1}{2} + i \pi n",
     growth="n log n",
     oracle="espnet 202511, SSKernelDiag and the equations in a loop",
+    chinese={
+        "S4D (diagonal state spaces)": "S4D（对角状态空间）",
+        "SSKernelDiag and the equations in a loop": "SSKernelDiag，以及循环逐步计算的公式",
+    },
 )
 class S4D(StateSpace):
     """Zero-order hold, then GELU and a gated linear map (GLU), as in the paper's minimal code, models/s4/s4d.py of state-spaces/s4.

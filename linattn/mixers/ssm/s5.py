@@ -24,6 +24,7 @@ from linattn.ops import hippo
     r" o_t = 2\,\mathrm{Re}(\tilde{C} h_t) + D x_t",
     linear_in_values=False,
     oracle="s5-pytorch 0.1.7, S5SSM",
+    chinese={"S5 (simplified state space layer)": "S5（简化的状态空间层）"},
 )
 class S5(Mixer):
     """``state_size`` real numbers of state for all channels, in ``blocks`` that each start as HiPPO-LegS without its low rank.

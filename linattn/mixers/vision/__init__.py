@@ -1,0 +1,3 @@
+"""Linear attention of images."""
+
+FAMILY = "linear attention of images"

@@ -30,6 +30,7 @@ _BASE = 7  # tokens on a side of the tables of biases that are drawn larger
     kind="grid",
     causal=False,
     oracle="the paper's equations as a loop in float64, and figures of the authors' code",
+    families=("down-sampling",),
 )
 class Agent(GridMixer):
     """A generalised linear attention: both factors of the mixing matrix are softmaxes, its rows sum to one, its rank is that of the agents.

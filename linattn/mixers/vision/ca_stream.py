@@ -23,6 +23,8 @@ from linattn.mixers.registry import register
     causal=False,
     growth="n^2",
     oracle="the authors' equations as a loop in float64, and figures of the authors' code",
+    families=("down-sampling",),
+    chinese={"CA-Stream, cross-attention pooling": "CA-Stream：交叉注意力池化"},
 )
 class CAStream(Across):
     """One step of the stream: the features f_j of a stage are keys and values as they are, and one map takes what they say on.

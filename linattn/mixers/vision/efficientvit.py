@@ -42,6 +42,11 @@ class Convolution(nn.Module):
     causal=False,
     oracle="timm 1.0.31, EfficientVit, its whole blocks",
     exemptions=dict.fromkeys(("grid.rows", "ddp", "fsdp2"), _BATCH_NORM),
+    chinese={
+        "EfficientViT, multi-scale linear attention": "EfficientViT：多尺度线性注意力",
+        " of tokens and of their ": " 取自 token 及其 ",
+        " neighbourhoods": " 邻域",
+    },
 )
 class EfficientViT(GridMixer):
     """Linear attention on the tokens, and beside it, for each scale s, on what a depthwise s x s convolution makes of their q, k and v.
@@ -87,6 +92,8 @@ class EfficientViT(GridMixer):
     linear_in_values=False,
     oracle="timm 1.0.31, EfficientVit, its whole blocks",
     exemptions=dict.fromkeys(("grid.rows", "ddp", "fsdp2"), _BATCH_NORM),
+    families=("convolutions",),
+    chinese={"MBConv, mobile inverted bottleneck": "MBConv：移动端倒残差块"},
 )
 class MBConv(GridMixer):
     """The second half of an EfficientViT block, its feed-forward with a depthwise convolution: a model is ``"efficientvit, mbconv"``.

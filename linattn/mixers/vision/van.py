@@ -36,6 +36,8 @@ class LargeKernel(nn.Module):
     causal=False,
     linear_in_values=False,
     oracle="the paper's equations as a loop in float64, and figures of the authors' code",
+    families=("convolutions",),
+    chinese={"VAN, large kernel attention": "VAN：大核注意力"},
 )
 class VAN(GridMixer):
     """Its kernel covers 23 x 23 places: 5 x 5, then 7 x 7 that are 3 apart. Parameters have the names of the authors' code.

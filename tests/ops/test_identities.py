@@ -162,6 +162,15 @@ def test_the_same_key_again_and_again(form):
         check_gradients(same, torch.float64, form=form)
 
 
+def test_the_same_key_for_1000_tokens():
+    """Every chunk reflects the state: what one adds to its length, all do. Sums of float32 added 6e-5."""
+    call = make("beta", "none", B=1, T=1000, H=1, K=8, V=4)
+    k = unit(call.tensors["k"][:, :1].expand(-1, 1000, -1, -1)) * (1 - 1e-3)
+    call = call.with_(k=k, beta=torch.full_like(call.tensors["beta"], 2.0))
+    assert admitted(call.to(torch.float32))
+    check_gradients(call, torch.float32, form="chunk")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_erase_again_and_again(form):
     """RWKV-7's hardest: read = κ, write = −κ, a projection that is its own square."""

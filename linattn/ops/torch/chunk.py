@@ -116,7 +116,9 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
     """``fresh`` and ``reach`` [..., C, X] times (I + L)⁻¹, L what ``system(*factors)`` [..., C, C] holds below its diagonal.
 
     A CPU makes and solves the system in float64: similar keys at β = 2 take a digit from it, and products of strongly decayed
-    numbers are then not subnormal, which would be slow. Gradients need no such care and flow through ``system`` as it is.
+    numbers are then not subnormal, which would be slow. It also applies it to ``reach`` so: what every chunk takes from the state is
+    taken again by every chunk after it, and at β = 2, where nothing is lost on the way, the rounding of float32 sums would add up.
+    Gradients need no such care and flow through ``system`` as it is.
     """
     if fresh.device.type != "cpu" or fresh.dtype == torch.float64:
         strict = system(*factors)
@@ -141,8 +143,10 @@ class _Solve(torch.autograd.Function):
         eye = torch.eye(exact.shape[-1], dtype=exact.dtype, device=exact.device)
         inverse = torch.linalg.solve_triangular(exact, eye.expand_as(exact), upper=False, unitriangular=True)
         smallest = math.exp(least(fresh.dtype))
-        inverse = F.hardshrink(inverse, smallest).to(fresh.dtype)
-        return inverse @ fresh, F.hardshrink(inverse @ reach, smallest), inverse
+        inverse = F.hardshrink(inverse, smallest)
+        reach = F.hardshrink((inverse @ reach.to(inverse.dtype)).to(reach.dtype), smallest)
+        inverse = inverse.to(fresh.dtype)
+        return inverse @ fresh, reach, inverse
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

@@ -60,3 +60,12 @@ def test_a_class_token_of_zeros_takes_the_mean():
     token = torch.zeros(2, 1, 16, dtype=torch.float64)
     assert distance(mixer(token, features), mixer.proj(features.mean(1, keepdim=True))) < 1e-12
     assert distance(mixing_matrix(mixer, token, features), torch.full((2, 1, 1, 7), 1 / 7).double()) < 1e-7
+
+
+def test_gradients_of_scores_of_1e9():
+    """Weights of 0 and 1, so that gradients are finite; fused attention makes NaN of these."""
+    mixer = create("ca_stream", dim=32)
+    x = (1e4 * torch.randn(1, 200, 32)).requires_grad_()
+    y = mixer(x, x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert y.isfinite().all() and gradient.isfinite().all()

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.kinds import CrossMixer
+from linattn.mixers.parts import wide
+from linattn.ops.checks import no_autocast
 
 
 class Across(CrossMixer):
     """Softmax attention to a context. State: its keys and values, ``k``, ``v`` [B, T, H, ...], and which of them are ``real`` [B, T]."""
+
+    piece = PIECE
 
     def attend(self, r: Recurrence, carry: Carry) -> Tensor:
         k, v, real = r.k, r.v, carry.written
@@ -27,9 +31,18 @@ class Across(CrossMixer):
         return self.look(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """What queries q [B, Tq, H, K] get of k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V]."""
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None]).transpose(1, 2)
+        """What queries q [B, Tq, H, K] get of k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
+
+        The weights are kept for the gradient, in float32 at least. Torch's fused attention forms them again there, as
+        exp(score - log of the sum), and nothing bounds the scores of features as they are: from about 1e9 on, two roundings of one
+        score lie more than 88 apart, and that exponential is infinite.
+        """
+        means = []
+        with no_autocast(q):
+            for start, stop in pieces(q.shape[1], self.piece):
+                scores = torch.einsum("bthk,bshk->bhts", wide(q[:, start:stop]), wide(k)) * q.shape[-1] ** -0.5
+                means.append(softmax(scores, seen[:, None], v))
+        return torch.cat(means, 1)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.attention.across import Across
-from linattn.mixers.attention.scores import PIECE, pieces, softmax
+from linattn.mixers.attention.scores import pieces, softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
 from linattn.mixers.parts import wide
@@ -33,8 +33,6 @@ class Bahdanau(Across):
         dim: width D of the model.
         hidden: channels in which both are compared; dim by default (the paper: 1000 of both).
     """
-
-    piece = PIECE
 
     def __init__(self, dim: int, hidden: int | None = None) -> None:
         super().__init__(dim)

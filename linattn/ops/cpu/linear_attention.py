@@ -68,7 +68,7 @@ class _Call:
         self.batch, self.length, self.heads, self.values = v.shape
         self.group = self.heads // k.shape[2]
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
-        shares, states = -(-(self.values + normalized) // SLAB), self.sequences * self.heads
+        shares, states = -(-(self.values + int(normalized)) // SLAB), self.sequences * self.heads
         self.parts = 1 if states >= TASKS else min(shares, -(-TASKS // states))
         # The heads of a group add up their gradients of q and k in one task, where that leaves enough of them.
         self.together = self.group > 1 and self.parts == 1 and self.sequences * k.shape[2] >= TASKS
@@ -81,7 +81,7 @@ class _Call:
         Where sequences are packed each has at most one chunk more than its whole ones.
         """
         slots = self.batch * -(-self.length // CHUNK) if self.others[-1] is None else self.length // CHUNK + self.sequences
-        return (slots, self.heads, _up(self.values + self.normalized), _up(self.keys))
+        return (slots, self.heads, _up(self.values + int(self.normalized)), _up(self.keys))
 
     def packed(self, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> bytes:
         """The call with what a pass writes, and the backward pass reads, besides."""

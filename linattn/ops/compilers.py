@@ -17,5 +17,8 @@ def constant_result(function: F) -> F:
 
 
 def exporting() -> bool:
-    """Whether ``torch.export`` is tracing. ``torch.compiler.is_exporting`` is true of every graph that torch 2.11 compiles, its flag is not."""
+    """True while ``torch.export`` is tracing.
+
+    ``torch.compiler.is_exporting()`` is true in every graph that torch 2.11 compiles; the flag that it stands for is not.
+    """
     return torch.compiler._is_exporting_flag

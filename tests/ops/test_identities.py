@@ -124,12 +124,14 @@ def test_similar_keys_at_beta_two(T, rank, form):
         check_gradients(call, dtype, form=form)
 
 
-BORDERLINE = pytest.mark.xfail(reason="misses 1e-5: one system over the whole length, and the gradient of a decay cancels 50-fold")
+BORDERLINE = pytest.mark.xfail(  # not strict: it is 8e-6 where MKL sums in another order
+    strict=False, reason="misses 1e-5: one system over the whole length, and the gradient of a decay cancels 50-fold"
+)
 
 
 @pytest.mark.parametrize("limit", [pytest.param(1e-5, marks=BORDERLINE), 2e-5])
 def test_similar_keys_at_beta_two_in_one_chunk_of_float32(limit):
-    """The aim, missed by a fifth; and a bound that may not be passed."""
+    """The aim, missed by a fifth on most machines; and a bound that may not be passed."""
     call = similar_keys(64)
     call = call.with_(decay=make("beta", "BTH", B=1, T=64, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
     check_gradients(call, torch.float32, limit=limit, form="parallel")

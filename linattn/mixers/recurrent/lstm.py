@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from linattn.mixers.carry import Carry
 from linattn.mixers.recurrent.layer import RecurrentLayer
 from linattn.mixers.registry import register
+from linattn.ops.checks import no_autocast
 
 _CLOSED = 1e4  # a gate's input at which its sigmoid is exactly 0 or 1 in every dtype
 
@@ -30,6 +31,11 @@ class LSTM(RecurrentLayer):
     layer = nn.LSTM
 
     def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+        if rows.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            # oneDNN has no bfloat16 LSTM for processors without AVX-512, and torch does not ask before it takes that one.
+            dtype = self.weight_ih_l0.dtype
+            with no_autocast(rows):
+                return self.run(rows.to(dtype), valid, h.to(dtype), carry)
         c, w_ih = self.first("c", rows, carry), None
         if valid is not None:
             rows, w_ih = self._closing(rows, valid)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from linattn.ops.compilers import exporting
 from linattn.ops.torch.decay import Factor, halves
 from linattn.ops.torch.layout import SLAB, Dense, Packed
 
@@ -33,7 +34,7 @@ def decayed_max(m: Tensor, log: Tensor, later: Tensor) -> Tensor:
 
 def scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """``decay`` and ``x`` [B, T, D], ``initial`` [N, D]: every state [B, T, D] and the last of each sequence [N, D]."""
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():  # a program is exported in PyTorch's own operators
+    if torch.compiler.is_compiling() and not exporting():  # a program is exported in PyTorch's own operators
         return compiled_scan(join is decayed_max, decay, x, initial, cu_seqlens)
     return _scan(join, decay, x, initial, cu_seqlens)
 

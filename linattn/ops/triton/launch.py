@@ -72,10 +72,24 @@ def replay_refusal(device: torch.device) -> str | None:
     if device not in _replay_refusals:
         from linattn.ops.triton import probe
 
-        if torch.cuda.is_current_stream_capturing():
+        if capturing():
             return "a CUDA graph is being captured, and whether launches can be replayed has not been tried before"
         _replay_refusals[device] = probe.refusal(device)
     return _replay_refusals[device]
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, into which nothing may go that is only tried."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def off(device: torch.device) -> list[str]:
+    """What every call on ``device`` would be faster by and has not, for ``explain``."""
+    if INTERPRETED or device.type != "cuda":
+        return []
+    with on_device(device):
+        reason = replay_refusal(device)
+    return [] if reason is None else [f"replayed launches: off, because {reason}"]
 
 
 def current_stream() -> int:

@@ -57,7 +57,7 @@ def unlike_ours(recorder: launch.Recorder) -> str | None:
     run = compiled.run
     compiled._run = lambda *arguments: seen.append(arguments)  # what ``run`` returns; the launch itself is left out
     try:
-        kernel[grid](*tensors, *numbers, BLOCK=BLOCK)
+        launch.Recorder(tensors[0], ()).launch(kernel, grid, tensors, numbers, BLOCK=BLOCK)
     finally:
         compiled._run = run
     if compiled.run is not run or len(seen) != 1:
@@ -66,8 +66,7 @@ def unlike_ours(recorder: launch.Recorder) -> str | None:
     arguments = (*tensors, *numbers)
     (told,) = seen
     same = len(told) == LEADING + len(kernel.params) and told[: len(given)] == given
-    same = same and all(a is b or a == b for a, b in zip(told[LEADING:], arguments, strict=False) if not isinstance(b, Tensor))
-    same = same and all(a is b for a, b in zip(told[LEADING:], arguments, strict=False) if isinstance(b, Tensor))
+    same = same and all(a is b or (not isinstance(b, Tensor) and a == b) for a, b in zip(told[LEADING:], arguments, strict=False))
     return None if same else f"triton {triton.__version__} passes other arguments to a compiled kernel than those that are replayed"
 
 

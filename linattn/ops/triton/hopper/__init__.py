@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from linattn.ops.triton.launch import capability
+from linattn.ops.triton.launch import capability, capturing
 
 CHUNK = 64
 SIZES = (64, 128)  # of keys and values
@@ -45,7 +45,7 @@ def _hopper(device: torch.device) -> bool:
 def gluon_refusal(device: torch.device) -> str | None:
     """Why the kernels do not run on ``device``, a Hopper, or None if they do; tried once per process and device, see trial.py."""
     if device not in _gluon_refusals:
-        if torch.cuda.is_current_stream_capturing():
+        if capturing():
             return "a CUDA graph is being captured, and whether they run has not been tried before"
         _gluon_refusals[device] = _tried(device)
     return _gluon_refusals[device]

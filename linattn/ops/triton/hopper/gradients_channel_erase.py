@@ -27,7 +27,7 @@ from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, st
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import seek, split, strips
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import again, held, hold, pick, scaled
+from linattn.ops.triton.hopper.operands import again, held, hold, pick, pinned, scaled
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, add_two, exp2, in_blocks, keep
 from linattn.ops.triton.plan import CHANNEL, ERASE, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
@@ -252,7 +252,7 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
             cr = warpgroup_mma(n_w_tile, w_hat, cr, is_async=True)
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
             if DDECAY:
-                across_it = across_it - held(k_hat, WIDE) * ck - held(w_hat, WIDE) * cw + held(q_hat, WIDE) * cq
+                across_it = pinned(across_it - held(k_hat, WIDE) * ck - held(w_hat, WIDE) * cw + held(q_hat, WIDE) * cq)
                 split(held(r_hat, WIDE) * cr, far_high, far_low)
             ck = warpgroup_mma(near.permute((1, 0)), r_hat, ck, is_async=True)
             cw = warpgroup_mma(near_w.permute((1, 0)), r_hat, cw, is_async=True)

@@ -1,7 +1,7 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
 With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values.
-With ``ampere``, for a small Ampere (sm_86) and the largest heads.
+With ``ampere``, for a small Ampere (sm_86) and the largest heads. Without a word, the kernel of hopper/trial.py.
 
 Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, the barriers that are
 not alone in their memory, and what ptxas says: registers and bytes spilled of a thread, and whether it has products of warpgroups wait
@@ -65,6 +65,17 @@ def resources(ptx: str, arch: int) -> dict[str, int | bool]:
     return dict(registers=int(registers), spill_stores=spilled[0], spill_loads=spilled[1], serialized="are serialized" in said)
 
 
+def trial() -> list[dict]:
+    """The tiny kernel that decides whether those for Hopper run."""
+    from linattn.ops.triton import launch
+    from linattn.ops.triton.hopper import trial
+
+    triton.runtime.driver.set_active(Driver(90))
+    x, weights, y = trial._example(torch.device("cpu"))
+    compiled = trial.trial.warmup(x, weights, y, C=trial.SIZE, num_warps=4, grid=(1,), **launch.FUSED)
+    return [dict(name="trial", not_alone=not_alone(compiled.asm["ptx"]), **resources(compiled.asm["ptx"], 90))]
+
+
 def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
     """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
     from linattn.ops import checks
@@ -104,4 +115,4 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
 
 
 if __name__ == "__main__":
-    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), *sys.argv[4:])))
+    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), *sys.argv[4:]) if sys.argv[1:] else trial()))

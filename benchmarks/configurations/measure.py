@@ -87,11 +87,12 @@ def milliseconds(call: Call, rows: table.Rows, place: Place, seconds: float) -> 
                 marks.append((before, _mark()))
                 return None
 
-        known, launch.KNOWN, launch.Recorder = launch.KNOWN, False, Timed  # else launches would be replayed
+        refusal, launch.Recorder = launch.replay_refusal, Timed
+        launch.replay_refusal = lambda device: "launches are timed one by one"
         try:
             return _median(call.step(), marks, seconds)
         finally:
-            launch.KNOWN, launch.Recorder = known, plain
+            launch.replay_refusal, launch.Recorder = refusal, plain
 
 
 def _median(step: Callable[[], object], marks: list, seconds: float) -> float:

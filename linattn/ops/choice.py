@@ -32,12 +32,16 @@ def choose(backend: str, refusal: Refusal) -> str:
     raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
 
 
-def explained(title: str, backend: str, refusal: Refusal) -> str:
-    """Print which backend runs a call and why each other does not; the printed text."""
+def explained(title: str, backend: str, refusal: Refusal, device: torch.device) -> str:
+    """Print which backend runs a call on ``device`` and why each other does not; the printed text."""
     chosen, lines = choose(backend, refusal), [title]
     for name in BACKENDS:
         reason = refusal(name) or ("it was not asked for" if backend != "auto" else f"{chosen} comes first")
         lines.append(f"{name:>10}: runs" if name == chosen else f"{name:>10}: no, {reason}")
+    if chosen == "triton":
+        from linattn.ops.triton.launch import off
+
+        lines += off(device)
     text = "\n".join(lines)
     print(text)
     return text

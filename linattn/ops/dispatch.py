@@ -48,7 +48,8 @@ def refusal(name: str, inputs: Inputs, form: str, asked: bool = False) -> str | 
 
 
 def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
-    """Print, for the arguments of :func:`linattn.linear_attention`, which backend and form run and why each other does not.
+    """Print, for the arguments of :func:`linattn.linear_attention`, which backend and form run and why each other does not,
+    and what makes the GPU kernels faster elsewhere and is off here.
 
     Of a scan, the function comes first: ``linattn.explain(linattn.selective_scan, x, dt, ...)``, and so for ``diagonal_scan`` and
     ``running_max``. Returns the printed text.
@@ -70,6 +71,10 @@ def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
             lines.append(f"{name:>10}: runs, {_form(name, inputs, form)} form")
         else:
             lines.append(f"{name:>10}: no, {reason or ('it was not asked for' if backend != 'auto' else f'{chosen} comes first')}")
+    if chosen == "triton":
+        from linattn.ops.triton.linear_attention import off
+
+        lines += off(inputs, form)
     q, v = inputs.q, inputs.v
     text = "\n".join([f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}", *lines])
     print(text)

@@ -152,7 +152,7 @@ def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> s
     decay, x, initial, _, cu, _ = given.arguments.values()
     call = (_sum if op is diagonal_scan else _maximum)(decay, x, initial, cu)
     title = f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}"
-    return choice.explained(title, backend, lambda name: call.refusal(name, backend))
+    return choice.explained(title, backend, lambda name: call.refusal(name, backend), x.device)
 
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:

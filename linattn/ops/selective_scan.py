@@ -188,7 +188,7 @@ def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> s
     if bias is not None or softplus:
         call = _checked(x, _step(x, dt, bias, softplus), a, b, c, d, initial, cu)
     title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(a.shape)}"
-    return choice.explained(title, backend, lambda name: call.refusal(name, backend))
+    return choice.explained(title, backend, lambda name: call.refusal(name, backend), x.device)
 
 
 def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:

@@ -68,6 +68,7 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
         assert kernel["tensor_cores"] or kernel["name"] in ("chain", "shared"), kernel
         assert not kernel["not_alone"], kernel  # see hopper.common.barriers
+        assert not (kernel["serialized"] and kernel["module"].startswith("hopper.")), kernel  # see hopper.operands.pinned
     return kernels
 
 
@@ -94,6 +95,13 @@ def test_hoppers_own_kernels_take_wide_values_in_parts(kind, rank, tmp_path):
     own = any(k["module"].startswith("hopper.gradients") for k in kernels)
     assert own == any(k["name"] == "shared" for k in kernels)
     assert own == (rank == "BTHK" or kind in ("plain", "beta"))
+
+
+def test_the_trial_of_hoppers_own_kernels_compiles(tmp_path):
+    done = python("-m", "tests.ops.triton.compiling", TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    (kernel,) = json.loads(done.stdout)
+    assert not kernel["not_alone"] and not kernel["spill_stores"] and not kernel["serialized"], kernel
 
 
 @pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f in SOON else pytest.mark.slow) for f in FAMILIES])

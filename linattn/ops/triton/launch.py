@@ -20,12 +20,13 @@ from linattn.ops import choice
 from linattn.ops.compilers import constant_result
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-KNOWN = triton.__version__.startswith("3.6.")  # what a compiled kernel's launcher takes differs between versions
 MOST = 1024  # recorded calls; the oldest makes room
 ALIGNED = 256  # bytes
+FUSED = {"enable_fp_fusion": True}  # as all were measured: Triton 3.9 warns that the default, which this is so far, will change
 Tensors = tuple[Any, ...]  # each a tensor or None
 _programs: dict[tuple, Program] = {}
 _compiled: set[tuple] = set()
+_replay_refusals: dict[torch.device, str | None] = {}
 
 
 def run(
@@ -39,9 +40,11 @@ def run(
     """
     tensors = tuple(t if t is None else _signed(t) for t in tensors)
     with on_device(like.device):
-        if INTERPRETED or not KNOWN:
+        if INTERPRETED:
             return body(Recorder(like, tensors), *tensors, *options)
-        _make_room()
+        make_room()
+        if replay_refusal(like.device) is not None:
+            return body(Recorder(like, tensors), *tensors, *options)
         if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
             return body(Recorder(like, tensors), *tensors, *options)
         addresses = [0 if t is None else t.data_ptr() for t in tensors]
@@ -64,10 +67,42 @@ def run(
         return made
 
 
-def _make_room() -> None:
-    """Let kernels that make descriptors have memory for them. Who has set an allocator in this thread keeps it."""
-    from triton.runtime._allocation import NullAllocator, _allocator
+def replay_refusal(device: torch.device) -> str | None:
+    """Why launches on ``device`` are not replayed, or None if they are; tried once per process and device, see probe.py."""
+    if device not in _replay_refusals:
+        from linattn.ops.triton import probe
 
+        if capturing():
+            return "a CUDA graph is being captured, and whether launches can be replayed has not been tried before"
+        _replay_refusals[device] = probe.refusal(device)
+    return _replay_refusals[device]
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, into which nothing may go that is only tried."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def off(device: torch.device) -> list[str]:
+    """What every call on ``device`` would be faster by and has not, for ``explain``."""
+    if INTERPRETED or device.type != "cuda":
+        return []
+    with on_device(device):
+        reason = replay_refusal(device)
+    return [] if reason is None else [f"replayed launches: off, because {reason}"]
+
+
+def current_stream() -> int:
+    gpu = driver.active
+    return gpu.get_current_stream(gpu.get_current_device())
+
+
+def make_room() -> None:
+    """Let kernels that make descriptors, those for Hopper, have memory for them. Who has set an allocator in this thread keeps it."""
+    try:
+        from triton.runtime._allocation import NullAllocator, _allocator
+    except ImportError:  # then those kernels fail in their trial, and the others need none
+        return
     if isinstance(_allocator.get(), NullAllocator):
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 
@@ -94,7 +129,7 @@ class Recorder:
 
     def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
         """``kernel`` takes tensors first, then numbers, then constants."""
-        self.launches.append((kernel, kernel[grid](*tensors, *numbers, **constants), grid, tensors, numbers))
+        self.launches.append((kernel, kernel[grid](*tensors, *numbers, **FUSED | constants), grid, tensors, numbers))
 
 
 class Compiler(Recorder):
@@ -108,7 +143,7 @@ class Compiler(Recorder):
         return how(self.like, shape, dtype=dtype, device="meta")
 
     def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
-        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **constants)
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **FUSED | constants)
         future = getattr(compiled, "future", None)  # else it was there
         if future is not None and future not in self.awaited:
             self.awaited.add(future)
@@ -164,8 +199,7 @@ class Program:
             start = spare.data_ptr()
             addresses += [start + offset for offset in self.offsets]
         addresses.append(0)
-        gpu = driver.active
-        stream = gpu.get_current_stream(gpu.get_current_device())
+        stream = current_stream()
         for kernel, grid, take, numbers in self.launches:
             kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *take(addresses), *numbers)
         return tuple([None if i is None else results[i] for i in self.order])

@@ -284,7 +284,7 @@ def linears(
         x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
     tensors = (x, tuple(map(plain, weights)), addresses, constants or (x,))
-    shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
+    shared = launch.FUSED | {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
     shared |= {"launch_pdl": True} if overlapped else {}
     with launch.on_device(x.device):
         if vectors == 1:

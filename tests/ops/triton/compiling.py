@@ -1,21 +1,25 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
 With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values.
-With ``ampere``, for a small Ampere (sm_86) and the largest heads.
+With ``ampere``, for a small Ampere (sm_86) and the largest heads. Without a word, the kernel of hopper/trial.py.
 
-Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, and the barriers that are
-not alone in their memory.
+Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, the barriers that are
+not alone in their memory, and what ptxas says: registers and bytes spilled of a thread, and whether it has products of warpgroups wait
+for each other. The triton is the one that is installed, or first on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime._async_compile import FutureKernel
 from triton.runtime.jit import JITFunction
 
@@ -49,29 +53,56 @@ def not_alone(ptx: str) -> list[int]:
     return [at for at in barriers if barriers.count(at) > 1 or any(first < at + 8 and at < end for first, end in spans)]
 
 
+def resources(ptx: str, arch: int) -> dict[str, int | bool]:
+    """What ptxas says of a kernel, the one that this triton compiles with."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{'a' if arch >= 90 else ''}", "-o", "/dev/null", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", said)]
+    (registers,) = re.findall(r"Used (\d+) registers", said)
+    return dict(registers=int(registers), spill_stores=spilled[0], spill_loads=spilled[1], serialized="are serialized" in said)
+
+
+def trial() -> list[dict]:
+    """The tiny kernel that decides whether those for Hopper run."""
+    from linattn.ops.triton import launch
+    from linattn.ops.triton.hopper import trial
+
+    triton.runtime.driver.set_active(Driver(90))
+    x, weights, y = trial._example(torch.device("cpu"))
+    compiled = trial.trial.warmup(x, weights, y, C=trial.SIZE, num_warps=4, grid=(1,), **launch.FUSED)
+    return [dict(name="trial", not_alone=not_alone(compiled.asm["ptx"]), **resources(compiled.asm["ptx"], 90))]
+
+
 def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
     """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
     from linattn.ops import checks
-    from linattn.ops.triton import hopper
+    from linattn.ops.triton import hopper, launch
     from linattn.ops.triton import linear_attention as gpu
     from linattn.ops.triton.hopper import choice
     from tests.ops import cases
 
     hopper._hopper = lambda device: how in ("gluon", "wide")
     choice.multiprocessors = lambda device: 132
+    choice.distrusted = lambda rule, decay: None
+    launch.replay_refusal = lambda device: None
     triton.runtime.driver.set_active(Driver(86 if how == "ampere" else 90))
     compiled: dict[str, dict] = {}
-    launch = JITFunction.run
+    launch_kernel = JITFunction.run
 
     def run(self, *arguments, warmup=False, **keywords):
-        kernel = launch(self, *arguments, warmup=True, **keywords)
+        kernel = launch_kernel(self, *arguments, warmup=True, **keywords)
         kernel = kernel.result() if isinstance(kernel, FutureKernel) else kernel
         ptx = kernel.asm["ptx"]
         tensor_cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
         module = self.fn.__module__.removeprefix("linattn.ops.triton.")
-        compiled[kernel.hash] = dict(
-            name=self.fn.__name__, module=module, shared=kernel.metadata.shared, tensor_cores=tensor_cores, not_alone=not_alone(ptx)
-        )  # fmt: skip
+        if kernel.hash not in compiled:
+            compiled[kernel.hash] = dict(
+                name=self.fn.__name__, module=module, shared=kernel.metadata.shared, tensor_cores=tensor_cores, not_alone=not_alone(ptx),
+                **resources(ptx, kernel.metadata.target.arch),
+            )  # fmt: skip
         return kernel
 
     JITFunction.run = run
@@ -84,4 +115,4 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
 
 
 if __name__ == "__main__":
-    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), *sys.argv[4:])))
+    print(json.dumps(kernels(*sys.argv[1:3], getattr(torch, sys.argv[3]), *sys.argv[4:]) if sys.argv[1:] else trial()))

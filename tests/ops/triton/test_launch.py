@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import torch
-from triton.runtime._async_compile import FutureKernel
 
 from linattn.ops.triton import launch
 
@@ -13,10 +12,10 @@ class Kernel:
     """Compiled in a pool, as Triton's are in its mode for that; the second time it is the same."""
 
     def __init__(self, pool, compiler):
-        self.future = FutureKernel(lambda _: None, pool.submit(compiler))
+        self.placeholder = SimpleNamespace(future=pool.submit(compiler))
 
-    def warmup(self, *_, grid):
-        return self.future
+    def warmup(self, *_, grid, **options):
+        return self.placeholder
 
 
 def test_launchers_are_built_where_kernels_are_compiled_once_each(monkeypatch):
@@ -28,7 +27,7 @@ def test_launchers_are_built_where_kernels_are_compiled_once_each(monkeypatch):
         raise RuntimeError("of the compiler")
 
     compiler = launch.Compiler(torch.zeros(1), ())
-    there = SimpleNamespace(warmup=lambda *_, grid: done)
+    there = SimpleNamespace(warmup=lambda *_, grid, **options: done)
     with ThreadPoolExecutor(2) as pool:
         kernels = [Kernel(pool, lambda: done), Kernel(pool, fails)]
         for kernel in (*kernels, *kernels, there):

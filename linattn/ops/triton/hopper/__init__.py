@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
-from linattn.ops.triton.launch import KNOWN, capability
+from linattn.ops.triton.launch import capability, capturing
 
 CHUNK = 64
 SIZES = (64, 128)  # of keys and values
@@ -13,17 +14,50 @@ WIDEST = SIZES[-1]  # values that one program has of a state; more in so many co
 ALIGNED = 16  # bytes: what TMA wants of addresses and strides
 
 
+_gluon_refusals: dict[torch.device, str | None] = {}
+
+
 def fits(sizes: tuple[int, int], like: Tensor, *tensors: Tensor | None) -> bool:
     """Whether the kernels serve keys and values of these ``sizes``, and take all of the tensors [B, T, H, K or V] by TMA."""
+    return unsuited(sizes, like, *tensors) is None and _hopper(like.device)
+
+
+def unsuited(sizes: tuple[int, int], *tensors: Tensor | None) -> str | None:
+    """What keeps the kernels from keys and values of these ``sizes`` or from the tensors, on whatever device, or None."""
     size_k, size_v = sizes
-    served = size_k in SIZES and (size_v in SIZES or size_v % WIDEST == 0)
-    return served and all(t is None or _moves(t) for t in (like, *tensors)) and _hopper(like.device)
+    if size_k not in SIZES or not (size_v in SIZES or size_v % WIDEST == 0):
+        return f"they take K of 64 or 128 and V of 64 or a multiple of 128, but K is {size_k} and V {size_v}"
+    given = [t for t in tensors if t is not None]
+    if any(t.dtype != torch.bfloat16 for t in given):
+        return "they take bfloat16 alone"
+    return None if all(map(_moves, given)) else f"they want addresses and strides that are multiples of {ALIGNED} bytes"
 
 
 def _moves(t: Tensor) -> bool:
     strides = (s * t.element_size() for s in t.stride()[1:3])
-    return t.dtype == torch.bfloat16 and t.data_ptr() % ALIGNED == 0 and all(s > 0 and s % ALIGNED == 0 for s in strides)
+    return t.data_ptr() % ALIGNED == 0 and all(s > 0 and s % ALIGNED == 0 for s in strides)
 
 
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and capability(device) == (9, 0) and KNOWN
+    return device.type == "cuda" and capability(device) == (9, 0) and gluon_refusal(device) is None
+
+
+def gluon_refusal(device: torch.device) -> str | None:
+    """Why the kernels do not run on ``device``, a Hopper, or None if they do; tried once per process and device, see trial.py."""
+    if device not in _gluon_refusals:
+        if capturing():
+            return "a CUDA graph is being captured, and whether they run has not been tried before"
+        _gluon_refusals[device] = _tried(device)
+    return _gluon_refusals[device]
+
+
+def _tried(device: torch.device) -> str | None:
+    try:
+        from linattn.ops.triton.hopper import names, tma  # noqa: F401  its names count too
+
+        if names.missing:
+            return f"triton {triton.__version__} has no {', '.join(names.missing)}, which they are written with"
+        from linattn.ops.triton.hopper import trial
+    except Exception as error:
+        return f"they cannot be imported under triton {triton.__version__}: {error}"
+    return trial.refusal(device)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from linattn.ops.triton.hopper import WIDEST
+from linattn.ops.triton.hopper import WIDEST, tma
 from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, NONE, PLAIN
 
@@ -42,7 +42,7 @@ def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTE
                 row = (count - 1 - i) * steps[n]
                 for tile in gl.static_range(buffers[n].shape[0] // STAGES):
                     place = buffers[n].index(stage * (buffers[n].shape[0] // STAGES) + tile)
-                    tma.async_copy_global_to_shared(sources[n], [row, tile * M], full.index(stage), place)
+                    tma.load(sources[n], [row, tile * M], full.index(stage), place)
 
 
 @gluon.jit
@@ -114,7 +114,7 @@ def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
     tma.store_wait(OUTPUTS - 1)
     staged.permute((1, 0)).store(tile.to(gl.bfloat16))
     fence_async_shared()
-    tma.async_copy_shared_to_global(target, [row, column], staged)
+    tma.store(target, [row, column], staged)
 
 
 @gluon.jit

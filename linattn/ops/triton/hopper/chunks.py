@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.common import described, locate
 from linattn.ops.triton.tiles import CHANNEL
 
@@ -19,12 +19,12 @@ def ragged(base, rows, token, heads, head, C: gl.constexpr, WIDTH: gl.constexpr)
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, C, WIDTH], gl.bfloat16)
     base -= C * token.to(gl.int64)
-    return tma.make_tensor_descriptor(base, [heads, rows + 1, C, WIDTH], [head, token, token, 1], [1, 1, C, WIDTH], layout)
+    return tma.describe(base, [heads, rows + 1, C, WIDTH], [head, token, token, 1], [1, 1, C, WIDTH], layout)
 
 
 @gluon.jit
 def fetch(source, head, first, rows, bar, to, C: gl.constexpr, WIDTH: gl.constexpr):
-    tma.async_copy_global_to_shared(source, [head, first + rows, C - rows, 0], bar, to.reshape((1, 1, C, WIDTH)))
+    tma.load(source, [head, first + rows, C - rows, 0], bar, to.reshape((1, 1, C, WIDTH)))
 
 
 @gluon.jit
@@ -38,7 +38,7 @@ def chunk(place, cu, sequences, tokens, heads, C: gl.constexpr, PACKED: gl.const
 @gluon.jit
 def of_states(base, places, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
     """Tiles [ROWS, V] of states [K, SPLIT * V], each of which is that of SPLIT of ``places``, so many columns each: see ``state_at``."""
-    return tma.make_tensor_descriptor(base, [places // SPLIT * K, SPLIT * V], [SPLIT * V, 1], [ROWS, V], layout)
+    return tma.describe(base, [places // SPLIT * K, SPLIT * V], [SPLIT * V, 1], [ROWS, V], layout)
 
 
 @gluon.jit

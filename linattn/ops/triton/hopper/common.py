@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from linattn.ops.triton import tiles
+from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
 
 locate = gluon.jit(tiles.locate.fn)
 first_slot = gluon.jit(tiles.first_slot.fn)
@@ -26,7 +27,7 @@ def add(a, b):
 def described(base, rows, stride, WIDTH: gl.constexpr, HEIGHT: gl.constexpr, BLOCK: gl.constexpr):
     """[rows, WIDTH] of bfloat16 at ``base``, in blocks of [HEIGHT, BLOCK]: what lies past the end reads as 0 and is not written."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, BLOCK], gl.bfloat16)
-    return tma.make_tensor_descriptor(base, [rows, WIDTH], [stride, 1], [HEIGHT, BLOCK], layout)
+    return tma.describe(base, [rows, WIDTH], [stride, 1], [HEIGHT, BLOCK], layout)
 
 
 @gluon.jit

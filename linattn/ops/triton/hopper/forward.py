@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from linattn.ops.triton.hopper import WIDEST
+from linattn.ops.triton.hopper import WIDEST, tma
 from linattn.ops.triton.hopper.chunks import decayed, prepared
 from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
 
@@ -38,9 +38,9 @@ def load(full, empty, sources, buffers, values, raw_step, tile_step, count, BYTE
         for n in gl.static_range(7):
             if sources[n] is not None:
                 row = i * (raw_step if n < 3 else tile_step)
-                tma.async_copy_global_to_shared(sources[n], [row, 0], here, buffers[n].index(stage))
+                tma.load(sources[n], [row, 0], here, buffers[n].index(stage))
         for part in gl.static_range(PARTS):
-            tma.async_copy_global_to_shared(vd, [v_row + i * C, part * M], here, vb.index(stage * PARTS + part))
+            tma.load(vd, [v_row + i * C, part * M], here, vb.index(stage * PARTS + part))
 
 
 @gluon.jit
@@ -51,14 +51,14 @@ def store(ready, free, outs, step, count, C: gl.constexpr, PARTS: gl.constexpr):
         if sd is not None:
             for part in gl.static_range(PARTS):
                 mbarrier.wait(ready.index(PARTS + part), i & 1)
-                tma.async_copy_shared_to_global(sd, [i * step, part * M], sb.index(part))
+                tma.store(sd, [i * step, part * M], sb.index(part))
             tma.store_wait(0)
             for part in gl.static_range(PARTS):
                 mbarrier.arrive(free.index(PARTS + part), count=1)
         if od is not None:
             for part in gl.static_range(PARTS):
                 mbarrier.wait(ready.index(part), i & 1)
-                tma.async_copy_shared_to_global(od, [i * C, part * M], ob.index(part))
+                tma.store(od, [i * C, part * M], ob.index(part))
             tma.store_wait(0)
             for part in gl.static_range(PARTS):
                 mbarrier.arrive(free.index(part), count=1)

@@ -18,11 +18,12 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper, prepare
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, add, barriers, buffer, give_back, numbers, weight, whole
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E
 
@@ -67,7 +68,7 @@ def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, 
                 mbarrier.wait(state_empty[state].index(0), (i & 1) ^ 1)
                 mbarrier.expect(there, 2 * K * V)
                 of_state = state_at(place, 0, K, V, SPLIT)
-                tma.async_copy_global_to_shared(sd if state == 0 else dsd, of_state, there, sb.index(state))
+                tma.load(sd if state == 0 else dsd, of_state, there, sb.index(state))
             if PAIRS != STAGES:
                 load_pair(bars, sources, buffers, i, head // group, first, rows, C, K, PAIRS)
             i += 1
@@ -286,7 +287,7 @@ def side(
             tma.store_wait(0)
             out.index(mine).store(d.to(gl.bfloat16))
             fence_async_shared()
-            tma.async_copy_shared_to_global(dqd if READS else dkd, [head, first + rows, C - rows, 0], out.index(mine).reshape((1, 1, C, K)))
+            tma.store(dqd if READS else dkd, [head, first + rows, C - rows, 0], out.index(mine).reshape((1, 1, C, K)))
             i += 1
     tma.store_wait(0)
 

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, add_two, exp2, in_blocks, keep, left
 from linattn.ops.triton.plan import CHANNEL, PLAIN, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
@@ -36,7 +37,7 @@ def strips(base, rows, token, heads, head, C: gl.constexpr, K: gl.constexpr):
     """Tiles [C, BLOCK] of the K channels, otherwise as ``ragged``."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, C, BLOCK], gl.bfloat16)
     base -= C * token.to(gl.int64)
-    return tma.make_tensor_descriptor(base, [heads, rows + 1, C, K], [head, token, token, 1], [1, 1, C, BLOCK], layout)
+    return tma.describe(base, [heads, rows + 1, C, K], [head, token, token, 1], [1, 1, C, BLOCK], layout)
 
 
 @gluon.jit
@@ -58,14 +59,14 @@ def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, 
                 mbarrier.wait(state_empty.index(slot), phase)
                 mbarrier.expect(there, 4 * BLOCK * V)
                 of_state = state_at(place, block * BLOCK, K, V, SPLIT)
-                tma.async_copy_global_to_shared(sd, of_state, there, sb.index(slot))
-                tma.async_copy_global_to_shared(dsd, of_state, there, dsb.index(slot))
+                tma.load(sd, of_state, there, sb.index(slot))
+                tma.load(dsd, of_state, there, dsb.index(slot))
                 there = pair_full.index(slot)
                 at = [head // group, first + rows, C - rows, block * BLOCK]
                 mbarrier.wait(pair_empty.index(slot), phase)
                 mbarrier.expect(there, 4 * C * BLOCK)
-                tma.async_copy_global_to_shared(qd, at, there, qb.index(slot).reshape((1, 1, C, BLOCK)))
-                tma.async_copy_global_to_shared(kd, at, there, kb.index(slot).reshape((1, 1, C, BLOCK)))
+                tma.load(qd, at, there, qb.index(slot).reshape((1, 1, C, BLOCK)))
+                tma.load(kd, at, there, kb.index(slot).reshape((1, 1, C, BLOCK)))
                 if block == 0:
                     stage = i % STAGES
                     mbarrier.wait(empty.index(stage), (i // STAGES & 1) ^ 1)
@@ -297,7 +298,7 @@ def side(
                 hat.store(d.to(gl.bfloat16))
                 fence_async_shared()
                 at = [head, first + rows, C - rows, block * BLOCK]
-                tma.async_copy_shared_to_global(dqd if READS else dkd, at, hat.reshape((1, 1, C, BLOCK)))
+                tma.store(dqd if READS else dkd, at, hat.reshape((1, 1, C, BLOCK)))
             i += 1
     tma.store_wait(0)
 

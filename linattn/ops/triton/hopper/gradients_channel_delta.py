@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.gradients import away_from_zero
 from linattn.ops.triton.hopper.gradients_channel import SLOTS, lay_out, seek, split, strips
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, WIDE, exp2, in_blocks, left
 from linattn.ops.triton.plan import CHANNEL, DELTA, Family
 from linattn.ops.triton.tiles import LOG2E
@@ -49,14 +50,14 @@ def load(bars, sources, buffers, work, group, C: gl.constexpr, K: gl.constexpr, 
                 at = [head // group, first + rows, C - rows, block * BLOCK]
                 mbarrier.wait(pair_empty.index(slot), phase)
                 mbarrier.expect(there, 4 * C * BLOCK)
-                tma.async_copy_global_to_shared(qd, at, there, qb.index(slot).reshape((1, 1, C, BLOCK)))
-                tma.async_copy_global_to_shared(kd, at, there, kb.index(slot).reshape((1, 1, C, BLOCK)))
+                tma.load(qd, at, there, qb.index(slot).reshape((1, 1, C, BLOCK)))
+                tma.load(kd, at, there, kb.index(slot).reshape((1, 1, C, BLOCK)))
                 there = state_full.index(slot)
                 mbarrier.wait(state_empty.index(slot), phase)
                 mbarrier.expect(there, 4 * BLOCK * V)
                 of_state = state_at(place, block * BLOCK, K, V, SPLIT)
-                tma.async_copy_global_to_shared(sd, of_state, there, sb.index(slot))
-                tma.async_copy_global_to_shared(dsd, of_state, there, dsb.index(slot))
+                tma.load(sd, of_state, there, sb.index(slot))
+                tma.load(dsd, of_state, there, dsb.index(slot))
                 if block == 0:
                     stage = i % STAGES
                     here = full.index(stage)
@@ -251,7 +252,7 @@ def readers(bars, handed, sources, buffers, between, strengths, work, group, sca
                 give_back(pair_empty.index(slot))
                 query_hat.store(d.to(gl.bfloat16))
                 fence_async_shared()
-                tma.async_copy_shared_to_global(dqd, [head, first + rows, C - rows, block * BLOCK], query_hat.reshape((1, 1, C, BLOCK)))
+                tma.store(dqd, [head, first + rows, C - rows, block * BLOCK], query_hat.reshape((1, 1, C, BLOCK)))
             i += 1
     tma.store_wait(0)
 
@@ -314,7 +315,7 @@ def keys(bars, handed, sources, buffers, between, work, group, C: gl.constexpr, 
                 give_back(read_empty.index(0))
                 hat.store(d.to(gl.bfloat16))
                 fence_async_shared()
-                tma.async_copy_shared_to_global(dkd, [head, first + rows, C - rows, block * BLOCK], hat.reshape((1, 1, C, BLOCK)))
+                tma.store(dkd, [head, first + rows, C - rows, block * BLOCK], hat.reshape((1, 1, C, BLOCK)))
             i += 1
     tma.store_wait(0)
 

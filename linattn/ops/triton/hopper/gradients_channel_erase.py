@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import seek, split, strips
-from linattn.ops.triton.hopper.operands import again, held, hold, pick, scaled
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import again, held, hold, pick, pinned, scaled
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, add_two, exp2, in_blocks, keep
 from linattn.ops.triton.plan import CHANNEL, ERASE, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
@@ -61,7 +62,7 @@ def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.conste
                 mbarrier.expect(here, 4 * BLOCK * V)
                 of_state = state_at(place, block * BLOCK, K, V, SPLIT)
                 for part in gl.static_range(2):
-                    tma.async_copy_global_to_shared(sources[4 + part], of_state, here, states[part].index(0))
+                    tma.load(sources[4 + part], of_state, here, states[part].index(0))
                 if block == 0:
                     here = full.index(0)
                     mbarrier.wait(empty.index(0), (i & 1) ^ 1)
@@ -75,7 +76,7 @@ def load(full, empty, sources, tiles, work, group, C: gl.constexpr, K: gl.conste
                 for part in gl.static_range(4):
                     to = vectors[part].index(slot).reshape((1, 1, C, BLOCK))
                     of = head // (group if part < 2 else SPLIT)
-                    tma.async_copy_global_to_shared(sources[6 + part], [of, first + rows, C - rows, block * BLOCK], here, to)
+                    tma.load(sources[6 + part], [of, first + rows, C - rows, block * BLOCK], here, to)
             i += 1
 
 
@@ -129,7 +130,7 @@ def passing(states, factors, V: gl.constexpr):
 @gluon.jit
 def send_off(to, tile, at, block, C: gl.constexpr):
     head, first, rows = at
-    tma.async_copy_shared_to_global(to, [head, first + rows, C - rows, block * BLOCK], tile.reshape((1, 1, C, BLOCK)))
+    tma.store(to, [head, first + rows, C - rows, block * BLOCK], tile.reshape((1, 1, C, BLOCK)))
 
 
 @gluon.jit
@@ -208,7 +209,7 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
                 passing(states, factors, V)
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
             fence_async_shared()
-            gl.thread_barrier()  # the states are used up, and decays are there
+            barrier()  # the states are used up, and decays are there
             mbarrier.arrive(empty.index(1), count=1)
             if block == BLOCKS - 1:
                 mbarrier.arrive(empty.index(0), count=1)
@@ -224,7 +225,7 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
             f = exp2(orders - own_steps * LOG2E)
             mbarrier.wait(full.index(2 + slot), j // STAGES & 1)
             of_q, of_k, of_r, of_w = q_hat.load(WIDE), k_hat.load(WIDE), r_hat.load(WIDE), w_hat.load(WIDE)
-            gl.thread_barrier()  # all of it is in registers, and decays are used up
+            barrier()  # all of it is in registers, and decays are used up
             scaled(q_hat, of_q, exp2(orders))
             scaled(r_hat, of_r, f)
             back = exp2(-orders)
@@ -240,7 +241,7 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
                 across_it = of_k.to(gl.float32) * ck + of_w.to(gl.float32) * cw
                 split(across_it, high, low)
             fence_async_shared()
-            gl.thread_barrier()
+            barrier()
             ck = warpgroup_mma(g_tile.permute((1, 0)), q_hat, ck, is_async=True)
             cw = warpgroup_mma(g_w_tile.permute((1, 0)), q_hat, cw, is_async=True)
             cq = warpgroup_mma(g_tile, k_hat, cq, is_async=True)
@@ -251,7 +252,7 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
             cr = warpgroup_mma(n_w_tile, w_hat, cr, is_async=True)
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
             if DDECAY:
-                across_it = across_it - held(k_hat, WIDE) * ck - held(w_hat, WIDE) * cw + held(q_hat, WIDE) * cq
+                across_it = pinned(across_it - held(k_hat, WIDE) * ck - held(w_hat, WIDE) * cw + held(q_hat, WIDE) * cq)
                 split(held(r_hat, WIDE) * cr, far_high, far_low)
             ck = warpgroup_mma(near.permute((1, 0)), r_hat, ck, is_async=True)
             cw = warpgroup_mma(near_w.permute((1, 0)), r_hat, cw, is_async=True)
@@ -264,14 +265,14 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
             dq_out = ((cq + own * held(k_hat, WIDE) + own_w * held(w_hat, WIDE)) * again(orders)).to(gl.bfloat16)
             ck, cw, cr = warpgroup_mma_wait(0, deps=[ck, cw, cr])
             of_q = held(q_hat, WIDE)
-            gl.thread_barrier()  # gradients take the place of what they are the gradients of
+            barrier()  # gradients take the place of what they are the gradients of
             back = again(-orders)
             hold(k_hat, (ck + own * of_q) * back)
             hold(w_hat, (cw + own_w * of_q) * back)
             q_hat.store(dq_out)
             hold(r_hat, cr * f)
             fence_async_shared()
-            gl.thread_barrier()
+            barrier()
             send_off(to_dq, q_hat, at, block, C)
             send_off(to_dk, k_hat, at, block, C)
             send_off(to_dr, r_hat, at, block, C)
@@ -295,7 +296,7 @@ def make(full, empty, results, tiles, kept, decays, ddecay, settled, work, group
                 dd = warpgroup_mma_wait(0, deps=[dd]) + past[None, :]
                 gl.store(to, dd.to(ddecay.dtype.element_ty), mask=time < rows)
             tma.store_wait(0)
-            gl.thread_barrier()
+            barrier()
             mbarrier.arrive(empty.index(2 + slot), count=1)
         place = next_place
         at = next_at

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import halves, split, strips
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, reinterpret, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, between, exp2, in_blocks, keep, left
 from linattn.ops.triton.tiles import LOG2E
 
@@ -116,15 +117,15 @@ def by_levels(
     at = [head // group, first + rows, C - rows, block * BLOCK]
 
     tma.store_wait(0)
-    gl.thread_barrier()  # nobody is still reading
+    barrier()  # nobody is still reading
     mbarrier.expect(full, 4 * C * V + 4 * BLOCK * V + 4 * C * BLOCK)
     fetch(vd, head, first, rows, full, vb, C, V)
     fetch(od, head, first, rows, full, ob, C, V)
-    tma.async_copy_global_to_shared(qd, at, full, qb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_global_to_shared(kd, at, full, kb.reshape((1, 1, C, BLOCK)))
+    tma.load(qd, at, full, qb.reshape((1, 1, C, BLOCK)))
+    tma.load(kd, at, full, kb.reshape((1, 1, C, BLOCK)))
     of_state = state_at(place, block * BLOCK, K, V, SPLIT)
-    tma.async_copy_global_to_shared(sd, of_state, full, sb)
-    tma.async_copy_global_to_shared(dsd, of_state, full, dsb)
+    tma.load(sd, of_state, full, sb)
+    tma.load(dsd, of_state, full, dsb)
 
     early, late = halves(decays, place, block, work, C, PACKED)
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
@@ -137,9 +138,9 @@ def by_levels(
     keep(early, parts, 0, C // 2)
     keep(late, parts, C // 2, C // 2)
     fence_async_shared()
-    halfway = gs._reinterpret(gl.float32, [C // 2, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    halfway = reinterpret(gs, gl.float32, [C // 2, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     halfway.store(early + late)
-    gl.thread_barrier()
+    barrier()
     by_column: gl.constexpr = gl.BlockedLayout([C // 4, 1], [2, 16], [1, 4], [0, 1])
     faded.store(exp2(gl.sum(halfway.load(by_column), 0) * ORDERS))
 
@@ -179,7 +180,7 @@ def by_levels(
         sent = kb.load(WIDE).to(gl.float32) * dk
     sent_high, sent_low = in_blocks(vb, C, V).index(0), in_blocks(ob, C, V).index(0)
     if DDECAY:
-        gl.thread_barrier()  # values and cotangents have been read
+        barrier()  # values and cotangents have been read
         split(sent, sent_high, sent_low)
 
     # From each other.
@@ -206,10 +207,10 @@ def by_levels(
             z = gl.where(upper, qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
-        gl.thread_barrier()  # everybody's product of the last size is done
+        barrier()  # everybody's product of the last size is done
         met.store((z * e).to(gl.bfloat16))
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         p = warpgroup_mma(met_by, met, nothing, use_acc=False, is_async=True)
         p = warpgroup_mma_wait(0, deps=[p])
         late_half = gl.where(upper, 1.0, 0.0)
@@ -235,7 +236,7 @@ def by_levels(
         of_k = of_k * u
     dq += own * of_q
     dk += own * of_k
-    gl.thread_barrier()  # decays, queries and keys have been read
+    barrier()  # decays, queries and keys have been read
     qb.store(dq.to(gl.bfloat16))
     kb.store(dk.to(gl.bfloat16))
     if DDECAY:
@@ -243,10 +244,10 @@ def by_levels(
         if BEFORE:
             split(inner, met, gs)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     to = [head, first + rows, C - rows, block * BLOCK]
-    tma.async_copy_shared_to_global(dqd, to, qb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_shared_to_global(dkd, to, kb.reshape((1, 1, C, BLOCK)))
+    tma.store(dqd, to, qb.reshape((1, 1, C, BLOCK)))
+    tma.store(dkd, to, kb.reshape((1, 1, C, BLOCK)))
     if DDECAY:
         earlier = left(gl.where(other < token, 1.0, 0.0))
         later = left(gl.where(other > token if BEFORE else other >= token, 1.0, 0.0))
@@ -314,7 +315,7 @@ def gradients(
         )  # fmt: skip
         bars = barriers(1, 1)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         decays = (decay, decay_token, decay_head, SPLIT)
         phase = 0
         while item < blocks:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import split, strips
 from linattn.ops.triton.hopper.gradients_channel_delta import halves
 from linattn.ops.triton.hopper.gradients_channel_levels import choose, cut, in_range, ones, programs, start_sum, unsettled
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, WIDE, exp2, in_blocks, keep, left
 from linattn.ops.triton.tiles import LOG2E
 
@@ -68,16 +69,16 @@ def by_levels(
     at = [head // group, first + rows, C - rows, block * BLOCK]
 
     tma.store_wait(0)
-    gl.thread_barrier()  # nobody is still reading
+    barrier()  # nobody is still reading
     mbarrier.expect(full, 6 * C * V + 4 * BLOCK * V + 4 * C * BLOCK)
     of_state = state_at(place, block * BLOCK, K, V, SPLIT)
-    tma.async_copy_global_to_shared(sd, of_state, full, sb)
-    tma.async_copy_global_to_shared(dsd, of_state, full, dsb)
+    tma.load(sd, of_state, full, sb)
+    tma.load(dsd, of_state, full, dsb)
     fetch(od, head, first, rows, full, ob, C, V)
     fetch(xd, head, first, rows, full, xb, C, V)
     fetch(ed, head, first, rows, full, eb, C, V)
-    tma.async_copy_global_to_shared(qd, at, full, qb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_global_to_shared(kd, at, full, kb.reshape((1, 1, C, BLOCK)))
+    tma.load(qd, at, full, qb.reshape((1, 1, C, BLOCK)))
+    tma.load(kd, at, full, kb.reshape((1, 1, C, BLOCK)))
 
     early, late = halves(decays, place, block, work, C, PACKED)
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
@@ -91,7 +92,7 @@ def by_levels(
     keep(late, parts, C // 2, C // 2)
     faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
 
     # From outside the chunk.
     x = start_sum(gl.where(other <= token, 1.0, 0.0), high, low, LOW)
@@ -115,7 +116,7 @@ def by_levels(
     dk = warpgroup_mma_wait(0, deps=[dk])
     dk = dk * y
     sent_high, sent_low = in_blocks(sb, BLOCK, V).index(0), in_blocks(dsb, BLOCK, V).index(0)
-    gl.thread_barrier()  # states have been read
+    barrier()  # states have been read
     if DDECAY:
         split(kb.load(WIDE).to(gl.float32) * dk, sent_high, sent_low)
     dk += dr
@@ -127,7 +128,7 @@ def by_levels(
     own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
     gs.store(g.to(gl.bfloat16))
     g = mirrored(xb, eb, token, other, -1.0, C)
-    gl.thread_barrier()  # values and cotangents have been read
+    barrier()  # values and cotangents have been read
     ns.store(g.to(gl.bfloat16))
 
     # From each other.
@@ -142,12 +143,12 @@ def by_levels(
         met_by = left(cut(gs.load(WIDE), evens, odds, at_byte))
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
-        gl.thread_barrier()  # everybody's products of the last size are done
+        barrier()  # everybody's products of the last size are done
         z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         met.store((z * e).to(gl.bfloat16))
         met_keys.store((kb.load(WIDE).to(gl.float32) * e).to(gl.bfloat16))
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         late_half = gl.where(upper, 1.0, 0.0)
         early_half = 1.0 - late_half
         p = warpgroup_mma(met_by, met, nothing, use_acc=False, is_async=True)
@@ -168,16 +169,16 @@ def by_levels(
     # From themselves.
     dq += own * kb.load(WIDE).to(gl.float32)
     dk += own * qb.load(WIDE).to(gl.float32)
-    gl.thread_barrier()  # decays, queries and keys have been read
+    barrier()  # decays, queries and keys have been read
     qb.store(dq.to(gl.bfloat16))
     kb.store(dk.to(gl.bfloat16))
     if DDECAY:
         split(cross, high.index(0), low.index(0))
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     to = [head, first + rows, C - rows, block * BLOCK]
-    tma.async_copy_shared_to_global(dqd, to, qb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_shared_to_global(dkd, to, kb.reshape((1, 1, C, BLOCK)))
+    tma.store(dqd, to, qb.reshape((1, 1, C, BLOCK)))
+    tma.store(dkd, to, kb.reshape((1, 1, C, BLOCK)))
     if DDECAY:
         earlier = left(gl.where(other < token, 1.0, 0.0))
         here_on = left(gl.where(other >= token, 1.0, 0.0))
@@ -244,7 +245,7 @@ def gradients(
         vectors = (numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0))
         bars = barriers(1, 1)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         decays = (decay, decay_token, decay_head, SPLIT)
         phase = 0
         while item < blocks:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.gradients_channel import split, strips
 from linattn.ops.triton.hopper.gradients_channel_levels import choose, cut, in_range, ones
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.prepare_channel import BLOCK, NATURAL_RESET, exp2, in_blocks, keep
 from linattn.ops.triton.tiles import LOG2E
 
@@ -112,18 +113,18 @@ def bring(VECTORS: gl.constexpr, full, sources, tiles, item, work, group, C: gl.
             mbarrier.expect(here, 8 * C * BLOCK)
             shared = [head // group, first + rows, C - rows, channel]
             own = [head // SPLIT, first + rows, C - rows, channel]
-            tma.async_copy_global_to_shared(qd, shared, here, qb.reshape((1, 1, C, BLOCK)))
-            tma.async_copy_global_to_shared(kd, shared, here, kb.reshape((1, 1, C, BLOCK)))
-            tma.async_copy_global_to_shared(rd, own, here, rb.reshape((1, 1, C, BLOCK)))
-            tma.async_copy_global_to_shared(wd, own, here, wb.reshape((1, 1, C, BLOCK)))
+            tma.load(qd, shared, here, qb.reshape((1, 1, C, BLOCK)))
+            tma.load(kd, shared, here, kb.reshape((1, 1, C, BLOCK)))
+            tma.load(rd, own, here, rb.reshape((1, 1, C, BLOCK)))
+            tma.load(wd, own, here, wb.reshape((1, 1, C, BLOCK)))
         else:
             mbarrier.expect(here, 8 * C * V + 4 * BLOCK * V)
             fetch(od, head, first, rows, here, ob, C, V)
             of_state = state_at(place, channel, K, V, SPLIT)
-            tma.async_copy_global_to_shared(sd, of_state, here, sb)
+            tma.load(sd, of_state, here, sb)
             fetch(xd, head, first, rows, here, xb, C, V)
             fetch(vd, head, first, rows, here, vb, C, V)
-            tma.async_copy_global_to_shared(dsd, of_state, here, dsb)
+            tma.load(dsd, of_state, here, dsb)
             fetch(ud, head, first, rows, here, ub, C, V)
 
 
@@ -156,7 +157,7 @@ def by_levels(
     keep(late, parts, C // 2, C // 2)
     faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
 
     # From outside the chunk.
     x = start_sum(gl.where(other <= token, 1.0, 0.0), high, low, LOW)
@@ -211,7 +212,7 @@ def by_levels(
     dr = warpgroup_mma(near, wb, dr, is_async=True)
     dw = warpgroup_mma(near_above, rb, dw, is_async=True)
     dr, dw = warpgroup_mma_wait(0, deps=[dr, dw])
-    gl.thread_barrier()  # values, cotangents and states have been read, and what they gave is there
+    barrier()  # values, cotangents and states have been read, and what they gave is there
     bring(False, full, sources, tiles, next_item, work, group, C, K, V, SPLIT, PACKED)
 
     # From each other.
@@ -235,11 +236,11 @@ def by_levels(
         orders, orders_before = warpgroup_mma_wait(0, deps=[orders, orders_before])
         e = exp2(orders * ORDERS)
         f = exp2(orders_before * ORDERS)
-        gl.thread_barrier()  # everybody's products of the last size are done
+        barrier()  # everybody's products of the last size are done
         met.store((choose(is_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32) * e).to(gl.bfloat16))
         met_before.store((choose(is_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32) * f).to(gl.bfloat16))
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         p = warpgroup_mma(first_by, met, nothing, use_acc=False, is_async=True)
         p = warpgroup_mma(second_by, met_before, p, is_async=True)
         third_by = left(cut(ng_tile.load(EACH), evens, odds, at_byte))
@@ -268,7 +269,7 @@ def by_levels(
     dq += own * kb.load(SHARE).to(gl.float32) + own_w * wb.load(SHARE).to(gl.float32)
     dk += own * of_q
     dw += own_w * of_q
-    gl.thread_barrier()  # decays, queries, keys and what met have been read
+    barrier()  # decays, queries, keys and what met have been read
     qb.store(dq.to(gl.bfloat16))
     kb.store(dk.to(gl.bfloat16))
     rb.store(dr.to(gl.bfloat16))
@@ -277,12 +278,12 @@ def by_levels(
         split(cross, high.index(0), low.index(0))
         split(cross_before, met, met_before)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     to = [head, first + rows, C - rows, block * BLOCK]
-    tma.async_copy_shared_to_global(dqd, to, qb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_shared_to_global(dkd, to, kb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_shared_to_global(drd, to, rb.reshape((1, 1, C, BLOCK)))
-    tma.async_copy_shared_to_global(dwd, to, wb.reshape((1, 1, C, BLOCK)))
+    tma.store(dqd, to, qb.reshape((1, 1, C, BLOCK)))
+    tma.store(dkd, to, kb.reshape((1, 1, C, BLOCK)))
+    tma.store(drd, to, rb.reshape((1, 1, C, BLOCK)))
+    tma.store(dwd, to, wb.reshape((1, 1, C, BLOCK)))
     if DDECAY:
         earlier, here_on = left(gl.where(other < token, 1.0, 0.0)), left(gl.where(other >= token, 1.0, 0.0))
         later = left(gl.where(other > token, 1.0, 0.0))
@@ -300,7 +301,7 @@ def by_levels(
         where = ddecay + (first.to(gl.int64) + row) * heads * K + head * K + block * BLOCK + channel[None, :]
         gl.store(where, dd.to(ddecay.dtype.element_ty), mask=row < rows)
     tma.store_wait(0)
-    gl.thread_barrier()  # nobody is still reading
+    barrier()  # nobody is still reading
     bring(True, full, sources, tiles, next_item, work, group, C, K, V, SPLIT, PACKED)
 
 
@@ -375,7 +376,7 @@ def gradients(
         )  # fmt: skip
         full = barriers(2, 1)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         bring(False, full, sources, tiles, item, work, group, C, K, V, SPLIT, PACKED)
         bring(True, full, sources, tiles, item, work, group, C, K, V, SPLIT, PACKED)
         decays = (decay, decay_token, decay_head, SPLIT)

@@ -35,3 +35,13 @@ def held(tile, layout: gl.constexpr):
 def again(x):
     """2^x, which no compiler keeps in registers from when it was last wanted."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
+
+
+@gluon.jit
+def pinned(x):
+    """``x``, computed before what follows: a product that goes on with accumulators overwrites what ``x`` is formed of.
+
+    LLVM may put the arithmetic off until after the product has begun, with negated copies of the accumulators at hand, and ptxas 13.4
+    (triton 3.9) makes those copies the accumulators themselves; it then also has all products of the kernel wait for each other.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, False, 1)

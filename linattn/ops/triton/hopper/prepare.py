@@ -13,10 +13,18 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton import prepare as plain
 from linattn.ops.triton.hopper.common import add, locate, weight, whole
+from linattn.ops.triton.hopper.names import (
+    barrier,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from linattn.ops.triton.tiles import HEAD
 
 away_from_zero = gluon.jit(plain.away_from_zero.fn)
@@ -36,8 +44,8 @@ def copy(source, stride, rows, tile, K: gl.constexpr, C: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
     row = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
     channel = gl.arange(0, K, gl.SliceLayout(0, layout))[None, :]
-    async_copy.async_copy_global_to_shared(tile, source + row * stride + channel, mask=row < rows)
-    async_copy.commit_group()
+    copy_async(tile, source + row * stride + channel, mask=row < rows)
+    copy_commit()
 
 
 @gluon.jit
@@ -163,9 +171,9 @@ def prepare(
             total = gl.allocate_shared_memory(gl.int32, [C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
             total.store(gl.associative_scan(whole(d, BITS), 0, add))
 
-        async_copy.wait_group(0)
+        copy_wait(0)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         nothing = gl.zeros([C, C], gl.float32, square)
         qk = warpgroup_mma(qb, kb.permute((1, 0)), nothing, use_acc=False, is_async=True)
         kk = warpgroup_mma(kb, kb.permute((1, 0)), nothing, use_acc=False, is_async=True)

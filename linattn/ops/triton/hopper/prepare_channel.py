@@ -16,10 +16,17 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton.hopper.common import buffer, locate, numbers
+from linattn.ops.triton.hopper.names import (
+    copy_async,
+    copy_commit,
+    copy_wait,
+    fence_async_shared,
+    reinterpret,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from linattn.ops.triton.plan import CHANNEL, PLAIN, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
 
@@ -107,7 +114,7 @@ def keep(a, decays, first, ROWS: gl.constexpr):
 def in_blocks(tile, C: gl.constexpr, K: gl.constexpr):
     """A tile [C, K] as [K / BLOCK, C, BLOCK]: how the swizzle lays it out."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BLOCK], gl.bfloat16)
-    return tile._reinterpret(gl.bfloat16, [K // BLOCK, C, BLOCK], layout)
+    return reinterpret(tile, gl.bfloat16, [K // BLOCK, C, BLOCK], layout)
 
 
 @gluon.jit
@@ -151,9 +158,9 @@ def prepare(
         k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, K], tiles)
         from_q = q + time * (q_token // 8 * 8) + shared * (q_head // 8 * 8)
         from_k = k + time * (k_token // 8 * 8) + shared * (k_head // 8 * 8)
-        async_copy.async_copy_global_to_shared(q_tile, from_q + row[:, None] * (q_token // 8 * 8) + channel[None, :], mask=inside)
-        async_copy.async_copy_global_to_shared(k_tile, from_k + row[:, None] * (k_token // 8 * 8) + channel[None, :], mask=inside)
-        async_copy.commit_group()
+        copy_async(q_tile, from_q + row[:, None] * (q_token // 8 * 8) + channel[None, :], mask=inside)
+        copy_async(k_tile, from_k + row[:, None] * (k_token // 8 * 8) + channel[None, :], mask=inside)
+        copy_commit()
 
         HALF: gl.constexpr = C // 2
         stride = decay_token // 4 * 4
@@ -180,7 +187,7 @@ def prepare(
         factors.index(0).store(to_middle)
         factors.index(1).store(exp2(to_middle) * scale)
         factors.index(2).store(exp2(to_end))
-        by_block = factors._reinterpret(gl.float32, [3 * BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        by_block = reinterpret(factors, gl.float32, [3 * BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         q_blocks = in_blocks(q_tile, C, K)
         k_blocks = in_blocks(k_tile, C, K)
         met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be a right operand
@@ -191,7 +198,7 @@ def prepare(
         of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
         nothing = gl.zeros([C, C], gl.float32, WIDE)
         a_qk = nothing
-        async_copy.wait_group(0)
+        copy_wait(0)
         own = gl.zeros([C], gl.float32, gl.SliceLayout(1, WIDE))
         if BEFORE:
             for block in range(BLOCKS):

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton.hopper import prepare as by_head
 from linattn.ops.triton.hopper import prepare_channel as plain
 from linattn.ops.triton.hopper.common import buffer, locate, numbers
+from linattn.ops.triton.hopper.names import (
+    copy_async,
+    copy_commit,
+    copy_wait,
+    fence_async_shared,
+    reinterpret,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from linattn.ops.triton.plan import CHANNEL, DELTA, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
 
@@ -102,9 +109,9 @@ def prepare(
         k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, K], tiles)
         from_q = q + time * (q_token // 8 * 8) + shared * (q_head // 8 * 8)
         from_k = k + time * (k_token // 8 * 8) + shared * (k_head // 8 * 8)
-        async_copy.async_copy_global_to_shared(q_tile, from_q + row[:, None] * (q_token // 8 * 8) + channel[None, :], mask=inside)
-        async_copy.async_copy_global_to_shared(k_tile, from_k + row[:, None] * (k_token // 8 * 8) + channel[None, :], mask=inside)
-        async_copy.commit_group()
+        copy_async(q_tile, from_q + row[:, None] * (q_token // 8 * 8) + channel[None, :], mask=inside)
+        copy_async(k_tile, from_k + row[:, None] * (k_token // 8 * 8) + channel[None, :], mask=inside)
+        copy_commit()
 
         HALF: gl.constexpr = C // 2
         stride = decay_token // 4 * 4
@@ -132,7 +139,7 @@ def prepare(
         BLOCKS: gl.constexpr = K // BLOCK
         totals = numbers(1, K, gl.float32)
         totals.index(0).store(total)
-        by_block = totals._reinterpret(gl.float32, [BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        by_block = reinterpret(totals, gl.float32, [BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         strengths = numbers(1, C, gl.float32).index(0)
         strengths.store(away_from_zero(strength.to(gl.float32)))
         q_blocks = in_blocks(q_tile, C, K)
@@ -148,7 +155,7 @@ def prepare(
         nothing = gl.zeros([C, C], gl.float32, WIDE)
         d = nothing
         e = nothing
-        async_copy.wait_group(0)
+        copy_wait(0)
         if nearest >= -TAME:
             for block in range(BLOCKS):
                 x = summed(t <= i, decays, block) * LOG2E

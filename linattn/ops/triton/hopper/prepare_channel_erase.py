@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from linattn.ops.triton.hopper import prepare as by_head
 from linattn.ops.triton.hopper import prepare_channel as plain
 from linattn.ops.triton.hopper import prepare_channel_delta as delta
 from linattn.ops.triton.hopper.common import buffer, locate, numbers
+from linattn.ops.triton.hopper.names import (
+    copy_async,
+    copy_commit,
+    copy_wait,
+    fence_async_shared,
+    reinterpret,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from linattn.ops.triton.plan import CHANNEL, ERASE, Family
 from linattn.ops.triton.tiles import LOG2E, TAME
 
@@ -34,7 +41,7 @@ def copy(tile, source, token, head, first, which, inside, row, channel):
     """Begin to bring rows of a head to shared memory; zeros follow them."""
     token = token // 8 * 8
     source += first * token + which * (head // 8 * 8)
-    async_copy.async_copy_global_to_shared(tile, source + row[:, None] * token + channel[None, :], mask=inside)
+    copy_async(tile, source + row[:, None] * token + channel[None, :], mask=inside)
 
 
 @gluon.jit
@@ -79,7 +86,7 @@ def prepare(
         copy(k_tile, k, k_token, k_head, time, shared, inside, row, channel)
         copy(r_tile, read, read_token, read_head, time, own_head, inside, row, channel)
         copy(w_tile, write, write_token, write_head, time, own_head, inside, row, channel)
-        async_copy.commit_group()
+        copy_commit()
 
         HALF: gl.constexpr = C // 2
         stride = decay_token // 4 * 4
@@ -105,7 +112,7 @@ def prepare(
         BLOCKS: gl.constexpr = K // BLOCK
         totals = numbers(1, K, gl.float32)
         totals.index(0).store(total)
-        by_block = totals._reinterpret(gl.float32, [BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        by_block = reinterpret(totals, gl.float32, [BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         q_blocks = in_blocks(q_tile, C, K)
         k_blocks = in_blocks(k_tile, C, K)
         r_blocks = in_blocks(r_tile, C, K)
@@ -123,7 +130,7 @@ def prepare(
         qw = nothing
         kr = nothing
         wr = nothing
-        async_copy.wait_group(0)
+        copy_wait(0)
         if nearest >= -TAME:
             for block in range(BLOCKS):
                 before = exp2(summed(t < i, decays, block) * LOG2E)

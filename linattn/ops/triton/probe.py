@@ -1,0 +1,76 @@
+"""Whether launches can be replayed under the installed triton: a tiny kernel, launched as Triton does it, and replayed.
+
+What a compiled kernel's ``run`` takes is private to Triton, so ``launch.Program`` is tried before it is trusted. What Triton itself
+passes is looked at first: a call with other arguments could end the process.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from linattn.ops.triton import launch
+
+SIZE, BLOCK, FACTOR = 48, 32, 0.5
+LEADING = 9  # grid, stream, function, packed metadata, launch metadata, two hooks: then come the kernel's arguments
+
+
+@triton.jit
+def scale_and_add(x, absent, y, size, one, factor, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    tl.store(y + i, tl.load(x + i, mask=inside) * factor + one, mask=inside)
+
+
+def _twice(recorder: launch.Recorder, x: Tensor) -> launch.Tensors:
+    """Two launches, what is between them in memory of its own; an absent tensor, and numbers as Triton specialises for them and not."""
+    between, y = (recorder.empty(SIZE, dtype=torch.float32) for _ in range(2))
+    for source, to in ((x, between), (between, y)):
+        recorder.launch(scale_and_add, (-(-SIZE // BLOCK), 1, 1), (source, None, to), (SIZE, 1, FACTOR), BLOCK=BLOCK)
+    return (y,)
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why launches on ``device`` cannot be replayed, or None. Takes a compilation and a synchronisation."""
+    try:
+        with launch.on_device(device):
+            first = torch.linspace(-1, 1, SIZE, device=device)
+            second = first.flip(0).contiguous()
+            recorder = launch.Recorder(first, (first,))
+            program = launch.Program(recorder, _twice(recorder, first))
+            if (reason := unlike_ours(recorder)) is not None:
+                return reason
+            (wanted,) = _twice(launch.Recorder(second, (second,)), second)
+            (got,) = program(second, [second.data_ptr()])
+            right = torch.equal(got, wanted) and torch.equal(got, second * FACTOR**2 + FACTOR + 1)
+    except Exception as error:
+        return f"replaying a launch fails under triton {triton.__version__}: {short(error)}"
+    return None if right else f"a replayed launch gives another result under triton {triton.__version__}"
+
+
+def unlike_ours(recorder: launch.Recorder) -> str | None:
+    """How what Triton passes to a compiled kernel differs from what ``launch.Program`` would pass, or None if it doesn't."""
+    kernel, compiled, grid, tensors, numbers = recorder.launches[0]
+    seen: list[tuple] = []
+    run = compiled.run
+    compiled._run = lambda *arguments: seen.append(arguments)  # what ``run`` returns; the launch itself is left out
+    try:
+        launch.Recorder(tensors[0], ()).launch(kernel, grid, tensors, numbers, BLOCK=BLOCK)
+    finally:
+        compiled._run = run
+    if compiled.run is not run or len(seen) != 1:
+        return f"triton {triton.__version__} does not launch by CompiledKernel.run"
+    given = (*grid, launch.current_stream(), compiled.function, compiled.packed_metadata)
+    arguments = (*tensors, *numbers)
+    (told,) = seen
+    same = len(told) == LEADING + len(kernel.params) and told[: len(given)] == given
+    same = same and all(a is b or (not isinstance(b, Tensor) and a == b) for a, b in zip(told[LEADING:], arguments, strict=False))
+    return None if same else f"triton {triton.__version__} passes other arguments to a compiled kernel than those that are replayed"
+
+
+def short(error: Exception) -> str:
+    """The kind of ``error`` and the last line of what it says: a compiler's begins with the source."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__

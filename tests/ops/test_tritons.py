@@ -1,0 +1,163 @@
+"""What is off under a triton that lacks something, and what ``explain`` says of it; none of it needs a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import linattn
+from tests.ops.cases import make
+
+pytest.importorskip("triton")
+from linattn.ops import checks, dispatch
+from linattn.ops.triton import hopper, launch, linear_attention, probe
+from linattn.ops.triton.hopper import choice
+from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, PLAIN
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    device = GPU  # type: ignore[assignment]
+
+
+class Compiled:
+    """As ``CompiledKernel``: ``run`` gives what ``_run`` is."""
+
+    function, packed_metadata = 7, (4, 1, 0)
+
+    def __init__(self):
+        self._run = self.launched = lambda *arguments: None
+
+    @property
+    def run(self):
+        return self._run
+
+
+class Kernel:
+    """A kernel whose launch hands ``CompiledKernel.run`` what ``told`` makes of the arguments."""
+
+    params = (None,) * 4  # two tensors, a number, a constant
+
+    def __init__(self, told):
+        self.told, self.compiled = told, Compiled()
+
+    def __getitem__(self, grid):
+        def launched(*arguments, BLOCK, **options):
+            self.compiled.run(*self.told(*grid, 0, 7, (4, 1, 0), None, None, None, *arguments, BLOCK))
+            return self.compiled
+
+        return launched
+
+
+@pytest.fixture(autouse=True)
+def untried(monkeypatch):
+    """No answer is left over, and none stays."""
+    monkeypatch.setattr(launch, "_replay_refusals", {})
+    monkeypatch.setattr(hopper, "_gluon_refusals", {})
+
+
+@pytest.mark.parametrize("refusal", [launch.replay_refusal, hopper.gluon_refusal])
+def test_a_failure_is_a_reason_and_is_not_tried_again(refusal, monkeypatch):
+    """There is no GPU to launch on."""
+    reason = refusal(CPU)
+    assert reason is not None and "under triton" in reason
+    monkeypatch.setattr(probe, "refusal", None)
+    assert refusal(CPU) == reason
+
+
+@pytest.mark.parametrize("refusal", [launch.replay_refusal, hopper.gluon_refusal])
+def test_nothing_is_tried_while_a_graph_is_captured(refusal, monkeypatch):
+    for module in (launch, hopper):
+        monkeypatch.setattr(module, "capturing", lambda: True)
+    assert "captured" in refusal(CPU)
+    for module in (launch, hopper):
+        monkeypatch.setattr(module, "capturing", lambda: False)
+    assert "captured" not in refusal(CPU)
+
+
+def test_names_that_gluon_lacks_are_listed(monkeypatch):
+    from linattn.ops.triton.hopper import names
+
+    monkeypatch.setattr(names, "missing", [])
+    assert names.first(SimpleNamespace(old=1, new=2), "new", "old") == 2
+    assert names.first(SimpleNamespace(old=1), "new", "old") == 1 and not names.missing
+    assert names.first(None, "async_load", "async_copy") is None
+    assert "has no async_load or async_copy" in hopper.gluon_refusal(CPU)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (lambda *given: given, None),
+        (lambda x, *given: (*given, x), "passes other arguments"),  # the grid comes last
+        (lambda *given: (*given[:9], given[10], given[9], *given[11:]), "passes other arguments"),  # another order
+        (lambda *given: (*given, 0), "passes other arguments"),  # one more
+        (lambda *given: given[:9], "passes other arguments"),  # all in one place of its own
+    ],
+    ids=["ours", "grid", "order", "longer", "shorter"],
+)
+def test_what_triton_passes_is_looked_at_before_it_is_trusted(told, reason, monkeypatch):
+    monkeypatch.setattr(launch, "current_stream", lambda: 0)
+    kernel, tensors = Kernel(told), (torch.zeros(2), torch.ones(2))
+    recorder = launch.Recorder(tensors[0], ())
+    recorder.launch(kernel, (1, 1, 1), tensors, (5,), BLOCK=2)
+    found = probe.unlike_ours(recorder)
+    assert found is None if reason is None else reason in found
+    assert kernel.compiled.run is kernel.compiled.launched  # as it was
+
+
+def test_a_launch_that_goes_another_way_is_not_replayed(monkeypatch):
+    monkeypatch.setattr(launch, "current_stream", lambda: 0)
+    kernel = Kernel(lambda *given: given)
+    recorder = launch.Recorder(torch.zeros(2), ())
+    recorder.launches = [(kernel, SimpleNamespace(run=None), (1, 1, 1), (torch.zeros(2), torch.ones(2)), (5,))]
+    assert "does not launch by CompiledKernel.run" in probe.unlike_ours(recorder)
+
+
+def test_what_came_out_wrong_is_left_out(monkeypatch):
+    for version, wrong in (((3, 8), False), ((3, 9), True), ((4, 0), True)):
+        monkeypatch.setattr(choice, "TRITON", version)
+        assert (choice.distrusted(ERASE, CHANNEL) is not None) == wrong
+        assert all(choice.distrusted(*family) is None for family in ((ERASE, HEAD), (DELTA, CHANNEL), (PLAIN, CHANNEL)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "gluon", "said"),
+    [
+        ("erase", 64, "no Gluon", "hopper kernels: off, because no Gluon"),
+        ("erase", 48, None, "hopper kernels: off, because they take K of 64 or 128"),
+        ("erase", 64, None, "hopper kernels: off for the gradients of chunks"),
+        ("plain", 64, None, None),
+    ],
+)
+def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
+    call = make(kind, "BTHK", T=64, K=size, V=64).to(torch.bfloat16)
+    inputs, _ = checks.call(**call.arguments())
+    for name in ("q", "k", "v"):
+        object.__setattr__(inputs, name, getattr(inputs, name).as_subclass(OnGpu))
+    monkeypatch.setattr(dispatch, "refusal", lambda name, *_, **__: None if name == "triton" else "it was not asked for")
+    monkeypatch.setattr(dispatch, "linear_attention", lambda *_: None)
+    monkeypatch.setattr(checks, "call", lambda **_: (inputs, None))
+    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(launch, "on_device", lambda device: launch.nullcontext())
+    monkeypatch.setattr(launch, "replay_refusal", lambda device: "a reason")
+    monkeypatch.setattr(hopper, "gluon_refusal", lambda device: gluon)
+    monkeypatch.setattr(choice, "TRITON", (3, 9))
+    lines = linattn.explain(**call.arguments()).splitlines()
+    assert "replayed launches: off, because a reason" in lines
+    found = [line for line in lines if line.startswith("hopper")]
+    assert not found if said is None else len(found) == 1 and found[0].startswith(said)
+    monkeypatch.setattr(launch, "replay_refusal", lambda device: None)
+    assert "replayed" not in linattn.explain(**call.arguments())
+    capsys.readouterr()
+
+
+def test_off_asks_no_device_that_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(launch, "replay_refusal", None)
+    assert launch.off(CPU) == []
+    inputs, _ = checks.call(**make("plain", "BTH", T=20).arguments())
+    assert linear_attention.off(inputs, "auto") == []

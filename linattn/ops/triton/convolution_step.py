@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.triton import launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -62,7 +63,7 @@ def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, overlapped: bool
 ) -> Tensor:
     """As :func:`linattn.ops.convolution_step.step_`; ``size`` is 0 or a power of two that divides ``normed``."""
-    overlapped = overlapped and x.is_cuda and launch.capability(x.device) >= (9, 0)
+    overlapped = overlapped and gpu.capability(x.device) >= (9, 0)
     bias = None if bias is None else bias.contiguous()
     return launch.run(_step, x, (x, state, weight.contiguous(), bias), activation, size, normed, eps, overlapped)[0]
 

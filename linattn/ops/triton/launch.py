@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -16,10 +15,9 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-from linattn.ops import choice
-from linattn.ops.compilers import constant_result
+from linattn.ops import choice, gpu
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = gpu.INTERPRETED
 KNOWN = triton.__version__.startswith("3.6.")  # what a compiled kernel's launcher takes differs between versions
 MOST = 1024  # recorded calls; the oldest makes room
 ALIGNED = 256  # bytes
@@ -195,12 +193,3 @@ def traced(tensors: tuple[Tensor, ...]) -> bool:
     if choice.batched():
         return True
     return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
-
-
-@constant_result
-def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability; for a compiler a constant."""
-    return _known_capability(device)
-
-
-_known_capability = cache(torch.cuda.get_device_capability)

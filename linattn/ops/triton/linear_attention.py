@@ -21,9 +21,6 @@ WIDEST = 256  # keys of one call of the kernels; without a rule that erases more
 
 def refusal(inputs: Inputs, form: str) -> str | None:
     """Why the kernels do not run ``inputs``, or None if they do."""
-    device = inputs.v.device
-    if device.type == "cuda" and launch.capability(device) < (8, 0):
-        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
     if inputs.v.dtype == torch.float64:
         return "it computes in float32 at most, and the inputs are float64"
     if (reason := choice.transform_refusal()) is not None:

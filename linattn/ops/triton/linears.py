@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.linears import FINISHES, Finish
 from linattn.ops.linears import normed as portable_norm
 from linattn.ops.triton import launch, linear_tiles, norms
@@ -279,7 +280,7 @@ def linears(
     steps, constants = _steps(finish)
     y = torch.empty(vectors * sum(sizes), dtype=x.dtype, device=x.device)
     wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None
-    overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
+    overlapped = gpu.capability(y.device) >= (9, 0)
     if size and (vectors > 1 or (size != K and size & (size - 1))):
         x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.launch import KNOWN, capability
+from linattn.ops import gpu
+from linattn.ops.triton.launch import KNOWN
 
 CHUNK = 64
 SIZES = (64, 128)  # of keys and values
@@ -26,4 +27,4 @@ def _moves(t: Tensor) -> bool:
 
 
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and capability(device) == (9, 0) and KNOWN
+    return gpu.capability(device) == (9, 0) and KNOWN

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
 
 Chosen = tuple[Any, dict[str, int]]  # a kernel and the options of its launch
@@ -86,6 +86,5 @@ def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int]
     return module.gradients, module.options(), module.programs(multiprocessors(device))
 
 
-@cache
 def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return gpu.card(device).multiprocessors

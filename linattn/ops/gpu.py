@@ -66,7 +66,8 @@ def _known(device: torch.device, asked: bool) -> Card | str:
         return "it needs an NVIDIA GPU, and this is one of Intel's (XPU)"
     if device.type != "cuda" and not (device.type == "cpu" and asked and INTERPRETED):
         return "it needs an NVIDIA GPU"
-    if torch.version.hip is not None and device.type == "cuda":
+    hip: str | None = getattr(torch.version, "hip", None)
+    if hip is not None and device.type == "cuda":
         return "it needs an NVIDIA GPU, and this is one of AMD's (ROCm), for which its kernels are not written"
     if (reason := _triton_refusal()) is not None:
         return reason
@@ -97,4 +98,5 @@ def _nvidia(device: torch.device) -> Card | str:
             f"it needs a GPU of compute capability 8.0 (Ampere) or later, and {device} ({properties.name}) has "
             f"{properties.major}.{properties.minor}"
         )
-    return Card((properties.major, properties.minor), properties.shared_memory_per_block_optin, properties.multi_processor_count)
+    shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return Card((properties.major, properties.minor), shared, properties.multi_processor_count)

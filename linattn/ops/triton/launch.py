@@ -16,6 +16,8 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from linattn.ops import choice, gpu
+from linattn.ops.triton import fitting
+from linattn.ops.triton.fitting import Grid, Tiles
 
 INTERPRETED = gpu.INTERPRETED
 KNOWN = triton.__version__.startswith("3.6.")  # what a compiled kernel's launcher takes differs between versions
@@ -90,9 +92,12 @@ class Recorder:
         self.made.append((t, how))
         return t
 
-    def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
-        """``kernel`` takes tensors first, then numbers, then constants."""
-        self.launches.append((kernel, kernel[grid](*tensors, *numbers, **constants), grid, tensors, numbers))
+    def launch(
+        self, kernel, grid: Grid, tensors: Tensors, numbers: tuple[int | float, ...], *, tiles: Tiles | None = None, **constants: Any
+    ) -> None:
+        """``kernel`` takes tensors first, then numbers, then constants; ``tiles`` says which of these a card may have smaller."""
+        compiled, grid = fitting.launch(kernel, grid, (*tensors, *numbers), constants, tiles)
+        self.launches.append((kernel, compiled, grid, tensors, numbers))
 
 
 class Compiler(Recorder):
@@ -105,8 +110,17 @@ class Compiler(Recorder):
     def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return how(self.like, shape, dtype=dtype, device="meta")
 
-    def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
-        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **constants)
+    def launch(
+        self,
+        kernel,
+        grid: Grid,
+        tensors: Tensors,
+        numbers: tuple[int | float, ...],
+        *,
+        tiles: Tiles | None = None,
+        **constants,
+    ) -> None:
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **fitting.chosen(kernel, (*tensors, *numbers), constants))
         future = getattr(compiled, "future", None)  # else it was there
         if future is not None and future not in self.awaited:
             self.awaited.add(future)

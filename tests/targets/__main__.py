@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,10 @@ def main() -> int:
 
     names = [name for name in CASES if re.search(given.cases, name)]
     record = Record.read(given.out, triton.__version__)
+    facts = {
+        "command": "python -m tests.targets", "torch": torch.__version__, "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}", "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }  # fmt: skip
     end, failed = time.monotonic() + 60 * given.minutes, 0
     for target in given.targets.split(",") if given.targets else CARDS:
         machine = Machine(CARDS[target], given.jobs)
@@ -56,10 +60,7 @@ def main() -> int:
             shared = max((k.shared for k in kernels), default=0)
             said = "; ".join(wrong) or f"{len(kernels)} kernels, at most {shared} bytes shared, {worst} spilled"
             print(f"{target} {name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
-        record.write(
-            given.out, command=" ".join(["python -m tests.targets", *sys.argv[1:]]), triton=triton.__version__, torch=torch.__version__,
-            python=platform.python_version(), machine=platform.machine(), date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        )  # fmt: skip
+            record.write(given.out, **facts)
     return int(failed > 0)
 
 

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -71,9 +73,10 @@ def step_(
 def _step(recorder: launch.Recorder, x, state, weight, bias, activation, size, normed, eps, overlapped) -> launch.Tensors:
     (rows, slots, width), DB = state.shape, size or BLOCK
     y = recorder.empty(rows, 1, width, dtype=x.dtype)
+    options: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
     recorder.launch(
         step_kernel, (triton.cdiv(width, DB), rows, 1), (x, state, weight, bias, y), (x.stride(0), *state.stride(), eps),
         D=width, S=slots, W=weight.shape[2], DB=DB, NORMED=normed, ACTIVATION=activation, OVERLAPPED=overlapped,
-        num_warps=1 if DB <= 128 else 4, **({"launch_pdl": True} if overlapped else {}),
+        num_warps=1 if DB <= 128 else 4, **options,
     )  # fmt: skip
     return (y,)

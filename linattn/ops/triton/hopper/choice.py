@@ -10,7 +10,7 @@ from torch import Tensor
 from linattn.ops import gpu
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
 
-Chosen = tuple[Any, dict[str, int]]  # a kernel and the options of its launch
+Chosen = tuple[Any, dict[str, Any]]  # a kernel and the options of its launch
 
 
 def prepare(family: Family, decay: Tensor | None, read: Tensor | None, write: Tensor | None) -> Chosen | None:
@@ -73,7 +73,7 @@ def gradients(
     return (module.gradients, module.options(family, k.shape[3], columns)) if module.fits(family, chunk, q, k, v, do) else None
 
 
-def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int], int]:
+def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, Any], int]:
     """The kernel for what ``gradients`` leaves, blocks of channels that do not settle; its options and how many programs share them."""
     from linattn.ops.triton.hopper import gradients_channel_levels, gradients_channel_levels_delta, gradients_channel_levels_erase
 

@@ -16,7 +16,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser figures demo test test-all test-gpu lint format docs lock clean
+.PHONY: help venv native browser figures demo test test-all test-gpu test-targets lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -54,6 +54,9 @@ test-all: lint native ## the same with the slow sweeps
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
 	$(GPU_PYTHON) -m pytest -m gpu -p no:benchmark $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)
+
+test-targets: $(READY) ## the GPU kernels compiled for cards that are not here, into benchmarks/results/targets.json (TRITON= a folder with another one)
+	$(BIN)/python -m tests.targets --jobs $(WORKERS) $(if $(TRITON),--triton $(TRITON)) $(TARGETS_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from linattn.generate import room
 from linattn.generate.flat import trace
+from linattn.generate.joins import on_gpu
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
 from linattn.state import State
@@ -138,7 +139,7 @@ class Step:
             self._module = trace(self._function(model, head), inputs)
             self._counters = [inputs[i] for i in self._module.meta["counters"]]
             computed = self._module.meta["computed"]
-            if self.tokens.is_cuda and COMPILES:
+            if on_gpu(self.tokens) and COMPILES:  # else torch's compiler has no Triton to write in
                 self._module = compile_regions(self._module)
             self._program = None if self.tokens.is_cuda else Program(self._module, inputs)
             copied = [] if self._program is None else self._program.copied

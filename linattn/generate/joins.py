@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from linattn.ops import gpu
 from linattn.ops.linears import linears
 
 Node = Any  # fx.Node, whose arguments have no types that help
@@ -38,7 +39,7 @@ def calls(graph: fx.Graph, *targets: Any) -> list[Node]:
 
 def on_gpu(t: Tensor) -> bool:
     """Whether the kernels for a GPU will have it."""
-    return t.is_cuda
+    return t.is_cuda and gpu.refusal(t.device) is None
 
 
 def is_node(x: Any) -> bool:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linattn.ops import gpu
+
 BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
 Refusal = Callable[[str], str | None]  # of a backend: why it does not run a call, or None
-_TRITON = find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # of the vmap that torch.autograd.grad still has
 
 
@@ -50,15 +48,7 @@ def explained(title: str, backend: str, refusal: Refusal, device: torch.device) 
 def gpu_refusal(x: Tensor, backend: str) -> str | None:
     """Why no GPU kernel runs ``x``, whatever it computes, or None."""
     # On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
-    if x.device.type != "cuda" and not (backend == "triton" and _INTERPRETED):
-        return "it needs an NVIDIA GPU"
-    if not _TRITON:
-        return "the package triton is not installed"
-    from linattn.ops.triton.launch import capability
-
-    if x.is_cuda and capability(x.device) < (8, 0):
-        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
-    return transform_refusal()
+    return gpu.refusal(x.device, backend == "triton") or transform_refusal()
 
 
 def transform_refusal() -> str | None:

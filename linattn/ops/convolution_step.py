@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks
+from linattn.ops import checks, gpu
 
 
 def _takes(x: Tensor) -> bool:
-    return x.is_cuda
+    return x.is_cuda and gpu.refusal(x.device) is None
 
 
 def step_(
@@ -32,10 +32,10 @@ def step_(
         checks.shape("bias", bias, "[D]", (width,))
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
     if not wanted and _takes(x) and x.dtype != torch.float64 and x.stride(2) == 1 and size & (size - 1) == 0:
-        from linattn.ops.triton import convolution_step as gpu
+        from linattn.ops.triton import convolution_step as kernels
 
-        if gpu.refusal(state) is None:
-            return gpu.step_(x, state, weight, bias, activation, size, normed, eps, overlapped)
+        if kernels.refusal(state) is None:
+            return kernels.step_(x, state, weight, bias, activation, size, normed, eps, overlapped)
     if not wanted and not normed and x.device.type == "cpu":
         from linattn.ops.cpu import steps as native
 

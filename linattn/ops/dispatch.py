@@ -6,16 +6,14 @@ before it is needed, and the choice follows the tensors alone: their device, the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 
+from linattn.ops import gpu
 from linattn.ops.inputs import Inputs, Outputs
 
 FORMS = ("auto", "parallel", "chunk", "recurrent")
 BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
-_TRITON = find_spec("triton") is not None  # asked once: it looks through the folders of sys.path
 Run = Callable[[Inputs], Outputs]
 
 
@@ -90,9 +88,9 @@ def _explain_scan(op: Callable, *args, backend: str, **kwargs) -> str:
 
 def _form(name: str, inputs: Inputs, form: str) -> str:
     if name == "triton":
-        from linattn.ops.triton import linear_attention as gpu
+        from linattn.ops.triton import linear_attention as kernels
 
-        return gpu.form_of(inputs, form)
+        return kernels.form_of(inputs, form)
     return portable_form(inputs, form) if name == "torch" else "recurrent"
 
 
@@ -105,20 +103,18 @@ def portable_form(inputs: Inputs, form: str) -> str:
 
 def _gpu_refusal(inputs: Inputs, form: str, asked: bool) -> str | None:
     # On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
-    if inputs.v.device.type != "cuda" and not (asked and os.environ.get("TRITON_INTERPRET") == "1"):
-        return "it needs an NVIDIA GPU"
-    if not _TRITON:
-        return "the package triton is not installed"
-    from linattn.ops.triton import linear_attention as gpu
+    if (reason := gpu.refusal(inputs.v.device, asked)) is not None:
+        return reason
+    from linattn.ops.triton import linear_attention as kernels
 
-    return gpu.refusal(inputs, form)
+    return kernels.refusal(inputs, form)
 
 
 def _load(name: str, inputs: Inputs, form: str) -> Run:
     if name == "triton":
-        from linattn.ops.triton import linear_attention as gpu
+        from linattn.ops.triton import linear_attention as kernels
 
-        return gpu.FORMS[gpu.form_of(inputs, form)]
+        return kernels.FORMS[kernels.form_of(inputs, form)]
     if name == "cpu":
         from linattn.ops.cpu import linear_attention as cpu
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from linattn.ops import gpu
 from linattn.ops.tiles import NOTHING
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ LEAST_SIZE = 16  # channels of a head that the kernel needs
 def serves(q: Tensor, v: Tensor) -> bool:
     """Whether this is the way to go for q [B, T, H, K] and v [B, T, H, V]."""
     small = min(q.shape[3], v.shape[3]) < LEAST_SIZE or q.shape[1] < BLOCK
-    return q.is_cuda and q.dtype != torch.float64 and not small
+    return q.is_cuda and gpu.refusal(q.device) is None and q.dtype != torch.float64 and not small
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | None, scale: float) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops import gpu
+
 Biases = Sequence[Tensor | None]
 Steps = Sequence[tuple[str, float | Tensor | None]]  # what is done to numbers, in this order
 Finish = Sequence[Steps]  # for each product
@@ -58,9 +60,11 @@ def linears(
 
 def _kernels(x: Tensor, weights: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
     if x.is_cuda:
-        from linattn.ops.triton import linears as gpu
+        if gpu.refusal(x.device) is not None:
+            return None
+        from linattn.ops.triton import linears as kernels
 
-        return None if gpu.refusal(x, weights) else gpu.linears
+        return None if kernels.refusal(x, weights) else kernels.linears
     if x.device.type == "cpu":
         from linattn.ops.cpu import matvec as cpu
 

@@ -25,11 +25,11 @@ class OnGpu(torch.Tensor):
 
 
 def kernels() -> list[dict]:
-    from linattn.ops import checks
+    from linattn.ops import checks, gpu
     from linattn.ops.triton import convolution_step, decode, launch, linears
 
     triton.runtime.driver.set_active(Driver(90))
-    launch.capability = decode.capability = lambda device: (9, 0)  # type: ignore[assignment]
+    gpu.capability = lambda device: (9, 0)
     launch.replay_refusal = lambda device: "there is nothing to replay"
     compiled, run = [], JITFunction.run
 

@@ -3,10 +3,13 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.triton import launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -62,7 +65,7 @@ def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, overlapped: bool
 ) -> Tensor:
     """As :func:`linattn.ops.convolution_step.step_`; ``size`` is 0 or a power of two that divides ``normed``."""
-    overlapped = overlapped and x.is_cuda and launch.capability(x.device) >= (9, 0)
+    overlapped = overlapped and gpu.capability(x.device) >= (9, 0)
     bias = None if bias is None else bias.contiguous()
     return launch.run(_step, x, (x, state, weight.contiguous(), bias), activation, size, normed, eps, overlapped)[0]
 
@@ -70,9 +73,10 @@ def step_(
 def _step(recorder: launch.Recorder, x, state, weight, bias, activation, size, normed, eps, overlapped) -> launch.Tensors:
     (rows, slots, width), DB = state.shape, size or BLOCK
     y = recorder.empty(rows, 1, width, dtype=x.dtype)
+    options: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
     recorder.launch(
         step_kernel, (triton.cdiv(width, DB), rows, 1), (x, state, weight, bias, y), (x.stride(0), *state.stride(), eps),
         D=width, S=slots, W=weight.shape[2], DB=DB, NORMED=normed, ACTIVATION=activation, OVERLAPPED=overlapped,
-        num_warps=1 if DB <= 128 else 4, **({"launch_pdl": True} if overlapped else {}),
+        num_warps=1 if DB <= 128 else 4, **options,
     )  # fmt: skip
     return (y,)

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import launch, table
-from linattn.ops.triton.launch import capability
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
 
@@ -283,7 +283,7 @@ def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None
         raise ValueError("a step in place needs the states that it updates")
     if not all(t is None or (t.is_contiguous() and not t.is_neg()) for t in (state, z)):
         raise ValueError("a step in place needs contiguous states with their own signs")
-    overlapped = overlapped and state.is_cuda and capability(state.device) >= (9, 0)
+    overlapped = overlapped and gpu.capability(state.device) >= (9, 0)
     o, denominator = _launch(_arguments(inputs), state, z, overlapped, unit)
     return Outputs(o, denominator, state, z)
 

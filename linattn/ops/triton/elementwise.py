@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.triton import elementwise_kernels as kernels
 from linattn.ops.triton import launch, table
 from linattn.ops.triton.table import Elementwise as Config
@@ -23,9 +22,8 @@ def config(decay: Tensor, values: Tensor, cu_seqlens: Tensor | None, backward: b
     return table.elementwise(tokens <= SHORT, cu_seqlens is not None, shared, backward, decay.element_size(), values.element_size())
 
 
-@cache
 def processors(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+    return gpu.card(device).multiprocessors
 
 
 def scan(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -102,7 +100,7 @@ class _Launch:
     """One launch over the tiles of all rows and channels, and the words through which programs meet."""
 
     def __init__(self, recorder: launch.Recorder, kind: str, decay: Tensor, values: Tensor, cu: Tensor | None, *, backward: bool) -> None:
-        self.recorder, self.kind, self.on_gpu = recorder, kind, values.is_cuda
+        self.recorder, self.kind, self.on_gpu = recorder, kind, gpu.capability(values.device) != gpu.INTERPRETER.capability
         self.config = c = config(decay, values, cu, backward)
         batch, self.tokens, self.size = values.shape
         self.sequences = batch if cu is None else cu.shape[0] - 1

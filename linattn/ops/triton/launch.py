@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -16,10 +15,11 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-from linattn.ops import choice
-from linattn.ops.compilers import constant_result
+from linattn.ops import choice, gpu
+from linattn.ops.triton import fitting
+from linattn.ops.triton.fitting import Grid, Tiles
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = gpu.INTERPRETED
 MOST = 1024  # recorded calls; the oldest makes room
 ALIGNED = 256  # bytes
 FUSED = {"enable_fp_fusion": True}  # as all were measured: Triton 3.9 warns that the default, which this is so far, will change
@@ -127,9 +127,12 @@ class Recorder:
         self.made.append((t, how))
         return t
 
-    def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
-        """``kernel`` takes tensors first, then numbers, then constants."""
-        self.launches.append((kernel, kernel[grid](*tensors, *numbers, **FUSED | constants), grid, tensors, numbers))
+    def launch(
+        self, kernel, grid: Grid, tensors: Tensors, numbers: tuple[int | float, ...], *, tiles: Tiles | None = None, **constants: Any
+    ) -> None:
+        """``kernel`` takes tensors first, then numbers, then constants; ``tiles`` says which of these a card may have smaller."""
+        compiled, grid = fitting.launch(kernel, grid, (*tensors, *numbers), FUSED | constants, tiles)
+        self.launches.append((kernel, compiled, grid, tensors, numbers))
 
 
 class Compiler(Recorder):
@@ -142,8 +145,17 @@ class Compiler(Recorder):
     def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return how(self.like, shape, dtype=dtype, device="meta")
 
-    def launch(self, kernel, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int | float, ...], **constants) -> None:
-        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **FUSED | constants)
+    def launch(
+        self,
+        kernel,
+        grid: Grid,
+        tensors: Tensors,
+        numbers: tuple[int | float, ...],
+        *,
+        tiles: Tiles | None = None,
+        **constants,
+    ) -> None:
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **fitting.chosen(kernel, (*tensors, *numbers), FUSED | constants))
         future = getattr(compiled, "future", None)  # else it was there
         if future is not None and future not in self.awaited:
             self.awaited.add(future)
@@ -229,12 +241,3 @@ def traced(tensors: tuple[Tensor, ...]) -> bool:
     if choice.batched():
         return True
     return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
-
-
-@constant_result
-def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability; for a compiler a constant."""
-    return _known_capability(device)
-
-
-_known_capability = cache(torch.cuda.get_device_capability)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linattn.ops import choice
 from linattn.ops.inputs import Inputs, Outputs
-from linattn.ops.triton import decode, hopper, launch
+from linattn.ops.triton import decode, fitting, hopper, launch
 from linattn.ops.triton.hopper import choice as choice_of_hopper
 from linattn.ops.triton.launch import traced
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN
@@ -22,9 +22,6 @@ WIDEST = 256  # keys of one call of the kernels; without a rule that erases more
 
 def refusal(inputs: Inputs, form: str) -> str | None:
     """Why the kernels do not run ``inputs``, or None if they do."""
-    device = inputs.v.device
-    if device.type == "cuda" and launch.capability(device) < (8, 0):
-        return "it needs a GPU of compute capability 8.0 (Ampere) or later"
     if inputs.v.dtype == torch.float64:
         return "it computes in float32 at most, and the inputs are float64"
     if (reason := choice.transform_refusal()) is not None:
@@ -42,7 +39,28 @@ def refusal(inputs: Inputs, form: str) -> str | None:
     if max(inputs.k.shape[3], inputs.v.shape[3]) > widest:
         what = "with beta or erase" if erasing else "without beta and erase"
         return f"{what} it takes K and V up to {widest}, but they are {inputs.k.shape[3]} and {inputs.v.shape[3]}"
-    return None
+    read = inputs.erase[0] if inputs.erase else None
+    kinds = (inputs.k, inputs.v, inputs.decay_per_channel, inputs.decay is None, inputs.beta, read, inputs.bonus)
+    passes = ("forward", "backward") if wants_gradients(inputs) else ("forward",)
+    return fitting.refusal(*(_name(name, *kinds) for name in passes))
+
+
+def wants_gradients(x: Inputs) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in x.differentiable)
+
+
+def _name(of: str, k, v, per_channel: bool, lasting: bool, beta, read, bonus) -> Hashable:
+    """What one pass of calls that differ in batch and length alone is remembered by, where a kernel of it does not fit."""
+    sizes = min(k.shape[3], WIDEST), v.shape[3]
+    return of, v.device, v.dtype, sizes, per_channel, lasting, beta is None, read is None, bonus is None
+
+
+def _forward_name(q, k, v, decay, beta, read, write, bonus, *rest) -> Hashable:
+    return _name("forward", k, v, decay is not None and decay.ndim == 4, decay is None, beta, read, bonus)
+
+
+def _backward_name(do, dfinal, q, *tensors) -> Hashable:
+    return ("backward", *_forward_name(q, *tensors)[1:])  # type: ignore[index]
 
 
 def form_of(inputs: Inputs, form: str) -> str:
@@ -102,7 +120,7 @@ def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Ten
     if decay is not None and x.decay_constant:
         decay = decay.float().expand(*v.shape[:2], *decay.shape)
     read, write = x.erase or (None, None)
-    keeps = torch.is_grad_enabled() and any(t.requires_grad for t in x.differentiable)
+    keeps = wants_gradients(x)
     arguments = (x.q, x.k, v, decay, x.beta, read, write, x.bonus, initial, x.cu_seqlens, x.scale, wide, keeps)
     if traced((v, *x.differentiable)):
         o, state, *_ = chunk_forward(*arguments)
@@ -111,6 +129,17 @@ def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Ten
     return o, state
 
 
+def portable_forward(*arguments) -> launch.Tensors:
+    """``forward`` in operations of torch; nothing joins segments."""
+    from linattn.ops.torch import linear_attention as portable
+
+    q, k, v, decay, beta, read, write, bonus, initial, cu, scale, wide, *_ = arguments
+    erase = None if read is None else (read, write)
+    out = portable.FORMS["chunk"](Inputs(q, k, v, scale, decay, beta, erase, bonus, initial=initial, return_state=True, cu_seqlens=cu))
+    return out.o if wide else out.o.to(v.dtype), out.state, None, None
+
+
+@fitting.or_else(portable_forward, _forward_name)
 def forward(*arguments) -> launch.Tensors:
     """Output [B, T, H, V] (float32 if ``wide``), final state, and, between segments, states and what joins them (or None).
 
@@ -164,12 +193,29 @@ def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
     return {"transition": None if plain else links, "total": links if plain else None}
 
 
+def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
+    """``backward`` in operations of torch."""
+    *tensors, scale, ddecay, _, _ = arguments
+
+    def run(*given: Tensor | None) -> launch.Tensors:
+        return portable_forward(*given, tensors[9], scale, do.dtype == torch.float32)[:2]
+
+    if tensors[8] is None:  # the kernels give the gradient of a state of zeros too
+        sequences = do.shape[0] if tensors[9] is None else tensors[9].shape[0] - 1
+        tensors[8] = do.new_zeros(sequences, do.shape[2], tensors[1].shape[3], do.shape[3], dtype=torch.float32)
+    dq, dk, dv, decay, *others = fitting.differentiated(run, tuple(tensors[:9]), (do, dfinal))
+    return dq, dk, dv, decay if ddecay else None, *others
+
+
+@fitting.or_else(portable_backward, _backward_name)
 def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
     """Gradients of q, k, v, decay, beta, read, write, bonus and the initial state.
 
     The arguments are those of ``chunk_backward``.
     """
     *tensors, scale, ddecay, starts, links = arguments
+    if fitting.refusal(_forward_name(*tensors)):  # whose kernels have left nothing
+        return portable_backward(do, dfinal, *arguments)
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
     dq, dk, dv, *others, dbonus, dinitial = launch.run(

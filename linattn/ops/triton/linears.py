@@ -8,7 +8,7 @@ More vectors are normed by a launch of their own, and then are a product of tile
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from math import prod
 
@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops.linears import FINISHES, Finish
+from linattn.ops import gpu
+from linattn.ops.linears import FINISHES, Finish, portable
 from linattn.ops.linears import normed as portable_norm
-from linattn.ops.triton import launch, linear_tiles, norms
+from linattn.ops.triton import fitting, launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 16384  # channels of a vector that a program holds
@@ -263,9 +264,18 @@ def refusal(x: Tensor, weights: Sequence[Tensor]) -> str | None:
         return f"it takes at most {MAPS} matrices of at most {LARGEST} columns, but x has shape {list(x.shape)}"
     if launch.traced((x, *weights)):
         return "somebody looks on who has to see operations of torch"
-    return None
+    return fitting.refusal(_name(x, weights))
 
 
+def _name(x: Tensor, weights: Sequence[Tensor], *_: object) -> Hashable:
+    return fitting.alike("linears", *weights), x.shape[-1], x.numel() == x.shape[-1]
+
+
+def _portable(*arguments) -> list[Tensor]:
+    return portable(*(*arguments, ())[:10])  # counters are the kernels'
+
+
+@fitting.or_else(_portable, _name)
 def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
@@ -279,7 +289,7 @@ def linears(
     steps, constants = _steps(finish)
     y = torch.empty(vectors * sum(sizes), dtype=x.dtype, device=x.device)
     wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None
-    overlapped = y.is_cuda and launch.capability(y.device) >= (9, 0)
+    overlapped = gpu.capability(y.device) >= (9, 0)
     if size and (vectors > 1 or (size != K and size & (size - 1))):
         x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
@@ -331,9 +341,8 @@ def _of_vector(tensors: tuple, eps: float, **shared) -> None:
     while BN > 1 and sum(triton.cdiv(n, BN) for n in sizes) < PROGRAMS:
         BN //= 2
     options = {"num_warps": min(max(BN * row // (32 * EACH), 1), 8), **({} if shared["SIZE"] else {"maxnreg": REGISTERS})}
-    vector_kernel[(sum(triton.cdiv(n, BN) for n in sizes),)](
-        *tensors, eps, BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(), **options, **shared
-    )
+    constants = {"BK": BK, "BN": BN, "WEIGHTS": 1 if norm is None else norm.numel(), **options, **shared}
+    fitting.launch(vector_kernel, (sum(triton.cdiv(n, BN) for n in sizes), 1, 1), (*tensors, eps), constants)
 
 
 def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared) -> None:
@@ -345,7 +354,7 @@ def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared) -
     if tiles.SPLIT > 1:
         parts = torch.empty(prod(grid) * tiles.BM * tiles.BN * (2 if gated else 1), dtype=torch.float32, device=x.device)
     channels = triton.cdiv(K, tiles.BK * tiles.SPLIT) * tiles.BK
-    tile_kernel[grid](
-        *tensors, parts, counters, vectors, CHANNELS=channels, LINES=triton.next_power_of_2(triton.cdiv(channels * x.element_size(), 128)),
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **asdict(tiles), **shared,
-    )  # fmt: skip
+    lines = triton.next_power_of_2(triton.cdiv(channels * x.element_size(), 128))
+    precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    constants = {"CHANNELS": channels, "LINES": lines, "PRECISION": precision, **asdict(tiles), **shared}
+    fitting.launch(tile_kernel, grid, (*tensors, parts, counters, vectors), constants)

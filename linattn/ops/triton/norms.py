@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops.triton import launch
+from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 8192  # V
@@ -113,9 +113,20 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
         return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
     if launch.traced(tensors):
         return "somebody looks on who has to see operations of torch"
-    return None
+    return fitting.refusal(fitting.alike("norm", x))
 
 
+def _portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, **_: bool) -> Tensor:
+    from linattn.ops.norms import portable
+
+    return portable(x, weight, gate, eps, mean, dtype)
+
+
+def _portable_backward(d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tensor | None, *options) -> tuple[Tensor | None, ...]:
+    return tuple(fitting.differentiated(lambda *tensors: (_portable(*tensors, *options),), (x, weight, gate), (d_y,)))
+
+
+@fitting.or_else(_portable, lambda x, *_, **__: fitting.alike("norm", x))
 def forward(
     x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, *, overlapped: bool = False
 ) -> Tensor:
@@ -125,6 +136,7 @@ def forward(
     return y.view(x.shape)
 
 
+@fitting.or_else(_portable_backward, lambda _, x, *__: fitting.alike("norm", x))
 def backward(
     d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, ...]:

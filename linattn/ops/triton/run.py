@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.triton import gradients as gradients_kernel
 from linattn.ops.triton import hopper, scan, table
 from linattn.ops.triton import prepare as prepare_kernel
+from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Recorder
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
 
+REGISTERS = 65536  # of a multiprocessor
 MOST = 65535  # programs along the second dimension of a grid
 
 
@@ -52,7 +56,7 @@ class Run:
     def __init__(self, recorder: Recorder, given: Arguments, scale: float):
         q, k, v, decay, beta, read, write, bonus, _, cu = given
         self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
-        self.recorder, self.bonus, self.cu = recorder, bonus, cu
+        self.recorder, self.bonus, self.cu, self.card = recorder, bonus, cu, gpu.card(v.device)
         self.least = table.NARROWEST if v.dtype == torch.bfloat16 else 16  # channels of a block
         self.fast = False  # by the kernels for Hopper
         self.turned = False
@@ -86,6 +90,11 @@ class Run:
         """Whether gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
+
+    @property
+    def narrowest(self) -> int:
+        """Channels of a block where a card has no room for more; on Hopper Triton miscompiles narrow ones of bfloat16, see table.py."""
+        return min(32, self.least) if self.card.capability[0] in (8, 12) else self.least
 
     @property
     def own(self) -> tuple[int, int, int]:
@@ -140,7 +149,7 @@ class Run:
         if self.fast:
             kernel, options = choice.prepare(self.family, self.decay, self.read, self.write) or (kernel, None)
         if options is None:
-            c = table.prepare(self.family)
+            c = table.prepare(self.family, self.card)
             options = dict(num_warps=c.warps, num_stages=c.stages, BK=min(c.bk, power_of_two(self.size_k, self.least)))
         self.recorder.launch(
             kernel, (p.chunks, self.heads, 1),
@@ -149,6 +158,7 @@ class Run:
                 self.p, self.p_write, self.b, self.t, self.w, self.q_faded, self.k_faded, self.write_faded, self.fade,
             ),
             (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers),
+            tiles=None if self.fast else Tiles({"BK": self.narrowest}),
             **{"BK": power_of_two(self.size_k, self.least), **options, **self.constants},
         )  # fmt: skip
 
@@ -160,12 +170,10 @@ class Run:
                 self.family, self.size_k, self.size_v, o is not None, states is not None, transition is not None
             )
         else:
-            c = table.forward(self.family, self.size_k, o is not None)
+            c = table.forward(self.family, self.size_k, o is not None, self.card)
             kernel, options = scan.forward, self._in_blocks(c)
-        bv = options["BV"]
-        blocks = -(-self.size_v // bv) + (-(-self.size_k // bv) if transition is not None else 0)
         self._launch_over(
-            kernel, (blocks, self.plan.segments, self.heads),
+            kernel, (self._blocks(options["BV"], transition), self.plan.segments, self.heads), transition,
             (
                 self.q, self.k, self.v, self.write, self.decay, self.cu, self.p, self.p_write, self.b, self.w,
                 self.q_faded, self.k_faded, self.write_faded, self.fade, starts, o, values, states, final, transition, total,
@@ -180,10 +188,10 @@ class Run:
         if self.fast:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
         else:
-            c = table.backward(self.family, self.size_k, not local)
+            c = table.backward(self.family, self.size_k, not local, self.card)
             kernel, options = scan.backward, self._in_blocks(c)
         self._launch_over(
-            kernel, (-(-self.size_v // options["BV"]), self.plan.segments, self.heads),
+            kernel, (self._blocks(options["BV"]), self.plan.segments, self.heads), None,
             (
                 self.q, self.k, self.write, do, self.decay, self.cu, self.p, self.p_write, self.b, self.t, self.w,
                 self.q_faded, self.k_faded, self.write_faded, self.fade, ends, dv, x_read, dstates, dinitial,
@@ -193,21 +201,33 @@ class Run:
             **options, **self.constants,
         )  # fmt: skip
 
-    def _launch_over(self, kernel, grid: tuple[int, int, int], tensors, before, after, **constants) -> None:
+    def _blocks(self, columns: int, transition: Tensor | None = None) -> int:
+        """Programs that share the columns of a state, and of the transition where there is one."""
+        return -(-self.size_v // columns) + (0 if transition is None else -(-self.size_k // columns))
+
+    def _launch_over(self, kernel, grid: tuple[int, int, int], transition, tensors, before, after, **constants) -> None:
         """Launch over more segments or sequences than a grid has room for; between ``before`` and ``after`` goes the first of them."""
         blocks, count, heads = grid
+        halves = kernel is scan.chain or not self.fast  # those for Hopper have no other shape
+        least = 16 if kernel is scan.chain else self.narrowest  # which multiplies float32
         for first in range(0, count, MOST):
-            self.recorder.launch(kernel, (blocks, min(MOST, count - first), heads), tensors, (*before, first, *after), **constants)
+            rest = (min(MOST, count - first), heads)
+            tiles = Tiles({"BV": least}, partial(self._grid, rest, transition)) if halves else None
+            self.recorder.launch(kernel, (blocks, *rest), tensors, (*before, first, *after), tiles=tiles, **constants)
+
+    def _grid(self, rest: tuple[int, int], transition: Tensor | None, constants: dict[str, int]) -> tuple[int, int, int]:
+        return (self._blocks(constants["BV"], transition), *rest)
 
     def chain(self, pieces, transition, total, first, *, reverse: bool) -> None:
         bk = power_of_two(self.size_k, self.least)
         erases = self.family.rule != PLAIN
         bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
         self._launch_over(
-            scan.chain, (-(-self.size_v // bv), self.sequences, self.heads),
+            scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
             K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
-            REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, num_warps=8 if bk > 64 else 4,
+            REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None,
+            num_warps=8 if bk > 64 else 4, num_stages=table.chain(erases, self.card).stages,
         )  # fmt: skip
 
     def gradients(self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool) -> Gradients:
@@ -231,17 +251,20 @@ class Run:
         sequences, tokens, _, _, scale = self.numbers
         numbers = (*q_and_k, *v_and_do[0], *others, *v_and_do[1], sequences, tokens, heads, group, scale, 0)
         constants = dict(V=columns, DDECAY=ddecay, **self.constants)
-        c = table.gradients(self.family)
+        c = table.gradients(self.family, self.card)
         bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
         by_channel = self.family.decay == CHANNEL
         grid = (self.plan.chunks, heads, -(-self.size_k // bk) if by_channel else 1)
+        smaller = Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), lambda c: (*grid[:2], -(-self.size_k // c["BK"]) if by_channel else 1))
         if fast is None:
+            # Of many warps ptxas would have each thread do with few registers, and spill.
+            most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
             for settled in (True, False) if by_channel else (True,):
                 # Where a product and its sum over lanes become one operation, each lane rounds another sum, and which lane
                 # writes it for the others would decide about its last bit.
                 self.recorder.launch(
-                    gradients_kernel.gradients, grid, tensors, numbers, BK=bk, BV=bv, SETTLED=settled,
-                    num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, **constants,
+                    gradients_kernel.gradients, grid, tensors, numbers, tiles=smaller, BK=bk, BV=bv, SETTLED=settled,
+                    num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, **most, **constants,
                 )  # fmt: skip
             return self._summed(to, 1)
         kernel, options = fast

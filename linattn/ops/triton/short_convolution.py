@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from linattn.ops.triton import launch
+from linattn.ops.torch import short_convolution as portable
+from linattn.ops.triton import fitting, launch
 from linattn.ops.triton import short_convolution_kernels as kernels
 
 
@@ -32,15 +34,25 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
         return "its sums are float32, and float64 was given"
     if not 2 <= weight.shape[2] <= WIDEST:
         return f"it has 2 to {WIDEST} taps, but weight has shape {list(weight.shape)}"
-    return None
+    return fitting.refusal(_name(x, None, weight))
 
 
+def _name(x: Tensor, before: Tensor | None, weight: Tensor, *_: object) -> Hashable:
+    return fitting.alike("short_convolution", x, weight)
+
+
+def _backward_name(d_y: Tensor, *arguments) -> Hashable:
+    return _name(*arguments)
+
+
+@fitting.or_else(portable.forward, _name)
 def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
     """``x`` [B, T, D], not empty, ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]: y [B, T, D] in the dtype of ``x``."""
     (y,) = launch.run(_forward, x, (_rows(x), *_contiguous(before, weight, bias)), activation, FORWARD)
     return y
 
 
+@fitting.or_else(portable.backward, _backward_name)
 def backward(
     d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool
 ) -> tuple[Tensor | None, ...]:

@@ -2,6 +2,9 @@
 
 For each kind of kernel the first row whose conditions a call meets is the one that is used. A condition names a property of the
 call and the value that it has; with ``_at_most`` or ``_at_least`` after the name, a bound. Nothing is measured when a model runs.
+
+The table was measured on an H200. cards.json has the rows that come before it on other cards, by ``generation`` (ten times the compute
+capability) and ``shared`` (bytes of shared memory that one program can have): what was found by compiling, see ``make test-targets``.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from linattn.ops.gpu import INTERPRETER, Card
 
 PROGRAMS = 128  # about one for each multiprocessor of the largest devices
 SHORTEST = 512  # tokens of a segment
@@ -25,6 +30,7 @@ RULES = ("plain", "delta", "erase")
 DECAYS = ("none", "head", "channel")
 
 FILE = Path(__file__).with_name("table.json")
+CARDS = Path(__file__).with_name("cards.json")
 Value = bool | int | str
 
 
@@ -88,6 +94,7 @@ def _met(name: str, wanted: Value, call: dict[str, Any]) -> bool:
 Rows = dict[str, tuple[Row, ...]]
 KINDS: dict[str, type] = {
     "prepare": Config, "forward": Config, "backward": Config, "gradients": Config, "elementwise": Elementwise, "decode": Decode,
+    "chain": Config,
 }  # fmt: skip
 _installed: Rows | None = None
 
@@ -131,17 +138,25 @@ def find(kind: str, call: dict[str, Value]) -> int:
     raise LookupError(f"{FILE.name} has no row under {kind!r} for {call}")
 
 
+def of_card(kind: str, call: dict[str, Value], card: Card) -> Config | None:
+    """What cards.json has for a call on ``card``, or None; rows that were installed are measured as they are."""
+    if _installed is not None:
+        return None
+    call = {**call, "generation": card.generation, "shared": card.shared}
+    return next((row.use for row in _read(CARDS).get(kind, ()) if row.takes(call)), None)  # type: ignore[return-value]
+
+
 def chunk(half: bool) -> int:
     return 64 if half else 32
 
 
 @lru_cache(maxsize=4096)
-def of_chunks(kind: str, family, size_k: int | None = None, outputs: bool = False) -> Config:
+def of_chunks(kind: str, family, size_k: int | None = None, outputs: bool = False, card: Card = INTERPRETER) -> Config:
     """The configuration of a kernel of the chunked form; a scan of the states has a size of keys, and outputs or none."""
     call: dict[str, Value] = {"rule": RULES[family.rule], "decay": DECAYS[family.decay], "before": family.before, "half": family.half}
     if size_k is not None:
         call |= {"keys": size_k, "outputs": outputs}
-    return rows()[kind][find(kind, call)].use  # type: ignore[return-value]
+    return of_card(kind, call, card) or rows()[kind][find(kind, call)].use  # type: ignore[return-value]
 
 
 def _kept(size_k: int) -> Callable[..., Config]:
@@ -149,20 +164,26 @@ def _kept(size_k: int) -> Callable[..., Config]:
     return of_chunks if isinstance(size_k, int) else getattr(of_chunks, "__wrapped__", of_chunks)
 
 
-def prepare(family) -> Config:
-    return of_chunks("prepare", family)
+def prepare(family, card: Card = INTERPRETER) -> Config:
+    return of_chunks("prepare", family, card=card)
 
 
-def forward(family, size_k: int, outputs: bool) -> Config:
-    return _kept(size_k)("forward", family, size_k, outputs)
+def forward(family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Config:
+    return _kept(size_k)("forward", family, size_k, outputs, card)
 
 
-def backward(family, size_k: int, outputs: bool) -> Config:
-    return _kept(size_k)("backward", family, size_k, outputs)
+def backward(family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Config:
+    return _kept(size_k)("backward", family, size_k, outputs, card)
 
 
-def gradients(family) -> Config:
-    return of_chunks("gradients", family)
+def gradients(family, card: Card = INTERPRETER) -> Config:
+    return of_chunks("gradients", family, card=card)
+
+
+@lru_cache(maxsize=64)
+def chain(erases: bool, card: Card) -> Config:
+    """Stages of what joins segments; its blocks follow from the sizes."""
+    return of_card("chain", {"erases": erases}, card) or Config(stages=3)
 
 
 @lru_cache(maxsize=256)
@@ -178,4 +199,4 @@ def decode(columns: int) -> Decode:
     return rows()["decode"][find("decode", {"columns": columns})].use  # type: ignore[return-value]
 
 
-KEPT = {"of_chunks": of_chunks, "elementwise": elementwise, "decode": decode}  # what remembers what it was asked
+KEPT = {"of_chunks": of_chunks, "elementwise": elementwise, "decode": decode, "chain": chain}  # what remembers what it was asked

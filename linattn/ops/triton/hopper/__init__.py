@@ -6,7 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from linattn.ops.triton.launch import capability, capturing
+from linattn.ops import gpu
+from linattn.ops.triton.launch import capturing
 
 CHUNK = 64
 SIZES = (64, 128)  # of keys and values
@@ -39,7 +40,7 @@ def _moves(t: Tensor) -> bool:
 
 
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and capability(device) == (9, 0) and gluon_refusal(device) is None
+    return gpu.capability(device) == (9, 0) and gluon_refusal(device) is None
 
 
 def gluon_refusal(device: torch.device) -> str | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from linattn.ops import gpu
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
 
-Chosen = tuple[Any, dict[str, int]]  # a kernel and the options of its launch
+Chosen = tuple[Any, dict[str, Any]]  # a kernel and the options of its launch
 TRITON = tuple(int(n) for n in re.findall(r"\d+", triton.__version__)[:2])
 
 
@@ -90,7 +90,7 @@ def gradients(
     return (module.gradients, module.options(family, k.shape[3], columns)) if module.fits(family, chunk, q, k, v, do) else None
 
 
-def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int], int]:
+def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, Any], int]:
     """The kernel for what ``gradients`` leaves, blocks of channels that do not settle; its options and how many programs share them."""
     from linattn.ops.triton.hopper import gradients_channel_levels, gradients_channel_levels_delta, gradients_channel_levels_erase
 
@@ -103,6 +103,5 @@ def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, int]
     return module.gradients, module.options(), module.programs(multiprocessors(device))
 
 
-@cache
 def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return gpu.card(device).multiprocessors

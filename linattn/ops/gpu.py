@@ -1,0 +1,102 @@
+"""Whether a device can run the GPU kernels, and what its card allows: the one place that knows either.
+
+The kernels are for NVIDIA GPUs of compute capability 8.0 (Ampere) and later. Each device is asked about by its own index, so that
+two different GPUs in one machine each get what suits them.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from linattn.ops.compilers import constant_result
+
+OLDEST = (8, 0)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Card(NamedTuple):
+    """Compute capability, bytes of shared memory that one program can have, and multiprocessors of a device."""
+
+    capability: tuple[int, int]
+    shared: int
+    multiprocessors: int
+
+    @property
+    def generation(self) -> int:
+        """The capability as one number: 80 is an A100, 90 an H100, 120 an RTX 5090."""
+        return 10 * self.capability[0] + self.capability[1]
+
+
+INTERPRETER = Card((0, 0), 1 << 40, 1)  # what Triton's interpreter allows
+
+
+@constant_result
+def refusal(device: torch.device, asked: bool = False) -> str | None:
+    """Why no GPU kernel runs on ``device``, or None. ``asked``: the kernels were asked for by name, as the interpreter wants it."""
+    found = _found(device, asked)
+    return found if isinstance(found, str) else None
+
+
+@constant_result
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability; (0, 0) where the kernels do not run on a GPU, whatever its maker's numbers say."""
+    return card(device).capability
+
+
+def card(device: torch.device) -> Card:
+    """What the card allows; where the kernels run on no GPU, what the interpreter does."""
+    found = _found(device, True)
+    return INTERPRETER if isinstance(found, str) else found
+
+
+def _found(device: torch.device, asked: bool) -> Card | str:
+    """The card, or why the kernels do not run on it."""
+    if device == torch.device("cuda"):
+        device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return _known(device, asked)
+
+
+@cache
+def _known(device: torch.device, asked: bool) -> Card | str:
+    if device.type == "xpu":
+        return "it needs an NVIDIA GPU, and this is one of Intel's (XPU)"
+    if device.type != "cuda" and not (device.type == "cpu" and asked and INTERPRETED):
+        return "it needs an NVIDIA GPU"
+    hip: str | None = getattr(torch.version, "hip", None)
+    if hip is not None and device.type == "cuda":
+        return "it needs an NVIDIA GPU, and this is one of AMD's (ROCm), for which its kernels are not written"
+    if (reason := _triton_refusal()) is not None:
+        return reason
+    if device.type == "cpu":
+        return INTERPRETER
+    if INTERPRETED:
+        return "TRITON_INTERPRET=1 is set, under which kernels run on a CPU alone"
+    return _nvidia(device)
+
+
+def _triton_refusal() -> str | None:
+    """Why there is no Triton. It is imported, not looked for: an installed one whose library does not load is none."""
+    try:
+        import triton  # noqa: F401
+    except (ImportError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in ("triton", None):
+            return "the package triton is not installed"
+        return f"the package triton cannot be imported: {error}"
+    return None
+
+
+def _nvidia(device: torch.device) -> Card | str:
+    if not torch.cuda.is_available():
+        return "torch finds no NVIDIA GPU here"
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) < OLDEST:
+        return (
+            f"it needs a GPU of compute capability 8.0 (Ampere) or later, and {device} ({properties.name}) has "
+            f"{properties.major}.{properties.minor}"
+        )
+    shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return Card((properties.major, properties.minor), shared, properties.multi_processor_count)

@@ -1,0 +1,163 @@
+"""What to do with a kernel that a card has no room for, or that a compiler fails on.
+
+The tables say what suits the cards that are known. On another, or with another Triton, a launch may want more shared memory, threads
+or tensor memory than there are, or end in the compiler. Then the same launch is tried with fewer stages, smaller tiles and more
+warps, and what serves is remembered. Where nothing does, :class:`Unfit` says why, and torch's operations compute instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from triton.compiler.errors import CompilationError
+from triton.runtime.driver import driver
+from triton.runtime.errors import OutOfResources, PTXASError
+
+F = TypeVar("F", bound=Callable[..., Any])
+Grid = tuple[int, ...]
+STAGES = 3  # Triton's own choice
+WARPS = 16  # at most
+_served: dict[Hashable, dict[str, Any] | str] = {}  # what is changed of a launch, or why nothing serves
+_unfit: dict[Hashable, str] = {}  # calls of operations
+
+
+class Tiles(NamedTuple):
+    """Constants of a launch that may be halved, with what each is at least, and the grid that then follows from them."""
+
+    least: dict[str, int]
+    grid: Callable[[dict[str, Any]], Grid] | None = None
+
+
+class Unfit(RuntimeError):
+    """A kernel fits a device in no shape."""
+
+
+def launch(kernel: Any, grid: Grid, arguments: tuple[Any, ...], constants: dict[str, Any], tiles: Tiles | None = None) -> tuple[Any, Grid]:
+    """Launch ``kernel``; the compiled kernel and its grid.
+
+    Only after a first launch has failed does this cost more than the launch.
+    """
+    if not _served:
+        try:
+            return kernel[grid](*arguments, **constants), grid
+        except Exception as error:
+            if reason_of(error) is None:
+                raise
+    key = _key(kernel, arguments, constants)
+    known = _served.get(key)
+    if isinstance(known, str):
+        raise Unfit(known)
+    for changes in shapes(constants, tiles) if known is None else (known,):
+        changed = {**constants, **changes}
+        place = tiles.grid(changed) if tiles and tiles.grid else grid
+        try:
+            compiled = kernel[place](*arguments, **changed)
+        except Exception as error:
+            if (reason := reason_of(error)) is None:
+                raise
+            known = known if isinstance(known, str) else reason  # of the first shape, which was meant
+            continue
+        _served[key] = changes
+        return compiled, place
+    _served[key] = f"{kernel.fn.__name__} does not fit this GPU: {known}"
+    raise Unfit(_served[key])
+
+
+def chosen(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> dict[str, Any]:
+    """``constants`` with what was found to serve in their place."""
+    known = _served.get(_key(kernel, arguments, constants)) if _served else None
+    return {**constants, **known} if isinstance(known, dict) else constants
+
+
+def _key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Hashable:
+    return kernel, driver.active.get_current_device(), tuple(map(_kind, arguments)), tuple(constants.items())
+
+
+def _kind(x: Any) -> Hashable:
+    if isinstance(x, tuple):
+        return tuple(map(_kind, x))
+    return x.dtype if isinstance(x, Tensor) else x is None
+
+
+def shapes(constants: dict[str, Any], tiles: Tiles | None) -> Iterator[dict[str, Any]]:
+    """What is changed of a launch, in the order of what it costs: nothing, stages, then tiles, and warps with them."""
+    yield {}
+    stages, warps = constants.get("num_stages", STAGES), constants.get("num_warps", 4)
+    for fewer in range(stages - 1, 0, -1):
+        yield {"num_stages": fewer}
+    if tiles is None:
+        return
+    names = [name for name, least in tiles.least.items() if constants[name] >= 2 * least]
+    sizes = [{name: constants[name] // 2 for name in names[:count]} for count in range(len(names) + 1)]
+    for more in (warps, 2 * warps):
+        for smaller in sizes:
+            if more <= WARPS and (smaller or more != warps):
+                yield {"num_stages": 1, "num_warps": more, **smaller}
+
+
+def reason_of(error: Exception) -> str | None:
+    """What a card lacks or a compiler said, where that is what ``error`` is about; None: it is another error."""
+    if isinstance(error, OutOfResources):
+        return f"it wants {error.required} of {error.limit} there are ({error.name})"
+    if isinstance(error, (CompilationError, PTXASError)) or (isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"Triton's compiler ends in {type(error).__name__}: {lines[-1] if lines else ''}"
+    return None
+
+
+def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Callable[[F], F]:
+    """Decorate a function that launches kernels: where one is :class:`Unfit`, ``otherwise`` computes the same of its arguments.
+
+    That warns once, and is remembered under ``name`` of the arguments for :func:`refusal`.
+    """
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            try:
+                return function(*arguments, **options)
+            except Unfit as error:
+                key = name(*arguments, **options)
+                if key not in _unfit:
+                    _unfit[key] = str(error)
+                    warnings.warn(f"torch's operations run in the place of a GPU kernel of linattn: {error}", stacklevel=2)
+                return otherwise(*arguments, **options)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def refusal(*names: Hashable) -> str | None:
+    """Why the kernels no longer run calls of these names, or None."""
+    return next((_unfit[name] for name in names if name in _unfit), None) if _unfit else None
+
+
+def alike(operation: str, *tensors: Tensor | None) -> Hashable:
+    """The name of calls of an operation that differ in batch and length alone."""
+    kinds = tuple(None if t is None else (t.dtype, t.shape[2:]) for t in tensors)
+    return operation, next(t for t in tensors if t is not None).device, kinds
+
+
+def differentiated(function: Callable[..., Any], tensors: tuple[Any, ...], cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """Gradients of floating ``tensors``, None for the others: of the results of ``function``, in operations of torch."""
+    leaves = [t.detach().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
+    wanted = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+    with torch.enable_grad():
+        results = function(*leaves)
+        pairs = [(o, d) for o, d in zip(results, cotangents, strict=True) if o is not None and d is not None]
+        outputs, given = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, wanted, [d.to(o.dtype) for o, d in pairs], materialize_grads=True))
+    del outputs, given
+    return [next(found) if isinstance(t, Tensor) and t.requires_grad else None for t in leaves]
+
+
+def forget() -> None:
+    """As if nothing had failed yet."""
+    _served.clear()
+    _unfit.clear()

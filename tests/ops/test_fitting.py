@@ -1,0 +1,172 @@
+"""What is tried where a kernel does not fit a card, what is remembered, and that torch's operations serve in the end."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime.errors import OutOfResources, PTXASError
+
+import linattn
+from linattn.ops import gpu
+from linattn.ops.triton import fitting, launch
+from linattn.ops.triton.fitting import Tiles, Unfit
+from tests.ops.cases import arguments, make
+
+CARD = gpu.Card((8, 6), 99 << 10, 82)
+FAILED = RuntimeError("PassManager::run failed")
+
+
+class Kernel:
+    """Launches that fit where ``fits`` says so of their constants; ``tried`` are all."""
+
+    def __init__(self, fits, error: Exception | None = None) -> None:
+        self.fn, self.fits, self.tried = SimpleNamespace(__name__="scan"), fits, []
+        self.error = OutOfResources(120 << 10, 99 << 10, "shared memory") if error is None else error
+
+    def __getitem__(self, grid):
+        def run(*_, **constants):
+            self.tried.append((grid, constants))
+            if not self.fits(constants):
+                raise self.error
+            return "compiled"
+
+        return run
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    monkeypatch.setattr(fitting, "driver", SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0)))
+    fitting.forget()
+    yield
+    fitting.forget()
+
+
+def start(kernel: Kernel, tiles: Tiles | None = None, **constants):
+    return fitting.launch(kernel, (8, 1, 1), (torch.zeros(2), 3, None), constants, tiles)
+
+
+def test_what_fits_is_launched_as_it_is():
+    kernel = Kernel(lambda c: True)
+    assert start(kernel, BV=64, num_stages=3) == ("compiled", (8, 1, 1)) and len(kernel.tried) == 1
+
+
+def test_stages_come_first_then_tiles_then_warps():
+    kernel = Kernel(lambda c: False)
+    tiles = Tiles({"BV": 16, "BK": 32}, lambda c: (512 // c["BV"], 1, 1))
+    with pytest.raises(Unfit, match="scan does not fit this GPU: it wants 122880 of 101376 there are .shared memory."):
+        start(kernel, tiles, BV=64, BK=64, num_warps=8, num_stages=3)
+    tried = [(c["num_stages"], c["BV"], c["BK"], c["num_warps"], grid[0]) for grid, c in kernel.tried[1:]]
+    assert tried == [
+        (3, 64, 64, 8, 8), (2, 64, 64, 8, 8), (1, 64, 64, 8, 8), (1, 32, 64, 8, 16), (1, 32, 32, 8, 16),
+        (1, 64, 64, 16, 8), (1, 32, 64, 16, 16), (1, 32, 32, 16, 16),
+    ]  # fmt: skip
+
+
+def test_what_served_is_remembered_for_its_kind_alone():
+    kernel = Kernel(lambda c: c["num_stages"] < 2 or c["BV"] < 64)
+    start(kernel, BV=64, num_stages=3)
+    before = len(kernel.tried)
+    assert start(kernel, BV=64, num_stages=3)[0] == "compiled"
+    assert len(kernel.tried) == before + 1 and kernel.tried[-1][1]["num_stages"] == 1
+    start(kernel, BV=32, num_stages=3)
+    assert kernel.tried[-1][1]["num_stages"] == 3
+    assert fitting.chosen(kernel, (torch.zeros(2), 3, None), {"BV": 64, "num_stages": 3})["num_stages"] == 1
+
+
+def test_each_device_has_its_own(monkeypatch):
+    kernel = Kernel(lambda c: c["num_stages"] < 3)
+    start(kernel, num_stages=3)
+    kernel.fits = lambda c: True
+    monkeypatch.setattr(fitting, "driver", SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 1)))
+    start(kernel, num_stages=3)
+    assert kernel.tried[-1][1]["num_stages"] == 3
+
+
+def test_what_fits_nowhere_is_not_tried_again():
+    kernel = Kernel(lambda c: False, FAILED)
+    for _ in range(2):
+        with pytest.raises(Unfit, match="Triton's compiler ends in RuntimeError: PassManager::run failed"):
+            start(kernel, num_stages=1)
+    assert len(kernel.tried) == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), TypeError("missing")])
+def test_other_errors_pass(error):
+    with pytest.raises(type(error), match=str(error)[:20].replace("[", r"\[")):
+        start(Kernel(lambda c: False, error), num_stages=3)
+    assert fitting.reason_of(PTXASError("`ptxas` failed")) == "Triton's compiler ends in PTXASError: PTXAS error: `ptxas` failed"
+
+
+@pytest.fixture
+def unfit(monkeypatch):
+    """CPU tensors are taken for a GPU's, and no kernel fits that; the bodies that were to run."""
+    bodies = []
+
+    def run(body, *_, **__):
+        bodies.append(body.__name__)
+        raise Unfit("scan does not fit this GPU: it wants too much")
+
+    monkeypatch.setattr(gpu, "_known", lambda *_: CARD)
+    monkeypatch.setattr(launch, "run", run)
+    return bodies
+
+
+KINDS = [("plain", "BTH"), ("beta", "BTHK"), ("erase", "BTH"), ("bonus", "BTHK"), ("normalize", "H")]
+
+
+@pytest.mark.parametrize(("kind", "rank"), KINDS)
+def test_the_recurrence_and_its_gradients_come_from_torch(kind, rank, unfit):
+    call = make(kind, rank, T=30).to(torch.float32)
+
+    def both(backend):
+        leaves = {n: t.detach().requires_grad_() for n, t in call.tensors.items()}
+        out = linattn.linear_attention(**arguments(leaves, {**call.options, "return_state": True}), form="chunk", backend=backend)
+        flat = [t for x in out for t in (x if isinstance(x, tuple) else (x,))]
+        return flat, torch.autograd.grad(sum(t.sum() for t in flat), list(leaves.values()))
+
+    with pytest.warns(UserWarning, match="torch's operations run in the place of a GPU kernel of linattn: scan does not fit"):
+        found = both("triton")
+    for mine, theirs in zip((t for ts in found for t in ts), (t for ts in both("torch") for t in ts), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert "_forward" in unfit
+
+
+def test_explain_says_what_did_not_fit(unfit, capsys):
+    call = make("plain", "BTH", T=30, initial=False).to(torch.float32)
+    with pytest.warns(UserWarning, match="does not fit"):
+        linattn.linear_attention(**call.arguments(), form="chunk", backend="triton")
+    assert "triton: no, scan does not fit this GPU: it wants too much" in linattn.explain(**call.arguments(), form="chunk")
+    other = make("plain", "BTHK", T=30, initial=False).to(torch.float32)
+    assert "triton: runs" in linattn.explain(**other.arguments(), form="chunk")
+
+
+def test_gradients_that_do_not_fit_leave_the_forward_pass_its_kernels(unfit):
+    call = make("plain", "BTH", T=30, initial=False).to(torch.float32)
+    x = [torch.ones_like(call.tensors[n]).requires_grad_() for n in "qkv"]
+    from linattn.ops.triton import linear_attention as kernels
+
+    with pytest.warns(UserWarning, match="does not fit"):
+        kernels.backward(torch.ones_like(x[2]), None, *x, *(None,) * 7, 0.5, False, None, None)
+    none = "triton: runs" in linattn.explain(*(t.detach() for t in x), form="chunk")
+    wanted = "triton: no, scan does not fit" in linattn.explain(*x, form="chunk")
+    assert none and wanted
+
+
+def test_other_operations_come_from_torch(unfit):
+    from linattn.ops import norms, short_convolution
+
+    x, weight = torch.randn(2, 9, 8).requires_grad_(), torch.randn(8).requires_grad_()
+    for op in (
+        lambda backend: norms.rms_norm(x, weight, x, eps=1e-6, backend=backend),
+        lambda backend: short_convolution.short_convolution(x, weight[:, None, None].expand(8, 1, 4), backend=backend),
+    ):
+        with pytest.warns(UserWarning, match="does not fit"):
+            y = op("triton")
+        found = torch.autograd.grad(y.square().sum(), (x, weight))
+        fitting.forget()
+        wanted = torch.autograd.grad(op("torch").square().sum(), (x, weight))
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, wanted, strict=True))
+    assert {"_forward", "_backward"} <= set(unfit)

@@ -1,0 +1,79 @@
+"""Compile the cases for the cards, and write what came of it: ``python -m tests.targets --targets sm_80,sm_100 --cases attention``.
+
+``--triton FOLDER`` takes another Triton than the installed one: what ``pip download --no-deps triton==3.9.0`` gave, unpacked there.
+Cases that a file has are replaced, and the others stay, so that several runs fill one file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "benchmarks" / "results" / "targets.json"
+
+
+def main() -> int:
+    given = _arguments()
+    if given.triton:
+        sys.path.insert(0, str(Path(given.triton).resolve()))
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # children are forked, which threads do not survive
+    import torch
+    import triton
+
+    torch.set_num_threads(1)
+    from tests.targets.cards import CARDS
+    from tests.targets.cases import CASES
+    from tests.targets.machine import Machine
+    from tests.targets.record import Record
+
+    names = [name for name in CASES if re.search(given.cases, name)]
+    record = Record.read(given.out, triton.__version__)
+    facts = {
+        "command": "python -m tests.targets", "torch": torch.__version__, "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }  # fmt: skip
+    end, failed = time.monotonic() + 60 * given.minutes, 0
+    for target in given.targets.split(",") if given.targets else CARDS:
+        machine = Machine(CARDS[target], given.jobs)
+        for name in names:
+            if time.monotonic() > end:
+                print("out of time", flush=True)
+                break
+            if given.missing and record.has(target, name):
+                continue
+            start = time.monotonic()
+            with machine():
+                CASES[name]()
+                kernels = machine.kernels()
+            record.add(target, name, kernels)
+            wrong = [reason for kernel in kernels if (reason := kernel.refusal(CARDS[target]) or record.spilled(target, name, kernel))]
+            failed += bool(wrong)
+            worst = max((k.spills for k in kernels), default=0)
+            shared = max((k.shared for k in kernels), default=0)
+            said = "; ".join(wrong) or f"{len(kernels)} kernels, at most {shared} bytes shared, {worst} spilled"
+            print(f"{target} {name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
+            record.write(given.out, **facts)
+    return int(failed > 0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.targets", description=__doc__)
+    parser.add_argument("--targets", default="", help="comma-separated, as sm_80,sm_100; all of them if left out")
+    parser.add_argument("--cases", default="", help="a regular expression that names of cases have to match")
+    parser.add_argument("--triton", default=os.environ.get("LINATTN_TARGETS_TRITON", ""), help="a folder with another Triton")
+    parser.add_argument("--out", type=Path, default=OUT, help="the file of results")
+    parser.add_argument("--jobs", type=int, default=1, help="kernels compiled at a time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many minutes")
+    parser.add_argument("--missing", action="store_true", help="only what the file does not have of this Triton")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What was compiled, as a file: kernels by Triton's version, card and case, with what made them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "linattn.targets"
+LEAST = 512  # bytes of spills a thread that are as good as none
+MARGIN = 1.25  # of the recorded spills, beyond which a case fails
+
+Kernels = list[dict[str, Any]]
+
+
+@dataclass
+class Record:
+    """The results of one version of Triton; those of the others are written as they were read."""
+
+    version: str
+    before: dict[str, Any]
+    cases: dict[str, dict[str, Kernels]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, version: str) -> Record:
+        before = json.loads(path.read_text()) if path.exists() else {"schema": SCHEMA, "runs": {}}
+        run = before["runs"].get(version, {})
+        return cls(version, before, {target: dict(cases) for target, cases in run.get("targets", {}).items()})
+
+    def has(self, target: str, case: str) -> bool:
+        return case in self.cases.get(target, {})
+
+    def add(self, target: str, case: str, kernels: list[Any]) -> None:
+        rows = [{name: value for name, value in kernel._asdict().items() if value} for kernel in kernels]
+        self.cases.setdefault(target, {})[case] = rows
+
+    def spilled(self, target: str, case: str, kernel: Any) -> str | None:
+        """Why a kernel spills too much: more than the file said before."""
+        run = self.before["runs"].get(self.version, {})
+        known = run.get("targets", {}).get(target, {}).get(case, [])
+        bound = max((k.get("spills", 0) for k in known if k["name"] == kernel.name), default=None)
+        if bound is None or kernel.spills <= max(LEAST, MARGIN * bound):
+            return None
+        return f"{kernel.name} spills {kernel.spills} bytes a thread, and spilled {bound}"
+
+    def write(self, path: Path, **facts: str) -> None:
+        targets = {target: dict(sorted(cases.items())) for target, cases in sorted(self.cases.items())}
+        runs = {**self.before["runs"], self.version: {**facts, "targets": targets}}
+        path.write_text(_lines({"schema": SCHEMA, "runs": dict(sorted(runs.items()))}) + "\n", encoding="utf-8")
+
+
+def _lines(value: Any, depth: int = 0) -> str:
+    """JSON with a case a line."""
+    if not isinstance(value, dict) or depth > 4:
+        return json.dumps(value)
+    inner = [f"{' ' * (depth + 1)}{json.dumps(key)}: {_lines(x, depth + 1)}" for key, x in value.items()]
+    return "{\n" + ",\n".join(inner) + f"\n{' ' * depth}}}"

@@ -1,0 +1,107 @@
+"""A slice of ``make test-targets``, and what that has found."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from linattn.ops.gpu import Card
+from linattn.ops.triton import table
+from linattn.ops.triton.plan import Family
+from tests.targets.__main__ import OUT
+from tests.targets.cards import CARDS
+from tests.targets.machine import Kernel
+from tests.targets.record import Record
+
+ROOT = Path(__file__).parents[2]
+SOON = {
+    "sm_100": "attention-plain-BTHK-bfloat16-128$",  # whose gradients Triton 3.6 does not compile with eight warps
+    "sm_120": "(diagonal_scan-given-rows-bfloat16-4096|norm-gated-bfloat16-64|linears-gated-bfloat16-64|decode-beta-BTHK-bfloat16-64)$",
+}
+FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, True), (False, True))]
+
+
+@pytest.mark.parametrize("target", SOON)
+def test_compiles(target, tmp_path):
+    out = tmp_path / "targets.json"
+    shutil.copy(OUT, out)
+    command = [sys.executable, "-m", "tests.targets", "--targets", target, "--cases", SOON[target], "--out", out]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TRITON"))}
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert f"{target} " in done.stdout
+
+
+def test_what_was_found_fits():
+    record = json.loads(OUT.read_text())
+    assert record["schema"] == "linattn.targets"
+    for version, run in record["runs"].items():
+        for target, cases in run["targets"].items():
+            for case, kernels in cases.items():
+                assert kernels, (version, target, case)
+                for kernel in kernels:
+                    facts = Kernel(**{"stages": 0, "warps": 0, **kernel})
+                    assert facts.refusal(CARDS[target]) is None, (version, target, case)
+
+
+def test_what_does_not_fit_is_said():
+    card, fine = CARDS["sm_120"], Kernel("scan", "scan", 4, 1, shared=99 << 10)
+    assert fine.refusal(card) is None
+    assert fine._replace(shared=120 << 10).refusal(card) == "scan wants 122880 bytes of shared memory, and there are 101376"
+    assert "544 columns of tensor memory" in str(fine._replace(columns=544).refusal(card))
+    assert "does not compile: PassManager" in str(fine._replace(failure="PassManager").refusal(card))
+
+
+def test_spills_have_a_bound(tmp_path):
+    path = tmp_path / "targets.json"
+    record = Record.read(path, "3.6.0")
+    record.add("sm_80", "a", [Kernel("scan", "scan", 4, 1, spills=1000)])
+    record.write(path, command="")
+    again = Record.read(path, "3.6.0")
+    assert again.has("sm_80", "a") and not Record.read(path, "3.9.0").has("sm_80", "a")
+    kernel = Kernel("scan", "scan", 4, 1)
+    assert again.spilled("sm_80", "a", kernel._replace(spills=1200)) is None
+    assert again.spilled("sm_80", "a", kernel._replace(spills=1300)) == "scan spills 1300 bytes a thread, and spilled 1000"
+    assert again.spilled("sm_80", "b", kernel._replace(spills=9999)) is None
+
+
+def test_the_card_that_the_table_was_measured_on_has_no_rows_of_its_own():
+    for family, keys, outputs in product(FAMILIES, (64, 128, 256), (False, True)):
+        for card in (CARDS["sm_90"], Card((9, 0), 227 << 10, 78)):
+            assert table.forward(family, keys, outputs, card) == table.forward(family, keys, outputs)
+            assert table.backward(family, keys, outputs, card) == table.backward(family, keys, outputs)
+            assert table.gradients(family, card) == table.gradients(family) and table.chain(True, card).stages == 3
+
+
+def test_each_row_of_a_card_serves_a_call():
+    rows, served = table.read(table.CARDS), set()
+    for card, family, keys in product(CARDS.values(), FAMILIES, (64, 128, 256)):
+        call = {"rule": table.RULES[family.rule], "decay": table.DECAYS[family.decay], "before": family.before, "half": family.half}
+        call |= {"keys": keys, "outputs": True, "erases": True}
+        served |= {(kind, table.of_card(kind, call, card)) for kind in rows}
+    assert {(kind, row.use) for kind in rows for row in rows[kind]} == {pair for pair in served if pair[1] is not None}
+
+
+def test_what_the_cards_get():
+    gla, kda = (Family(table.CHANNEL, rule, before=False, half=True) for rule in (table.PLAIN, table.DELTA))
+    assert table.gradients(gla, CARDS["sm_100"]).warps == 16  # of eight Triton makes tensor memory's products, which do not compile
+    assert all(table.gradients(gla, CARDS[name]).bk == 32 for name in ("sm_80", "sm_86", "sm_89", "sm_120"))
+    assert table.backward(kda, 128, True, CARDS["sm_80"]).warps == 8 and table.backward(kda, 128, True, CARDS["sm_90"]).warps == 4
+    assert [table.chain(True, CARDS[name]).stages for name in ("sm_80", "sm_89", "sm_120", "sm_100")] == [3, 2, 2, 3]
+
+
+def test_installed_rows_come_before_those_of_cards():
+    """Who measures them on another card wants them."""
+    family = Family(table.CHANNEL, table.PLAIN, before=False, half=True)
+    table.install(table.read())
+    try:
+        assert table.gradients(family, CARDS["sm_100"]) == table.gradients(family)
+    finally:
+        table.install(None)

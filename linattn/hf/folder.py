@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from linattn.state import damage, save_tensors
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -52,7 +54,7 @@ def tokenizer_of(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def weights_of(folder: Path, variant: str | None = None) -> Iterator[Weights]:
-    """The weights of a folder, those of a ``variant`` where it is named, of which only the headers have been read."""
+    """The weights of a folder, those of a ``variant`` where it is named, read when asked for; a checksum in a file is compared at once."""
     if variant is not None and not (isinstance(variant, str) and re.fullmatch(WORD, variant)):
         raise ValueError(f"variant must be a word in the names of files, such as 'fp16', but came as {variant!r}")
     with ExitStack() as stack:
@@ -72,6 +74,8 @@ class Weights:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
             except SafetensorError as error:
                 raise ValueError(f"{path} is damaged, cut short or no safetensors file: {error}") from None
+            if problem := damage(path, opened.metadata()):
+                raise ValueError(f"{path} {problem}")
             there = set(opened.keys())
             if names is not None and (lacking := sorted(names - there)):
                 raise ValueError(f"{path} lacks weights that {_variant(INDEX, variant)} says it has: {listed(lacking)}")
@@ -113,8 +117,6 @@ def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str
         FileExistsError: if there is something already.
         FileNotFoundError: if there is nowhere to put it.
     """
-    from safetensors.torch import save_file
-
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: give another place, or remove it")
     if not folder.parent.is_dir():
@@ -123,7 +125,7 @@ def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str
     aside.mkdir()
     try:
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
-        save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(aside / WEIGHTS, own, {"format": "pt"})
         for name, content in told.items():
             (aside / name).write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         for name, source in copied.items():

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from linattn.state import replacing
+from linattn.state import damage, replacing, save_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Model = TypeVar("Model", bound=nn.Module)
@@ -19,15 +19,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def save(folder: str | os.PathLike[str], model: nn.Module, config: dict[str, Any]) -> None:
     """Write ``model`` and what it was made from into ``folder``, which is made if it is not there; the weights come last."""
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG) as aside:
         aside.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     weights = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    with replacing(folder / WEIGHTS) as aside:
-        save_file(weights, aside, metadata={"format": "pt"})
+    save_tensors(folder / WEIGHTS, weights, {"format": "pt"})
 
 
 def read_config(folder: str | os.PathLike[str], model_type: str) -> dict[str, Any]:
@@ -56,7 +53,8 @@ def read_weights(path: Path, build: Callable[[], Model], tied: frozenset[str] = 
         tied: names that the file may lack, since they are other weights once more.
 
     Raises:
-        ValueError: where the file is damaged or of another model, with the first weight that differs.
+        ValueError: where the file is damaged (its checksum is compared, where it has one) or of another model, with the first weight
+            that differs.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
@@ -65,10 +63,13 @@ def read_weights(path: Path, build: Callable[[], Model], tied: frozenset[str] = 
         wanted = {name: list(t.shape) for name, t in build().state_dict().items()}
     try:
         with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         wrong = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n) and not (n in tied and n not in shapes))
         if wrong:
             raise ValueError(f"{path} does not fit its config: {wrong[0]} has {shapes.get(wrong[0])}, wanted {wanted.get(wrong[0])}")
+        if problem := damage(path, metadata):
+            raise ValueError(f"{path} {problem}")
         model = build()
         model.load_state_dict(load_file(path), strict=not tied)
     except SafetensorError as error:

@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from linattn.ops.checks import values_visible
-from linattn.state.files import replacing
+from linattn.state.checksum import damage, save_tensors
 from linattn.state.identity import difference, identity
 
 FORMAT, VERSION = "linattn.State", 1
@@ -107,24 +107,17 @@ class State:
         return self._map(lambda t: _moved(t, targets))
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None, description: Mapping[str, Any] | None = None) -> None:
-        """Write one safetensors file, whole or not at all.
+        """Write one safetensors file with a checksum, whole or not at all.
 
         Args:
             path: the file; an old one is replaced.
             model: the model whose state this is: its configuration, its dtype and a hash of its weights go into the file.
             description: JSON values that say what else the state belongs to; :meth:`load` can demand the same.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
         header = {"format": FORMAT, "version": VERSION, "layers": _names(self), "description": dict(description or {})}
         header |= {} if model is None else {"model": identity(model)}
         text = json.dumps(header, allow_nan=False)
-        with replacing(path) as aside:
-            try:
-                save_file({key: _copied(t) for key, t in _named(self)}, aside, metadata={"linattn": text})
-            except SafetensorError as error:
-                raise OSError(f"{path} could not be written: {error}") from None
+        save_tensors(Path(path), {key: _copied(t) for key, t in _named(self)}, {"linattn": text})
 
     @classmethod
     def load(
@@ -145,7 +138,8 @@ class State:
 
         Raises:
             OSError: if there is no such file or it cannot be read.
-            ValueError: if it is damaged, holds something else, is of another version or model, or does not match ``description``.
+            ValueError: if it is damaged (its checksum is compared, where it has one), holds something else, is of another version or
+                model, or does not match ``description``.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -156,6 +150,8 @@ class State:
             pass
         try:
             with safe_open(path, framework="pt") as file:
+                if problem := damage(path, file.metadata()):
+                    raise ValueError(problem)
                 layers = _checked(file, model, description)
                 return cls({name: file.get_tensor(_key(i, name)).to(device, copy=True) for name in names} for i, names in enumerate(layers))
         except SafetensorError as error:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from linattn.state import replacing
+from linattn.state import content_of, damage, digest, digest_of_text, read_json, replacing, save_tensors
 
 MARK = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -22,21 +21,49 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 def mark(folder: Path, **about: Any) -> None:
     """Declare ``folder`` whole; the last thing that is written to it. ``about``, kept in the mark, has step, seconds and losses."""
-    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    files = [path for path in folder.iterdir() if path.name != MARK]
+    sizes, digests = {path.name: path.stat().st_size for path in files}, {path.name: digest(path) for path in files}
+    content = {**about, "files": sizes, "sha256": digests}
     with replacing(folder / MARK) as aside:
-        aside.write_text(json.dumps({**about, "files": files}))
+        aside.write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 
 def marked(folder: Path) -> dict[str, Any] | None:
-    """What :func:`mark` wrote, or None where the folder is not whole."""
-    try:
-        about = json.loads((folder / MARK).read_text())
-        whole = {"step", "seconds", "losses"} <= about.keys() and all(
-            (folder / name).stat().st_size == size for name, size in about["files"].items()
-        )
-        return about if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    """What :func:`mark` wrote, or None where the folder is not whole: a process was killed before its last file was there.
+
+    Raises:
+        ValueError: where the mark itself is damaged, which no killed process leaves behind.
+    """
+    path = folder / MARK
+    if not path.is_file():
         return None
+    about = read_json(path)
+    with content_of(path):
+        if lacking := {"step", "seconds", "losses", "files"} - about.keys():
+            raise KeyError(min(lacking))
+        # Digests without the mark's own: the word "checksum" itself is damaged. Neither: an earlier version wrote it.
+        if ("checksum" in about or "sha256" in about) and about.get("checksum") != _checksum(about):
+            raise ValueError("its SHA-256 is not the one that was written into it")
+        files = about["files"].items()
+    return about if all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files) else None
+
+
+def check(folder: Path) -> None:
+    """Compare the files of a whole checkpoint with the digests in its mark, where there are any: a mark of an earlier version has none.
+
+    Raises:
+        ValueError: naming the first file that has other bytes than were written.
+    """
+    for name, wanted in ((marked(folder) or {}).get("sha256") or {}).items():
+        if digest(folder / name) != wanted:
+            raise ValueError(
+                f"{folder / name} is damaged: its SHA-256 is not the one in {MARK}; without the folder {folder.name} the run goes on from "
+                "the checkpoint before it"
+            )
+
+
+def _checksum(about: dict[str, Any]) -> str:
+    return digest_of_text(json.dumps({k: v for k, v in about.items() if k != "checksum"}, sort_keys=True))
 
 
 def newest(run: Path) -> Path | None:
@@ -48,13 +75,15 @@ def newest(run: Path) -> Path | None:
 def write(path: Path, tensors: dict[str, Tensor], about: Any) -> None:
     """One safetensors file with JSON in its header."""
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    save_file(tensors, path, metadata={"linattn": json.dumps(about)})
+    save_tensors(path, tensors, {"linattn": json.dumps(about)})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Any]:
     """What :func:`write` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
+            if problem := damage(path, file.metadata()):
+                raise ValueError(problem.removeprefix("is damaged: "))
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["linattn"])  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None

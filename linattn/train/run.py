@@ -123,6 +123,7 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     if folder is None:
         kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"
         raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
+    checkpoint.check(folder)
     content = read_json(folder / "config.json")
     if content.get("model_type") != "linattn":
         raise ValueError(f"{folder / 'config.json'} is no config of a linattn model")

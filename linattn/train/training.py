@@ -60,6 +60,8 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
 
 def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus, progress: bool) -> TrainResult:
     start = checkpoint.newest(options.folder)
+    if start is not None and args.process_index == 0:
+        checkpoint.check(start)
     seen = (start and checkpoint.marked(start)) or {"step": 0, "seconds": 0.0, "losses": [], "counts": {}}
     history = run.history(options.folder, seen["step"])
     if args.process_index == 0:

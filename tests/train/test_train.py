@@ -299,9 +299,11 @@ def test_damaged_runs(damage, message, done, tmp_path):
         os.truncate(folder / "model.safetensors", 1000)
     elif damage == "config":
         (folder / "config.json").write_text('{"model_type": "llama"}')
+        (folder / checkpoint.MARK).unlink()
     elif damage == "shapes":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "dim": 10_000_000}))  # 100 TB, were it built first
+        (folder / checkpoint.MARK).unlink()
     elif damage == "no mark":
         folder = run
         for mark in run.glob("*/complete.json"):
@@ -351,10 +353,41 @@ def test_a_damaged_config_is_named(change, done, tmp_path, capsys):
     assert str(path) in err and err.count("\n") == 1
 
 
-def test_a_mark_that_says_too_little_marks_nothing(done, tmp_path):
+@pytest.mark.parametrize(
+    "change", [lambda about: about.pop("losses"), lambda about: about.update(step=5), lambda about: about.pop("checksum")]
+)
+def test_a_damaged_mark_is_named(change, done, tmp_path):
     run = shutil.copytree(done.run, tmp_path / "run")
-    _edited(run / "checkpoint-6" / "complete.json", lambda about: about.pop("losses"))
-    assert checkpoint.newest(run).name == "checkpoint-4"
+    _edited(run / "checkpoint-6" / "complete.json", change)
+    with pytest.raises(ValueError, match="checkpoint-6/complete.json is damaged"):
+        checkpoint.newest(run)
+
+
+def test_a_mark_of_an_earlier_version(done, tmp_path):
+    run = shutil.copytree(done.run, tmp_path / "run")
+    _edited(run / "checkpoint-6" / "complete.json", lambda about: [about.pop(name) for name in ("sha256", "checksum")])
+    load_run(run)
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "schedule", "generators-0", "config", "complete"])
+def test_one_flipped_bit_in_a_checkpoint(name, done, text, tmp_path, capsys):
+    """First, middle and last byte: in the header and in the payload; generate and train --resume refuse it alike."""
+    path = next((shutil.copytree(done.run, tmp_path / "run") / "checkpoint-6").glob(f"{name}.*"))
+    whole = path.read_bytes()
+    for bit in (0, 8 * 60 + 3, 4 * len(whole) + 5, 8 * len(whole) - 7):
+        flip(path, bit)
+        for command in (["generate", str(path.parent), "--prompt", "a"], ["train", "--resume", "--out", str(tmp_path / "run")]):
+            assert main(command) == 2
+            err = capsys.readouterr().err
+            assert f"{path} is damaged" in err and err.count("\n") == 1
+        path.write_bytes(whole)
+    assert main(["generate", str(path.parent), "--prompt", "a", "--max-tokens", "1"]) == 0
 
 
 def test_the_command(text, tmp_path, monkeypatch, capsys):

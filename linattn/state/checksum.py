@@ -1,0 +1,90 @@
+"""SHA-256 checksums in safetensors files, so that a flipped bit is refused instead of computed with.
+
+The checksum stands in the file's metadata and covers every byte of the file but its own digits. A file without one is read as it is: the
+files of others and of earlier versions have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from linattn.state.files import replacing
+
+KEY, PREFIX = "checksum", "sha256:"
+BLANK = PREFIX + 64 * "0"  # stands where the digest comes
+_LONGEST = 100_000_000  # bytes of a header, as safetensors has it
+_PIECE = 1 << 20
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file with a checksum, whole or not at all.
+
+    Raises:
+        OSError: where it cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with replacing(path) as aside:
+        try:
+            save_file(dict(tensors), aside, metadata={**metadata, KEY: BLANK})
+            _fill_in(aside)
+        except (SafetensorError, OSError) as error:
+            raise OSError(f"{path} could not be written: {error}") from None
+
+
+def _fill_in(path: Path) -> None:
+    """Put the checksum in the place of :data:`BLANK`, and the metadata in order: safetensors writes several in another one each time."""
+    with path.open("r+b") as file:
+        size = _header_size(file.read(8), path)
+        content = json.loads(file.read(size))
+        content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
+        header = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(header) != size:
+            raise OSError("its header cannot be put in order")
+        file.seek(8)
+        file.write(header)
+        file.flush()
+        file.seek(8 + header.index(BLANK.encode()))
+        file.write((PREFIX + digest(path, BLANK)).encode())
+
+
+def damage(path: Path, metadata: Mapping[str, str] | None) -> str | None:
+    """What is wrong with the bytes of the safetensors file ``path`` with this ``metadata``, to stand behind its name; None: nothing."""
+    # Either the key or the prefix: one flipped bit can make only one of them unreadable, so it cannot hide that there is a checksum.
+    found = [value for key, value in (metadata or {}).items() if key == KEY or value.startswith(PREFIX)]
+    if found and found[0] != PREFIX + digest(path, found[0]):
+        return "is damaged: its SHA-256 is not the one that was written into it"
+    return None
+
+
+def digest(path: Path, blanked: str | None = None) -> str:
+    """The SHA-256 of a file in hexadecimal digits; in its header ``blanked`` counts as :data:`BLANK`."""
+    total = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        if blanked is not None:
+            size = file.read(8)
+            total.update(size)
+            total.update(file.read(_header_size(size, path)).replace(blanked.encode(), BLANK.encode(), 1))
+        while piece := file.read(_PIECE):
+            total.update(piece)
+    return total.hexdigest()
+
+
+def digest_of_text(text: str) -> str:
+    """The SHA-256 of ``text`` in hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _header_size(size: bytes, path: Path) -> int:
+    """How many bytes the header has behind the first eight, which say it."""
+    count = int.from_bytes(size, "little")
+    if len(size) < 8 or count > min(_LONGEST, os.path.getsize(path)):
+        raise ValueError(f"{path} is cut short or no safetensors file")
+    return count

@@ -21,6 +21,7 @@ from linattn.hf.convert import Family, family
 from linattn.hf.convert.table import Line, same
 from linattn.hf.folder import listed
 from linattn.hf.model import LinattnForCausalLM
+from linattn.models.memory import FLOAT, language_parameters, require
 
 
 def load(
@@ -62,7 +63,10 @@ def load(
     elif variant is not None:
         raise ValueError(f"variant means nothing to a config, but came as {variant!r}")
     else:
-        model = _moved(LinattnForCausalLM(config_of(path_or_config)), dtype)
+        config = config_of(path_or_config)
+        parameters = language_parameters(config)
+        require(FLOAT * parameters, f"{parameters:,} parameters (dim {config.dim:,}, layers {config.layers:,})")
+        model = _moved(LinattnForCausalLM(config), dtype)
     return _moved(model, device).eval()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+MOST = 1_000_000  # layers of one period: each has a place in a list
 _ENTRY = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-]*)\s*(?:\*\s*(?P<count>\d+))?\s*")
 
 
@@ -19,6 +20,8 @@ def parse(text: str, argument: str) -> list[str]:
         count = int(match["count"] or 1)
         if count < 1:
             raise ValueError(f"{argument} counts from 1, but {entry.strip()!r} asks for {count} layers in {text!r}")
+        if len(names) + count > MOST:
+            raise ValueError(f"{argument} may name at most {MOST:,} layers, but {entry.strip()!r} asks for {count:,}")
         names += [match["name"]] * count
     return names
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from linattn import mixers
+from linattn.models.memory import TRAINED, require, stack_parameters
 from linattn.report.contest_page import page
 from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
@@ -43,6 +44,9 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
     """
     task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)
     recipe = _recipe(task, options)
+    for name in recipe.mixers:
+        parameters = stack_parameters(lambda layers, name=name: task.model(name, replace(recipe, layers=layers), None), recipe.layers)
+        require(TRAINED * parameters, f"{parameters:,} parameters (dim {recipe.dim:,}, layers {recipe.layers:,})")
     sizes = _sizes(task, recipe)
     report = _head(task, options, recipe)
     bar = Progress(progress)
@@ -69,7 +73,8 @@ def _recipe(task: Task, options: TaskOptions) -> Recipe:
     recipe = replace(task.quick if options.quick else task.full, **given)
     if recipe.mixers != ALL:
         return recipe
-    sizes = {name: _parameters(task, recipe, name, 1) for name in task.mixers()}  # the largest first: it sets the sizes of the rest
+    one = replace(recipe, layers=1)
+    sizes = {name: _parameters(task, one, name, 1) for name in task.mixers()}  # the largest first: it sets the sizes of the rest
     return replace(recipe, mixers=tuple(sorted(sizes, key=lambda name: (-sizes[name], name))))
 
 

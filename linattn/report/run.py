@@ -17,6 +17,7 @@ from linattn.data.corpus import Corpus
 from linattn.data.packed import PackedTokens, Windows
 from linattn.generate import stream
 from linattn.models import LanguageModel, LMConfig
+from linattn.models.memory import require_training
 from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.measure import LeftOut, at_context, expected_seconds
@@ -45,6 +46,8 @@ def run(options: CompareOptions, *, progress: bool) -> dict:
     text = corpus(options.text)
     PackedTokens(text.train, options.train_context, samples=1)  # both refuse a text that is too short
     Windows(text.validation, options.train_context, 1)
+    for name in options.mixers:
+        require_training(_config(options, name, text.vocab_size, None), context=options.train_context, batch_size=options.batch_size)
     sizes = _sizes(options, text.vocab_size)
     report = _head(options, text)
     bar, models = Progress(progress), {}

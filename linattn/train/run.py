@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 import linattn
 from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
+from linattn.models.memory import require
 from linattn.state import content_of, empty, read_json, replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
@@ -138,7 +140,19 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
 
 
 def _load(path: Path, config: LMConfig) -> LanguageModel:
+    if config.layers > (tensors := _tensors(path)):  # before anything is made of them
+        raise ValueError(f"{path} does not fit its config: it has {tensors} tensors, but config.json has layers = {config.layers:,}")
+    require(path.stat().st_size, f"the weights in {path}")
     return read_weights(path, lambda: LanguageModel(config), frozenset({"lm_head.weight"} if config.tie_embeddings else ()))
+
+
+def _tensors(path: Path) -> int:
+    """How many a safetensors file has."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return len(list(file.keys()))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _known(folder: Path) -> dict[str, Any] | None:

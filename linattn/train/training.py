@@ -14,6 +14,7 @@ from transformers.utils import logging
 from linattn.data import Corpus, PackedTokens, corpus
 from linattn.data.packed import Windows
 from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.models.memory import require_training
 from linattn.state import only_writer
 from linattn.train import checkpoint, run
 from linattn.train.options import TrainOptions, TrainResult
@@ -34,8 +35,8 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         progress: show a bar on the terminal.
 
     Raises:
-        OSError, ValueError: for text, options and folders that do not fit, and a folder to which another process is writing, before
-            anything is written.
+        OSError, ValueError: for text, options and folders that do not fit, sizes that memory does not hold, and a folder to which another
+            process is writing, before anything is written.
     """
     data = corpus(options.text, options.tokenizer)
     config = LMConfig(
@@ -43,6 +44,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         ffn_dim=options.ffn_dim, mixer_options=options.mixer_options, ffn_options=options.ffn_options,
     )  # fmt: skip
     _long_enough(data, options)
+    require_training(config, context=options.context, batch_size=options.batch_size)
     with torch.device("meta"):  # widths that do not divide are refused before there is a folder
         LinattnForCausalLM(config)
     args = _arguments(options)

@@ -1,0 +1,121 @@
+"""What a model takes of memory at least, told before any of it is taken: sizes that no machine holds end in a line."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from linattn.models import pattern
+from linattn.models.block import Block
+from linattn.models.config import LMConfig
+
+TRAINED = 16  # bytes of a parameter in training: the weight, its gradient and AdamW's two moments, in float32
+FLOAT = 4
+
+
+def language_parameters(config: LMConfig) -> int:
+    """About how many parameters a language model of ``config`` has, from one block of each make, which is built without memory.
+
+    Raises:
+        ValueError: for options and sizes that do not fit, as the model itself, and for a tensor that is larger than any memory.
+    """
+    mixer_names, ffn_names = pattern.parse(config.mixer, "mixer"), pattern.parse(config.ffn, "ffn")
+    period = config.layers if config.layer_options else min(config.layers, math.lcm(len(mixer_names), len(ffn_names)))
+    one = config if period == config.layers else _shortened(config, period)
+    makes: dict[str, int] = {}
+    total = (2 - config.tie_embeddings) * config.vocab_size * config.dim
+    for layer, make in enumerate(zip(one.mixer_names, one.ffn_names, one.layer_options or [None] * period, strict=True)):
+        if (key := repr(make)) not in makes:
+            makes[key] = built_parameters(lambda layer=layer: Block(one, layer))
+        total += makes[key] * (config.layers // period + (layer < config.layers % period))
+    return total
+
+
+def stack_parameters(build: Callable[[int], nn.Module], layers: int) -> int:
+    """Parameters of ``build(layers)``, a stack of equal layers, from those of one and of two layers."""
+    one, two = built_parameters(lambda: build(1)), built_parameters(lambda: build(2))
+    return one + (layers - 1) * (two - one)
+
+
+def built_parameters(build: Callable[[], nn.Module]) -> int:
+    """Parameters of what ``build`` makes, without memory."""
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in build().parameters())
+    except RuntimeError as error:  # of torch: more bytes than 64 bits count
+        raise ValueError(f"a tensor of it would be larger than any memory: {' '.join(str(error).split())}") from None
+
+
+def require_training(config: LMConfig, *, context: int, batch_size: int) -> None:
+    """Refuse a training that cannot fit: its parameters, and what a batch leaves for the backward pass at the very least.
+
+    Raises:
+        ValueError: what it would take and what there is.
+    """
+    parameters = language_parameters(config)
+    tokens = batch_size * context
+    kept = tokens * FLOAT * (config.layers * config.dim + config.vocab_size)  # an input for each block, and the logits
+    require(
+        TRAINED * parameters + kept,
+        f"{parameters:,} parameters (dim {config.dim:,}, layers {config.layers:,}) and batches of {tokens:,} tokens",
+    )
+
+
+def require(nbytes: int, what: str) -> None:
+    """Refuse ``what`` where it takes more than the memory that there is.
+
+    Raises:
+        ValueError: with both.
+    """
+    there = available()
+    if there is not None and nbytes > there:
+        raise ValueError(f"{what} take at least {_told(nbytes)} of memory, but there are {_told(there)}")
+
+
+def available() -> int | None:
+    """Bytes that this process can still take: of the accelerator if there is one, else of the host; None where that is unknown."""
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    limits = [limit for limit in (_free(), _allowed()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _free() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None  # Windows
+
+
+def _allowed() -> int | None:
+    """What a container may have at most."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(Path(path).read_text())
+        except (OSError, ValueError):  # "max": no limit
+            continue
+    return None
+
+
+def _shortened(config: LMConfig, layers: int) -> LMConfig:
+    given = {f.name: getattr(config, f.name) for f in fields(LMConfig)}
+    return LMConfig(**{**given, "layers": layers})
+
+
+def _told(nbytes: int) -> str:
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
+        if nbytes >= size:
+            return f"{nbytes / size:,.1f} {unit}"
+    return f"{nbytes:,} bytes"

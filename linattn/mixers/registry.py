@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 
+from linattn.arguments import beyond_memory, described, mismatch, typed, whole, written
 from linattn.mixers.base import Mixer
 
 KINDS = ("sequence", "cross", "grid", "resample", "feed-forward")
@@ -64,6 +64,7 @@ _registered: dict[str, Info] = {}
 _plugins_loaded = False
 
 
+@typed
 def register(
     name: str,
     *,
@@ -88,7 +89,7 @@ def register(
     """
     growth = growth or ("n" if recurrent else "n^2")
     for argument, value, known in (("kind", kind, KINDS), ("growth", growth, GROWTHS), ("symmetry", symmetry, (None, *SYMMETRIES))):
-        if value not in known:
+        if value not in known:  # strings or None: their types have been checked
             raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, but came as {value!r}")
 
     def add(cls: type[Mixer]) -> type[Mixer]:
@@ -124,6 +125,8 @@ def info(name: str) -> Info:
         ValueError: with the names that there are.
     """
     _load_plugins()
+    if not isinstance(name, str):
+        raise TypeError(f"name must be that of a mixer, a string, but came as {described(name)}")
     if name not in _registered:
         close = difflib.get_close_matches(name, _registered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
@@ -142,8 +145,7 @@ def create(name: str, *, dim: int, **options) -> Mixer:
         TypeError: for an option that the mixer does not have.
     """
     known = info(name)
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-        raise ValueError(f"dim must be an integer of at least 1, but came as {dim!r}")
+    whole("dim", dim, 1)
     for option in options:
         if option not in known.options:
             raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")
@@ -153,35 +155,22 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     torch.set_default_dtype(wide)  # time constants stay so, and torch makes no orthogonal matrix of a half
     try:
         mixer = known.cls(dim=dim, **options)
+    except (RuntimeError, TypeError, MemoryError) as error:
+        if not beyond_memory(error):
+            raise
+        raise ValueError(f"dim = {dim} and options = {options} ask for more than there is memory for") from error
     finally:
         torch.set_default_dtype(dtype)
     mixer.dim = dim
     return mixer if dtype == wide else mixer.to(dtype)
 
 
-_TYPES: dict[str, tuple[str, type | tuple[type, ...]]] = {
-    "int": ("an integer", Integral),
-    "float": ("a number", Real),
-    "bool": ("True or False", bool),
-    "str": ("a string", str),
-    "None": ("None", type(None)),
-    "Sequence[int]": ("a list of integers", (list, tuple)),
-    "Sequence[float]": ("a list of numbers", (list, tuple)),
-}
-
-
 def _check_types(known: Info, options: dict[str, Any]) -> None:
     """Refuse values that are not of the types in the constructor's annotations, where these are such as any file of options may hold."""
     for option, value in options.items():
         annotation = inspect.signature(known.cls).parameters[option].annotation
-        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        wanted = [_TYPES[name] for name in text.split(" | ") if name in _TYPES]
-        if len(wanted) <= text.count(" | "):  # something else may stand there, which the mixer alone knows
-            continue
-        kinds = tuple(kind for _, kind in wanted)
-        fits = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
-        if not fits or value != value:  # NaN is no number
-            raise ValueError(f"{option} must be {' or '.join(words for words, _ in wanted)}, but came as {value!r}")
+        if (told := mismatch(option, value, written(annotation), {})) is not None:
+            raise ValueError(told)
 
 
 def _load_plugins() -> None:

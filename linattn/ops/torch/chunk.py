@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops import choice
 from linattn.ops.inputs import Inputs
 from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay, least
 from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
@@ -118,6 +119,9 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
     A CPU makes and solves the system in float64: similar keys at β = 2 take a digit from it, and products of strongly decayed
     numbers are then not subnormal, which would be slow. Gradients need no such care and flow through ``system`` as it is.
     """
+    if choice.forward_mode():  # exact in operations that have such derivatives, and these gradients in turn
+        exact = system(*(f.double() for f in factors) if fresh.device.type != "mps" else factors)
+        return _Solve.forward(exact, exact, fresh, reach)[:2]
     if fresh.device.type != "cpu" or fresh.dtype == torch.float64:
         strict = system(*factors)
         exact = strict.detach()

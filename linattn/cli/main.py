@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,10 @@ import typer
 from typer.main import get_command
 
 import linattn
+from linattn.arguments import beyond_memory
+from linattn.train.options import Terminated
 
 DOORS = ("compare", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
-TOO_MUCH = ("allocate memory", "out of memory", "Storage size calculation overflowed")  # what torch says of sizes that no memory holds
 EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
@@ -63,7 +65,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except (typer.TyperException, ModuleNotFoundError, OSError, ValueError) as error:
         return _refuse(_message(error), 2)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in TOO_MUCH):
+        if isinstance(error, Terminated):
+            return _refuse(str(error), 128 + signal.SIGTERM)
+        if not beyond_memory(error):
             raise
         return _refuse("more than there is memory for" + (f": {error}" if str(error) else ""), 2)
     except (KeyboardInterrupt, typer.Abort):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from linattn.arguments import described, typed
+
 REPLACEMENT = "\ufffd"  # what half a character decodes to
 
 
@@ -38,14 +40,22 @@ class ByteCodec:
 
     vocab_size = 256
 
+    @typed
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode(errors="replace")
+        return _bytes(tokens).decode(errors="replace")
 
     def stream(self) -> Stream:
         return _ByteStream()
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    try:
+        return bytes(list(tokens))
+    except (TypeError, ValueError):
+        raise ValueError(f"tokens must be integers from 0 to 255, but came as {described(tokens)}") from None
 
 
 class _ByteStream:
@@ -53,7 +63,7 @@ class _ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(bytes([token]))
+        return self._decoder.decode(_bytes([token]))
 
     def end(self) -> str:
         return self._decoder.decode(b"", final=True)

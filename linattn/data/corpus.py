@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linattn.arguments import typed
 from linattn.data import sources
 from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
 from linattn.data.folders import new_folder
@@ -50,6 +51,7 @@ class Corpus:
         return loss / np.log(2.0).item() * len(self.validation) / self.validation_bytes
 
 
+@typed
 def corpus(paths: Sequence[str | os.PathLike[str]] | None = None, tokenizer: str | os.PathLike[str] | None = None) -> Corpus:
     """Read, split and tokenize a text; the same text and tokenizer are packed once and then mapped from the cache folder.
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from linattn.arguments import described, whole
+
 _MASK = (1 << 64) - 1
 
 
@@ -25,6 +27,10 @@ class PackedTokens(Dataset):
             seed: of the order.
             samples: the length of the dataset; more than the text has windows means more than one pass.
         """
+        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise TypeError(f"tokens must be a one-dimensional array of integers, but came as {described(tokens)}")
+        for name, value, least in (("context", context, 1), ("seed", seed, 0), ("samples", samples, 0)):
+            whole(name, value, least)
         if len(tokens) < context:
             raise ValueError(f"the text has {len(tokens)} tokens, fewer than the context of {context}")
         self.tokens, self.context, self.seed, self.samples = tokens, context, seed, samples

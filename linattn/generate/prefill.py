@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from linattn.arguments import described
+from linattn.ops.checks import check_mask, packed_lengths, tensor
+
 if TYPE_CHECKING:
     from linattn.models import Backbone
     from linattn.state import State
@@ -23,6 +26,14 @@ def prefill(
     ``state`` is what has been read before, ``mask`` [B, T] bool marks real tokens, and with ``cu_seqlens`` [N + 1] B is 1 and N
     sequences lie end to end.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a backbone, as the model of a linattn.LanguageModel is, but came as {described(model)}")
+    if tensor("ids", ids).ndim != 2 or not ids.shape[1]:
+        raise ValueError(f"ids must have shape [B, T] with T of at least 1, but came with {list(ids.shape)}")
+    if mask is not None:
+        check_mask("mask", mask, ids)
+    if cu_seqlens is not None:
+        packed_lengths(cu_seqlens, ids)
     for start in range(0, ids.shape[1], PREFILL):
         piece = ids[:, start : start + PREFILL]
         end = start + piece.shape[1]

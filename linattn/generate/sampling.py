@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linattn.arguments import check_fields, described
+from linattn.ops.checks import tensor
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -24,9 +27,10 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.temperature, (int, float)) and 0 <= self.temperature < math.inf):
+        check_fields(self)
+        if not (0 <= self.temperature < math.inf):
             raise ValueError(f"temperature must be 0 (greedy) or a finite positive number, but came as {self.temperature!r}")
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+        if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be an integer of at least 1, but came as {self.top_k!r}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, but came as {self.top_p!r}")
@@ -38,13 +42,20 @@ def generator(seed: int | None) -> torch.Generator:
     if seed is None:
         made.seed()
         return made
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be from 0 to 2**64 - 1, but came as {seed}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be from 0 to 2**64 - 1, but came as {seed!r}")
     return made.manual_seed(seed)
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """[B, V] logits -> [B, V] float32 probabilities; ``sampling.temperature`` is not 0."""
+    _check(logits, sampling)
+    if sampling.temperature == 0:
+        raise ValueError("sampling must have a temperature above 0 here: at 0 the likeliest token is taken, without probabilities")
+    return _probabilities(logits, sampling)
+
+
+def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     logits, order = logits.float() / sampling.temperature, None
     size = logits.shape
     if sampling.top_k is not None and sampling.top_k < size[-1]:
@@ -60,9 +71,19 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> Tensor:
     """[B, V] logits -> [B] int64 tokens."""
+    _check(logits, sampling)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, but came as {described(generator)}")
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    return draw(probabilities(logits, sampling), generator)
+    return draw(_probabilities(logits, sampling), generator)
+
+
+def _check(logits: Tensor, sampling: Sampling) -> None:
+    if not tensor("logits", logits).is_floating_point() or logits.ndim < 1 or not logits.shape[-1]:
+        raise ValueError(f"logits must be numbers [B, V] with V of at least 1, but came as {described(logits)}")
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling must be a Sampling, but came as {described(sampling)}")
 
 
 def draw(p: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from linattn.arguments import described, whole
 from linattn.generate import captured
 from linattn.generate.captured import Choice, Step
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, sample
+from linattn.ops.checks import tensor
 
 if TYPE_CHECKING:
     from linattn.models import LanguageModel
@@ -51,18 +53,39 @@ def stream(
         ValueError: at once, for an empty prompt and arguments out of range.
     """
     sampling = Sampling(temperature, top_k, top_p)
+    if not isinstance(stop, Collection) or isinstance(stop, str) or not all(isinstance(token, int) for token in stop):
+        raise TypeError(f"stop must be a list of tokens, integers, but came as {described(stop)}")
     choice = Choice(partial(sample, sampling=sampling, generator=generator), sampling, generator, tuple(sorted(frozenset(stop))))
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be an integer of at least 0, but came as {max_new_tokens!r}")
-    prompt = torch.as_tensor(ids, device=model.lm_head.weight.device)
+    whole("max_new_tokens", max_new_tokens, 0)
+    device = language_model("model", model).lm_head.weight.device
+    if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != device.type):
+        raise TypeError(f"generator must be a torch.Generator on {device}, where the model is, but came as {described(generator)}")
+    prompt = _prompt(ids, device)
     if prompt.ndim not in (1, 2) or prompt.numel() == 0:
         raise ValueError(f"ids must be a prompt [T] or [B, T] of at least one token, but came with shape {list(prompt.shape)}")
-    if prompt.is_floating_point():
-        raise ValueError(f"ids must be integers, but came as {prompt.dtype}")
     rows = prompt.long().reshape(-1, prompt.shape[-1])
+    if state is not None and not hasattr(state, "rows"):
+        raise TypeError(f"state must be a linattn.State, but came as {described(state)}")
     if state is not None and state.rows != len(rows):
         raise ValueError(f"state must have a row for each sequence of ids, {len(rows)}, but came with {state.rows}")
     return Tokens(model, rows, max_new_tokens, choice, state, single=prompt.ndim == 1)
+
+
+def language_model(name: str, model: Any) -> Any:
+    """``model``, where it has what decoding takes."""
+    if not isinstance(getattr(getattr(model, "lm_head", None), "weight", None), Tensor) or not hasattr(model, "model"):
+        raise TypeError(f"{name} must be a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}")
+    return model
+
+
+def _prompt(ids: Any, device: torch.device) -> Tensor:
+    try:
+        prompt = torch.as_tensor(ids, device=device)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        raise ValueError(f"ids must be integers [T] or [B, T], but came as {described(ids)}") from None
+    if tensor("ids", prompt).dtype not in (torch.uint8, torch.int16, torch.int32, torch.int64) and prompt.numel():
+        raise ValueError(f"ids must be integers, but came as {prompt.dtype}")
+    return prompt
 
 
 class Tokens(Iterator[Any]):

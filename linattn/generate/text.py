@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
+from linattn.arguments import described
 from linattn.data.codec import Stream
 
 
@@ -13,6 +14,12 @@ def stream_text(tokens: Iterable[int], decoder: Stream, stop: Sequence[str] = ()
 
     What may be the beginning of a stop text is held back until it is known not to be.
     """
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"tokens must be integers one after the other, but came as {described(tokens)}")
+    if not hasattr(decoder, "push"):
+        raise TypeError(f"decoder must be the stream() of a codec, but came as {described(decoder)}")
+    if not isinstance(stop, (list, tuple)) or not all(isinstance(s, str) for s in stop):
+        raise TypeError(f"stop must be a list of strings, but came as {described(stop)}")
     held = ""
     for piece in _pieces(tokens, decoder):
         held += piece

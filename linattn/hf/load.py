@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from linattn import models
+from linattn.arguments import known_device, typed
 from linattn.hf import folder as folders
 from linattn.hf.config import LMConfig
 from linattn.hf.convert import Family, family
@@ -54,10 +55,7 @@ def load(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, but came as {dtype!r}")
-    try:
-        device = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be a torch.device or the name of one, such as 'cpu' or 'cuda:0', but came as {device!r}") from None
+    device = known_device("device", "cpu" if device is None else device)
     if isinstance(path_or_config, str | os.PathLike):
         model = _read(Path(path_or_config), variant, dtype)
     elif variant is not None:
@@ -70,6 +68,7 @@ def load(
     return _moved(model, device).eval()
 
 
+@typed
 def export(model: nn.Module, model_type: str, path: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] | None = None) -> None:
     """Write ``model`` as a folder that their own class loads with the same logits.
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.carry import Carry, State, from_front, to_front
+from linattn.mixers.fault import telling
 from linattn.ops import flops, linear_attention
-from linattn.ops.checks import packed_lengths, tensor, values_visible
+from linattn.ops.checks import flag, packed_lengths, tensor, values_visible
 
 if TYPE_CHECKING:
     from linattn.mixers.registry import Info
@@ -164,6 +165,7 @@ class Mixer(nn.Module):
         extra = sum(n for n, given in ((1, r.decay), (4, r.beta), (4, r.erase), (2, r.bonus)) if given is not None)
         return batch * tokens * heads * r.k.shape[3] * size * (4 + extra)  # 2 to write kᵀv, 2 to read q S
 
+    @telling
     def forward(
         self,
         x: Tensor,
@@ -191,6 +193,7 @@ class Mixer(nn.Module):
                 state, given or asked for, where ``causal`` is false.
         """
         self.check_width("x", x)
+        flag("return_state", return_state)
         if not self.causal and (return_state or state is not None):
             raise ValueError("causal=False has no state: every token reads all tokens, so none can come in a later call")
         if mask is not None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linattn.ops.checks import tensor
+
 State = dict[str, Tensor]
 
 
@@ -207,7 +209,7 @@ def to_front(x: Tensor, mask: Tensor, name: str = "mask") -> tuple[Tensor, Tenso
     Raises:
         ValueError: where ``mask``, called ``name``, is not torch.bool [B, T].
     """
-    if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
+    if tensor(name, mask, x).shape != x.shape[:2] or mask.dtype != torch.bool:
         raise ValueError(f"{name} must be torch.bool of shape [B, T] = {list(x.shape[:2])}, but came as {mask.dtype} {list(mask.shape)}")
     order = torch.argsort(~mask, dim=1, stable=True)[..., None]  # [B, T, 1]
     real = torch.arange(x.shape[1], device=x.device) < mask.sum(1)[:, None]

@@ -10,8 +10,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from linattn.arguments import whole
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
+
+_MOST = 10**15  # tokens and rows: their product with a width is a size that 64 bits count
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
         TypeError: for an option that the mixer does not have.
     """
     for argument, value in (("tokens", tokens), ("batch", batch)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"{argument} must be an integer of at least 0, but came as {value!r}")
+        if whole(argument, value, 0) > _MOST:
+            raise ValueError(f"{argument} may be {_MOST:,} at most, but came as {value:,}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a torch.dtype of floating point, but came as {dtype!r}")
     mixer, cache_bytes = _on_meta(name, dim, dtype, options), _softmax_cache_bytes(dim, tokens, batch, dtype)

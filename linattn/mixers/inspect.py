@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn.arguments import described, whole
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.carry import Carry, State
+from linattn.mixers.fault import tensor_fault
 
 
 def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
@@ -31,6 +33,13 @@ def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
     Raises:
         ValueError: where there is no such matrix (``info.linear_in_values`` is False, as for the LSTM).
     """
+    if not isinstance(mixer, Mixer):
+        raise TypeError(f"mixer must be a linattn.Mixer, but came as {described(mixer)}")
+    mixer.check_width("x", x)
+    if (line := tensor_fault("x", x, [*mixer.parameters(), *mixer.buffers()])) is not None:
+        raise ValueError(line)
+    if not x.shape[1]:
+        raise ValueError(f"x must hold at least one token, but came with {list(x.shape)}")
     r, carry = _recurrence(mixer, x, *others)
     batch, tokens, heads, _ = r.v.shape
     token = torch.eye(tokens, dtype=r.v.dtype, device=r.v.device)[None, :, None].expand(batch, -1, heads, -1)  # [B, T, H, V = T]
@@ -46,7 +55,7 @@ def values(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
 def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, Carry]:
     info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
     if info is not None and not info.linear_in_values:
-        raise ValueError(f"{info.name} has no mixing matrix: its output is not linear in values that the tokens write")
+        raise ValueError(f"mixer: {info.name} has no mixing matrix: its output is not linear in values that the tokens write")
     carry = mixer.begin(x, *others)
     return mixer.recurrence(x, carry), carry
 
@@ -84,6 +93,13 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
         AssertionError: with the table of errors, where one is larger.
         ValueError: where ``x`` has no tokens, and where there are no steps to compare with: the mixer is not causal.
     """
+    whole("seed", seed, 0, 2**63 - 1)
+    if not isinstance(tolerance, (int, float)) or not tolerance >= 0:
+        raise ValueError(f"tolerance must be a number of at least 0, but came as {described(tolerance)}")
+    if not isinstance(mixer, Mixer):
+        raise TypeError(f"mixer must be a linattn.Mixer, but came as {described(mixer)}")
+    if x is not None:
+        mixer.check_width("x", x)
     if not mixer.causal:
         raise ValueError(f"mixer must go token by token, but {type(mixer).__name__} is not causal: it has one pass over all tokens")
     mixer = copy.deepcopy(mixer).double()
@@ -91,6 +107,8 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
         if mixer.dim is None:
             raise ValueError("x must be given for a mixer that does not know its width: it has no dim")
         x = torch.randn(2, 100, mixer.dim, generator=torch.Generator().manual_seed(seed))
+    if x.is_meta:
+        raise ValueError("x must hold numbers, but is on meta")
     x = x.detach()
     x = x.to(next(mixer.parameters()).device, torch.float64).requires_grad_()
     tokens = x.shape[1]

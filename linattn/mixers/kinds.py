@@ -11,9 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from linattn.arguments import whole
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
 from linattn.mixers.carry import Carry, Context, State, from_front, to_front
+from linattn.mixers.fault import telling
 from linattn.ops.checks import tensor
 
 
@@ -33,6 +35,7 @@ class CrossMixer(Mixer):
     def begin(self, x: Tensor, *others: Any) -> Carry:
         return Carry(x, returning=False, context=Context(*others))
 
+    @telling
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
@@ -97,6 +100,7 @@ class GridMixer(Mixer):
     def flops(self, x: Tensor, past: int = 0) -> int:
         return super().flops(x, past) if x.shape[1] else 0
 
+    @telling
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:  # type: ignore[override]
         """Mix ``x`` [B, height * width, D] over the grid; height and width may be 0.
 
@@ -104,7 +108,9 @@ class GridMixer(Mixer):
             ValueError: for tokens that are not as many as the grid has places.
         """
         self.check_width("x", x)
-        if min(height, width) < 0 or height * width != x.shape[1]:
+        for name, size in (("height", height), ("width", width)):
+            whole(name, size, 0)
+        if height * width != x.shape[1]:
             raise ValueError(f"x must have height * width = {height} * {width} tokens, but came with {list(x.shape)}")
         return self.mix(x, self.begin(x, height, width)) if x.shape[1] else x  # nothing to mix, and convolutions refuse it
 
@@ -118,6 +124,7 @@ class Resampler(Mixer):
         """How many tokens come of ``lengths`` tokens, an int or a tensor of them."""
         raise NotImplementedError(f"{type(self).__name__} must implement resampled(lengths)")
 
+    @telling
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """Mix ``x`` [B, T, D] to [B, T', D] and the mask that goes with it, [B, T'] bool; None where ``mask`` is None.
 
@@ -134,6 +141,11 @@ class Resampler(Mixer):
 
 class FeedForward(Mixer):
     """Base of what does something to each token: [..., D] -> [..., D]; a subclass implements ``forward(x)``."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forward" in vars(cls):
+            cls.forward = telling(cls.forward)  # type: ignore[method-assign]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         raise NotImplementedError(f"{type(self).__name__} must implement forward(x)")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
-from numbers import Integral, Real
 from threading import RLock
 from typing import Any
 
 import torch
 
+from linattn.arguments import beyond_memory, described, mismatch, typed, whole, written
 from linattn.mixers.base import Mixer
 from linattn.mixers.taxonomy import FAMILIES
 
@@ -70,6 +70,7 @@ _loading = RLock()
 _loaded = False
 
 
+@typed
 def register(
     name: str,
     *,
@@ -99,7 +100,7 @@ def register(
     growth = growth or ("n" if recurrent else "n^2")
     choices = [("kind", kind, KINDS), ("growth", growth, GROWTHS), ("symmetry", symmetry, (None, *SYMMETRIES))]
     for argument, value, known in [*choices, *(("families", family, FAMILIES) for family in families)]:
-        if value not in known:
+        if value not in known:  # strings or None: their types have been checked
             raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, but came as {value!r}")
 
     def add(cls: type[Mixer]) -> type[Mixer]:
@@ -135,6 +136,8 @@ def info(name: str) -> Info:
         ValueError: with the names that there are.
     """
     _load()
+    if not isinstance(name, str):
+        raise TypeError(f"name must be that of a mixer, a string, but came as {described(name)}")
     if name not in _registered:
         close = difflib.get_close_matches(name, _registered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
@@ -153,8 +156,7 @@ def create(name: str, *, dim: int, **options) -> Mixer:
         TypeError: for an option that the mixer does not have.
     """
     known = info(name)
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-        raise ValueError(f"dim must be an integer of at least 1, but came as {dim!r}")
+    whole("dim", dim, 1)
     for option in options:
         if option not in known.options:
             raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")
@@ -164,35 +166,22 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     torch.set_default_dtype(wide)  # time constants stay so, and torch makes no orthogonal matrix of a half
     try:
         mixer = known.cls(dim=dim, **options)
+    except (RuntimeError, TypeError, MemoryError) as error:
+        if not beyond_memory(error):
+            raise
+        raise ValueError(f"dim = {dim} and options = {options} ask for more than there is memory for") from error
     finally:
         torch.set_default_dtype(dtype)
     mixer.dim = dim
     return mixer if dtype == wide else mixer.to(dtype)
 
 
-_TYPES: dict[str, tuple[str, type | tuple[type, ...]]] = {
-    "int": ("an integer", Integral),
-    "float": ("a number", Real),
-    "bool": ("True or False", bool),
-    "str": ("a string", str),
-    "None": ("None", type(None)),
-    "Sequence[int]": ("a list of integers", (list, tuple)),
-    "Sequence[float]": ("a list of numbers", (list, tuple)),
-}
-
-
 def _check_types(known: Info, options: dict[str, Any]) -> None:
     """Refuse values that are not of the types in the constructor's annotations, where these are such as any file of options may hold."""
     for option, value in options.items():
         annotation = inspect.signature(known.cls).parameters[option].annotation
-        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        wanted = [_TYPES[name] for name in text.split(" | ") if name in _TYPES]
-        if len(wanted) <= text.count(" | "):  # something else may stand there, which the mixer alone knows
-            continue
-        kinds = tuple(kind for _, kind in wanted)
-        fits = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
-        if not fits or value != value:  # NaN is no number
-            raise ValueError(f"{option} must be {' or '.join(words for words, _ in wanted)}, but came as {value!r}")
+        if (told := mismatch(option, value, written(annotation), {})) is not None:
+            raise ValueError(told)
 
 
 def _load() -> None:

@@ -99,11 +99,14 @@ class LMConfig:
         Raises:
             ValueError: with the names that there are.
         """
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
         own = PRESETS[name]
         options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own["mixer_options"].items()}
-        for mixer, given in fields.pop("mixer_options", {}).items():
+        asked = fields.pop("mixer_options", {})
+        if not isinstance(asked, dict) or not all(isinstance(given, dict) for given in asked.values()):
+            raise TypeError(f'mixer_options must be a dict such as {{"gla": {{"heads": 8}}}}, but came as {asked!r}')
+        for mixer, given in asked.items():
             options[mixer] = {**options.get(mixer, {}), **given}
         return cls(**{**own, **fields, "mixer_options": options})
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from linattn.mixers.fault import telling
 from linattn.models.block import Block, norm
 from linattn.models.config import LMConfig
 from linattn.models.reversible import through
-from linattn.ops.checks import values_visible
+from linattn.ops.checks import check_tokens, flag
 from linattn.state import State
 
 
@@ -34,6 +35,7 @@ class Backbone(nn.Module):
         for block in blocks:
             _soften(block, config.layers)
 
+    @telling
     def forward(
         self,
         ids: Tensor | None = None,
@@ -58,10 +60,11 @@ class Backbone(nn.Module):
         """
         if state is not None and not isinstance(state, State):
             raise TypeError(f"state must be a linattn.State, as an earlier call returned it, but came as {type(state).__name__}")
+        flag("return_state", return_state)
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         if embeddings is None:
-            _check_ids(ids, len(self.embedding.weight))
+            check_tokens("ids", ids, len(self.embedding.weight))
         elif embeddings.ndim != 3 or embeddings.shape[-1] != self.dim:
             raise ValueError(f"embeddings must be [B, T, {self.dim}], but came with shape {list(embeddings.shape)}")
         x = self.embedding(ids) if embeddings is None else embeddings
@@ -90,16 +93,6 @@ class Backbone(nn.Module):
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             return self._gradient_checkpointing_func(partial(layer, **how), x, old, shared)  # reentrant ones pass no keywords on
         return layer(x, old, shared, **how)
-
-
-def _check_ids(ids: Tensor | None, vocab_size: int) -> None:
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-        came = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else "None" if ids is None else type(ids).__name__
-        raise ValueError(f"ids must be integers of shape [B, T], but came as {came}")
-    if ids.numel() and values_visible(ids):
-        low, high = ids.aminmax()
-        if low < 0 or high >= vocab_size:
-            raise ValueError(f"ids must be from 0 to {vocab_size - 1}, but hold {int(low if low < 0 else high)}")
 
 
 class LanguageModel(nn.Module):

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
+from linattn.arguments import check_fields
+from linattn.mixers.fault import telling
 from linattn.models import files, pattern, stack
+from linattn.ops.checks import check_mask, check_tokens
 
 MODEL_TYPE = "linattn-recommend"
 
@@ -65,6 +68,7 @@ class RecommendConfig:
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
+        check_fields(self)
         given = {} if self.ffn_dim is None else {"ffn_dim": self.ffn_dim}
         stack.check_whole(items=self.items, length=self.length, dim=self.dim, layers=self.layers, **given)
         stack.check_dropout(self.dropout)
@@ -103,10 +107,14 @@ class RecommendModel(nn.Module):
         """
         return self.hidden(histories, mask) @ self.embedding.weight.T
 
+    @telling
     def hidden(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the last block gives, normed: [B, T, D]."""
-        if histories.ndim != 2 or histories.shape[1] > self.config.length:
+        check_tokens("histories", histories, self.config.items)
+        if histories.shape[1] > self.config.length:
             raise ValueError(f"histories must be [B, T] with T at most {self.config.length}, but came with {list(histories.shape)}")
+        if mask is not None:
+            check_mask("mask", mask, histories)
         places = torch.arange(histories.shape[1], device=histories.device)
         if mask is not None:
             places = (mask.cumsum(1) - 1).clamp(min=0)  # padding may stand anywhere: places count real items

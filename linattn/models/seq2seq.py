@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
+from linattn.arguments import check_fields
 from linattn.mixers.carry import State
+from linattn.mixers.fault import telling
 from linattn.mixers.registry import Info
 from linattn.models import files, pattern, stack
+from linattn.ops.checks import check_mask, check_tokens
 
 MODEL_TYPE = "linattn-seq2seq"
 STOP = 0  # the token that begins a target and ends it
@@ -80,6 +83,7 @@ class Seq2SeqConfig:
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
+        check_fields(self)
         sizes = {name: getattr(self, name) for name in ("source_vocab", "target_vocab", "length", "dim", "layers")}
         stack.check_whole(**sizes, **({} if self.ffn_dim is None else {"ffn_dim": self.ffn_dim}))
         stack.check_dropout(self.dropout)
@@ -171,6 +175,7 @@ class Seq2SeqModel(nn.Module):
         self.encoder, self.decoder = Encoder(config), Decoder(config)
         self.head = nn.Linear(config.dim, config.target_vocab)
 
+    @telling
     def forward(self, source: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits of the token after each of ``target`` [B, Tt], which begins with the stop token.
 
@@ -182,13 +187,19 @@ class Seq2SeqModel(nn.Module):
         Raises:
             ValueError: for sources and targets longer than ``length``.
         """
+        check_tokens("target", target, self.config.target_vocab)
         encoded = self.encode(source, mask)
+        if len(target) != len(source):
+            raise ValueError(f"target must have as many rows as source, {len(source)}, but came with {len(target)}")
         counts = _counts(source, mask)
         x = self._embedded(target, self.target, self.target_places, self._expected(counts))
         return self.head(self.decoder(x, encoded, mask))
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
         """The source as the decoder sees it, [B, Ts, D]."""
+        check_tokens("source", source, self.config.source_vocab)
+        if mask is not None:
+            check_mask("mask", mask, source)
         return self.encoder(self._embedded(source, self.source, self.source_places, _counts(source, mask), mask=mask), mask)
 
     @torch.inference_mode()

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
+from linattn.arguments import check_fields
+from linattn.mixers.fault import telling
 from linattn.mixers.vision.parts import resized, to_image, to_tokens
 from linattn.mixers.vision.prepbn import PRepBN, folded
 from linattn.models import files, pattern
 from linattn.models.config import check_known
+from linattn.ops.checks import tensor
 
 MODEL_TYPE = "linattn-image"
 NORMS = ("layer", "rms", "prepbn", "none")
@@ -115,6 +118,9 @@ class ImageConfig:
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
+        check_fields(self)
+        if len(self.image_size) != 2:
+            raise ValueError(f"image_size must be height and width, but came as {self.image_size!r}")
         sizes = {name: getattr(self, name) for name in ("patch_size", "channels", "classes", "dim", "layers", "norm_steps")}
         for name, value in {**sizes, "image_size": min(self.image_size)}.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -181,9 +187,12 @@ class ImageModel(nn.Module):
         """
         return self.head(self.norm(self.features(images)).mean(1))
 
+    @telling
     def features(self, images: Tensor) -> Tensor:
         """What the last block gives, [B, tokens, D], the patches row by row."""
         size = self.config.patch_size
+        if not tensor("images", images).is_floating_point():
+            raise ValueError(f"images must be floating point, but came as {images.dtype}")
         if images.ndim != 4 or images.shape[1] != self.config.channels or any(n % size or not n for n in images.shape[2:]):
             raise ValueError(
                 f"images must have shape [B, {self.config.channels}, height, width] with sides that are multiples of {size}, "

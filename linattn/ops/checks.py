@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from linattn.arguments import described
 from linattn.ops.inputs import Inputs
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -45,8 +47,21 @@ def no_autocast(t: Tensor) -> AbstractContextManager:
 def number(name: str, value: object) -> float:
     """A Python number; a tensor would lose its gradient."""
     if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
-        raise ValueError(f"{name} must be a number, but came as {_described(value)}")
+        raise ValueError(f"{name} must be a number, but came as {described(value)}")
     return float(value)
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, and nothing that merely counts as one."""
+    if value is not True and value is not False:
+        raise ValueError(f"{name} must be True or False, but came as {described(value)}")
+    return value
+
+
+def choice(name: str, value: object, options: Sequence[str]) -> None:
+    """Refuse ``value`` unless it is one of the words ``options``."""
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but came as {described(value)}")
 
 
 def shape(name: str, t: Tensor, wanted: str, *shapes: tuple[int, ...]) -> None:
@@ -83,11 +98,11 @@ def normalizer(value: bool | float | str) -> float | str | None:
         return EPS
     if value is False or value is None:
         return None
-    if value == "return":
+    if isinstance(value, str) and value == "return":
         return "return"
-    if isinstance(value, (int, float)) and value >= 0:
+    if isinstance(value, (int, float)) and 0 <= value < math.inf:
         return float(value)
-    raise ValueError(f'normalize must be True, False, an epsilon >= 0 or "return", but came as {value!r}')
+    raise ValueError(f'normalize must be True, False, an epsilon >= 0 or "return", but came as {described(value)}')
 
 
 def call(
@@ -96,8 +111,8 @@ def call(
 ) -> tuple[Inputs, float | str | None]:  # fmt: skip
     """Check the arguments of :func:`linattn.linear_attention`; return them as data, and what to do with the normaliser."""
     mode = normalizer(normalize)
-    if not isinstance(causal, bool):
-        raise ValueError(f"causal must be True or False, but came as {causal!r}")
+    flag("causal", causal)
+    flag("return_state", return_state)
     denominator = mode is not None
     _combinations(decay=decay, beta=beta, erase=erase, bonus=bonus, denominator=denominator, causal=causal)
     _sequences(q, k, v, causal)
@@ -110,7 +125,7 @@ def call(
         _extra("beta", beta, v, "[B, T, H]", (batch, tokens, heads))
     if erase is not None:
         if not isinstance(erase, (tuple, list)) or len(erase) != 2:
-            raise ValueError(f"erase must be a pair (read, write) of tensors [B, T, H, K], but came as {_described(erase)}")
+            raise ValueError(f"erase must be a pair (read, write) of tensors [B, T, H, K], but came as {described(erase)}")
         for name, t in zip(("erase[0] (read)", "erase[1] (write)"), erase, strict=True):
             _extra(name, t, v, "[B, T, H, K]", (batch, tokens, heads, size))
         erase = tuple(erase)
@@ -120,7 +135,7 @@ def call(
     initial, z = _initial(initial_state, v, denominator, (rows, heads, size, v.shape[3]))
     return Inputs(
         q, k, v, size**-0.5 if scale is None else number("scale", scale), decay, beta, erase, bonus, denominator,
-        causal, initial, z, bool(return_state), cu_seqlens,
+        causal, initial, z, return_state, cu_seqlens,
     ), mode  # fmt: skip
 
 
@@ -191,9 +206,9 @@ def _initial(state, v: Tensor, denominator: bool, full: tuple[int, int, int, int
     if state is None:
         return None, None
     if denominator and (not isinstance(state, (tuple, list)) or len(state) != 2):
-        raise ValueError(f"initial_state must be the pair (S, z) with normalize, but came as {_described(state)}")
+        raise ValueError(f"initial_state must be the pair (S, z) with normalize, but came as {described(state)}")
     if not denominator and not isinstance(state, Tensor):
-        raise ValueError(f"initial_state must be one tensor S [N, H, K, V] without normalize, but came as {_described(state)}")
+        raise ValueError(f"initial_state must be one tensor S [N, H, K, V] without normalize, but came as {described(state)}")
     s, z = state if denominator else (state, None)
     shape("initial_state", tensor("initial_state", s, v), "[N, H, K, V]", full)
     dtype("initial_state", s, _wide(v.dtype))
@@ -226,6 +241,29 @@ def packed_lengths(cu: Tensor, like: Tensor, name: str = "cu_seqlens") -> None:
         raise ValueError(f"{name} must rise from 0 to T = {tokens} and never fall, but came as {_short(ends)}")
 
 
+def check_tokens(name: str, ids: object, count: int) -> None:
+    """Refuse what are no tokens [B, T], integers from 0 to ``count`` - 1."""
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+        came = (
+            f"{ids.dtype} {list(ids.shape)}"
+            if isinstance(ids, Tensor) and not ids.is_nested
+            else "None"
+            if ids is None
+            else type(ids).__name__
+        )
+        raise ValueError(f"{name} must be integers of shape [B, T], but came as {came}")
+    if ids.numel() and values_visible(tensor(name, ids)):
+        low, high = ids.aminmax()
+        if low < 0 or high >= count:
+            raise ValueError(f"{name} must be from 0 to {count - 1}, but hold {int(low if low < 0 else high)}")
+
+
+def check_mask(name: str, mask: object, ids: Tensor) -> None:
+    """Refuse what does not say of each of ``ids`` [B, T] whether it is real."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape or mask.device != ids.device:
+        raise ValueError(f"{name} must be torch.bool of shape [B, T] = {list(ids.shape)} on {ids.device}, but came as {described(mask)}")
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> None:
     """Check what softmax attention takes: q, k [B, T, H, K] and v [B, T, H, V] in one dtype, and ``lengths`` [B] of the rows."""
     for name, t in (("q", q), ("k", k), ("v", v)):
@@ -247,7 +285,3 @@ def row_lengths(lengths: Tensor, like: Tensor) -> None:
 
 def _short(values: list[int]) -> str:
     return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:4]))}, ..., {values[-1]}]"
-
-
-def _described(value: object) -> str:
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

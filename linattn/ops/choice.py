@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn.arguments import described
 from linattn.ops import gpu
 
 BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
@@ -21,8 +22,8 @@ def choose(backend: str, refusal: Refusal) -> str:
     Raises:
         ValueError: ``backend`` is none, or refuses the call.
     """
-    if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"backend must be one of {', '.join(map(repr, ('auto', *BACKENDS)))}, but came as {backend!r}")
+    if not isinstance(backend, str) or backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend must be one of {', '.join(map(repr, ('auto', *BACKENDS)))}, but came as {described(backend)}")
     for name in BACKENDS if backend == "auto" else (backend,):
         reason = refusal(name)
         if reason is None:
@@ -55,9 +56,14 @@ def transform_refusal() -> str | None:
     """Why no kernel runs now, whatever it computes: what looks at single operations of torch would take its results for constants."""
     if torch._C._are_functorch_transforms_active():
         return "its operators have no rules for vmap and functional transforms"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if forward_mode():
         return "it has no derivatives in forward mode"
     return None
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are taken in forward mode, by ``forward_ad`` or ``torch.func.jvp``: operations of torch alone know how."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def batched() -> bool:

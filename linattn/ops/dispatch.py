@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from linattn.arguments import described
 from linattn.ops import gpu
 from linattn.ops.inputs import Inputs, Outputs
 
@@ -129,5 +130,5 @@ def _load(name: str, inputs: Inputs, form: str) -> Run:
 
 
 def _known(argument: str, value: str, options: tuple[str, ...]) -> None:
-    if value not in options:
-        raise ValueError(f"{argument} must be one of {', '.join(map(repr, options))}, but came as {value!r}")
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, options))}, but came as {described(value)}")

@@ -109,6 +109,7 @@ def lti(
         ValueError: naming the argument, what came and what was wanted.
     """
     _signal(u)
+    checks.flag("return_state", return_state)
     wide = _check_system(u, A, B, C)
     if cu_seqlens is not None:
         if lengths is not None:

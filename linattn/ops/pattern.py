@@ -15,6 +15,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from linattn.arguments import whole
 from linattn.ops import checks
 from linattn.ops.tiles import Tiles, attention
 
@@ -309,32 +310,32 @@ def causal() -> Pattern:
 
 def local(before: int, after: int = 0, dilation: int = 1) -> Pattern:
     """A token, the ``before`` ones before it and the ``after`` ones after it, neighbours ``dilation`` tokens apart (Longformer)."""
-    return Local(_whole("before", before, 0), _whole("after", after, 0), _whole("dilation", dilation, 1))
+    return Local(whole("before", before, 0), whole("after", after, 0), whole("dilation", dilation, 1))
 
 
 def strided(stride: int) -> Pattern:
     """Every ``stride``-th token, counted from the one that sees (Sparse Transformer)."""
-    return Strided(_whole("stride", stride, 1))
+    return Strided(whole("stride", stride, 1))
 
 
 def summaries(size: int, last: int = 1) -> Pattern:
     """The ``last`` tokens of every block of ``size`` (with ``blocks(size)``, the fixed pattern of Sparse Transformers)."""
-    if not 1 <= last <= size:
-        raise ValueError(f"last must be from 1 to size = {size}, but came as {last}")
-    return Columns(_whole("size", size, 1), last)
+    return Columns(whole("size", size, 1), whole("last", last, 1, size))
 
 
 def blocks(size: int, *, before: int = 0, after: int = 0, shift: int = 0) -> Pattern:
     """The block of ``size`` that a token is in with ``before`` tokens ahead of it and ``after`` behind it; or the one ``shift`` later."""
+    whole("size", size, 1)
+    for name, value in (("before", before), ("after", after), ("shift", shift)):
+        whole(name, value, 0)
     if shift and (before or after):
         raise ValueError(f"shift is for blocks alone, but came as {shift} with before = {before} and after = {after}")
-    _whole("size", size, 1)
-    return OtherBlocks(size, _whole("shift", shift, 0)) if shift else Blocks(size, _whole("before", before, 0), _whole("after", after, 0))
+    return OtherBlocks(size, shift) if shift else Blocks(size, before, after)
 
 
 def global_tokens(count: int) -> Pattern:
     """The first ``count`` tokens see all and are seen by all (Longformer)."""
-    return First(_whole("count", count, 0), seeing=True) | First(count, seeing=False)
+    return First(whole("count", count, 0), seeing=True) | First(count, seeing=False)
 
 
 def attend(
@@ -356,8 +357,7 @@ def attend(
     checks.attended(q, k, v, lengths)
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern must be a Pattern, as local(64) and causal() are, but came as {type(pattern).__name__}")
-    if backend not in ("auto", "tiles", "flex", "dense"):
-        raise ValueError(f"backend must be 'auto', 'tiles', 'flex' or 'dense', but came as {backend!r}")
+    checks.choice("backend", backend, ("auto", "tiles", "flex", "dense"))
     scale = q.shape[3] ** -0.5 if scale is None else checks.number("scale", scale)
     if backend == "flex" or (backend == "auto" and q.is_cuda):
         from linattn.ops import flex  # it takes a second to import
@@ -385,12 +385,6 @@ def _around(start: Tensor, count: int, length: int) -> Tensor:
 
 def _inside(places: Tensor, length: int) -> Tensor:
     return torch.where(places < length, places, -1)
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, but came as {value}")
-    return value
 
 
 def joined(patterns: Sequence[Pattern]) -> Pattern:

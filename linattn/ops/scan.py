@@ -57,6 +57,7 @@ def diagonal_scan(
         ValueError: naming the argument, what came and what was wanted.
     """
     call = _sum(decay, b, initial_state, cu_seqlens)
+    checks.flag("return_state", return_state)
     h, last = call.run(backend)
     h = h if call.wide.is_complex else h.to(b.dtype)
     return (h, last) if return_state else h
@@ -94,6 +95,7 @@ def running_max(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
+    checks.flag("return_state", return_state)
     m, last = _maximum(decay, gate, initial_state, cu_seqlens).run(backend)
     return (m, last) if return_state else m
 
@@ -157,12 +159,12 @@ def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> s
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     complex_ = checks.tensor("decay", decay).is_complex()
-    if not (complex_ or decay.is_floating_point()):
+    if not (complex_ or decay.dtype in checks.DTYPES):
         raise ValueError(f"decay must be floating point or complex, but came as {decay.dtype}")
     wide = torch.promote_types(_real(decay.dtype), torch.float64 if checks.tensor("b", b).dtype in _DOUBLE else torch.float32)
     if b.is_complex() and not complex_:
         raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
-    if not (b.is_floating_point() or b.is_complex()):
+    if not (b.dtype in checks.DTYPES or b.is_complex()):
         raise ValueError(f"b must be floating point or complex, but came as {b.dtype}")
     if complex_:
         wide = torch.complex128 if wide == torch.float64 else torch.complex64
@@ -171,7 +173,7 @@ def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) ->
 
 def _maximum(decay: Tensor, gate: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     for name, t in (("decay", decay), ("gate", gate)):
-        if not checks.tensor(name, t).is_floating_point():
+        if checks.tensor(name, t).dtype not in checks.DTYPES:
             raise ValueError(f"{name} must be floating point, but came as {t.dtype}")
     wide = torch.float64 if torch.float64 in (decay.dtype, gate.dtype) else torch.float32
     return _checked("maximum", decay, "gate", gate, initial, cu, wide)

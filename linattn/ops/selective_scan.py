@@ -83,6 +83,8 @@ def selective_scan(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
+    checks.flag("softplus", softplus)
+    checks.flag("return_state", return_state)
     if bias is not None or softplus or z is not None:
         y, last = _gated(x, dt, A, B, C, D, initial_state, cu_seqlens, bias, softplus, z, backend)
     else:
@@ -183,6 +185,7 @@ def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> s
     given = signature(op).bind(*args, **kwargs)
     given.apply_defaults()
     x, dt, a, b, c, d, bias, softplus, z, initial, _, cu, _ = given.arguments.values()
+    checks.flag("softplus", softplus)
     call = _checked(x, dt, a, b, c, d, initial, cu, positive=bias is not None or softplus)
     _check_gated(x, bias, z)
     if bias is not None or softplus:

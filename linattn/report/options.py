@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from linattn.arguments import check_fields
+
 
 @dataclass(frozen=True)
 class CompareOptions:
@@ -42,6 +44,7 @@ class CompareOptions:
     quick: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.mixers:
             raise ValueError("mixers must name at least one mixer, but came empty")
         twice = {m for m in self.mixers if self.mixers.count(m) > 1}

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from linattn.arguments import check_fields
+
 if TYPE_CHECKING:  # the command line reads the names of the tasks from here
     from torch import Tensor, nn
 
@@ -172,6 +174,7 @@ class TaskOptions:
     data: Path | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.mixers is not None:
             if not self.mixers:
                 raise ValueError("mixers must name at least one mixer, but came empty")

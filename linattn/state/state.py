@@ -12,11 +12,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from linattn.ops.checks import values_visible
+from linattn.arguments import described, known_device, typed, whole
+from linattn.ops.checks import tensor, values_visible
 from linattn.state.checksum import damage, save_tensors
 from linattn.state.identity import difference, identity
 
 FORMAT, VERSION = "linattn.State", 1
+_LARGEST = 2**48  # bytes: what processors can address
 
 
 class State:
@@ -30,7 +32,10 @@ class State:
 
     def __init__(self, layers: Iterable[Mapping[str, Tensor]]) -> None:
         """Raises ValueError where the tensors disagree about the number of rows, TypeError for what is no tensor."""
-        self.layers = tuple(dict(layer) for layer in layers)
+        try:
+            self.layers = tuple(dict(layer) for layer in layers)
+        except (TypeError, ValueError):
+            raise TypeError(f"layers must be a list of dicts of tensors, one for each layer, but came as {described(layers)}") from None
         rows = None
         for i, layer in enumerate(self.layers):
             for name, t in layer.items():
@@ -61,8 +66,10 @@ class State:
         try:
             index = torch.as_tensor(rows)
         except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"rows must be integers of shape [n], but came as {rows!r}") from None
-        index = index if index.numel() else index.long()  # an empty list says no dtype
+            raise TypeError(f"rows must be integers of shape [n], but came as {described(rows)}") from None
+        index = tensor("rows", index if index.numel() else index.long())  # an empty list says no dtype
+        if index.is_meta and not all(t.is_meta for layer in self.layers for t in layer.values()):
+            raise ValueError("rows must hold numbers, but is on meta")
         if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"rows must be integers of shape [n], but came as {index.dtype} {list(index.shape)}")
         if index.numel() and values_visible(index) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
@@ -71,8 +78,9 @@ class State:
 
     def fork(self, n: int) -> State:
         """Every sequence ``n`` times, copies of one sequence side by side: row b becomes rows n·b .. n·b + n − 1."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"n must be an integer of at least 1, but came as {n!r}")
+        whole("n", n, 1)
+        if n * self.nbytes > _LARGEST:
+            raise ValueError(f"n = {n} times {self.nbytes:,} bytes are more than any memory holds")
         return self._map(lambda t: t.repeat_interleave(n, 0))
 
     @staticmethod
@@ -83,6 +91,8 @@ class State:
             ValueError: where tensors differ in more than their rows, as those of layers that keep every token do when the
                 states have read different numbers of tokens.
         """
+        if not isinstance(states, (list, tuple)) or not all(isinstance(s, State) for s in states):
+            raise TypeError(f"states must be a list of linattn.State, but came as {described(states)}")
         if not states:
             raise ValueError("states must be at least one, but there is none")
         first, *rest = states
@@ -102,10 +112,13 @@ class State:
         The recurrence keeps its states in float32 or float64 whatever the model's dtype, so only these two are admitted.
         """
         for target in targets:
-            if isinstance(target, torch.dtype) and target not in (torch.float32, torch.float64):
-                raise ValueError(f"a state is kept in torch.float32 or torch.float64, but {target} was asked for")
+            if not isinstance(target, torch.dtype):
+                known_device("targets", target)
+            elif target not in (torch.float32, torch.float64):
+                raise ValueError(f"targets: a state is kept in torch.float32 or torch.float64, but {target} was asked for")
         return self._map(lambda t: _moved(t, targets))
 
+    @typed
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None, description: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file with a checksum, whole or not at all.
 
@@ -120,6 +133,7 @@ class State:
         save_tensors(Path(path), {key: _copied(t) for key, t in _named(self)}, {"linattn": text})
 
     @classmethod
+    @typed
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -144,7 +158,9 @@ class State:
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
-        if device is None:
+        if device is not None:
+            known_device("device", device)
+        else:
             device = "cpu" if model is None else next(model.parameters()).device
         with path.open("rb"):  # safetensors names no file in its errors
             pass

@@ -16,6 +16,7 @@ from filelock import FileLock
 from torch import nn
 
 import linattn
+from linattn.arguments import described, typed, whole
 from linattn.state.identity import identity
 from linattn.state.state import State
 
@@ -29,6 +30,7 @@ class PrefixStore:
     serve many models. Any number of processes may use it at once; one of them at a time reads or writes, under a lock.
     """
 
+    @typed
     def __init__(self, folder: str | os.PathLike[str], *, max_bytes: int = 2**30) -> None:
         """Make ``folder`` where it is not there. Its files together have at most ``max_bytes``.
 
@@ -36,8 +38,7 @@ class PrefixStore:
             ValueError: if ``max_bytes`` is no positive integer.
             OSError: if ``folder`` is a file, or cannot be made.
         """
-        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
-            raise ValueError(f"max_bytes must be an integer of at least 1, but came as {max_bytes!r}")
+        whole("max_bytes", max_bytes, 1)
         self.folder, self.max_bytes = Path(folder), max_bytes
         if self.folder.is_file():
             raise NotADirectoryError(f"{folder} is a file, and a folder for states is wanted")
@@ -55,6 +56,7 @@ class PrefixStore:
 
         Returns its number of tokens, the same for all rows, and the state on the model's device; (0, None) if there is none.
         """
+        _check_rows("rows", rows)
         shortest = min(len(row) for row in rows)
         with self._lock:
             lengths = sorted({n for path in self._files() if 0 < (n := _length(path)) <= shortest})
@@ -72,6 +74,9 @@ class PrefixStore:
 
         A state that is larger than ``max_bytes`` is not kept.
         """
+        _check_rows("tokens", [tokens])
+        if not isinstance(state, State):
+            raise TypeError(f"state must be a linattn.State, but came as {described(state)}")
         if state.rows != 1:
             raise ValueError(f"state must have one row, but came with {state.rows}")
         n = len(tokens)
@@ -112,6 +117,12 @@ class PrefixStore:
                 return
             path.unlink()
             total -= stat.st_size
+
+
+def _check_rows(name: str, rows: Sequence[Sequence[int]]) -> None:
+    fits = isinstance(rows, (list, tuple)) and rows and all(isinstance(row, Sequence) and not isinstance(row, (str, bytes)) for row in rows)
+    if not fits or not all(isinstance(token, int) and -(2**63) <= token < 2**63 for row in rows for token in row):
+        raise ValueError(f"{name} must be tokens, integers in lists, but came as {described(rows)}")
 
 
 def _start(model: nn.Module) -> hashlib._Hash:

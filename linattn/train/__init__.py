@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from linattn.train.options import Terminated as Terminated
 from linattn.train.options import TrainOptions as TrainOptions
 from linattn.train.options import TrainResult as TrainResult
 

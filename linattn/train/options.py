@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from linattn.arguments import check_fields
+
+
+class Terminated(RuntimeError):
+    """The training was asked to end by SIGTERM; it has written a checkpoint before it did."""
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -53,6 +59,7 @@ class TrainOptions:
     ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         wanted = {"steps": 1, "context": 2, "batch_size": 1, "save_every": 1, "eval_every": 1}
         for name, least in wanted.items():
             value = getattr(self, name)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -74,6 +76,35 @@ class Recorder(TrainerCallback):
         if state.is_world_process_zero:
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
+
+
+class Ending(TrainerCallback):
+    """Within it SIGTERM lets the step in progress end, and a checkpoint be written, before the training ends.
+
+    A process among several ends at once as ever: they would have to agree on the step. So does one whose training runs in another thread
+    than the first, where Python hears no signals.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.asked = False
+        self._hears = processes == 1 and threading.current_thread() is threading.main_thread()
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if self._hears:
+            self._before = signal.signal(signal.SIGTERM, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._hears:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if self.asked and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
 
 
 class Bar(TrainerCallback):

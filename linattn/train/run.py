@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import linattn
+from linattn.arguments import known_device, typed
 from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
@@ -109,6 +110,7 @@ def clean(folder: Path, records: list[dict[str, Any]]) -> None:
     _write(folder / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
 
+@typed
 def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
     """The model of a run and what turns text into its tokens and back. Needs no transformers.
 
@@ -120,6 +122,7 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
         OSError: where there is no run.
         ValueError: where it is damaged.
     """
+    known_device("device", device)
     path = Path(path)
     folder = path if (path / "model.safetensors").is_file() else checkpoint.newest(path)
     if folder is None:

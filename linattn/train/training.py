@@ -17,8 +17,8 @@ from linattn.hf import LinattnForCausalLM, LMConfig
 from linattn.models.memory import require_training
 from linattn.state import only_writer
 from linattn.train import checkpoint, run
-from linattn.train.options import TrainOptions, TrainResult
-from linattn.train.progress import Bar, Recorder
+from linattn.train.options import Terminated, TrainOptions, TrainResult
+from linattn.train.progress import Bar, Ending, Recorder
 from linattn.train.trainer import RunTrainer
 
 VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
@@ -37,6 +37,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     Raises:
         OSError, ValueError: for text, options and folders that do not fit, sizes that memory does not hold, and a folder to which another
             process is writing, before anything is written.
+        Terminated: after SIGTERM, once a checkpoint has been written.
     """
     data = corpus(options.text, options.tokenizer)
     config = LMConfig(
@@ -99,10 +100,17 @@ def _go(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
     if bar is not None:
         trainer.add_callback(bar)
     try:
-        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+        with Ending(trainer.args.world_size) as ending:
+            trainer.add_callback(ending)
+            trainer.train(resume_from_checkpoint=None if start is None else str(start))
     finally:
         if bar is not None:
             bar.stop()
+    if trainer.state.global_step < trainer.state.max_steps:
+        folder = trainer.args.output_dir
+        raise Terminated(
+            f"terminated after step {trainer.state.global_step}, which is saved: go on with linattn train --resume --out {folder}"
+        )
 
 
 def _arguments(options: TrainOptions) -> TrainingArguments:

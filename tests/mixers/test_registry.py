@@ -93,7 +93,7 @@ def test_options_of_a_strangers_type_are_his_own_matter(own_register):
 
     @registry.register("strange", title="Strange")
     class Strange(linattn.Mixer):
-        def __init__(self, dim: int, sizes: list[int] | int = 3, other=None, heads: "int" = 1):
+        def __init__(self, dim: int, sizes: set[int] | int = 3, other=None, heads: "int" = 1):
             super().__init__(dim)
             self.sizes, self.other, self.heads = sizes, other, heads
 

@@ -5,6 +5,8 @@ import json
 import math
 import os
 import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from linattn.cli.main import main
 from linattn.state import only_writer
-from linattn.train import TrainOptions, checkpoint, load_run, saved_options, train
+from linattn.train import Terminated, TrainOptions, checkpoint, load_run, saved_options, train
 from linattn.train.progress import Recorder
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 80
@@ -251,6 +253,50 @@ def test_weights_that_do_not_fit_on_the_disk(text, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert not list((tmp_path / "run").glob("*checkpoint-*"))
+
+
+def ask_to_end(monkeypatch, step: int) -> None:
+    """SIGTERM in the middle of a step."""
+    begin = Recorder.on_step_begin
+
+    def asked(self, args, state, control, **kwargs):
+        begin(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Recorder, "on_step_begin", asked)
+
+
+def test_a_terminated_run_saves_and_goes_on(done, text, tmp_path, monkeypatch, capsys):
+    out, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        ask_to_end(patch, 2)
+        with pytest.raises(Terminated, match=r"^terminated after step 3, which is saved: go on with linattn train --resume --out "):
+            train(options(out, text, save_every=None), progress=False)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert checkpoint.newest(out).name == "checkpoint-3"
+    with monkeypatch.context() as patch:
+        ask_to_end(patch, 4)
+        assert main(["train", "--resume", "--out", str(out)]) == 143
+    assert capsys.readouterr().err.splitlines()[-1].startswith("linattn: terminated after step 5, which is saved")
+    with monkeypatch.context() as patch:
+        ask_to_end(patch, 5)  # the last step: there is nothing to save beside what is saved anyway
+        train(options(out, text, save_every=None, resume=True), progress=False)
+    assert contents(out / "checkpoint-6") == contents(done.run / "checkpoint-6")
+
+
+def test_a_clock_that_goes_back(done, text, tmp_path, monkeypatch):
+    """The newest checkpoint is that of the highest step, whatever times stand on the files."""
+    run = shutil.copytree(done.run, tmp_path / "run")
+    for path in run.rglob("*"):
+        os.utime(path, (0, 0) if "checkpoint-6" in str(path) else None)
+    assert checkpoint.newest(run).name == "checkpoint-6"
+    train(options(run, text, resume=True), progress=False)
+    shutil.rmtree(run / "checkpoint-6")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    train(options(run, text, resume=True), progress=False)
+    assert contents(run / "checkpoint-6") == contents(done.run / "checkpoint-6")
 
 
 def test_two_processes_never_write_to_one_run(done, text, tmp_path):

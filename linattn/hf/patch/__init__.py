@@ -120,7 +120,7 @@ def _known(families: Iterable[str]) -> tuple[str, ...]:
     if isinstance(families, str) or not isinstance(families, Iterable):
         raise ValueError(f"families must be a list of model types, but came as {families!r}")
     names = tuple(families)
-    unknown = [name for name in names if name not in FAMILIES]
+    unknown = [name for name in names if not isinstance(name, str) or name not in FAMILIES]
     if unknown:
         raise ValueError(f"families has {', '.join(map(repr, unknown))}, but must be of {', '.join(sorted(FAMILIES))}")
     return names

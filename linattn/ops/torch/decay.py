@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops import choice
+
 
 class Factor(NamedTuple):
     """exp(log) as ``keep + rest`` with keep 1 or 0: a factor near 1 rounds at every step to the same side, its distance from 1 does not."""
@@ -55,7 +57,7 @@ class HeadDecay(NoDecay):
     def __init__(self, log: Tensor) -> None:
         log = log[..., None]
         sums = log.cumsum(-2)
-        self.weights = _Weights.apply(log[..., 0])  # [..., C, C]
+        self.weights = (_Weights.forward if choice.forward_mode() else _Weights.apply)(log[..., 0])  # [..., C, C]
         self.suffix = _exp(_suffix(log))  # [..., C, 1]
         self.prefix = _exp(sums)  # [..., C, 1]
         self.total = sums[..., -1:, :]  # [..., 1, 1]

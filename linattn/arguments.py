@@ -1,0 +1,206 @@
+"""Arguments against their annotations: what is of another type ends in one line with its name, what came and what was wanted.
+
+For functions that are called now and then. The ops, which are called for every token, check theirs by hand (:mod:`linattn.ops.checks`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache, wraps
+from numbers import Integral, Real
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Kind = tuple[str, tuple[type, ...]]  # in words, and the classes
+
+_KINDS: dict[str, Kind] = {
+    "int": ("an integer", (Integral,)),
+    "float": ("a number", (Real,)),
+    "bool": ("True or False", (bool,)),
+    "str": ("a string", (str,)),
+    "None": ("None", (type(None),)),
+    "Path": ("a path", (str, os.PathLike)),
+    "os.PathLike[str]": ("a path", (os.PathLike,)),
+}
+_OF_TORCH = {"Tensor": "Tensor", "torch.dtype": "dtype", "torch.device": "device", "torch.Generator": "Generator", "nn.Module": "nn.Module"}
+_TOO_MUCH = (
+    "allocate memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "Overflow when unpacking",
+    "too large to be represented",
+)
+_LISTS = ("Sequence", "list", "tuple", "Iterable", "Collection")
+_DICTS = ("dict", "Mapping")
+
+
+def typed(function: Function) -> Function:
+    """Check the arguments of every call by the annotations of ``function``; those it does not understand admit anything.
+
+    Raises:
+        TypeError: in the call, for the first argument that is of another type.
+    """
+    signature = inspect.signature(function)
+    annotations = {name: written(p.annotation) for name, p in signature.parameters.items()}
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name, value in _bound(signature, args, kwargs).items():
+            if (told := mismatch(name, value, annotations[name], function.__globals__)) is not None:
+                raise TypeError(told)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> None:
+    """Check the fields of a dataclass by their annotations.
+
+    Raises:
+        ValueError: for the first field that is of another type.
+    """
+    for field in fields(options):
+        if (told := mismatch(field.name, getattr(options, field.name), written(field.type), namespace or {})) is not None:
+            raise ValueError(told)
+
+
+def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any]) -> str | None:
+    """The line about an argument that is none of ``annotation``; None if it fits, or if the annotation says nothing here.
+
+    ``namespace`` has the classes that the annotation names. NaN is no number.
+    """
+    kinds = [_kind(part, namespace) for part in _parts(annotation)]
+    if any(kind is None for kind in kinds) or any(_fits(value, part, kind) for part, kind in zip(_parts(annotation), kinds, strict=True)):
+        return None
+    return f"{name} must be {' or '.join(dict.fromkeys(words for words, _ in filter(None, kinds)))}, but came as {described(value)}"
+
+
+def written(annotation: Any) -> str:
+    """An annotation as it stands in the source."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """``value`` as an integer of at least ``low``, and at most ``high``.
+
+    Raises:
+        ValueError: where it is none.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be an integer {wanted}, but came as {described(value)}")
+    return int(value)
+
+
+def known_device(name: str, value: Any) -> torch.device:
+    """``value`` as a device.
+
+    Raises:
+        ValueError: where it names none.
+    """
+    import torch
+
+    try:
+        if isinstance(value, (str, torch.device)):
+            return torch.device(value)
+    except RuntimeError:
+        pass
+    raise ValueError(f"{name} must be a torch.device or the name of one, such as 'cpu' or 'cuda:0', but came as {described(value)}")
+
+
+def beyond_memory(error: BaseException) -> bool:
+    """Whether ``error`` is what Python and torch say of sizes that no memory holds, or that no 64-bit integer counts."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _TOO_MUCH)
+
+
+def described(value: Any) -> str:
+    """What came, on one line: a tensor by its dtype and shape, what is long by its type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype}" + ("" if value.is_nested else f" {list(value.shape)}")
+    text = (
+        repr(value)
+        if isinstance(value, (str, bytes, int, float, complex, list, tuple, dict, type(None))) or str(value).startswith("torch.")
+        else ""
+    )
+    return text if 0 < len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, ``*args`` and ``**kwargs`` aside; none where they do not fit, which the call itself says better."""
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return {}
+    return {
+        n: v
+        for n, v in given.items()
+        if signature.parameters[n].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    }
+
+
+@cache
+def _parts(annotation: str) -> tuple[str, ...]:
+    """``"Tensor | dict[str, int | None]"`` -> its two parts."""
+    parts, depth = [""], 0
+    for c in annotation:
+        depth += (c == "[") - (c == "]")
+        if c == "|" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return tuple(part.strip() for part in parts)
+
+
+def _kind(part: str, namespace: Mapping[str, Any]) -> Kind | None:
+    if part in _KINDS:
+        return _KINDS[part]
+    if part in _OF_TORCH:
+        return _of_torch(part)
+    base, _, inner = part.partition("[")
+    if base in _LISTS:
+        return f"a list{_of(inner)}", (list, tuple)
+    if base in _DICTS:
+        return "a dict", (Mapping,)
+    named = namespace.get(part)
+    return (f"a {named.__name__}", (named,)) if inspect.isclass(named) else None
+
+
+@cache
+def _of_torch(part: str) -> Kind:
+    import torch  # here: options of the command line are checked without it
+
+    words = "a tensor" if part == "Tensor" else f"a {part.removeprefix('nn.')}".replace("Module", "module")
+    return words, (attrgetter(_OF_TORCH[part])(torch),)
+
+
+def _of(inner: str) -> str:
+    words = {"int": " of integers", "float": " of numbers", "str": " of strings", "Tensor": " of tensors"}
+    return words.get(_item(inner), "")
+
+
+def _item(inner: str) -> str:
+    """``"str | Path, ...]"`` -> ``"str | Path"``."""
+    return inner.removesuffix("]").removesuffix(", ...")
+
+
+def _fits(value: Any, part: str, kind: Kind | None) -> bool:
+    assert kind is not None
+    _, classes = kind
+    if isinstance(value, bool):
+        return bool in classes
+    if not isinstance(value, classes) or (isinstance(value, float) and value != value):
+        return False
+    base, _, inner = part.partition("[")
+    if base in _LISTS and isinstance(value, Sequence):
+        items = _item(inner)
+        return all(mismatch("", item, items, {}) is None for item in value)
+    return True

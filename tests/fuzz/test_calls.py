@@ -1,0 +1,90 @@
+"""Whatever is passed to whatever is public, a call ends in a result or in one line of ours that names the argument.
+
+``python -m benchmarks.fuzz_calls`` makes many more of these calls.
+"""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from linattn.arguments import check_fields, described, mismatch, typed, whole
+from tests.fuzz.calls import TARGETS, calls
+from tests.fuzz.outcome import complaint
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of the prototypes of layouts that are tried
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_calls(name):
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(calls((name,)))
+    def run(case):
+        _, call, arguments = case
+        with contextlib.redirect_stdout(io.StringIO()):
+            _, wrong = complaint(call, arguments)
+        assert wrong is None, f"{wrong}\n{arguments}"
+
+    run()
+
+
+def test_the_judge():
+    """What the calls are held to can say no."""
+
+    def deep(x):
+        return x + torch.ones(3)
+
+    assert complaint(deep, {"x": torch.ones(3)}) == ("result", None)
+    assert "no error of ours" in complaint(deep, {"x": torch.ones(2)})[1]
+    assert "not raised by us" in complaint(len, {})[1]
+    assert complaint(whole, {"name": "x", "value": -1, "low": 0}) == ("refused", None)
+
+
+@typed
+def function(
+    a: int, b: "torch.Tensor | None" = None, *rest: int, c: "str | dict[str, int]" = "", d: "tuple[int, ...]" = (), e: object = None
+):
+    return a
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"a": 1}, None),
+        ({"a": np.int64(1), "b": None, "c": {"x": 1}, "d": [1, 2], "e": len}, None),
+        ({"a": True}, "a must be an integer, but came as True"),
+        ({"a": 1.5}, "a must be an integer, but came as 1.5"),
+        ({"a": 1, "c": 3}, "c must be a string or a dict, but came as 3"),
+        ({"a": 1, "d": [1, "x"]}, "d must be a list of integers, but came as [1, 'x']"),
+        ({"a": torch.ones(2)}, "a must be an integer, but came as a tensor of torch.float32 [2]"),
+    ],
+)
+def test_typed(arguments, says):
+    if says is None:
+        return function(**arguments)
+    with pytest.raises(TypeError) as error:
+        function(**arguments)
+    assert str(error.value) == says
+    return None
+
+
+def test_nan_is_no_number():
+    assert mismatch("x", float("nan"), "float | None", {}) == "x must be a number or None, but came as nan"
+    assert mismatch("x", float("inf"), "float", {}) is None
+
+
+def test_what_came_is_told_on_one_line():
+    assert described("a\nb") == "'a\\nb'"
+    assert described(torch.ones(2, 3)) == "a tensor of torch.float32 [2, 3]"
+    assert described(list(range(1000))) == "a list"
+    assert described(object()) == "a object"
+
+
+def test_fields():
+    from linattn.train import TrainOptions
+
+    with pytest.raises(ValueError, match=r"^steps must be an integer, but came as '4'$"):
+        check_fields(TrainOptions(steps="4"))

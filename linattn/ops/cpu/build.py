@@ -1,6 +1,7 @@
 """Compile the CPU kernels into one shared library: ``python -m linattn.ops.cpu.build``. Needs a C++ compiler and nothing else.
 
-Every source is compiled once for each instruction set, but those of ``ONCE``, and those named ``*_amx.cpp``, for AMX alone.
+Every source is compiled once for each instruction set without products of bfloat16; those named ``*_tiles.cpp`` are for those with them
+(``TILES``), and those of ``ONCE`` serve all.
 The library's name carries a hash of the sources and of how they are compiled, so that a stale one is never loaded; objects are kept
 under such names too, so that a change compiles what it touches. This file imports nothing of linattn: the package's build runs it.
 """
@@ -31,7 +32,6 @@ FLAGS = (
     "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option",
     "-Wno-maybe-uninitialized", "-Wno-uninitialized",  # GCC says them of its own intrinsics
 )  # fmt: skip
-SANITIZED = ("portable", "avx512", "amx")  # AVX2's kernels are the portable ones with wider vectors
 SANITIZE = (
     "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
     # What the address sanitizer sees anyway, and would take four times as long to compile.
@@ -39,8 +39,13 @@ SANITIZE = (
 )  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-# From the one that every machine has to the best, in the order in which isa.cpp numbers them.
-ISAS = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")}
+AVX512_BF16 = (*AVX512, "-mavx512bf16")
+# From the one that every machine of its kind has to the best, in the order in which isa.cpp numbers them.
+X86 = {"portable": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": AVX512_BF16, "amx": (*AVX512_BF16, "-mamx-tile", "-mamx-bf16")}
+ARM = {"portable": (), "neonbf16": ("-march=armv8.2-a+bf16",)}
+KINDS = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
+ISAS: dict[str, tuple[str, ...]] = KINDS.get(platform.machine().lower(), {"portable": ()})
+TILES = ("avx512bf16", "amx", "neonbf16")  # those with products of bfloat16
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 
 
@@ -53,10 +58,8 @@ class NoCompilerError(BuildError):
 
 
 def names(sanitize: bool = False) -> tuple[str, ...]:
-    """The instruction sets that a library for this kind of machine has."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return ("portable",)
-    return SANITIZED if sanitize else tuple(ISAS)
+    """The instruction sets of a library: sanitized without AVX2, whose kernels are the portable ones with wider vectors."""
+    return tuple(isa for isa in ISAS if not sanitize or isa != "avx2")
 
 
 def sources() -> list[Path]:
@@ -108,7 +111,7 @@ def build(sanitize: bool = False) -> Path:
 def _compiled_for(source: Path, isas: list[str]) -> list[str]:
     if source.name in ONCE:
         return ["portable"]
-    return [isa for isa in isas if (isa == "amx") == source.stem.endswith("_amx")]
+    return [isa for isa in isas if (isa in TILES) == source.stem.endswith("_tiles")]
 
 
 def _texts(source: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """The compiled kernels: whether they are there, which instruction set serves, and calls of them.
 
 Which instruction set is chosen when the first kernel is called: the best that this machine has, or a lower one that
-``LINATTN_CPU_ISA`` names (``portable``, ``avx2``, ``avx512``, ``amx``). ``LINATTN_CPU_SANITIZE=1`` takes the library that
-``python -m linattn.ops.cpu.build --sanitize`` has made.
+``LINATTN_CPU_ISA`` names (``portable``, ``avx2``, ``avx512``, ``avx512bf16``, ``amx``; on ARM ``portable``, ``neonbf16``).
+``LINATTN_CPU_SANITIZE=1`` takes the library that ``python -m linattn.ops.cpu.build --sanitize`` has made.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def isas() -> tuple[str, ...]:
     if library is None:
         raise RuntimeError(missing)
     there = list(build.ISAS)[: library.linattn_isa() + 1]
-    return tuple(isa for isa in there if isa == "amx" or hasattr(library, f"linattn_lanes_{isa}"))
+    return tuple(isa for isa in there if hasattr(library, f"linattn_{'linear_attention' if isa in build.TILES else 'lanes'}_{isa}"))
 
 
 def isa() -> str:
@@ -166,9 +166,9 @@ def _kernel(name: str, isa: str) -> Any:
     library, missing = _loaded()
     if library is None:
         raise RuntimeError(missing)
-    if isa == "amx" and not hasattr(library, f"linattn_{name}_amx"):  # most have nothing to gain by it
-        isa = "avx512"
-    function = getattr(library, f"linattn_{name}_{isa}")
+    order = list(build.ISAS)
+    lower = [f"linattn_{name}_{x}" for x in reversed(order[: order.index(isa) + 1])]
+    function = getattr(library, next(x for x in lower if hasattr(library, x)))  # most have nothing to gain by products of bfloat16
     function.restype = None
     return function
 

@@ -1,7 +1,8 @@
 """The CPU backend of the recurrence: what it refuses, its calls of the kernels, and their operators.
 
 One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short. Where
-the machine has AMX the plain rule and the delta rule in bfloat16 go by chunks of 64, with one decay for all channels of a head or none.
+the machine multiplies pairs of bfloat16 (AMX, AVX512-BF16, ARM's BF16) the plain rule and the delta rule in bfloat16 go by chunks of 64,
+with one decay for all channels of a head or none.
 """
 
 from __future__ import annotations

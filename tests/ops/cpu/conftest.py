@@ -3,15 +3,14 @@ import os
 import pytest
 import torch
 
-from linattn.ops.cpu import library
+from linattn.ops.cpu import build, library
 
 
 def pytest_generate_tests(metafunc):
-    """A test that asks for ``isa`` runs once with each instruction set that there is; AMX's kernels have tests of their own."""
-    if "isa" in metafunc.fixturenames:
-        missing = library.reason()
-        names = ["none"] if missing else [name for name in library.isas() if name != "amx"]
-        metafunc.parametrize("isa", names, indirect=True)
+    """``isa`` stands for each instruction set that is there without products of bfloat16, ``tiles`` for each that has them."""
+    there = () if library.reason() else library.isas()
+    for name in {"isa", "tiles"} & set(metafunc.fixturenames):
+        metafunc.parametrize(name, [x for x in there if (x in build.TILES) == (name == "tiles")] or ["none"], indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -31,12 +30,12 @@ def isa(request):
 
 
 @pytest.fixture
-def tiles():
-    """For a test of the kernels that AMX has."""
-    if library.reason() or library.isa() != "amx":
-        pytest.skip(library.reason() or "this machine has no AMX")
-    with library.guarded():
-        yield
+def tiles(request):
+    """For a test of the kernels that multiply bfloat16."""
+    if request.param == "none":
+        pytest.skip(library.reason() or "this machine has no products of bfloat16")
+    with library.lowered(request.param), library.guarded():
+        yield request.param
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch):
 
 @pytest.mark.usefixtures("native")
 def test_lanes_follow_the_instruction_set():
-    wanted = {"portable": 4, "avx2": 8, "avx512": 16, "amx": 16}
+    wanted = {"portable": 4, "avx2": 8, "avx512": 16, "avx512bf16": 16, "amx": 16, "neonbf16": 4}
     for isa in library.isas():
         with library.lowered(isa):
             lanes = torch.zeros(1, dtype=torch.int64)

@@ -7,6 +7,10 @@
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace {
@@ -25,9 +29,22 @@ bool has_amx() {
 bool has_amx() { return false; }
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+bool has_bf16() { return getauxval(AT_HWCAP2) & 1ul << 14; }  // HWCAP2_BF16, which older headers do not name
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool has_bf16() {
+    int there = 0;
+    size_t size = sizeof there;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &there, &size, nullptr, 0) == 0 && there;
+}
+#elif defined(__aarch64__)
+bool has_bf16() { return false; }
+#endif
+
 }  // namespace
 
-// The place of the best one in build.py's list of them: 0 portable, 1 AVX2, 2 AVX-512, 3 AMX.
+// The place of the best one in build.py's list of those of this kind of machine: 0 portable; 1 AVX2, 2 AVX-512, 3 AVX512-BF16, 4 AMX; on
+// ARM 1 BF16.
 extern "C" __attribute__((visibility("default"))) int64_t linattn_isa() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -36,7 +53,10 @@ extern "C" __attribute__((visibility("default"))) int64_t linattn_isa() {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
     if (!avx512) return 1;
-    return __builtin_cpu_supports("avx512bf16") && has_amx() ? 3 : 2;
+    if (!__builtin_cpu_supports("avx512bf16")) return 2;
+    return has_amx() ? 4 : 3;
+#elif defined(__aarch64__)
+    return has_bf16() ? 1 : 0;
 #else
     return 0;
 #endif

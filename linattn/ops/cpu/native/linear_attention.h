@@ -21,6 +21,11 @@ constexpr int TOKENS = 4;         // of a block
 constexpr int CHUNK = 64;         // tokens between the states that are kept for the backward pass
 constexpr int PANEL = 64;         // rows of a panel
 constexpr int BLOCKS = CHUNK / TOKENS;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
 
 enum Rank { NONE, HEAD, CHANNEL };
 enum Rule { PLAIN, BONUS, DELTA, ERASE };
@@ -77,7 +82,7 @@ struct Family {
     static constexpr int READS = RULE == DELTA || RULE == ERASE ? 2 : 1;
     static constexpr int WRITES = RULE == ERASE ? 2 : 1;
     static constexpr int READ = READS * TOKENS, WRITE = WRITES * TOKENS;
-    static constexpr int WIDTH = LANES == 16 || READS == 1 ? 2 : 1;  // vectors of a slab: as many as registers hold
+    static constexpr int WIDTH = REGISTERS == 32 || READS == 1 ? 2 : 1;  // vectors of a slab: as many as registers hold
     // Lines of a panel of keys: q (and k or r) as a block's first state meets them, k (and w) as they reach its last one, what remains of
     // a state as `keep` + `rest`; for the backward pass α, and q, k (r and w) as they came.
     static constexpr int Y = 0, X = READ, KEEP = X + WRITE, REST = KEEP + 1, ALPHA = REST + 1, CAME = ALPHA + TOKENS;

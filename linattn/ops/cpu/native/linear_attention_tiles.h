@@ -1,4 +1,4 @@
-// Chunks of 64 tokens as matrices on tiles, with one decay for all channels of a head or none, under the plain rule and the delta rule.
+// Chunks of 64 tokens as matrices of bfloat16, with one decay for all channels of a head or none, under the plain rule and the delta rule.
 //
 // With A the products of a chunk's keys, each with those before it and faded since, the delta rule writes u = β m of what it has
 // missed, m = v − until ∘ k S − A (β m): a triangle of equations, which is solved in float32. The rest is the plain rule with u for v.
@@ -10,12 +10,22 @@
 #include "linear_attention_slab.h"
 #include "tiles.h"
 
+// The instruction set that serves where these kernels do not pay.
+#if defined(__x86_64__)
+#define LINATTN_VECTORS avx512
+#else
+#define LINATTN_VECTORS portable
+#endif
+extern "C" void LINATTN_JOIN(linear_attention, LINATTN_VECTORS)(const void* call, int64_t threads);
+extern "C" void LINATTN_JOIN(linear_attention_backward, LINATTN_VECTORS)(const void* call, int64_t threads);
+
 namespace linattn {
 namespace LINATTN_ISA {
 
 constexpr int WIDE = Family<PLAIN>::WIDTH;
+static_assert(WIDE == Family<DELTA>::WIDTH, "either kind of kernel reads the states that the other has kept");
 
-// What pays on tiles: enough tokens, keys and values of bfloat16 under the plain rule and the delta rule. Channels that fade each in their
+// What pays: enough tokens, keys and values of bfloat16 under the plain rule and the delta rule. Channels that fade each in their
 // own way make as much work for vectors as all of it. Sums of keys (z) want more digits: in them the errors of rounded keys average out.
 inline bool on_tiles(const Call& call) {
     const bool halves = call.q.dtype == BFLOAT16 && call.k.dtype == BFLOAT16 && call.v.dtype == BFLOAT16;
@@ -46,15 +56,22 @@ LINATTN_INLINE Halves take_halves(Pieces& pieces, int64_t rows, int64_t row) {
 }
 LINATTN_INLINE Floats take_floats(Pieces& pieces, int64_t rows, int64_t row) { return {pieces.take(rows * row), row}; }
 
+// The first m of DEPTH numbers, which may be more; zeros behind them.
+LINATTN_INLINE void copy_some(bfloat16* to, const bfloat16* from, int64_t m) {
+#if defined(__AVX512BW__)
+    const __mmask32 there = m >= DEPTH ? ~0u : (1u << m) - 1;
+    _mm512_storeu_si512(to, there ? _mm512_maskz_loadu_epi16(there, from) : _mm512_setzero_si512());
+#else
+    if (m < DEPTH) memset(to, 0, DEPTH * sizeof *to);
+    if (m > 0) memcpy(to, from, (m < DEPTH ? m : DEPTH) * sizeof *to);
+#endif
+}
+
 // `numbers` from column c on of `count` tokens; zeros up to 64 tokens and to whole rows.
 inline void gather(const Strided& of, const Place& at, int64_t head, int64_t t, int count, int64_t c, int64_t numbers, Halves to) {
     for (int i = 0; i < CHUNK; i++) {
         const bfloat16* from = i < count ? (const bfloat16*)of.data + of.at(at.row, t + i, head) + c : nullptr;
-        for (int64_t n = 0; n < to.row; n += 32) {
-            const int64_t m = from && n < numbers ? numbers - n : 0;
-            const __mmask32 there = m >= 32 ? ~0u : (1u << m) - 1;
-            _mm512_storeu_si512(to.at(i, n), there ? _mm512_maskz_loadu_epi16(there, from + n) : _mm512_setzero_si512());
-        }
+        for (int64_t n = 0; n < to.row; n += DEPTH) copy_some(to.at(i, n), from + n, from && n < numbers ? numbers - n : 0);
     }
 }
 
@@ -100,7 +117,24 @@ struct Fading<NONE> {
     LINATTN_INLINE Float remains(Float s) const { return s; }
 };
 
-LINATTN_INLINE Float with_one(Float x, int lane) { return (Float)_mm512_mask_blend_ps(__mmask16(1u << lane), (__m512)x, _mm512_set1_ps(1.0f)); }
+LINATTN_INLINE Float with_one(Float x, int lane) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_mask_blend_ps(__mmask16(1u << lane), (__m512)x, _mm512_set1_ps(1.0f));
+#else
+    x[lane] = 1.0f;
+    return x;
+#endif
+}
+
+// Zeros up to `lane`, and x behind it.
+LINATTN_INLINE Float behind(Float x, int lane) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_maskz_mov_ps(__mmask16(0xfffeu << lane), (__m512)x);
+#else
+    for (int i = 0; i <= lane; i++) x[i] = 0;
+    return x;
+#endif
+}
 
 // body(i, c, factor) for the vectors c of row i of a matrix [64, 64] up to the one with the diagonal: what token i remembers of each token
 // j <= i, and 0 beyond.

@@ -1,4 +1,5 @@
-// Products of bfloat16 matrices, summed in float32, on the tiles of AMX; and the memory layouts that they take.
+// Products of bfloat16 matrices, summed in float32, on the tiles of AMX or by the dot products of pairs that AVX512-BF16 and ARM's BF16 have;
+// and the memory layouts that they take.
 //
 // C [M, N] += A [M, K] B [K, N]. A has its rows side by side. B is woven: rows 2p and 2p + 1 are one row, in which their numbers take
 // turns. So x can be a B with its columns summed over once it is woven, and with its rows summed over once it is turned and woven.
@@ -6,13 +7,31 @@
 
 #include "lanes.h"
 
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
+#endif
+
 namespace linattn {
 namespace LINATTN_ISA {
 
-constexpr int TILE = 16;   // rows of a tile
-constexpr int DEPTH = 32;  // numbers of a row of A that one tile holds
+constexpr int TILE = LANES;       // rows of a tile
+constexpr int DEPTH = 2 * LANES;  // numbers of a row of A that one tile holds
 
-typedef uint16_t Shorts __attribute__((vector_size(64)));
+template <class T>
+struct Matrix {
+    T* data;
+    int64_t row;  // numbers from row to row
+    LINATTN_INLINE T* at(int64_t r, int64_t c) const { return data + r * row + c; }
+    LINATTN_INLINE T* woven(int64_t r, int64_t c) const { return data + r / 2 * row + 2 * c; }  // r even
+};
+using Halves = Matrix<bfloat16>;
+using Floats = Matrix<float>;
+
+// ---------------------------------------------------------------- products
+
+#if defined(__AMX_BF16__)
+constexpr int STEP = DEPTH;   // rows of a triangle at a time
+constexpr bool DOTS = false;  // whether products are sums of dot products
 
 struct alignas(64) Shapes {
     uint8_t palette, start, none[14];
@@ -28,16 +47,6 @@ LINATTN_INLINE void with_tiles(Body body) {
     body();
     _tile_release();
 }
-
-template <class T>
-struct Matrix {
-    T* data;
-    int64_t row;  // numbers from row to row
-    LINATTN_INLINE T* at(int64_t r, int64_t c) const { return data + r * row + c; }
-    LINATTN_INLINE T* woven(int64_t r, int64_t c) const { return data + r / 2 * row + 2 * c; }  // r even
-};
-using Halves = Matrix<bfloat16>;
-using Floats = Matrix<float>;
 
 // Of a block of C of 16 or 32 rows and columns.
 template <bool ADD>
@@ -86,25 +95,80 @@ void product(Halves a, Halves b, Floats c, int64_t M, int64_t N, int64_t K) {
     __asm__ volatile("" ::: "memory");
 }
 
-// C += A B where A [M, M] is nothing above its diagonal (or below it, `UPPER`); M is a multiple of 32.
+#else
+constexpr int STEP = TILE;
+constexpr bool DOTS = true;
+
+// sum + x y for pairs of bfloat16, of which each lane has one.
+LINATTN_INLINE Float dot(Float sum, Word x, Word y) {
+#if defined(__AVX512BF16__)
+    return (Float)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (Float)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)x, (bfloat16x8_t)y);
+#endif
+}
+
+// There is nothing to set up.
+template <class Body>
+LINATTN_INLINE void with_tiles(Body body) {
+    body();
+}
+
+// Of a block of C of R rows and W vectors of columns: as many sums as registers hold.
+template <bool ADD, int R, int W>
+LINATTN_INLINE void product_of_rows(Halves a, Halves b, Floats c, int64_t depth) {
+    Float sum[R][W];
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) sum[r][w] = ADD ? load(c.at(r, w * LANES)) : zero();
+    for (int64_t k = 0; k < depth; k += 2) {
+        Word y[W];
+        for (int w = 0; w < W; w++) y[w] = bits<Word>(load((const float*)b.woven(k, w * LANES)));
+        for (int r = 0; r < R; r++) {
+            uint32_t pair;
+            memcpy(&pair, a.at(r, k), sizeof pair);
+            const Word x = Word{} + pair;
+            for (int w = 0; w < W; w++) sum[r][w] = dot(sum[r][w], x, y[w]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) store(c.at(r, w * LANES), sum[r][w]);
+}
+
+// C = A B, or C += A B; M and N are multiples of TILE, K is even.
+template <bool ADD>
+void product(Halves a, Halves b, Floats c, int64_t M, int64_t N, int64_t K) {
+    constexpr int R = TILE < 8 ? TILE : 8;
+    for (int64_t m = 0; m < M; m += R) {
+        const Halves rows = {a.at(m, 0), a.row};
+        int64_t n = 0;
+        for (; n + 2 * LANES <= N; n += 2 * LANES) product_of_rows<ADD, R, 2>(rows, {b.woven(0, n), b.row}, {c.at(m, n), c.row}, K);
+        if (n < N) product_of_rows<ADD, R, 1>(rows, {b.woven(0, n), b.row}, {c.at(m, n), c.row}, K);
+    }
+}
+#endif
+
+// C += A B where A [M, M] is nothing above its diagonal (or below it, `UPPER`); M is a multiple of STEP.
 template <bool UPPER>
 void product_of_triangle(Halves a, Halves b, Floats c, int64_t M, int64_t N) {
-    for (int64_t m = 0; m < M; m += DEPTH) {
-        const int64_t first = UPPER ? m : 0, last = UPPER ? M : m + DEPTH;
-        product<true>({a.at(m, first), a.row}, {b.woven(first, 0), b.row}, {c.at(m, 0), c.row}, DEPTH, N, last - first);
+    for (int64_t m = 0; m < M; m += STEP) {
+        const int64_t first = UPPER ? m : 0, last = UPPER ? M : m + STEP;
+        product<true>({a.at(m, first), a.row}, {b.woven(first, 0), b.row}, {c.at(m, 0), c.row}, STEP, N, last - first);
     }
 }
 
 // C = A B where of C [M, M] nothing above its diagonal (or below it) is wanted.
 template <bool UPPER>
 void triangle_of_product(Halves a, Halves b, Floats c, int64_t M, int64_t K) {
-    for (int64_t m = 0; m < M; m += DEPTH) {
-        const int64_t first = UPPER ? m : 0, last = UPPER ? M : m + DEPTH;
-        product<false>({a.at(m, 0), a.row}, {b.woven(0, first), b.row}, {c.at(m, first), c.row}, DEPTH, last - first, K);
+    for (int64_t m = 0; m < M; m += STEP) {
+        const int64_t first = UPPER ? m : 0, last = UPPER ? M : m + STEP;
+        product<false>({a.at(m, 0), a.row}, {b.woven(0, first), b.row}, {c.at(m, first), c.row}, STEP, last - first, K);
     }
 }
 
 // ---------------------------------------------------------------- layouts
+
+#if defined(__AVX512BF16__)
+typedef uint16_t Shorts __attribute__((vector_size(64)));
 
 // Two vectors as one of bfloat16, a before b.
 LINATTN_INLINE void store_two(bfloat16* p, Float a, Float b) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a)); }
@@ -114,42 +178,68 @@ LINATTN_INLINE void store_woven(bfloat16* p, Float a, Float b) {
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16((__m512i)turns, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a)));
 }
 
+// Rows a and b of DEPTH numbers, woven.
+LINATTN_INLINE void store_woven(bfloat16* p, const bfloat16* a, const bfloat16* b) {
+    constexpr Shorts turns = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(x, (__m512i)turns, y));
+    _mm512_storeu_si512(p + DEPTH, _mm512_permutex2var_epi16(x, (__m512i)(turns + 16), y));
+}
+
 // What is left of x when it is rounded to bfloat16.
 LINATTN_INLINE Float left_over(Float x) {
     return x - bits<Float>((Word)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16));
 }
-
-// x [rows, columns] woven; an even number of rows, and a multiple of 32 columns.
-inline void weave(Halves x, Halves to, int64_t rows, int64_t columns) {
-    constexpr Shorts turns = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    for (int64_t r = 0; r < rows; r += 2)
-        for (int64_t c = 0; c < columns; c += 32) {
-            const __m512i a = _mm512_loadu_si512(x.at(r, c)), b = _mm512_loadu_si512(x.at(r + 1, c));
-            _mm512_storeu_si512(to.woven(r, c), _mm512_permutex2var_epi16(a, (__m512i)turns, b));
-            _mm512_storeu_si512(to.woven(r, c + 16), _mm512_permutex2var_epi16(a, (__m512i)(turns + 16), b));
-        }
+#else
+LINATTN_INLINE void store_two(bfloat16* p, Float a, Float b) {
+    store(p, a);
+    store(p + LANES, b);
 }
 
-// The transpose of x [rows, columns] woven: pairs of columns become rows of pairs. Multiples of 16 rows and of 32 columns.
+LINATTN_INLINE void store_woven(bfloat16* p, const bfloat16* a, const bfloat16* b, int count = DEPTH) {
+    for (int i = 0; i < count; i += LANES)
+        store((float*)(p + 2 * i), bits<Float>(widened(load_bits(a + i)) | widened(load_bits(b + i)) << 16));
+}
+
+LINATTN_INLINE void store_woven(bfloat16* p, Float a, Float b) {
+    bfloat16 rounded[2 * LANES];
+    store_two(rounded, a, b);
+    store_woven(p, rounded, rounded + LANES, LANES);
+}
+
+LINATTN_INLINE Float left_over(Float x) {
+    bfloat16 rounded[LANES];
+    store(rounded, x);
+    return x - load(rounded);
+}
+#endif
+
+// x [rows, columns] woven; an even number of rows, and a multiple of DEPTH columns.
+inline void weave(Halves x, Halves to, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r += 2)
+        for (int64_t c = 0; c < columns; c += DEPTH) store_woven(to.woven(r, c), x.at(r, c), x.at(r + 1, c));
+}
+
+// The transpose of x [rows, columns] woven: pairs of columns become rows of pairs. Multiples of TILE rows and of DEPTH columns.
 inline void turn(Halves x, Halves to, int64_t rows, int64_t columns) {
     for (int64_t r = 0; r < rows; r += TILE)
         for (int64_t c = 0; c < columns; c += DEPTH)
             transpose((const float*)x.at(r, c), x.row / 2, (float*)to.woven(c, r), to.row / 2);
 }
 
-// From a turned x to its transpose, with `factor` to every column; a multiple of 32 columns.
+// From a turned x to its transpose, with `factor` to every column; a multiple of DEPTH columns.
 template <bool FACTORS>
 void unweave(Halves x, const float* factor, Halves to, int64_t rows, int64_t columns) {
     for (int64_t r = 0; r < rows; r += 2)
-        for (int64_t c = 0; c < columns; c += 32) {
+        for (int64_t c = 0; c < columns; c += DEPTH) {
             Float even[2], odd[2];
             for (int i = 0; i < 2; i++) {
-                const Word both = bits<Word>(_mm512_loadu_si512(x.woven(r, c + 16 * i)));
+                const Word both = bits<Word>(load((const float*)x.woven(r, c + LANES * i)));
                 even[i] = bits<Float>(both << 16);
                 odd[i] = bits<Float>(both & 0xffff0000);
                 if (!FACTORS) continue;
-                even[i] = even[i] * load(factor + c + 16 * i);
-                odd[i] = odd[i] * load(factor + c + 16 * i);
+                even[i] = even[i] * load(factor + c + LANES * i);
+                odd[i] = odd[i] * load(factor + c + LANES * i);
             }
             store_two(to.at(r, c), even[0], even[1]);
             store_two(to.at(r + 1, c), odd[0], odd[1]);

@@ -1,8 +1,6 @@
 // The forward pass of the recurrence on tiles, and on vectors what they have nothing to gain from.
 #include "linear_attention_tiles.h"
 
-extern "C" void linattn_linear_attention_avx512(const void* call, int64_t threads);
-
 namespace linattn {
 namespace LINATTN_ISA {
 namespace {
@@ -102,6 +100,8 @@ private:
 
 template <int RANK, int RULE>
 void all(const Call& call) {
+    // A dot product does the work of two steps of vectors, and each product with the state, in two parts here, is two: nothing is saved.
+    if constexpr (DOTS && RULE == DELTA) return LINATTN_JOIN(linear_attention, LINATTN_VECTORS)(&call, call.threads);
     parallel(tasks(call), call.threads, [&](int64_t i) {
         Forward<RANK, RULE> task(call, i, scratch.room(Forward<RANK, RULE>(call, i, nullptr).used));
         with_tiles([&] { task.run(); });
@@ -114,7 +114,7 @@ LINATTN_ENTRY(linear_attention)(const void* call, int64_t threads) {
     Call own;
     memcpy(&own, call, sizeof own);
     own.threads = threads;
-    if (!on_tiles(own)) return linattn_linear_attention_avx512(call, threads);
+    if (!on_tiles(own)) return LINATTN_JOIN(linear_attention, LINATTN_VECTORS)(call, threads);
     LINATTN_ON_TILES(all, own)
 }
 

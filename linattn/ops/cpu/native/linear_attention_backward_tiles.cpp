@@ -7,8 +7,6 @@
 // read is what do says of q: with X = F ∘ x uᵀ off its diagonal, dk += until ∘ x Sᵀ + (X + Xᵀ) k;  dv = −x,  dβ = m dm.
 #include "linear_attention_tiles.h"
 
-extern "C" void linattn_linear_attention_backward_avx512(const void* call, int64_t threads);
-
 namespace linattn {
 namespace LINATTN_ISA {
 namespace {
@@ -246,7 +244,7 @@ private:
             Float sum[LANES];
             for (int lane = 0; lane < LANES; lane++) {
                 for (int c = own; c < N; c++) written[c] = written[c] + load(scores.at(own * LANES + lane, c * LANES));
-                sum[lane] = (Float)_mm512_maskz_mov_ps(__mmask16(0xfffeu << lane), (__m512)written[own]);
+                sum[lane] = behind(written[own], lane);
                 for (int c = own + 1; c < N; c++) sum[lane] = sum[lane] + written[c];
             }
             store(passing + own * LANES + 1, LINATTN_ISA::sums(sum));
@@ -333,7 +331,7 @@ LINATTN_ENTRY(linear_attention_backward)(const void* call, int64_t threads) {
     Call own;
     memcpy(&own, call, sizeof own);
     own.threads = threads;
-    if (!on_tiles(own) || sums_of_decays(own)) return linattn_linear_attention_backward_avx512(call, threads);
+    if (!on_tiles(own) || sums_of_decays(own)) return LINATTN_JOIN(linear_attention_backward, LINATTN_VECTORS)(call, threads);
     LINATTN_ON_TILES(all, own)
 }
 

@@ -1,9 +1,12 @@
 """The wheel holds the package, its marker of types, the CPU kernels where there is a compiler and nothing else, and asks for little."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from email.parser import Parser
 
@@ -46,16 +49,58 @@ def test_it_holds_the_package_and_nothing_else(wheel):
     assert wheel.filename.endswith("-py3-none-any.whl")
 
 
-def test_where_there_is_a_compiler_it_carries_the_kernels_of_this_platform(tmp_path):
-    library = build.library()
-    if library is None:
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    """With the kernels of this platform."""
+    if build.library() is None:
         pytest.skip("the kernels are not compiled here")
-    path = built(tmp_path)
-    assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
-    with zipfile.ZipFile(path) as archive:
-        assert inside(archive) - sources() == {str(library.relative_to(ROOT))} and not sources() - inside(archive)
+    return built(tmp_path_factory.mktemp("native"))
+
+
+def test_where_there_is_a_compiler_it_carries_the_kernels_of_this_platform(native):
+    assert "-py3-none-" in native.name and not native.name.endswith("-any.whl")
+    with zipfile.ZipFile(native) as archive:
+        assert inside(archive) - sources() == {str(build.library().relative_to(ROOT))} and not sources() - inside(archive)
         (data,) = (n for n in archive.namelist() if n.endswith("dist-info/WHEEL"))
         assert b"Root-Is-Purelib: false" in archive.read(data)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tags of other systems say nothing of libraries")
+def test_its_tag_names_the_c_library_that_the_kernels_want(native):
+    """And nothing newer is asked for: what auditwheel says of it, where that is installed."""
+    wanted = subprocess.run(["objdump", "-p", build.library()], capture_output=True, text=True).stdout
+    if "libstdc++" in wanted or not wanted:
+        pytest.skip("it is linked with this system's library of C++, or there is no objdump")
+    major, minor = max((int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", wanted))
+    assert f"-py3-none-manylinux_{major}_{minor}_" in native.name
+    if importlib.util.find_spec("auditwheel"):
+        said = subprocess.run([sys.executable, "-m", "auditwheel", "show", native], capture_output=True, text=True).stdout
+        assert f'"manylinux_{major}_{minor}_' in said.replace("\n", " ")
+
+
+FRESH = """
+import os, torch, linattn
+from linattn.ops.cpu import library
+assert linattn.__file__.startswith(os.environ["FRESH"]) and library.reason() is None, (linattn.__file__, library.reason())
+q, k, v = torch.randn(3, 1, 70, 2, 32)
+one, other = (linattn.linear_attention(q, k, v, backend=name) for name in ("cpu", "torch"))
+print(float((one - other).norm() / other.norm()) < 1e-5, library.isa())
+"""
+
+
+@pytest.mark.slow
+def test_it_works_in_a_fresh_environment_without_a_compiler(native, tmp_path):
+    """Which has torch and the like from here, by a path behind its own, and neither the sources nor a PATH."""
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    python = fresh / "bin" / "python"
+    (packages,) = fresh.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", native]
+    subprocess.run(pip, check=True, capture_output=True)
+    (packages / "torch.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    environment = {"PATH": "", "CXX": "no-such-compiler", "FRESH": str(fresh)}
+    done = subprocess.run([python, "-c", FRESH], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("True "), done.stderr
 
 
 def test_the_base_needs_four_packages(wheel):

@@ -46,6 +46,8 @@ ARM = {"portable": (), "neonbf16": ("-march=armv8.2-a+bf16",)}
 KINDS = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 ISAS: dict[str, tuple[str, ...]] = KINDS.get(platform.machine().lower(), {"portable": ()})
 TILES = ("avx512bf16", "amx", "neonbf16")  # those with products of bfloat16
+# Linked without the compiler's library of C++, so that any system with this C library or a newer one loads it.
+ALONE = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections") if sys.platform == "linux" else ()
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 
 
@@ -69,7 +71,7 @@ def sources() -> list[Path]:
 @cache
 def key(sanitize: bool = False) -> str:
     """What every library of these sources has in its name."""
-    how = (platform.machine(), sys.platform, FLAGS, _extra(sanitize), [(isa, ISAS[isa]) for isa in names(sanitize)])
+    how = (platform.machine(), sys.platform, FLAGS, ALONE, _extra(sanitize), [(isa, ISAS[isa]) for isa in names(sanitize)])
     digest = hashlib.sha256(repr(how).encode())
     for path in sorted(NATIVE.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -103,7 +105,7 @@ def build(sanitize: bool = False) -> Path:
         ]
         objects = [job.result() for job in jobs]
     with _finished(path) as half:
-        _run([*compiler, *_extra(sanitize), "-shared", "-pthread", "-o", str(half), *map(str, objects)])
+        _link([*compiler, *_extra(sanitize), "-shared", "-pthread", "-o", str(half), *map(str, objects)], () if sanitize else ALONE)
     _tidy(path, objects, sanitize)
     return path
 
@@ -135,6 +137,14 @@ def _object(compiler: list[str], source: Path, isa: str, sanitize: bool, context
         with _finished(path) as half:
             _run([*compiler, *flags, "-c", str(source), "-o", str(half)])
     return path
+
+
+def _link(command: list[str], alone: tuple[str, ...]) -> None:
+    """Run ``command`` with ``alone``, or without where a system has no static libraries for it."""
+    try:
+        _run([*command, *alone])
+    except BuildError:
+        _run(command)
 
 
 def _tidy(path: Path, objects: list[Path], sanitize: bool) -> None:

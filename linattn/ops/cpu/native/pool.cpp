@@ -187,24 +187,25 @@ private:
     }
 };
 
+// Whether no other thread is at it, so that several threads have done the job.
+bool shared(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
+    std::call_once(once, [] { pool = new Pool; });
+    std::unique_lock<std::mutex> turn(pool->busy, std::try_to_lock);
+    if (!turn.owns_lock()) return false;
+    if (threads < 0 && GOMP_parallel && !forked) Borrowed{count, body, context}.run(-threads);
+    else pool->run(count, threads < 0 ? -threads : threads, body, context);
+    return true;
+}
+
 }  // namespace
 
 void run(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
     const Flush flush;
-    const bool borrows = threads < 0 && GOMP_parallel;
-    threads = threads < 0 ? -threads : threads;
-    if (count > 1 && threads > 1 && !inside) {
-        std::call_once(once, [] { pool = new Pool; });
-        std::unique_lock<std::mutex> turn(pool->busy, std::try_to_lock);
-        if (turn.owns_lock()) {
-            if (borrows && !forked) return Borrowed{count, body, context}.run(threads);
-            inside = true;
-            pool->run(count, threads, body, context);
-            inside = false;
-            return;
-        }
-    }
-    for (int64_t i = 0; i < count; i++) body(context, i);
+    const bool nested = inside;
+    inside = true;  // alone too: what a body calls may find the pool free by then
+    if (nested || count < 2 || (threads >= -1 && threads <= 1) || !shared(count, threads, body, context))
+        for (int64_t i = 0; i < count; i++) body(context, i);
+    inside = nested;
 }
 
 }  // namespace linattn

@@ -16,7 +16,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser figures demo test test-all test-gpu lint format docs lock clean
+.PHONY: help venv native browser emulator figures demo test test-all test-arm test-gpu lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -37,6 +37,10 @@ browser: $(READY) ## Chromium and Chinese fonts for the tests of the atlas, from
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && fc-list :lang=zh 2>/dev/null | grep -q . || \
 		{ $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium fontconfig fonts-noto-cjk; }
 
+emulator: ## ARM's cross compiler and emulator from the system's packages (Debian, Ubuntu; asks for root)
+	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || \
+		{ $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu libc6-arm64-cross qemu-user; }
+
 figures: $(READY) ## the drawings of the README, into docs/images (tests say when they are old)
 	@for scheme in light dark; do \
 		$(BIN)/linattn draw kda --what cell --scheme $$scheme -o docs/images/cell-$$scheme.svg && \
@@ -51,6 +55,9 @@ test: lint native ## ruff, the type checker and the tests that are not slow (TES
 
 test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
+
+test-arm: native ## the CPU kernels on an emulated ARM (make emulator), and their threads under ThreadSanitizer
+	$(BIN)/python -m pytest tests/ops/cpu/test_arm.py tests/ops/cpu/test_threads.py $(TEST_ARGS)
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
 	$(GPU_PYTHON) -m pytest -m gpu -p no:benchmark $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)

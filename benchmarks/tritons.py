@@ -51,13 +51,14 @@ def about() -> dict[str, Any]:
     import torch
     import triton
 
+    from linattn.ops import gpu
     from linattn.ops.triton import hopper, launch
 
     facts: dict[str, Any] = {"triton": triton.__version__, "torch": torch.__version__}
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
         facts |= {"card": torch.cuda.get_device_name(device), "replay_refusal": launch.replay_refusal(device)}
-        facts |= {"gluon_refusal": hopper.gluon_refusal(device)} if launch.capability(device) == (9, 0) else {}
+        facts |= {"gluon_refusal": hopper.gluon_refusal(device)} if gpu.capability(device) == (9, 0) else {}
     return facts
 
 

@@ -94,10 +94,11 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     Raises:
         ValueError: where it is none.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low or (high is not None and value > high):
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or number < low or (high is not None and number > high):
         wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be an integer {wanted}, but came as {described(value)}")
-    return int(value)
+    return number
 
 
 def known_device(name: str, value: Any) -> torch.device:

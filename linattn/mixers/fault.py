@@ -97,8 +97,13 @@ def _state_fault(module: nn.Module, state: Any, given: dict[str, Any]) -> str | 
             return f"state{where} must be a dict of tensors, as an earlier call returned it, but came as {described(theirs)}"
         for key, t in ours.items():
             other = theirs.get(key)
-            fits = isinstance(other, Tensor) and other.layout == torch.strided and not other.is_nested
-            if not fits or (other.dtype, other.device, other.ndim) != (t.dtype, t.device, t.ndim) or not _alike(other, t):
+            if (
+                not isinstance(other, Tensor)
+                or other.layout != torch.strided
+                or other.is_nested
+                or (other.dtype, other.device, other.ndim) != (t.dtype, t.device, t.ndim)
+                or not _alike(other, t)
+            ):
                 came = "is not there" if other is None else f"came as {described(other)}"
                 return f"state{where} must have {key!r} as {t.dtype} on {t.device} in the sizes {list(t.shape)}, but it {came}"
     return None

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,9 +31,9 @@ def language_parameters(config: LMConfig) -> int:
     one = config if period == config.layers else _shortened(config, period)
     makes: dict[str, int] = {}
     total = (2 - config.tie_embeddings) * config.vocab_size * config.dim
-    for layer, make in enumerate(zip(one.mixer_names, one.ffn_names, one.layer_options or [None] * period, strict=True)):
+    for layer, make in enumerate(zip(one.mixer_names, one.ffn_names, one.layer_options or [{}] * period, strict=True)):
         if (key := repr(make)) not in makes:
-            makes[key] = built_parameters(lambda layer=layer: Block(one, layer))
+            makes[key] = built_parameters(partial(Block, one, layer))
         total += makes[key] * (config.layers // period + (layer < config.layers % period))
     return total
 

@@ -45,7 +45,7 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
     task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)
     recipe = _recipe(task, options)
     for name in recipe.mixers:
-        parameters = stack_parameters(lambda layers, name=name: task.model(name, replace(recipe, layers=layers), None), recipe.layers)
+        parameters = stack_parameters(partial(_stack, task, recipe, name), recipe.layers)
         require(TRAINED * parameters, f"{parameters:,} parameters (dim {recipe.dim:,}, layers {recipe.layers:,})")
     sizes = _sizes(task, recipe)
     report = _head(task, options, recipe)
@@ -66,6 +66,10 @@ def compete(options: TaskOptions, *, progress: bool = False) -> dict:
         write_text(folder.html, page(report, task))
         folder.save(report)
     return report
+
+
+def _stack(task: Task, recipe: Recipe, name: str, layers: int) -> nn.Module:
+    return task.model(name, replace(recipe, layers=layers), None)
 
 
 def _recipe(task: Task, options: TaskOptions) -> Recipe:

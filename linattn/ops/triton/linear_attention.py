@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from linattn.ops import choice
+from linattn.ops import choice, gpu
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import decode, fitting, hopper, launch
 from linattn.ops.triton.hopper import choice as choice_of_hopper
@@ -73,7 +73,7 @@ def form_of(inputs: Inputs, form: str) -> str:
 def off(inputs: Inputs, form: str) -> list[str]:
     """What ``inputs`` would be faster by and have not, for ``explain``: a line for each, with the reason."""
     device, lines = inputs.v.device, launch.off(inputs.v.device)
-    if device.type != "cuda" or form_of(inputs, form) != "chunk" or launch.capability(device) != (9, 0):
+    if device.type != "cuda" or form_of(inputs, form) != "chunk" or gpu.capability(device) != (9, 0):
         return lines
     rank = NONE if inputs.decay is None else CHANNEL if inputs.decay_per_channel else HEAD
     rule = DELTA if inputs.beta is not None else PLAIN if inputs.erase is None else ERASE

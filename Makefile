@@ -6,6 +6,7 @@ TORCH_INDEX ?=
 DEMO_OUT ?= runs/demo
 DEMO_ARGS ?=
 TEST_ARGS ?=
+MACHINES_ARGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
 # The stamp's name follows the content of the lock, so that the environment is made once for each.
@@ -16,11 +17,11 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser figures demo test test-all test-gpu lint format docs lock clean
+.PHONY: help venv native browser figures demo test test-all test-gpu test-machines lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo "  PYTHON=python3.12 chooses the interpreter, TORCH_INDEX=URL the index that torch comes from."
 
 $(READY):
@@ -54,6 +55,9 @@ test-all: lint native ## the same with the slow sweeps
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
 	$(GPU_PYTHON) -m pytest -m gpu -p no:benchmark $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)
+
+test-machines: native ## ops, conformance and oracles on other machines' code paths and threads (MACHINES_ARGS=--slice: minutes, not hours)
+	$(BIN)/python -m tests.machines $(MACHINES_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ TORCH_INDEX ?=
 DEMO_OUT ?= runs/demo
 DEMO_ARGS ?=
 TEST_ARGS ?=
+MACHINES_ARGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
 # The stamp's name follows the content of the lock, so that the environment is made once for each.
@@ -20,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo "  PYTHON=python3.12 chooses the interpreter, TORCH_INDEX=URL the index that torch comes from."
 
 $(READY):
@@ -64,6 +65,9 @@ test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON
 
 test-targets: $(READY) ## the GPU kernels compiled for cards that are not here, into benchmarks/results/targets.json (TRITON= a folder with another one)
 	$(BIN)/python -m tests.targets --jobs $(WORKERS) $(if $(TRITON),--triton $(TRITON)) $(TARGETS_ARGS)
+
+test-machines: native ## ops, conformance and oracles on other machines' code paths and threads (MACHINES_ARGS=--slice: minutes, not hours)
+	$(BIN)/python -m tests.machines $(MACHINES_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

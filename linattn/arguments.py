@@ -94,7 +94,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     Raises:
         ValueError: where it is none.
     """
-    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number is None or number < low or (high is not None and number > high):
         wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be an integer {wanted}, but came as {described(value)}")

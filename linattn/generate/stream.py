@@ -53,7 +53,8 @@ def stream(
         ValueError: at once, for an empty prompt and arguments out of range.
     """
     sampling = Sampling(temperature, top_k, top_p)
-    if not isinstance(stop, Collection) or isinstance(stop, str) or not all(isinstance(token, int) for token in stop):
+    given: object = stop
+    if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(token, int) for token in given):
         raise TypeError(f"stop must be a list of tokens, integers, but came as {described(stop)}")
     choice = Choice(partial(sample, sampling=sampling, generator=generator), sampling, generator, tuple(sorted(frozenset(stop))))
     whole("max_new_tokens", max_new_tokens, 0)

@@ -18,6 +18,8 @@ else:
     settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("suite")
 
+pytest_plugins = ["tests.durations"]
+
 GPU = re.compile(r"mark\.gpu|ops.triton")  # all tests of tests/ops/triton are marked
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.ops.cases import Call, cotangent
+from tests.ops.cases import Call, cotangent, remembered
 
 AXES = {"q": "btkc", "k": "btkc", "v": "bthd", "beta": "bth", "read": "bthc", "write": "bthc", "bonus": "hc"}
 DECAYS = {1: "h", 2: "hc", 3: "bth", 4: "bthc"}
@@ -81,11 +81,13 @@ def results(call: Call) -> dict[str, Tensor]:
     return run(call, repeated(call))[0]
 
 
+@remembered
 def largest_state(call: Call) -> float:
     """max ‖S_t‖ over rows, heads and time."""
     return max((s.flatten(2).norm(dim=-1).max().item() for s in run(call, repeated(call))[1]), default=0.0)
 
 
+@remembered
 def summands(call: Call) -> dict[str, float]:
     """For each argument the norm of the sum of the sizes of what its gradient is a sum of."""
     leaves = {name: t.detach().contiguous().clone().requires_grad_() for name, t in repeated(call).items()}

@@ -31,8 +31,8 @@ SETTINGS = {
     "kernels-portable": {"LINATTN_CPU_ISA": "portable"},
     "kernels-avx2": {"LINATTN_CPU_ISA": "avx2"},
     "threads-1": {},
-    "threads-2": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
-    "threads-8": {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8"},
+    "threads-2": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},  # more threads than cores must not
+    "threads-8": {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "OMP_WAIT_POLICY": "PASSIVE"},  # spin while they wait for each other
 }
 SUITES = ("tests/ops", "tests/conformance", "tests/oracles")
 TRITON = ("--ignore=tests/ops/triton", "--ignore=tests/ops/test_triton.py")  # its interpreter computes with numpy

@@ -57,6 +57,8 @@ def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
-    """Weights exp(scores) [rows, H, T, slots] where ``seen`` [rows, T, slots], of v [rows, slots, H, V]: [rows, T, H, V]."""
-    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    """Weights exp(scores) [rows, H, T, slots] where ``seen`` [rows, T, slots], or [rows, H, T, slots], of v [rows, slots, H, V]:
+    [rows, T, H, V].
+    """
+    weights = scores.masked_fill(~(seen if seen.ndim == 4 else seen[:, None]), -torch.inf).softmax(-1)
     return torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.attention.scores import PIECE, cached, pieces
+from linattn.mixers.attention.scores import PIECE, cached, pieces, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.carry import Carry
@@ -110,28 +110,22 @@ class NSA(Softmax):
         """Queries q [rows, G, H / G, T, K] with their gates at positions ``now`` [rows, 1, 1, T, 1]: [rows, G, H / G, T, V]."""
         mean, top, near = gates.split(1, -1)
         block = torch.arange(past.k_mean.shape[1], device=q.device)
-        weights = _weights(torch.einsum("rgntk,rbgk->rgntb", q, past.k_mean), (block + 1) * self.block <= now + 1)
-        o = mean * torch.einsum("rgntb,rbgv->rgntv", weights, past.v_mean)
+        matters = weights(torch.einsum("rgntk,rbgk->rgntb", q, past.k_mean), (block + 1) * self.block <= now + 1)
+        o = mean * torch.einsum("rgntb,rbgv->rgntv", matters, past.v_mean)
         place = past.place[:, None, None, None]
         seen = (place >= 0) & (place <= now)
         scores = torch.einsum("rgntk,rsgk->rgnts", q, past.k)
-        chosen = in_blocks(self._chosen(weights.detach().mean(2), now[:, 0]), past.place, self.block)[:, :, None]
-        tokens = top * _weights(scores, seen & chosen) + near * _weights(scores, seen & (place > now - self.near))
+        chosen = in_blocks(self._chosen(matters.detach().mean(2), now[:, 0]), past.place, self.block)[:, :, None]
+        tokens = top * weights(scores, seen & chosen) + near * weights(scores, seen & (place > now - self.near))
         return o + torch.einsum("rgnts,rsgv->rgntv", tokens, past.v)
 
-    def _chosen(self, weights: Tensor, now: Tensor) -> Tensor:
-        """Which blocks are read token by token, by what they weigh [rows, G, T, blocks]."""
-        own, block = now // self.block, torch.arange(weights.shape[-1], device=now.device)
+    def _chosen(self, matters: Tensor, now: Tensor) -> Tensor:
+        """Which blocks are read token by token, by how much they matter [rows, G, T, blocks]."""
+        own, block = now // self.block, torch.arange(matters.shape[-1], device=now.device)
         always = (block == 0) | (block == own) | (block == own - 1)
-        return best(weights.masked_fill(always, torch.inf).masked_fill(block > own, -torch.inf), self.blocks)
+        return best(matters.masked_fill(always, torch.inf).masked_fill(block > own, -torch.inf), self.blocks)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape
         means = 2 * batch * heads * tokens * ((past + tokens) // self.block) * (size + r.v.shape[3])
         return super().attend_flops(r, past) + means
-
-
-def _weights(scores: Tensor, seen: Tensor) -> Tensor:
-    """Softmax of ``scores`` where ``seen``, 0 elsewhere and where nothing is."""
-    none = ~seen.any(-1, keepdim=True)
-    return scores.masked_fill(~(seen | none), -torch.inf).softmax(-1).masked_fill(~seen, 0.0)

@@ -29,6 +29,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "norm": "layer",
         "block": "post",
     },
+    # arXiv 2406.07522: Mamba, MLP, attention in a window and MLP, in turn.
+    "samba": {
+        "mixer": "mamba, softmax",
+        "mixer_options": {"softmax": {"window": 2048}},
+    },
+    # arXiv 2405.05254: the second half of the layers looks at one cache, which the first of them makes.
+    "yoco": {
+        "halves": ("gated_retnet", "yoco"),
+        "mixer_options": {},
+    },
     "rwkv7": {  # arXiv 2503.14456: a block is two of our layers
         "mixer": "rwkv7, rwkv_channel",
         "mixer_options": {"rwkv_channel": {"gated": False}},
@@ -101,7 +111,9 @@ class LMConfig:
         """
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
-        own = PRESETS[name]
+        own = dict(PRESETS[name])
+        if "halves" in own:
+            own["mixer"] = pattern.halves(*own.pop("halves"), fields.get("layers", cls.layers))
         options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own["mixer_options"].items()}
         asked = fields.pop("mixer_options", {})
         if not isinstance(asked, dict) or not all(isinstance(given, dict) for given in asked.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 MOST = 1_000_000  # layers of one period: each has a place in a list
 _ENTRY = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-]*)\s*(?:\*\s*(?P<count>\d+))?\s*")
@@ -29,3 +30,10 @@ def parse(text: str, argument: str) -> list[str]:
 def fill(names: list[str], layers: int) -> list[str]:
     """Repeat ``names`` until ``layers`` are filled; a last period may stay incomplete."""
     return [names[i % len(names)] for i in range(layers)]
+
+
+def halves(first: str, second: str, layers: Any) -> str:
+    """The pattern of ``layers`` whose first half is ``first`` and whose second is ``second``; of an odd number the first has one more."""
+    if not isinstance(layers, int) or layers < 2:  # one layer, or a number that the config refuses
+        return first
+    return f"{first}*{layers - layers // 2}, {second}*{layers // 2}"

@@ -103,6 +103,23 @@ def test_presets_take_fields_and_options():
         LMConfig.preset("base")
 
 
+def test_the_presets_of_samba_and_yoco():
+    samba, yoco = (LMConfig.preset(name, dim=32, layers=5) for name in ("samba", "yoco"))
+    assert samba.mixer_names == ["mamba", "softmax", "mamba", "softmax", "mamba"]
+    assert {m.window for m in LanguageModel(samba).modules() if isinstance(m, Softmax)} == {2048}
+    assert yoco.mixer_names == ["gated_retnet"] * 3 + ["yoco"] * 2
+    assert LMConfig.preset("yoco", layers=1).mixer_names == ["gated_retnet"]
+    assert LMConfig.preset("yoco").mixer_names == ["gated_retnet"] * 2 + ["yoco"] * 2
+    with pytest.raises(ValueError, match="layers must be an integer of at least 1, but came as 0"):
+        LMConfig.preset("yoco", layers=0)
+
+
+def test_yoco_keeps_one_cache():
+    lm = LanguageModel(LMConfig.preset("yoco", vocab_size=50, dim=32, layers=6))
+    _, state = lm(torch.randint(50, (2, 9)), return_state=True)
+    assert [set(layer) for layer in state.layers] == [{"S", "position"}] * 3 + [{"cache", "position"}] + [{"position"}] * 2
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_decode_as_they_read(name):
     lm, ids = LanguageModel(LMConfig.preset(name, vocab_size=50, dim=32, layers=6)).double(), torch.randint(50, (2, 80))

@@ -56,7 +56,15 @@ def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
     return between.permute(0, 3, 1, 2), torch.cat([faded + gates.sum(1, keepdim=True), own.sum(1)], 1)
 
 
+def weights(scores: Tensor, seen: Tensor) -> Tensor:
+    """Softmax over the last axis of ``scores`` where ``seen``; 0 elsewhere, and everywhere where nothing is seen."""
+    none = ~seen.any(-1, keepdim=True)
+    return scores.masked_fill(~(seen | none), -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
+
+
 def softmax(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
-    """Weights exp(scores) [rows, H, T, slots] where ``seen`` [rows, T, slots], of v [rows, slots, H, V]: [rows, T, H, V]."""
-    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    """Weights exp(scores) [rows, H, T, slots] where ``seen`` [rows, T, slots], or [rows, H, T, slots], of v [rows, slots, H, V]:
+    [rows, T, H, V].
+    """
+    weights = scores.masked_fill(~(seen if seen.ndim == 4 else seen[:, None]), -torch.inf).softmax(-1)
     return torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype)

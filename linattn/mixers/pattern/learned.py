@@ -1,4 +1,4 @@
-"""What learned patterns share: bringing the tokens of a group together, and picking tokens by head."""
+"""What learned patterns share: bringing the tokens of a group together, picking tokens by head, and choosing blocks of them."""
 
 from __future__ import annotations
 
@@ -64,3 +64,29 @@ def pick(x: Tensor, places: Tensor) -> Tensor:
     shape = (-1, *[1] * (places.ndim - 1))
     row, head = torch.arange(batch, device=x.device).view(shape), torch.arange(heads, device=x.device).view(shape[:-1])
     return x[row, head, places.clamp(min=0)]
+
+
+def block_means(x: Tensor, place: Tensor, size: int) -> Tensor:
+    """The mean of each block of ``size`` positions, [rows, blocks, ...]: x [rows, slots, ...] stands at ``place`` [rows, slots], -1 for
+    nowhere. Of a block that is not complete yet it is the sum over ``size``.
+    """
+    rows, slots = place.shape
+    count = -(-slots // size)
+    home = torch.arange(rows, device=x.device)[:, None] * count + place.clamp(min=0) // size
+    real = (place >= 0).view(rows, slots, *[1] * (x.ndim - 2))
+    total = x.new_zeros(rows * count, *x.shape[2:]).index_put((home.flatten(),), torch.where(real, x, 0.0).flatten(0, 1), accumulate=True)
+    return total.unflatten(0, (rows, count)) / size
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """Which of ``scores`` [..., N] are among the ``count`` largest, all that tie with the last of them too, but none of -inf."""
+    if not count:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    least = scores.topk(min(count, scores.shape[-1]), -1)[0][..., -1:]
+    return (scores >= least) & (scores > -torch.inf)
+
+
+def in_blocks(chosen: Tensor, place: Tensor, size: int) -> Tensor:
+    """Which slots, at ``place`` [rows, slots], lie in the blocks ``chosen`` [rows, H, T, blocks]: [rows, H, T, slots]."""
+    home = (place.clamp(min=0) // size)[:, None, None].expand(*chosen.shape[:-1], -1)
+    return chosen.gather(-1, home) & (place >= 0)[:, None, None]

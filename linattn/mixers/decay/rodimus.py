@@ -62,7 +62,7 @@ class Rodimus(Mixer):
             nn.init.xavier_uniform_(gate.weight, gain=2**-2.5)
         self.select_proj.bias.copy_(time_steps(state_size))
         self.tau_proj.bias.uniform_(1 / 16, 0.9).logit_()
-        self.beta_proj[1].bias.zero_()
+        self.beta_proj.get_parameter("1.bias").zero_()
 
     def project(self, x: Tensor, state: Carry) -> Recurrence:
         u = self.u_proj(x)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry, State
+from linattn.mixers.carry import Carry
 from linattn.mixers.delta.gated_deltanet import GatedDeltaNet
 from linattn.mixers.parts import time_steps, wide
 from linattn.mixers.registry import register
@@ -43,22 +43,22 @@ class Preconditioned(Mixer):
         self.curvature_dt_bias = nn.Parameter(time_steps(heads))
         self.curvature_center = nn.Parameter(torch.full((heads,), -0.2, dtype=torch.float32))
 
-    def preconditioned(self, r: Recurrence, x: Tensor, carry: Carry) -> tuple[Recurrence, State]:
-        """The delta rule ``r`` of the tokens ``x`` with a preconditioner, and the curvature after the last token."""
+    def preconditioned(self, r: Recurrence, x: Tensor, carry: Carry) -> Recurrence:
+        """The delta rule ``r`` of the tokens ``x`` with a preconditioner; keeps the curvature after the last token."""
         assert r.decay is not None
         assert r.beta is not None
         k = wide(r.k)
-        curvature, last = self._curvature(k, x, carry)
+        curvature = self._curvature(k, x, carry)
         distance = (curvature + EPS).log() - self.curvature_center[:, None]
         written = k * (-math.log(self.squash) * distance / (1 + distance.abs())).exp()
         group = r.v.shape[2] // k.shape[2]
         k, spread = k.repeat_interleave(group, 2), written.repeat_interleave(group, 2)
         beta = torch.minimum(r.beta, 2 / (k * spread).sum(-1).clamp(min=1))[..., None]
         fade = r.decay.exp() if r.decay.ndim == 4 else r.decay.exp()[..., None]
-        return Recurrence(r.q, written, beta * wide(r.v), decay=r.decay, erase=(fade * k, -beta * spread)), {"curvature": last}
+        return Recurrence(r.q, written, beta * wide(r.v), decay=r.decay, erase=(fade * k, -beta * spread))
 
-    def _curvature(self, k: Tensor, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
-        """The curvature after each token, [B, T, H, K], and after the last one, [rows, H K]."""
+    def _curvature(self, k: Tensor, x: Tensor, carry: Carry) -> Tensor:
+        """The curvature after each token, [B, T, H, K]."""
         decay = -self.curvature_A_log.exp() * F.softplus(wide(self.curvature_a_proj(x)) + self.curvature_dt_bias)
         decay = decay[..., None].expand_as(k).flatten(-2)
         new = (wide(self.curvature_b_proj(x)).sigmoid()[..., None] * k.square()).flatten(-2)
@@ -66,7 +66,8 @@ class Preconditioned(Mixer):
             valid = carry.valid[..., None]
             decay, new = torch.where(valid, decay, 0.0), torch.where(valid, new, 0.0)
         a, last = diagonal_scan(decay, new, initial_state=carry.get("curvature"), return_state=True, cu_seqlens=carry.cu_seqlens)
-        return a.clamp(min=0).view_as(k), last
+        carry.keep("curvature", last)
+        return a.clamp(min=0).view_as(k)
 
 
 @register(
@@ -85,7 +86,7 @@ class Preconditioned(Mixer):
 class PrecondGatedDeltaNet(Preconditioned, GatedDeltaNet):
     """Gated DeltaNet with a preconditioner: see :class:`Preconditioned`. A key head has one for all of its value heads."""
 
-    keep_float32 = (*GatedDeltaNet.keep_float32, "curvature_A_log", "curvature_dt_bias", "curvature_center")
+    keep_float32 = (*GatedDeltaNet.keep_float32, "curvature_A_log", "curvature_dt_bias", "curvature_center")  # type: ignore[assignment]  # longer than the base class's
 
     def __init__(
         self, dim: int, heads: int = 4, *, value_heads: int | None = None, key_size: int | None = None, value_size: int | None = None,
@@ -97,5 +98,5 @@ class PrecondGatedDeltaNet(Preconditioned, GatedDeltaNet):
         )  # fmt: skip
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: Carry) -> tuple[Recurrence, State]:
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
         return self.preconditioned(super().project(x, state), x, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry, State
+from linattn.mixers.carry import Carry
 from linattn.mixers.delta.kda import KDA
 from linattn.mixers.delta.precond_gated_deltanet import CURVATURE, Preconditioned
 from linattn.mixers.registry import register
@@ -24,7 +24,7 @@ from linattn.mixers.registry import register
 class PrecondKDA(Preconditioned, KDA):
     """KDA with a preconditioner, :class:`~linattn.mixers.delta.precond_gated_deltanet.Preconditioned`, and a bias in the output gate."""
 
-    keep_float32 = (*KDA.keep_float32, "curvature_A_log", "curvature_dt_bias", "curvature_center")
+    keep_float32 = (*KDA.keep_float32, "curvature_A_log", "curvature_dt_bias", "curvature_center")  # type: ignore[assignment]  # longer than the base class's
 
     def __init__(
         self, dim: int, heads: int = 4, *, size: int | None = None, conv_width: int = 4, negative_eigenvalues: bool = False,
@@ -33,5 +33,5 @@ class PrecondKDA(Preconditioned, KDA):
         super().__init__(dim, heads, size=size, conv_width=conv_width, eps=eps, negative_eigenvalues=negative_eigenvalues, gate_bias=True)
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: Carry) -> tuple[Recurrence, State]:
+    def project(self, x: Tensor, state: Carry) -> Recurrence:
         return self.preconditioned(super().project(x, state), x, state)

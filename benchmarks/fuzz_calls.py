@@ -2,6 +2,7 @@
 
 Each has to end in a result or in one line of ours that names the argument (:mod:`tests.fuzz`). The calls run in processes of their own,
 so that a crash is a finding, too. Writes how many calls of each function ended how, and every finding; exits with 1 where there is one.
+Where the file holds the beginning of the same run, it goes on there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import positive
-from linattn.state import writable
+from linattn.state import replacing, writable
 
 CHUNK = 2000  # calls of one process
 KEPT = 300  # characters of a finding's arguments
@@ -50,7 +52,8 @@ def run(cases: int, seed: int) -> dict[str, Any]:
             findings.setdefault(f"{name}: {wrong}", str(arguments)[:KEPT])
 
     warnings.simplefilter("ignore")
-    one()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # some calls write to whatever name came
+        one()
     return {"ends": ends, "findings": findings}
 
 
@@ -65,28 +68,45 @@ def main(args: list[str] | None = None) -> int:
         print(json.dumps(run(asked.cases, asked.seed)))
         return 0
     out = None if asked.out is None else writable(asked.out)
-    ends: Counter[str] = Counter()
-    findings: dict[str, str] = {}
+    log = _begun(out, asked.cases, asked.seed)
+    for part in range(log["processes"], -(-asked.cases // CHUNK)):
+        _add(log, part, min(CHUNK, asked.cases - part * CHUNK), asked.seed + part)
+        if out is not None:
+            with replacing(out) as aside:
+                aside.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
+    print(f"{log['calls']:,} calls, {log['results']:,} results, {log['refused']:,} refused, {len(log['findings'])} findings")
+    return 1 if log["findings"] else 0
+
+
+def _begun(out: Path | None, cases: int, seed: int) -> dict[str, Any]:
+    """The log in ``out`` where it is of the same calls, on which an interrupted run goes on, or a new one."""
+    new = _about(cases, seed)
+    if out is not None and out.is_file():
+        old = json.loads(out.read_text(encoding="utf-8"))
+        if all(old.get(key) == new[key] for key in ("command", "native_isa", "versions")):
+            return old
+    return new
+
+
+def _add(log: dict[str, Any], part: int, count: int, seed: int) -> None:
+    """Make ``count`` calls in a process of their own and put into the log how they ended."""
     begun = time.perf_counter()
-    for part, start in enumerate(range(0, asked.cases, CHUNK)):
-        count, seed = min(CHUNK, asked.cases - start), asked.seed + part
-        command = [sys.executable, "-m", "benchmarks.fuzz_calls", "--here", "--cases", str(count), "--seed", str(seed)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            findings[f"a process ended with {done.returncode}, seed {seed}"] = done.stderr[-KEPT:]
-            continue
+    command = [sys.executable, "-m", "benchmarks.fuzz_calls", "--here", "--cases", str(count), "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        log["findings"][f"a process ended with {done.returncode}, seed {seed}"] = done.stderr[-KEPT:]
+    else:
         told = json.loads(done.stdout.splitlines()[-1])
-        ends.update(told["ends"])
-        findings |= told["findings"]
-    log = _log(asked.cases, asked.seed, ends, findings) | {"seconds": round(time.perf_counter() - begun)}
-    text = json.dumps(log, indent=1)
-    print(text if out is None else f"{sum(ends.values()):,} calls, {len(findings)} findings")
-    if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
-    return 1 if findings else 0
+        log["findings"] |= told["findings"]
+        log["ends"] = dict(sorted((Counter(log["ends"]) + Counter(told["ends"])).items()))
+    ends = log["ends"].items()
+    log["results"], log["refused"] = (sum(n for end, n in ends if end.endswith(how)) for how in (": result", ": refused"))
+    log["calls"], log["processes"] = log["results"] + log["refused"], part + 1
+    log["seconds"] += round(time.perf_counter() - begun)
 
 
-def _log(cases: int, seed: int, ends: Counter[str], findings: dict[str, str]) -> dict[str, Any]:
+def _about(cases: int, seed: int) -> dict[str, Any]:
+    """A log in which no call stands yet."""
     import hypothesis
     import torch
 
@@ -106,11 +126,13 @@ def _log(cases: int, seed: int, ends: Counter[str], findings: dict[str, str]) ->
             "hypothesis": hypothesis.__version__,
             "python": platform.python_version(),
         },
-        "calls": sum(ends.values()),
-        "results": sum(n for end, n in ends.items() if end.endswith(": result")),
-        "refused": sum(n for end, n in ends.items() if end.endswith(": refused")),
-        "findings": findings,
-        "ends": dict(sorted(ends.items())),
+        "processes": 0,
+        "calls": 0,
+        "results": 0,
+        "refused": 0,
+        "seconds": 0,
+        "findings": {},
+        "ends": {},
     }
 
 

@@ -72,7 +72,7 @@ class Experts(Mixture):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         self.check_width("x", x)
-        tokens = x.flatten(0, -2)[None]  # [1, N, D]
+        tokens = x.reshape(1, -1, x.shape[-1])  # [1, N, D]
         weights, chosen = self.route(tokens[0])
         back, _ = self.dispatched(tokens, chosen[None], torch.ones_like(chosen[None], dtype=torch.bool), None)
         y = (back[0] * weights[..., None]).sum(1)

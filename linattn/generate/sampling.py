@@ -56,7 +56,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    logits, order = logits.float() / sampling.temperature, None
+    logits, order = logits.float() / float(sampling.temperature), None
     size = logits.shape
     if sampling.top_k is not None and sampling.top_k < size[-1]:
         logits, order = logits.topk(sampling.top_k)  # the likeliest first

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of the prototypes 
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_calls(name):
+def test_calls(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write to whatever name came
+
     @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(calls((name,)))
     def run(case):

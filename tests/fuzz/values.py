@@ -81,7 +81,10 @@ def mutated(draw: Draw, value: Any) -> Any:
         return draw(st.sampled_from(JUNK))
     if isinstance(value, Tensor):
         plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested and not value.requires_grad
-        return _tensor(draw, value) if plain else draw(st.sampled_from(JUNK))
+        try:
+            return _tensor(draw, value) if plain else draw(st.sampled_from(JUNK))
+        except (RuntimeError, NotImplementedError):  # torch itself makes no such tensor
+            return value
     if isinstance(value, bool) or value is None:
         return draw(st.sampled_from(JUNK))
     if isinstance(value, int | float):
@@ -144,14 +147,14 @@ def _values(draw: Draw, t: Tensor) -> Tensor:
         whole = draw(st.sampled_from([0, -1, 5, 10**9, info.max, info.min])) if info else draw(st.integers(0, 1))
         t = t.clone()
         if t.numel():
-            t.view(-1)[draw(st.integers(0, t.numel() - 1))] = whole
+            t.view(-1)[draw(st.integers(0, t.numel() - 1))] = torch.tensor(whole).to(t.dtype)
         return t
     if t.dtype == torch.float8_e4m3fn:  # which cannot hold most of them
         return t
     if draw(st.booleans()) or not t.numel():
-        return torch.full_like(t, number)
+        return torch.tensor(number, dtype=torch.float64).to(t.dtype).expand(t.shape).clone()
     t = t.clone()
-    t.view(-1)[draw(st.integers(0, t.numel() - 1))] = number
+    t.view(-1)[draw(st.integers(0, t.numel() - 1))] = torch.tensor(number, dtype=torch.float64).to(t.dtype)
     return t
 
 

@@ -16,6 +16,7 @@ import torch
 
 from linattn.hf.patch import delta, mamba, mamba2, rwkv
 from linattn.hf.patch.call import Family, Replacement
+from linattn.ops.checks import choice
 from linattn.ops.dispatch import BACKENDS
 
 _GROUPS = (delta, mamba, mamba2, rwkv)
@@ -99,8 +100,7 @@ def patch_transformers(families: Iterable[str] | None = None, backend: str = "au
         ValueError: for an unknown model type or backend, and for a family that is patched already.
     """
     names = tuple(FAMILIES) if families is None else _known(families)
-    if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"backend must be one of {', '.join(map(repr, ('auto', *BACKENDS)))}, but came as {backend!r}")
+    choice("backend", backend, ("auto", *BACKENDS))
     with _lock:
         busy = sorted(name for name in names if FAMILIES[name].folder in _patched)
         if busy:

@@ -113,7 +113,8 @@ class LMConfig:
             raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
         own = dict(PRESETS[name])
         if "halves" in own:
-            own["mixer"] = pattern.halves(*own.pop("halves"), fields.get("layers", cls.layers))
+            first, second = own.pop("halves")
+            own["mixer"] = pattern.halves(first, second, fields.get("layers", cls.layers))
         options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own["mixer_options"].items()}
         for mixer, given in fields.pop("mixer_options", {}).items():
             options[mixer] = {**options.get(mixer, {}), **given}

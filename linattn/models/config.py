@@ -113,7 +113,8 @@ class LMConfig:
             raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
         own = dict(PRESETS[name])
         if "halves" in own:
-            own["mixer"] = pattern.halves(*own.pop("halves"), fields.get("layers", cls.layers))
+            first, second = own.pop("halves")
+            own["mixer"] = pattern.halves(first, second, fields.get("layers", cls.layers))
         options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own["mixer_options"].items()}
         asked = fields.pop("mixer_options", {})
         if not isinstance(asked, dict) or not all(isinstance(given, dict) for given in asked.values()):

@@ -51,3 +51,10 @@ def test_without_a_probe_it_is_softmax():
     mixer.probe_proj.weight.zero_()
     softmax.load_state_dict({name: t for name, t in mixer.state_dict().items() if "probe" not in name})
     assert distance(mixer(x), softmax(x)) < 1e-5
+
+
+def test_probes_are_turned_as_queries_are():
+    mixer, x = create("parallax", dim=32), torch.randn(1, 9, 32)
+    mixer.probe_proj.weight.data.copy_(mixer.q_proj.weight)
+    r = mixer.project(x, Carry(x))
+    assert torch.equal(r.probe, r.q)

@@ -77,6 +77,8 @@ def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any
 
     ``namespace`` has the classes that the annotation names. NaN is no number.
     """
+    if "PathLike" in annotation and isinstance(value, str) and "\0" in value:
+        return f"{name} must be a path, but came as {described(value)}"
     kinds = [_kind(part, namespace) for part in _parts(annotation)]
     if any(kind is None for kind in kinds) or any(_fits(value, part, kind) for part, kind in zip(_parts(annotation), kinds, strict=True)):
         return None

@@ -260,6 +260,8 @@ def check_tokens(name: str, ids: object, count: int) -> None:
 
 def check_mask(name: str, mask: object, ids: Tensor) -> None:
     """Refuse what does not say of each of ``ids`` [B, T] whether it is real."""
+    if isinstance(mask, Tensor):
+        tensor(name, mask)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape or mask.device != ids.device:
         raise ValueError(f"{name} must be torch.bool of shape [B, T] = {list(ids.shape)} on {ids.device}, but came as {described(mask)}")
 

@@ -129,7 +129,10 @@ class State:
         """
         header = {"format": FORMAT, "version": VERSION, "layers": _names(self), "description": dict(description or {})}
         header |= {} if model is None else {"model": identity(model)}
-        text = json.dumps(header, allow_nan=False)
+        try:
+            text = json.dumps(header, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"description must be JSON values, but: {error}") from None
         save_tensors(Path(path), {key: _copied(t) for key, t in _named(self)}, {"linattn": text})
 
     @classmethod

@@ -85,6 +85,20 @@ def test_what_came_is_told_on_one_line():
     assert described(object()) == "a object"
 
 
+def test_what_longer_runs_found(tmp_path):
+    from linattn.generate import prefill
+    from linattn.models import LanguageModel, LMConfig
+    from linattn.state import PrefixStore, State
+
+    with pytest.raises(ValueError, match=r"^description must be JSON values"):
+        State([]).save(tmp_path / "s", description={"loss": float("nan")})
+    with pytest.raises(TypeError, match=r"^folder must be a path, but came as '\\x00'$"):
+        PrefixStore("\0")
+    model = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1)).model
+    with pytest.raises(ValueError, match="^mask must be a dense tensor"):
+        prefill(model, torch.ones(1, 3, dtype=torch.long), mask=torch.ones(1, 3, dtype=torch.bool).to_sparse())
+
+
 def test_fields():
     from linattn.train import TrainOptions
 

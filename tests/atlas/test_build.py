@@ -214,7 +214,7 @@ def test_folders_that_hold_something_else_are_refused(tmp_path):
     with pytest.raises(ValueError, match="results must be a folder"):
         build(tmp_path / "new", names=["gla"], results=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="did you mean 'gla'"):
-        build(tmp_path / "new", names=["gal"])
+        build(tmp_path / "new", names=["glaa"])
     with pytest.raises(ValueError, match="at least one system"):
         build(tmp_path / "new", names=[])
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

@@ -80,7 +80,7 @@ def test_numbers_are_the_mixer_s():
         (("agent", "state"), "agent has no state to draw: it takes all tokens at once"),
         (("agent", "cost"), "keeps nothing"),
         (("gla", "moon"), "what must be one of cell, mask, state, cost"),
-        (("gal", "cell"), "did you mean 'gla'"),
+        (("glaa", "cell"), "did you mean 'gla'"),
     ],
 )
 def test_refusals(args, says):

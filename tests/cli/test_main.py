@@ -69,7 +69,7 @@ def test_version(capsys):
         (["lits"], "No such command 'lits'. Did you mean 'list'?"),
         (["list", "--jsn"], "No such option: --jsn"),
         (["show"], "Missing argument 'name'"),
-        (["show", "gal"], "did you mean 'gla'?"),
+        (["show", "glaa"], "did you mean 'gla'?"),
         (["show", "gla", "--dim", "many"], "'--dim'"),
         (["show", "gla", "--tokens", "-1"], "-1"),
         (["show", "gla", "--dim", "33"], "33"),

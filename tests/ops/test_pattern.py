@@ -179,16 +179,16 @@ def test_refusals():
     q = torch.zeros(1, 4, 2, 8)
     for call, message in (
         (lambda: attend(q, q[:, :3], q, causal()), r"q, k and v must be \[B, T, H, K\]"),
-        (lambda: attend(q, q, q, causal(), backend="fast"), "backend must be 'auto', 'tiles', 'flex' or 'dense', but came as 'fast'"),
+        (lambda: attend(q, q, q, causal(), backend="fast"), "backend must be one of 'auto', 'tiles', 'flex', 'dense', but came as 'fast'"),
         (lambda: attend(q, q.double(), q, causal()), "k must be torch.float32, but came as torch.float64"),
         (lambda: attend(q.long(), q.long(), q.long(), causal()), "q must be torch.float64 or .*, but came as torch.int64"),
         (lambda: attend(q, q, q, causal(), lengths=torch.tensor([1, 2])), r"lengths must have shape \[B\] = \[1\], but came with \[2\]"),
         (lambda: attend(q, q, q, causal(), lengths=torch.tensor([5])), "lengths must be from 0 to T = 4"),
         (lambda: attend(q, q, q, causal(), lengths=torch.tensor([2.0])), "lengths must be torch.int64 or torch.int32"),
         (lambda: attend(q, q, q, causal(), scale="1"), "scale must be a number"),
-        (lambda: local(-1), "before must be at least 0, but came as -1"),
-        (lambda: strided(0), "stride must be at least 1, but came as 0"),
-        (lambda: summaries(4, 5), "last must be from 1 to size = 4, but came as 5"),
+        (lambda: local(-1), "before must be an integer of at least 0, but came as -1"),
+        (lambda: strided(0), "stride must be an integer of at least 1, but came as 0"),
+        (lambda: summaries(4, 5), "last must be an integer from 1 to 4, but came as 5"),
         (lambda: blocks(4, shift=1, before=2), "shift is for blocks alone"),
     ):
         with pytest.raises(ValueError, match=message):

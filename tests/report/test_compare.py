@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_models_and_replaces_its_own_report(options
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"mixers": ("softmax", "gal")}, "did you mean 'gla'"),
+        ({"mixers": ("softmax", "glaa")}, "did you mean 'gla'"),
         ({"dim": 33}, "33"),
         ({"text": ("missing.txt",)}, "missing.txt"),
         ({"train_context": 5000}, "fewer than the context of 5000"),

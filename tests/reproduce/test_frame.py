@@ -224,7 +224,7 @@ if __name__ == "__main__":  # the spawned process reads this file, too
         ({"mixers": "gla"}, "mixers must be a list of names, but came as 'gla'"),
         ({"mixers": ["gla", 1]}, r"mixers must be a list of names, but came as \['gla', 1\]"),
         ({"mixers": 3}, "mixers must be a list of names, but came as 3"),
-        ({"mixers": ["gal"]}, "did you mean 'gla'"),
+        ({"mixers": ["glaa"]}, "did you mean 'gla'"),
         ({"mixers": ["gla:heds=4"]}, "no option 'heds'"),
         ({"mixers": ["gla:heads"]}, "name:option=value"),
         ({"mixers": ["gla:heads=two"]}, "heads of mixer 'gla' must be int, but came as 'two'"),

@@ -213,10 +213,12 @@ def test_what_it_refuses_goes_to_the_portable_form(capsys):
     close(mapped, [linattn.running_max(a["decay"], a["x"])])
     with pytest.raises(ValueError, match="vmap"):
         torch.func.vmap(lambda d, x: linattn.running_max(d, x, backend="cpu"))(a["decay"][None], a["x"][None])
-    with torch.autograd.forward_ad.dual_level():  # which nothing here has, but what is asked for must not be lost in silence
-        dual = torch.autograd.forward_ad.make_dual(a["x"], torch.ones_like(a["x"]))
-        with pytest.raises(NotImplementedError, match="jvp"):
-            linattn.diagonal_scan(a["decay"], dual)
+    with torch.autograd.forward_ad.dual_level():  # the sum is linear in x: its tangent is the sum of x's
+        dual = torch.autograd.forward_ad.make_dual(a["x"], a["x"].flip(1))
+        tangent = torch.autograd.forward_ad.unpack_dual(linattn.diagonal_scan(a["decay"], dual)).tangent
+        close([tangent], [linattn.diagonal_scan(a["decay"], a["x"].flip(1))])
+        with pytest.raises(ValueError, match="forward mode"):
+            linattn.diagonal_scan(a["decay"], dual, backend="cpu")
 
 
 @pytest.mark.parametrize("op", [torch.cumsum, linattn.long_conv])

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linattn.state import damage, save_tensors
+from linattn.state import damage, write_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -125,7 +125,7 @@ def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str
     aside.mkdir()
     try:
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
-        save_tensors(aside / WEIGHTS, own, {"format": "pt"})
+        write_tensors(aside / WEIGHTS, own, {"format": "pt"})
         for name, content in told.items():
             (aside / name).write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         for name, source in copied.items():

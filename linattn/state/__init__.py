@@ -4,6 +4,7 @@ from linattn.state.checksum import damage as damage
 from linattn.state.checksum import digest as digest
 from linattn.state.checksum import digest_of_text as digest_of_text
 from linattn.state.checksum import save_tensors as save_tensors
+from linattn.state.checksum import write_tensors as write_tensors
 from linattn.state.files import content_of as content_of
 from linattn.state.files import read_json as read_json
 from linattn.state.files import replacing as replacing

@@ -28,15 +28,20 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     Raises:
         OSError: where it cannot be written.
     """
+    with replacing(path) as aside:
+        write_tensors(aside, tensors, metadata, path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], name: Path | None = None) -> None:
+    """The same in a folder that nobody reads yet, and that is synced as a whole; errors call the file ``name``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with replacing(path) as aside:
-        try:
-            save_file(dict(tensors), aside, metadata={**metadata, KEY: BLANK})
-            _fill_in(aside)
-        except (SafetensorError, OSError) as error:
-            raise OSError(f"{path} could not be written: {error}") from None
+    try:
+        save_file(dict(tensors), path, metadata={**metadata, KEY: BLANK})
+        _fill_in(path)
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{name or path} could not be written: {error}") from None
 
 
 def _fill_in(path: Path) -> None:

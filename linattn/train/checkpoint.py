@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from linattn.state import content_of, damage, digest, digest_of_text, read_json, replacing, save_tensors
+from linattn.state import content_of, damage, digest, digest_of_text, read_json, replacing, write_tensors
 
 MARK = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -75,7 +75,7 @@ def newest(run: Path) -> Path | None:
 def write(path: Path, tensors: dict[str, Tensor], about: Any) -> None:
     """One safetensors file with JSON in its header."""
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    save_tensors(path, tensors, {"linattn": json.dumps(about)})
+    write_tensors(path, tensors, {"linattn": json.dumps(about)})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Any]:

@@ -94,7 +94,7 @@ def register(
     """Class decorator: make a mixer known by ``name`` to ``create``, models, the command line and the conformance suite.
 
     ``growth`` is "n" where it is not said, of a mixer with ``recurrent=False`` "n^2". ``families`` are kinds of
-    :data:`linattn.mixers.taxonomy.FAMILIES`, where they differ from that of the mixer's folder. ``chinese`` holds the Chinese of
+    ``linattn.mixers.taxonomy.FAMILIES``, where they differ from that of the mixer's folder. ``chinese`` holds the Chinese of
     ``title``, ``oracle``, the words of ``equation`` and reasons of ``exemptions``, or of clauses of them, for the atlas.
     """
     growth = growth or ("n" if recurrent else "n^2")

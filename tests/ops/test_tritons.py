@@ -9,7 +9,7 @@ import linattn
 from tests.ops.cases import make
 
 pytest.importorskip("triton")
-from linattn.ops import checks, dispatch
+from linattn.ops import checks, dispatch, gpu
 from linattn.ops.triton import hopper, launch, linear_attention, probe
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, PLAIN
@@ -142,7 +142,7 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
     monkeypatch.setattr(dispatch, "refusal", lambda name, *_, **__: None if name == "triton" else "it was not asked for")
     monkeypatch.setattr(dispatch, "linear_attention", lambda *_: None)
     monkeypatch.setattr(checks, "call", lambda **_: (inputs, None))
-    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
     monkeypatch.setattr(launch, "on_device", lambda device: launch.nullcontext())
     monkeypatch.setattr(launch, "replay_refusal", lambda device: "a reason")
     monkeypatch.setattr(hopper, "gluon_refusal", lambda device: gluon)

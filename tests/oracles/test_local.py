@@ -46,7 +46,7 @@ def test_loops(length, block, memory, causal):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="size must be at least 1, but came as 0"):
+    with pytest.raises(ValueError, match="size must be an integer of at least 1, but came as 0"):
         create("local", dim=32, block=0)
-    with pytest.raises(ValueError, match="before must be at least 0, but came as -1"):
+    with pytest.raises(ValueError, match="before must be an integer of at least 0, but came as -1"):
         create("local", dim=32, memory=-1)

@@ -55,5 +55,5 @@ def test_work_follows_the_pattern():
 def test_refusals():
     with pytest.raises(ValueError, match="kind must be one of 'strided', 'fixed', but came as 'random'"):
         create("sparse_transformer", dim=32, kind="random")
-    with pytest.raises(ValueError, match="last must be from 1 to size = 4, but came as 9"):
+    with pytest.raises(ValueError, match="last must be an integer from 1 to 4, but came as 9"):
         create("sparse_transformer", dim=32, kind="fixed", stride=4, summary=9)

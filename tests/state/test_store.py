@@ -128,8 +128,10 @@ def test_damaged_files_go_and_what_is_not_ours_stays(store, model, tmp_path):
 
 
 def test_wrong_arguments(store, model, tmp_path):
-    for bound in (0, True, 1e9, "1 GB"):
-        with pytest.raises(ValueError, match=f"max_bytes must be an integer of at least 1, but came as {bound!r}"):
+    with pytest.raises(ValueError, match="max_bytes must be an integer of at least 1, but came as 0"):
+        PrefixStore(tmp_path, max_bytes=0)
+    for bound in (True, 1e9, "1 GB"):
+        with pytest.raises(TypeError, match=f"max_bytes must be an integer, but came as {bound!r}"):
             PrefixStore(tmp_path, max_bytes=bound)
     (tmp_path / "states.txt").touch()
     with pytest.raises(NotADirectoryError, match=r"states\.txt is a file, and a folder for states is wanted"):

@@ -58,7 +58,7 @@ test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
 test-arm: native ## the CPU kernels on an emulated ARM (make emulator), and their threads under ThreadSanitizer
-	$(BIN)/python -m pytest tests/ops/cpu/test_arm.py tests/ops/cpu/test_threads.py $(TEST_ARGS)
+	$(PYTEST) -m "not gpu" tests/ops/cpu/test_arm.py tests/ops/cpu/test_threads.py $(TEST_ARGS)
 
 test-gpu: $(if $(PYTHON),,$(READY)) ## the tests that need an NVIDIA GPU (PYTHON=python3 uses that machine's own torch)
 	$(GPU_PYTHON) -m pytest -m gpu -p no:benchmark $(if $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1),,-n $(WORKERS) --dist worksteal) $(TEST_ARGS)

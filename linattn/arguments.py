@@ -73,7 +73,7 @@ def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> No
 
 
 def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any]) -> str | None:
-    """The line about an argument that is none of ``annotation``; None if it fits, or if the annotation says nothing here.
+    """The error line for an argument that does not fit ``annotation``; None if it fits, or if the annotation says nothing here.
 
     ``namespace`` has the classes that the annotation names. NaN is no number.
     """

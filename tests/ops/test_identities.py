@@ -124,7 +124,7 @@ def test_similar_keys_at_beta_two(T, rank, form):
         check_gradients(call, dtype, form=form)
 
 
-BORDERLINE = pytest.mark.xfail(  # not strict: it is 8e-6 where MKL sums in another order
+BORDERLINE = pytest.mark.xfail(  # not strict: it passes under MKL_CBWR=COMPATIBLE
     strict=False, reason="misses 1e-5: one system over the whole length, and the gradient of a decay cancels 50-fold"
 )
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, gpu
+from linattn.ops import checks, gpu, tracing
 
 
 def _takes(x: Tensor) -> bool:
@@ -30,7 +30,7 @@ def step_(
                          f"{list(x.shape)}, {list(state.shape)} and {list(weight.shape)}")  # fmt: skip
     if bias is not None and bias.shape != (width,):
         checks.shape("bias", bias, "[D]", (width,))
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    wanted = tracing.wanted(x, weight, bias)
     if not wanted and _takes(x) and x.dtype != torch.float64 and x.stride(2) == 1 and size & (size - 1) == 0:
         from linattn.ops.triton import convolution_step as kernels
 

@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops import tracing
+
 
 def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
     """``silu(gate) ⊙ x``, without ``swish`` ``sigmoid(gate) ⊙ x``, both [...] of any one shape; the kernels round the result once."""
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         from linattn.ops.cpu import gated as cpu
-        from linattn.ops.cpu import library
 
         if cpu.refusal(gate, x) is None:  # the same with gradients and without: what is run again in a backward pass has to meet it
-            return Gated.apply(gate, x, swish) if library.wanted(gate, x) else cpu.forward(gate, x, swish)
+            return Gated.apply(gate, x, swish) if tracing.wanted(gate, x) else cpu.forward(gate, x, swish)
     return portable(gate, x, swish)
 
 
@@ -41,10 +42,9 @@ class Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_y: Tensor):
         from linattn.ops.cpu import gated as cpu
-        from linattn.ops.cpu import library
 
         gate, x = ctx.saved_tensors
-        if torch.is_grad_enabled() or library.traced(d_y):
+        if torch.is_grad_enabled() or tracing.traced(d_y):
             s = torch.sigmoid(gate)
             if ctx.swish:
                 return d_y * x * s * (1 + gate * (1 - s)), d_y * gate * s, None

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, choice, tracing
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
@@ -57,8 +56,8 @@ def _floating(**tensors: Tensor | None) -> None:
 
 def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, backend: str) -> Tensor:
     arguments = (x, weight, gate, eps, mean, dtype)
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, gate))
-    if backend == "auto" and not wanted and _recorded(x, weight, gate):
+    wanted = tracing.wanted(x, weight, gate)
+    if backend == "auto" and not wanted and tracing.faked(x, weight, gate):
         return operator(*arguments)
     name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype))
     if name == "torch":
@@ -76,13 +75,6 @@ def _kernels(name: str) -> Any:
     from linattn.ops.triton import norms as gpu
 
     return gpu
-
-
-def _recorded(*tensors: Tensor | None) -> bool:
-    """Whether somebody writes down what is done to tensors without memory: one operator is more to him than ten."""
-    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
-    return any(type(t) is FakeTensor for t in tensors)
 
 
 def _refusal(name: str, asked: str, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
@@ -132,10 +124,8 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_y: Tensor):
-        from linattn.ops.cpu import library
-
         x, weight, gate = tensors = ctx.saved_tensors
-        if torch.is_grad_enabled() or library.traced(d_y):
+        if torch.is_grad_enabled() or tracing.traced(d_y):
             return *_differentiable(d_y, tensors, (ctx.eps, ctx.mean, ctx.dtype)), None, None, None, None
         return *_kernels(ctx.name).backward(d_y, x, weight, gate, ctx.eps, ctx.mean, ctx.dtype), None, None, None, None
 

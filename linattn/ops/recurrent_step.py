@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, choice, tracing
 from linattn.ops.cpu import library
 from linattn.ops.inputs import Inputs
 from linattn.ops.linear_attention import linear_attention
@@ -38,7 +38,7 @@ def recurrent_step_(
         ValueError: naming the argument, what came and what was wanted.
     """
     tensors = (state, q, k, v, decay, beta)
-    if library.wanted(*tensors) or library.traced(*tensors):
+    if tracing.wanted(*tensors) or tracing.traced(*tensors):
         name = "torch"
     else:
         name = choice.choose(backend, lambda name: _refusal(name, backend, tensors))

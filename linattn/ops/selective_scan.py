@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, choice, tracing
 
 
 class _Options(TypedDict, total=False):
@@ -94,12 +94,10 @@ def selective_scan(
 
 def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str) -> tuple[Tensor, Tensor]:
     """With what stands before and behind the scan, inside of the kernel or around it."""
-    from linattn.ops.cpu import library
-
     call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
     _check_gated(x, bias, z)
     tensors = (x, dt, a, b, c, d, initial, bias, z)
-    inside = softplus and not library.wanted(*tensors) and not library.traced(*tensors, cu)
+    inside = softplus and not tracing.wanted(*tensors) and not tracing.traced(*tensors, cu)
     if inside and choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
         from linattn.ops.cpu import selective_scan as native
 

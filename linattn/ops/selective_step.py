@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice
-from linattn.ops.cpu import library
+from linattn.ops import checks, choice, tracing
 
 
 def selective_step_(
@@ -51,7 +50,7 @@ def selective_step_(
     """
     others = (x, dt, A, B, C, D, bias, z)
     _check(state, *others)
-    if library.wanted(state, *others) or library.traced(state, *others):
+    if tracing.wanted(state, *others) or tracing.traced(state, *others):
         name = "torch"
     else:
         name = choice.choose(backend, lambda name: _refusal(name, backend, state, others))

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, choice, tracing
 from linattn.ops.torch import short_convolution as portable
 
 Gradients = tuple[Tensor | None, ...]  # of x, before, weight and bias
@@ -91,19 +90,15 @@ def _refusal(name: str, asked: str, x: Tensor, weight: Tensor, bias: Tensor | No
 
 
 def _run(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
-    tensors = [t for t in (x, before, weight, bias) if t is not None]
+    tensors = (x, before, weight, bias)
     fuses = torch.compiler.is_compiling() and backend != "triton"
-    if fuses or torch._C._are_functorch_transforms_active() or any(map(_foreign, tensors)) or x.numel() == 0:
+    if fuses or tracing.transformed() or tracing.foreign(*tensors) or x.numel() == 0:
         return portable.shifted(x, before, weight, bias, activation)
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if tracing.traced(*tensors):
         return operator(x, before, weight, bias, activation, backend)  # who looks on sees one operator, and counts its operations
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if tracing.wanted(*tensors):
         return ShortConvolution.apply(x, before, weight, bias, activation, backend)
     return forward(x, before, weight, bias, activation, backend)
-
-
-def _foreign(t: Tensor) -> bool:
-    return type(t) not in (Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
@@ -138,7 +133,7 @@ def _gradient(ctx, d_y: Tensor):
     with checks.no_autocast(d_y):
         if torch.is_grad_enabled():  # somebody may ask for a second derivative
             gradients = _differentiable(d_y, x, before, weight, bias, ctx.activation)
-        elif torch._C._len_torch_dispatch_stack() or choice.batched():
+        elif tracing.traced(d_y):
             gradients = _absent(tensors, backward_operator(d_y, *tensors, ctx.activation, ctx.backend))
         else:
             gradients = backward(d_y, x, before, weight, bias, ctx.activation, ctx.backend)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.cpu import library
 from linattn.ops.inputs import Inputs, Outputs
 
@@ -42,8 +43,8 @@ def linear_attention(inputs: Inputs) -> Outputs:
     """Run ``inputs``; differentiable once."""
     x, (read, write) = inputs, inputs.erase or (None, None)
     tensors = (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens)
-    wanted = library.wanted(*x.differentiable)
-    run: Callable[..., Any] = _forward_operator if library.traced(*tensors) else Walk.apply if wanted else forward
+    wanted = tracing.wanted(*x.differentiable)
+    run: Callable[..., Any] = _forward_operator if tracing.traced(*tensors) else Walk.apply if wanted else forward
     o, final, denominator, final_z, _ = run(*tensors, x.scale, x.denominator, wanted)
     return Outputs(o, denominator, final, final_z) if x.denominator else Outputs(o, None, final, None)
 
@@ -248,7 +249,7 @@ def _differentiate(ctx, do, dfinal, ddenominator, dfinal_z, _):
         do = v.new_zeros(v.shape)
     if not ctx.normalized:  # the operator's empty tensors have gradients too
         ddenominator = dfinal_z = None
-    seen = torch.is_grad_enabled() or library.traced(do, v)  # who asks for a second derivative gets the operator's refusal
+    seen = torch.is_grad_enabled() or tracing.traced(do, v)  # who asks for a second derivative gets the operator's refusal
     run = _backward_operator if seen else backward
     gradients = run(do, dfinal, ddenominator, dfinal_z, *tensors, ctx.scale, ctx.normalized, kept, ctx.needs_input_grad[3])
     wanted = [g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[:10], strict=True)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty, rows
 
@@ -19,9 +20,9 @@ def scan(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens
     ``kind`` is ``"sum"``, with states [B, T, D] in the dtype of ``x``, or ``"maximum"``, with float32 ones.
     """
     tensors = (decay, x, initial)
-    if library.traced(*tensors, cu_seqlens):
+    if tracing.traced(*tensors, cu_seqlens):
         return _forward_op(kind, *tensors, cu_seqlens)
-    return (Scan.apply if library.wanted(*tensors) else forward)(kind, *tensors, cu_seqlens)
+    return (Scan.apply if tracing.wanted(*tensors) else forward)(kind, *tensors, cu_seqlens)
 
 
 def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -80,7 +81,7 @@ def _differentiate(ctx, d_out: Tensor | None, d_last: Tensor | None):
         d_out = torch.zeros_like(out)
     of_decay = ctx.needs_input_grad[1]
     # Who asks for a second derivative gets the operator's refusal. A sum has the shape and the dtype of x, and never reads it.
-    function = _backward_op if torch.is_grad_enabled() or library.traced(d_out, out) else backward
+    function = _backward_op if torch.is_grad_enabled() or tracing.traced(d_out, out) else backward
     d_decay, d_x, d_initial = function(ctx.kind, decay, out if x is None else x, out, initial, cu_seqlens, d_out, d_last, of_decay)
     return None, d_decay if of_decay else None, d_x, None if initial is None else d_initial, None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty, plain, rows
 
@@ -32,8 +33,8 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`linattn.selective_scan`, in the dtypes that come: y [B, T, D] in that of ``x``, and the last states [rows, D, N]."""
     tensors = (x, dt, a, b, c, d, initial)
-    keeps = library.wanted(*tensors)
-    if library.traced(*tensors, cu_seqlens):
+    keeps = tracing.wanted(*tensors)
+    if tracing.traced(*tensors, cu_seqlens):
         y, last, _ = _forward_op(*tensors, cu_seqlens, keeps)
     else:
         y, last, _ = (Scan.apply if keeps else forward)(*tensors, cu_seqlens, keeps)
@@ -119,7 +120,7 @@ def _differentiate(ctx, dy: Tensor | None, dlast: Tensor | None, _):
     if dy is None:
         dy = torch.zeros_like(x)
     # Who asks for a second derivative gets the operator's refusal.
-    function = _backward_op if torch.is_grad_enabled() or library.traced(dy, x) else backward
+    function = _backward_op if torch.is_grad_enabled() or tracing.traced(dy, x) else backward
     *gradients, dd, dinitial = function(dy, dlast, x, *rest)
     return *gradients, None if rest[4] is None else dd, dinitial if ctx.starts else None, None, None
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops import gpu
+from linattn.ops import gpu, tracing
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import launch, table
 
@@ -258,7 +258,7 @@ def refusal(inputs: Inputs) -> str | None:
         return "it has no float64"
     if inputs.k.shape[3] > LARGEST:
         return f"its recurrent form takes keys of at most {LARGEST} channels, not {inputs.k.shape[3]}"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs.differentiable):
+    if tracing.wanted(*inputs.differentiable):
         return "its recurrent form has no gradients"
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.ops import gpu
+from linattn.ops import gpu, tracing
 from linattn.ops.triton import elementwise_kernels as kernels
 from linattn.ops.triton import launch, table
 from linattn.ops.triton.table import Elementwise as Config
@@ -31,10 +31,10 @@ def scan(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens
 
     ``kind`` is ``"sum"``, with states [B, T, D] in the dtype of ``x``, or ``"maximum"``, with float32 ones.
     """
-    tensors = (decay, x) if initial is None else (decay, x, initial)
-    if launch.traced(tensors):
+    tensors = (decay, x, initial)
+    if tracing.traced(*tensors):
         return _forward_op(kind, decay, x, initial, cu_seqlens)
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    wanted = tracing.wanted(*tensors)
     return (Scan.apply if wanted else forward)(kind, decay, x, initial, cu_seqlens)
 
 
@@ -157,7 +157,7 @@ def _gradient(ctx, d_out: Tensor | None, d_final: Tensor | None):
         d_out = torch.zeros_like(out)
     of_decay = ctx.needs_input_grad[1]
     # Who asks for a second derivative gets the operator's refusal. A sum has the shape and the dtype of x, and never reads it.
-    function = _backward_op if torch.is_grad_enabled() or launch.traced((d_out, out)) else backward
+    function = _backward_op if torch.is_grad_enabled() or tracing.traced(d_out, out) else backward
     d_decay, d_x, d_initial = function(ctx.kind, decay, out if x is None else x, out, initial, cu_seqlens, d_out, d_final, of_decay)
     return None, d_decay if of_decay else None, d_x, None if initial is None else d_initial, None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-from linattn.ops import choice, gpu
+from linattn.ops import gpu
 from linattn.ops.triton import fitting
 from linattn.ops.triton.fitting import Grid, Tiles
 
@@ -232,12 +232,3 @@ def on_device(device: torch.device) -> AbstractContextManager:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
-
-
-def traced(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether something looks on that has to see operators: a compiler, an exporter, a vmap, a dispatch mode, a subclass of tensors."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return True
-    if choice.batched():
-        return True
-    return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)

@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from linattn.ops import choice, gpu
+from linattn.ops import gpu, tracing
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.triton import decode, fitting, hopper, launch
 from linattn.ops.triton.hopper import choice as choice_of_hopper
-from linattn.ops.triton.launch import traced
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN
 from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
 
@@ -24,7 +23,7 @@ def refusal(inputs: Inputs, form: str) -> str | None:
     """Why the kernels do not run ``inputs``, or None if they do."""
     if inputs.v.dtype == torch.float64:
         return "it computes in float32 at most, and the inputs are float64"
-    if (reason := choice.transform_refusal()) is not None:
+    if (reason := tracing.refusal()) is not None:
         return reason
     if form == "parallel":
         return "it has no quadratic form"
@@ -46,7 +45,7 @@ def refusal(inputs: Inputs, form: str) -> str | None:
 
 
 def wants_gradients(x: Inputs) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in x.differentiable)
+    return tracing.wanted(*x.differentiable)
 
 
 def _name(of: str, k, v, per_channel: bool, lasting: bool, beta, read, bonus) -> Hashable:
@@ -122,7 +121,7 @@ def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Ten
     read, write = x.erase or (None, None)
     keeps = wants_gradients(x)
     arguments = (x.q, x.k, v, decay, x.beta, read, write, x.bonus, initial, x.cu_seqlens, x.scale, wide, keeps)
-    if traced((v, *x.differentiable)):
+    if tracing.traced(v, *x.differentiable):
         o, state, *_ = chunk_forward(*arguments)
     else:
         o, state, *_ = Chunks.apply(*arguments) if keeps else forward(*arguments)
@@ -309,7 +308,7 @@ def _differentiate(ctx, do, dfinal, *_):
     v = tensors[2]
     if do is None:
         do = v.new_zeros(v.shape)
-    seen = torch.is_grad_enabled() or traced((do, v))  # who asks for a second derivative gets the operator's refusal
+    seen = torch.is_grad_enabled() or tracing.traced(do, v)  # who asks for a second derivative gets the operator's refusal
     differentiate = chunk_backward if seen else backward
     grads = differentiate(do, dfinal, *tensors, ctx.scale, ctx.needs_input_grad[3], starts, links)
     wanted = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:9], strict=True)]

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.triton import elementwise, elementwise_kernels, launch
 from linattn.ops.triton import selective_scan_gradients as gradient_kernels
 from linattn.ops.triton import selective_scan_kernels as kernels
@@ -49,9 +50,9 @@ def run(
 
     Returns y in the dtype of ``x``, ``d`` x in it, and the last states [rows, D, N], float32.
     """
-    tensors = tuple([t for t in (x, dt, a, b, c, d, initial) if t is not None])
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    function = _forward_op if launch.traced(tensors) else Scan.apply if wanted else forward
+    tensors = (x, dt, a, b, c, d, initial)
+    wanted = tracing.wanted(*tensors)
+    function = _forward_op if tracing.traced(*tensors) else Scan.apply if wanted else forward
     y, last, _ = function(x, dt, a, b, c, d, initial, cu_seqlens, wanted)
     return y, last
 
@@ -207,7 +208,7 @@ def _gradient(ctx, d_y: Tensor | None, d_last: Tensor | None, _: Tensor | None):
     if d_y is None:
         d_y = torch.zeros_like(x)
     # Who asks for a second derivative gets the operator's refusal.
-    function = _backward_op if torch.is_grad_enabled() or launch.traced((d_y, x)) else backward
+    function = _backward_op if torch.is_grad_enabled() or tracing.traced(d_y, x) else backward
     arguments: launch.Tensors = (*saved, d_y, d_last)
     gradients = function(*arguments)
     return *(None if t is None else g for t, g in zip(saved[:7], gradients, strict=True)), None, None

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice, tracing
+from linattn.ops import checks, dispatch, tracing
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
@@ -31,13 +31,17 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
+    return _run(x, weight, gate, eps, True, _checked(x, weight, gate), backend)
+
+
+def _checked(x: Tensor, weight: Tensor | None, gate: Tensor | None) -> torch.dtype:
+    """The dtype of the result."""
     _floating(x=x, weight=weight, gate=gate)
     if weight is not None:
         checks.shape("weight", checks.tensor("weight", weight, x), "[V] or [H, V]", tuple(x.shape[-1:]), tuple(x.shape[-2:]))
     if gate is not None:
         checks.shape("gate", checks.tensor("gate", gate, x), "as x", tuple(x.shape))
-    dtype = x.dtype if gate is None else torch.promote_types(x.dtype, gate.dtype)
-    return _run(x, weight, gate, eps, True, dtype, backend)
+    return x.dtype if gate is None else torch.promote_types(x.dtype, gate.dtype)
 
 
 def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: str = "auto") -> Tensor:
@@ -59,7 +63,7 @@ def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean
     wanted = tracing.wanted(x, weight, gate)
     if backend == "auto" and not wanted and tracing.faked(x, weight, gate):
         return operator(*arguments)
-    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype))
+    name = dispatch.choose(backend, _refusal, x, weight, gate, dtype)
     if name == "torch":
         return portable(*arguments)
     if wanted:
@@ -77,16 +81,34 @@ def _kernels(name: str) -> Any:
     return gpu
 
 
-def _refusal(name: str, asked: str, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
+def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name == "torch":
         return None
     if name == "reference":
         return "the definition is written in operations of torch"
     if torch.compiler.is_compiling():
         return "a compiler fuses what stands around a norm with it"
-    if name == "triton" and (reason := choice.gpu_refusal(x, asked)) is not None:
+    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
         return reason
     return _kernels(name).refusal(x, weight, gate, dtype)
+
+
+def _explained(op: Any, *call: Any) -> dispatch.Explained:
+    x = call[0]
+    return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, _refusal, call)
+
+
+def _explained_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, **_: Any) -> dispatch.Explained:
+    return _explained(rms_norm, x, weight, gate, _checked(x, weight, gate))
+
+
+def _explained_length(x: Tensor, dtype: torch.dtype, **_: Any) -> dispatch.Explained:
+    _floating(x=x)
+    return _explained(unit_length, x, None, None, dtype)
+
+
+dispatch.explains(rms_norm, _explained_norm)
+dispatch.explains(unit_length, _explained_length)
 
 
 def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
@@ -104,7 +126,7 @@ def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, 
     schema="(Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype) -> Tensor",
 )
 def operator(x, weight, gate, eps, mean, dtype):
-    refused = _refusal("triton", "auto", x, weight, gate, dtype)
+    refused = _refusal("triton", False, x, weight, gate, dtype)
     return (portable if refused else _kernels("triton").forward)(x, weight, gate, eps, mean, dtype).contiguous()
 
 

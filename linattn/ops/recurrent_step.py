@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, choice, tracing
+from linattn.ops import checks, dispatch, tracing
 from linattn.ops.cpu import library
 from linattn.ops.inputs import Inputs
 from linattn.ops.linear_attention import linear_attention
@@ -41,7 +41,7 @@ def recurrent_step_(
     if tracing.wanted(*tensors) or tracing.traced(*tensors):
         name = "torch"
     else:
-        name = choice.choose(backend, lambda name: _refusal(name, backend, tensors))
+        name = dispatch.choose(backend, _refusal, tensors)
     if name in ("reference", "torch"):
         q, k = (q, k) if unit is None else (unit_length(t, eps=unit, dtype=v.dtype) for t in (q, k))
         o, last = linear_attention(
@@ -65,13 +65,13 @@ def recurrent_step_(
     return o
 
 
-def _refusal(name: str, asked: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+def _refusal(name: str, asked: bool, tensors: tuple[Tensor | None, ...]) -> str | None:
     """Why a kernel does not run it in place; the door of the recurrence, which runs it then, may still find one."""
     if name in ("torch", "reference"):
         return None
     state = tensors[0]
     assert state is not None
-    if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
+    if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
         return reason
     if state.dtype != torch.float32 or not state.is_contiguous() or state.is_neg() or state.numel() == 0:
         return "it moves a contiguous float32 state on"

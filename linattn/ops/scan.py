@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, dispatch
 
 
 class _Options(TypedDict, total=False):
@@ -112,7 +111,7 @@ class _Call(NamedTuple):
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Every state and the last ones, by the backend that ``backend`` leads to."""
-        name = self.backend(backend)
+        name = dispatch.choose(backend, self.refusal)
         kind, decay, x, initial, cu, wide = self
         if name == "cpu":
             from linattn.ops.cpu import scan as native
@@ -129,32 +128,24 @@ class _Call(NamedTuple):
         with checks.no_autocast(x):
             return scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)
 
-    def backend(self, asked: str) -> str:
-        return choice.choose(asked, lambda name: self.refusal(name, asked))
-
-    def refusal(self, name: str, asked: str) -> str | None:
-        """Why the backend ``name`` does not run it when ``asked`` was asked for, or None if it does."""
+    def refusal(self, name: str, asked: bool) -> str | None:
+        """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
         if name == "reference":
-            return choice.definition_refusal(asked)
+            return dispatch.definition_refusal(asked)
         if name == "torch":
             return None
         if self.wide != torch.float32:
             return f"its states are float32, and those of this call {self.wide}"
         if name == "triton":
-            return choice.gpu_refusal(self.x, asked)
+            return dispatch.gpu_refusal(self.x, asked)
         from linattn.ops.cpu import library
 
         return library.refusal(self.decay, self.x, self.initial, self.cu_seqlens)
 
-
-def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> str:
-    """For :func:`linattn.explain`: of the arguments of ``op``, one of the two."""
-    given = signature(op).bind(*args, **kwargs)
-    given.apply_defaults()
-    decay, x, initial, _, cu, _ = given.arguments.values()
-    call = (_sum if op is diagonal_scan else _maximum)(decay, x, initial, cu)
-    title = f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}"
-    return choice.explained(title, backend, lambda name: call.refusal(name, backend), x.device)
+    def explained(self, op: Callable[..., Any]) -> dispatch.Explained:
+        """For :func:`linattn.explain`."""
+        x = self.x
+        return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, self.refusal, ())
 
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
@@ -209,3 +200,17 @@ def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
     from linattn.ops.torch import scan as portable
 
     return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
+
+
+def _explained_sum(decay: Tensor, b: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any) -> dispatch.Explained:
+    return _sum(decay, b, initial_state, cu_seqlens).explained(diagonal_scan)
+
+
+def _explained_maximum(
+    decay: Tensor, gate: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any
+) -> dispatch.Explained:
+    return _maximum(decay, gate, initial_state, cu_seqlens).explained(running_max)
+
+
+dispatch.explains(diagonal_scan, _explained_sum)
+dispatch.explains(running_max, _explained_maximum)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice, tracing
+from linattn.ops import checks, dispatch, tracing
 
 
 class _Options(TypedDict, total=False):
@@ -98,7 +96,7 @@ def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str
     _check_gated(x, bias, z)
     tensors = (x, dt, a, b, c, d, initial, bias, z)
     inside = softplus and not tracing.wanted(*tensors) and not tracing.traced(*tensors, cu)
-    if inside and choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
+    if inside and dispatch.choose(backend, call.refusal) == "cpu":
         from linattn.ops.cpu import selective_scan as native
 
         return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
@@ -136,7 +134,7 @@ class _Call(NamedTuple):
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Outputs and last states, by the backend that ``backend`` leads to."""
-        name = choice.choose(backend, lambda name: self.refusal(name, backend))
+        name = dispatch.choose(backend, self.refusal)
         if name == "cpu":
             from linattn.ops.cpu import selective_scan as native
 
@@ -160,17 +158,17 @@ class _Call(NamedTuple):
         y, last = run(x.to(wide), dt.to(wide), a.to(wide), b.to(wide), c.to(wide), initial, cu)
         return (y if d is None else torch.addcmul(y, x.to(wide), d.to(wide))).to(x.dtype), last
 
-    def refusal(self, name: str, asked: str) -> str | None:
-        """Why the backend ``name`` does not run it when ``asked`` was asked for, or None if it does."""
+    def refusal(self, name: str, asked: bool) -> str | None:
+        """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
         if name == "reference":
-            return choice.definition_refusal(asked)
+            return dispatch.definition_refusal(asked)
         if name == "torch":
             return None
         if name == "cpu":
             from linattn.ops.cpu import selective_scan as native
 
             return native.refusal(*self)
-        reason = choice.gpu_refusal(self.x, asked)
+        reason = dispatch.gpu_refusal(self.x, asked)
         if reason is None:
             from linattn.ops.triton import selective_scan as gpu
 
@@ -178,18 +176,18 @@ class _Call(NamedTuple):
         return reason
 
 
-def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> str:
-    """For :func:`linattn.explain`: of the arguments of ``op``, which is :func:`selective_scan`."""
-    given = signature(op).bind(*args, **kwargs)
-    given.apply_defaults()
-    x, dt, a, b, c, d, bias, softplus, z, initial, _, cu, _ = given.arguments.values()
+def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, **_: Any) -> dispatch.Explained:
     checks.flag("softplus", softplus)
-    call = _checked(x, dt, a, b, c, d, initial, cu, positive=bias is not None or softplus)
+    inside = bias is not None or softplus
+    call = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens, positive=inside)
     _check_gated(x, bias, z)
-    if bias is not None or softplus:
-        call = _checked(x, _step(x, dt, bias, softplus), a, b, c, d, initial, cu)
-    title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(a.shape)}"
-    return choice.explained(title, backend, lambda name: call.refusal(name, backend), x.device)
+    if inside:
+        call = _checked(x, _step(x, dt, bias, softplus), A, B, C, D, initial_state, cu_seqlens)
+    title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(A.shape)}"
+    return dispatch.Explained(title, x.device, call.refusal, ())
+
+
+dispatch.explains(selective_scan, _explained)
 
 
 def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:

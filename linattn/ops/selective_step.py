@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice, tracing
+from linattn.ops import checks, dispatch, tracing
 
 
 def selective_step_(
@@ -53,7 +53,7 @@ def selective_step_(
     if tracing.wanted(state, *others) or tracing.traced(state, *others):
         name = "torch"
     else:
-        name = choice.choose(backend, lambda name: _refusal(name, backend, state, others))
+        name = dispatch.choose(backend, _refusal, state, others)
     if name == "cpu":
         from linattn.ops.cpu import steps as native
 
@@ -83,10 +83,10 @@ def _portable(
     return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
 
 
-def _refusal(name: str, asked: str, state: Tensor, others: tuple[Any, ...]) -> str | None:
+def _refusal(name: str, asked: bool, state: Tensor, others: tuple[Any, ...]) -> str | None:
     if name in ("torch", "reference"):
         return None
-    if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
+    if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
         return reason
     if state.dtype != torch.float32:
         return f"its states are float32, and that of this call is {state.dtype}"

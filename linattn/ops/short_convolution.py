@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, choice, tracing
+from linattn.ops import checks, dispatch, tracing
 from linattn.ops.torch import short_convolution as portable
 
 Gradients = tuple[Tensor | None, ...]  # of x, before, weight and bias
@@ -45,7 +45,7 @@ def short_convolution(
         ValueError: naming the argument, what came and what was wanted.
     """
     _check(x, weight, bias, before, activation)
-    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, bias, before))
+    name = dispatch.choose(backend, _refusal, x, weight, bias, before)
     with checks.no_autocast(x):
         if name == "reference":
             from linattn.ops.reference.short_convolution import short_convolution as definition
@@ -72,16 +72,16 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
         checks.dtype("before", before, x.dtype)
 
 
-def _refusal(name: str, asked: str, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> str | None:
+def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> str | None:
     if name == "reference":
-        return choice.definition_refusal(asked)
+        return dispatch.definition_refusal(asked)
     if name == "cpu":
         from linattn.ops.cpu import short_convolution as cpu
 
         return cpu.refusal(x, weight, bias, before)
     if name == "torch":
         return None
-    reason = choice.gpu_refusal(x, asked)
+    reason = dispatch.gpu_refusal(x, asked)
     if reason is None:
         from linattn.ops.triton import short_convolution as gpu
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
+from linattn.ops.operator import Operator, Pass
 
 
 class _Options(TypedDict, total=False):
@@ -135,14 +137,9 @@ class _Call(NamedTuple):
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Outputs and last states, by the backend that ``backend`` leads to."""
         name = dispatch.choose(backend, self.refusal)
-        if name == "cpu":
-            from linattn.ops.cpu import selective_scan as native
-
-            return native.run(*self)
-        if name == "triton":
-            from linattn.ops.triton import selective_scan as gpu
-
-            return gpu.run(*self)
+        if name in KERNELS:
+            y, last, _ = KERNELS[name](*self)
+            return y, last
         with checks.no_autocast(self.x):
             return self._portable(name)
 
@@ -164,16 +161,9 @@ class _Call(NamedTuple):
             return dispatch.definition_refusal(asked)
         if name == "torch":
             return None
-        if name == "cpu":
-            from linattn.ops.cpu import selective_scan as native
-
-            return native.refusal(*self)
-        reason = dispatch.gpu_refusal(self.x, asked)
-        if reason is None:
-            from linattn.ops.triton import selective_scan as gpu
-
-            reason = gpu.refusal(*self[:5], *self[6:])  # D is no hindrance
-        return reason
+        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
+            return reason
+        return KERNELS[name].refusal(*self)
 
 
 def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, **_: Any) -> dispatch.Explained:
@@ -213,6 +203,44 @@ def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[rows, D, N]", (_rows(x, cu), width, size))
         checks.dtype("initial_state", initial, wide)
     return _Call(x, dt, a, b, c, d, initial, cu)
+
+
+def _cpu() -> ModuleType:
+    from linattn.ops.cpu import selective_scan as native
+
+    return native
+
+
+def _triton() -> ModuleType:
+    from linattn.ops.triton import selective_scan as kernels
+
+    return kernels
+
+
+_INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d"
+_SEVEN = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+_SHARED: dict[str, Any] = {
+    "results": "y last kept", "gradients": "x dt a b c d initial", "like": "x", "keeps": True,
+    "once": 'the kernels of the selective scan have no gradients of gradients: ask for backend="torch"',
+}  # fmt: skip
+KERNELS = {
+    "triton": Operator(
+        _triton,
+        Pass(f"({_INPUTS}, Tensor? initial, Tensor? cu_seqlens, bool keep) -> (Tensor, Tensor, Tensor)", "selective_scan_forward"),
+        Pass(
+            f"({_INPUTS}, Tensor? initial, Tensor? cu_seqlens, Tensor kept, Tensor d_y, Tensor? d_last) -> {_SEVEN}",
+            "selective_scan_backward",
+        ),
+        **_SHARED,
+    ),
+    "cpu": Operator(
+        _cpu,
+        Pass(f"({_INPUTS}, Tensor? initial, Tensor? cu_seqlens, bool keeps) -> (Tensor, Tensor, Tensor)", "selective_scan_cpu"),
+        Pass(f"(Tensor dy, Tensor? dlast, {_INPUTS}, Tensor? cu_seqlens, Tensor kept) -> {_SEVEN}", "selective_scan_cpu_backward"),
+        key="CPU",
+        **_SHARED,
+    ),
+}
 
 
 def _rows(x: Tensor, cu_seqlens: Tensor | None) -> int:

@@ -210,11 +210,13 @@ def test_operators(packed, scan, device):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     leaves = [t.clone().requires_grad_() for t in arguments(device, 3, 1, 3, 2).values()]
     torch.use_deterministic_algorithms(False)
-    torch.library.opcheck(scan._forward_op, (*leaves, cu, True), test_utils=tests)
-    y, last, kept = scan._forward_op(*(t.detach() for t in leaves), cu, True)
+    torch.library.opcheck(torch.ops.linattn.selective_scan_forward.default, (*leaves, cu, True), test_utils=tests)
+    y, last, kept = torch.ops.linattn.selective_scan_forward.default(*(t.detach() for t in leaves), cu, True)
     backward = (*(t.detach() for t in leaves), cu, kept, y, last)
-    torch.library.opcheck(scan._backward_op, backward, test_utils=(tests[0], tests[2]))
-    assert all(t.is_contiguous() for t in scan._backward_op(*backward))  # as compiled graphs take them to be
+    torch.library.opcheck(torch.ops.linattn.selective_scan_backward.default, backward, test_utils=(tests[0], tests[2]))
+    assert all(
+        t.is_contiguous() for t in torch.ops.linattn.selective_scan_backward.default(*backward)
+    )  # as compiled graphs take them to be
 
 
 def test_full_graph(scan, device):

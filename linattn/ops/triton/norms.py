@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops import tracing
+from linattn.ops.torch.norms import norm as portable
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -117,8 +118,6 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
 
 
 def _portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, **_: bool) -> Tensor:
-    from linattn.ops.norms import portable
-
     return portable(x, weight, gate, eps, mean, dtype)
 
 

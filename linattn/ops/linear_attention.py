@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import Tensor
 
-from linattn.ops import checks, dispatch
+from linattn.ops import checks, dispatch, recurrence
 from linattn.ops.inputs import Inputs, Outputs
 
 _Pair = tuple[Tensor, Tensor]
@@ -136,9 +136,7 @@ def linear_attention(
 def refusal(name: str, asked: bool, inputs: Inputs, form: str) -> str | None:
     """Why the backend ``name`` does not run ``inputs``, or None if it does; ``asked``: it was asked for by name."""
     if name == "cpu":
-        from linattn.ops.cpu import linear_attention as cpu
-
-        return cpu.refusal(inputs, form)
+        return recurrence.WALK.refusal(inputs, form)
     if name == "triton":
         if (reason := dispatch.device_refusal(inputs.v, asked)) is not None:
             return reason
@@ -174,9 +172,7 @@ def _runs(name: str, inputs: Inputs, form: str) -> Callable[[Inputs], Outputs]:
 
         return kernels.FORMS[form_of(name, inputs, form)]
     if name == "cpu":
-        from linattn.ops.cpu import linear_attention as cpu
-
-        return cpu.linear_attention
+        return recurrence.walk
     if name == "reference":
         from linattn.ops.reference.linear_attention import linear_attention as run
 

@@ -25,13 +25,14 @@ _library = torch.library.Library("linattn", "FRAGMENT")
 def register(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], *, key: str = EVERYWHERE,
     gradient: Callable[..., Any] | None = None, keep: Callable[..., None] | None = None,
+    tags: Sequence[torch.Tag] = (),
 ) -> Any:  # fmt: skip
     """``torch.ops.linattn.name``, which calls ``run`` on devices of ``key``; ``fake`` gives its results without memory.
 
     ``gradient(ctx, *cotangents)`` is its backward pass, and ``keep(ctx, inputs, output)`` saves what that takes. By hand, because
     ``torch.library.custom_op`` adds 10 us of Python to every call.
     """
-    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
     _library.impl(name, run, key)
     torch.library.register_fake(f"linattn::{name}", fake, lib=_library)
     if gradient is not None:

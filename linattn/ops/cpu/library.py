@@ -188,20 +188,3 @@ def refusal(*tensors: Tensor | None) -> str | None:
         if t.dtype not in DTYPES and t.dtype not in (torch.int32, torch.int64):
             return f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
     return tracing.refusal() or reason()
-
-
-_operators = torch.library.Library("linattn", "FRAGMENT")
-
-
-def operator(name: str, schema: str, run: Callable, fake: Callable, backward: Callable, setup: Callable | None = None) -> Callable:
-    """``linattn::name(schema``, on the CPU. By hand, because ``torch.library.custom_op`` would add 10 us of Python to every call."""
-    _operators.define(f"{name}({schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    _operators.impl(name, run, "CPU")
-    torch.library.register_fake(f"linattn::{name}", fake, lib=_operators)
-    torch.library.register_autograd(f"linattn::{name}", backward, setup_context=setup, lib=_operators)
-    return getattr(torch.ops.linattn, name).default
-
-
-def given(tensors: tuple[Tensor | None, ...], like: Tensor) -> tuple[Tensor, ...]:
-    """Operators return tensors, empty ones for what there is not."""
-    return tuple([like.new_empty((0,)) if t is None else t for t in tensors])

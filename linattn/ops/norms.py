@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
-from linattn.ops.operator import Operator, Pass, by_definition, register
+from linattn.ops.operator import Operator, Pass, by_definition, refused, register
 from linattn.ops.torch.norms import norm as portable
 
 
@@ -127,5 +127,5 @@ def _either(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, m
 
 operator = register(
     "norm", "(Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype) -> Tensor", _either,
-    lambda x, *options: x.new_empty(x.shape, dtype=options[-1]),
+    lambda x, *options: x.new_empty(x.shape, dtype=options[-1]), gradient=refused("linattn::norm has no gradients"),
 )  # fmt: skip

@@ -40,6 +40,15 @@ def register(
     return getattr(torch.ops.linattn, name).default
 
 
+def refused(why: str) -> Callable[..., Any]:
+    """The ``gradient`` of an operator that has none."""
+
+    def gradient(*_: Any) -> Any:
+        raise NotImplementedError(why)
+
+    return gradient
+
+
 class Pass(NamedTuple):
     """A pass of kernels as an operator of torch."""
 
@@ -101,7 +110,7 @@ class Operator:
         object.__setattr__(self, "plan", _plan(self))
         if self.forward.name:
             forward = self._register(self.forward, (self.recorded, "outputs"), self._differentiate, self._keep)
-            object.__setattr__(self, "registered", (forward, self._register(self.backward, ("backward", "gradients"), self._refuse)))
+            object.__setattr__(self, "registered", (forward, self._register(self.backward, ("backward", "gradients"), refused(self.once))))
 
     def refusal(self, *call: Any) -> str | None:
         """Why the kernels do not run ``call``, or None if they do."""
@@ -164,9 +173,6 @@ class Operator:
             return self.derivative(arguments[0], arguments[1:count], arguments[count:])
         found: Gradients = (self.registered[1] if again or traced else self.load().backward)(*arguments)
         return found
-
-    def _refuse(self, *_: Any) -> Gradients:
-        raise NotImplementedError(self.once)
 
 
 class Kernels(torch.autograd.Function):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,10 +40,8 @@ def recurrent_step_(
         ValueError: naming the argument, what came and what was wanted.
     """
     tensors = (state, q, k, v, decay, beta)
-    if tracing.wanted(*tensors) or tracing.traced(*tensors):
-        name = "torch"
-    else:
-        name = dispatch.choose(backend, _refusal, tensors)
+    unseen = not (tracing.wanted(*tensors) or tracing.traced(*tensors))
+    name = dispatch.choose(backend if unseen else "torch", _refusal, tensors)
     if name in ("reference", "torch"):
         q, k = (q, k) if unit is None else (unit_length(t, eps=unit, dtype=v.dtype) for t in (q, k))
         o, last = linear_attention(
@@ -96,3 +96,14 @@ def _fits(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, 
     if state.shape != (batch, v.shape[2], size, v.shape[3]) or (beta is not None and (beta.shape != per_head or beta.dtype not in wide)):
         return False
     return decay is None or (decay.shape in (per_head, (*per_head, size)) and decay.dtype in wide)
+
+
+def _explained(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, scale: float | None, **_: Any
+) -> dispatch.Explained:  # fmt: skip
+    checks.call(q, k, v, decay=decay, beta=beta, scale=scale, initial_state=state)
+    title = f"recurrent_step_ on {state.device}, {v.dtype}, state {list(state.shape)}"
+    return dispatch.Explained(title, state.device, _refusal, ((state, q, k, v, decay, beta),))
+
+
+dispatch.explains(recurrent_step_, _explained)

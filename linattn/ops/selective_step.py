@@ -51,9 +51,8 @@ def selective_step_(
     others = (x, dt, A, B, C, D, bias, z)
     _check(state, *others)
     if tracing.wanted(state, *others) or tracing.traced(state, *others):
-        name = "torch"
-    else:
-        name = dispatch.choose(backend, _refusal, state, others)
+        backend = "torch"
+    name = dispatch.choose(backend, _refusal, state, others)
     if name == "cpu":
         from linattn.ops.cpu import steps as native
 
@@ -122,3 +121,15 @@ def _check(
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     if state.dtype != wide:
         checks.dtype("state", state, wide)
+
+
+def _explained(
+    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None, **_: Any
+) -> dispatch.Explained:
+    others = (x, dt, A, B, C, D, bias, z)
+    _check(state, *others)
+    title = f"selective_step_ on {state.device}, {x.dtype}, state {list(state.shape)}"
+    return dispatch.Explained(title, state.device, _refusal, (state, others))
+
+
+dispatch.explains(selective_step_, _explained)

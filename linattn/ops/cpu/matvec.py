@@ -11,8 +11,8 @@ from torch import Tensor
 
 from linattn.ops import tracing
 from linattn.ops.cpu import library
-from linattn.ops.linears import FINISHES, Finish, Steps
 from linattn.ops.memory import dense
+from linattn.ops.torch.linears import FINISHES, Finish, Steps
 
 VECTORS, MAPS = 8, 8  # at most, as matvec.cpp has room for
 _struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of matvec.cpp

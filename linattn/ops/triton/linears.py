@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops import gpu, tracing
-from linattn.ops.linears import FINISHES, Finish, portable
-from linattn.ops.linears import normed as portable_norm
 from linattn.ops.memory import dense
+from linattn.ops.torch.linears import FINISHES, Finish, portable
+from linattn.ops.torch.linears import normed as portable_norm
 from linattn.ops.triton import fitting, launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -257,7 +257,7 @@ def tile_kernel(
     _store(y, wide, before * M + place, there, out, constants, index, n, in_n, FINISH)
 
 
-def refusal(x: Tensor, weights: Sequence[Tensor]) -> str | None:
+def refusal(x: Tensor, *weights: Tensor) -> str | None:
     """Why the kernels do not run this; None: they do."""
     if x.dtype == torch.float64 or any(w.dtype != x.dtype for w in weights):
         return f"x and the weights must have one dtype of at most 32 bits, but x is {x.dtype}"

@@ -7,9 +7,8 @@ import torch
 
 from linattn.generate import flat, joins
 from linattn.models import LanguageModel, LMConfig
-from linattn.ops import convolution_step, dispatch, linears
+from linattn.ops import dispatch
 from linattn.ops.triton import linear_tiles
-from linattn.ops.triton import linears as gpu
 from linattn.ops.triton.linear_tiles import Tiles
 from linattn.state import State
 from tests.ops.errors import error
@@ -24,9 +23,7 @@ def chosen(monkeypatch):
         if INTERPRETED:
             refusal = dispatch.device_refusal
             monkeypatch.setattr(dispatch, "device_refusal", lambda x, _: refusal(x, True))
-            monkeypatch.setattr(linears, "_kernels", lambda x, weights: None if gpu.refusal(x, weights) else gpu.linears)
             monkeypatch.setattr(joins, "on_gpu", lambda t: True)
-            monkeypatch.setattr(convolution_step, "_takes", lambda x: True)
 
     return choose
 

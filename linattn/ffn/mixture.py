@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.ffn.collect import listening, report
 from linattn.ffn.dispatch import ragged, slots, slotted
-from linattn.ffn.processes import Share
+from linattn.ffn.share import Share
 from linattn.mixers import FeedForward
 from linattn.mixers.parts import wide
 from linattn.ops.checks import no_autocast

@@ -55,7 +55,7 @@ def card(device: torch.device) -> Card:
 
 def _found(device: torch.device, asked: bool) -> Card | str:
     """The card, or why the kernels do not run on it."""
-    if device == torch.device("cuda"):
+    if device.index is None and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
     return _known(device, asked)
 

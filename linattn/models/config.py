@@ -124,9 +124,9 @@ class LMConfig(StackConfig):
         for name in ("embedding_norm", "tie_embeddings"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, but came as {getattr(self, name)!r}")
-        for name, options in (("norm", NORMS), ("block", BLOCKS)):
-            if getattr(self, name) not in options:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but came as {getattr(self, name)!r}")
+        for name, choices in (("norm", NORMS), ("block", BLOCKS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but came as {getattr(self, name)!r}")
         names = pattern.parse(self.mixer, "mixer")
         for name, options in self.mixer_options.items():
             _check_causal(f"mixer_options[{name!r}]", options)

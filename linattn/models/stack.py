@@ -118,7 +118,8 @@ def from_preset(cls: type[Config], presets: Mapping[str, Mapping[str, Any]], nam
         raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(presets))}")
     own = dict(presets[name])
     if "halves" in own:
-        own["mixer"] = pattern.halves(*own.pop("halves"), fields.get("layers", cls.layers))
+        first, second = own.pop("halves")
+        own["mixer"] = pattern.halves(first, second, fields.get("layers", cls.layers))
     options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own.get("mixer_options", {}).items()}
     asked = fields.pop("mixer_options", {})
     if not isinstance(asked, dict) or not all(isinstance(given, dict) for given in asked.values()):

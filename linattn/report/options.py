@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from linattn.arguments import check_fields
+from linattn.arguments import check_fields, option
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,33 @@ class CompareOptions:
         quick: whether the options began as :data:`QUICK` (so that the report can name its command).
     """
 
-    mixers: tuple[str, ...] = ("softmax", "gla", "mamba2", "gated_deltanet")
-    text: tuple[str, ...] = ()
-    steps: int = 400
-    dim: int = 128
-    layers: int = 2
-    contexts: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
-    seed: int = 0
-    out: Path = Path("runs/compare")
-    train_context: int = 128
-    batch_size: int = 8
-    sample_tokens: int = 240
+    mixers: tuple[str, ...] = option(
+        ("softmax", "gla", "mamba2", "gated_deltanet"),
+        "Names from `linattn list`, or all. The first has the usual feed-forward; the others' are as wide as equal parameters need.",
+        "A,B,...",
+        separated=True,
+    )
+    text: tuple[str, ...] = option(
+        (), "UTF-8 text to learn from; may be given several times.", "FILE", shown="the source of Python's standard library"
+    )
+    steps: int = option(400, "Optimizer steps for each model.", "N", least=1)
+    dim: int = option(128, "Width of the models, a multiple of 32.", "D", least=1)
+    layers: int = option(2, "Blocks of each model.", "L", least=1)
+    contexts: tuple[int, ...] = option(
+        (256, 512, 1024, 2048, 4096, 8192, 16384),
+        "Tokens before which prefill, decode and state are measured.",
+        "N,N,...",
+        separated=True,
+    )
+    seed: int = option(0, "Seed of weights, order of the data and samples.", "S")
+    out: Path = option(
+        Path("runs/compare"), "Folder of the report: a new or an empty one, or one with an earlier report, which is replaced.", "DIR"
+    )
+    train_context: int = option(128, least=1)
+    batch_size: int = option(8, least=1)
+    sample_tokens: int = option(240, least=1)
     patience: float = 20.0
-    quick: bool = False
+    quick: bool = option(False, "Small models, few steps: does everything work, in under a minute?")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -50,9 +64,6 @@ class CompareOptions:
         twice = {m for m in self.mixers if self.mixers.count(m) > 1}
         if twice:
             raise ValueError(f"mixers must name each mixer once, but {', '.join(sorted(twice))} came more than once")
-        for name in ("steps", "dim", "layers", "train_context", "batch_size", "sample_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but came as {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed}")
         if not self.contexts or min(self.contexts) < 1:

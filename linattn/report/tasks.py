@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from linattn.arguments import check_fields
+from linattn.arguments import check_fields, option
 
 if TYPE_CHECKING:  # the command line reads the names of the tasks from here
     from torch import Tensor, nn
@@ -164,14 +164,22 @@ class TaskOptions:
 
     task: str
     mixers: tuple[str, ...] | None = None
-    steps: int | None = None
-    dim: int | None = None
-    layers: int | None = None
-    seeds: int | None = None
+    steps: int | None = option(None, least=1)
+    dim: int | None = option(None, least=1)
+    layers: int | None = option(None, least=1)
+    seeds: int | None = option(
+        None, "Models of each mixer, with the seeds S, S + 1, ...; text has one.", "N", shown="the task's own, 3", least=1
+    )
     seed: int = 0
     out: Path = Path("runs/compare")
     quick: bool = False
-    data: Path | None = None
+    data: Path | None = option(
+        None,
+        "A file that the task learns from: recommend takes a CSV with the columns user,item,time, translate lines of a source, a tab "
+        "and its target.",
+        "FILE",
+        shown="the task's own data",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -181,10 +189,6 @@ class TaskOptions:
             twice = {m for m in self.mixers if self.mixers.count(m) > 1}
             if twice:
                 raise ValueError(f"mixers must name each mixer once, but {', '.join(sorted(twice))} came more than once")
-        for name in ("steps", "dim", "layers", "seeds"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but came as {value}")
         if not 0 <= self.seed < 2**32 - 1000:
             raise ValueError(f"seed must be from 0 to 2**32 - 1001, but came as {self.seed}")
 

@@ -216,10 +216,9 @@ def test_parameters_are_counted_as_the_model_has_them(options):
 
 def test_all_names_every_mixer_of_a_language_model_the_largest_first():
     from linattn import mixers
-    from linattn.cli.compare import _names
+    from linattn.cli.compare import _every_mixer
 
-    names = _names("all")
+    names = _every_mixer()
     assert set(names) == {n for n in mixers.available() if mixers.info(n).causal and mixers.info(n).kind == "sequence"}
     first, last = (sum(p.numel() for p in mixers.create(n, dim=64).parameters()) for n in (names[0], names[-1]))
     assert first > last
-    assert _names("gla, softmax") == ("gla", "softmax")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ def option(
         separated: whether the values of a tuple come in one argument with commas between them, not as an option each.
         least: the smallest value, which :func:`check_fields` looks at.
     """
-    return cast("Default", field(default=default, metadata={"option": Option(text, metavar, shown, separated, least)}))
+    return field(default=default, metadata={"option": Option(text, metavar, shown, separated, least)})
 
 
 def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> None:

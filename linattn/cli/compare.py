@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from linattn.cli.options import options_of, shown, takes
-from linattn.report.options import QUICK, CompareOptions
-from linattn.report.tasks import TASKS, TaskOptions, load
+from linattn.compare.options import QUICK, CompareOptions
+from linattn.compare.tasks import TASKS, TaskOptions, load
 
 TEXT = "text"
 ALL = ("all",)
@@ -72,12 +72,12 @@ def _on_task(name: str, given: dict[str, Any]) -> None:
     task = load(name)
     if wrong := [f"--{option}" for option in ("text", "contexts") if option in given]:
         raise ValueError(f"{' and '.join(wrong)} mean nothing to --task {name}")
-    from linattn.cli.table import show_contest
-    from linattn.report.contest import compete
+    from linattn.cli.table import show_task
+    from linattn.compare.task import compare as run
 
     options = TaskOptions(name, **given)
-    report = compete(options, progress=True)
-    show_contest(report, task)
+    report = run(options, progress=True)
+    show_task(report, task)
     for note in report["data"].get("notes", ()):
         print(f"note: {note}", file=sys.stderr)
     print(f"report: {options.out / 'report.html'}")

@@ -34,8 +34,8 @@ def reproduce(
         given["mixers"] = everyone()
     options = ReproduceOptions(study.value, **given)
     from linattn.cli.table import show_rows
-    from linattn.reproduce.frame import load
-    from linattn.reproduce.frame import reproduce as run
+    from linattn.reproduce.ledger import load
+    from linattn.reproduce.ledger import reproduce as run
     from linattn.reproduce.page import left_out
 
     report = run(options, progress=True)

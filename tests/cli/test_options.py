@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from linattn.arguments import check_fields, option
 from linattn.cli.options import options_of, takes
+from linattn.compare.tasks import TaskOptions
 from linattn.report import CompareOptions
-from linattn.report.tasks import TaskOptions
 from linattn.reproduce import ReproduceOptions
 from linattn.train import TrainOptions
 

@@ -1,12 +1,13 @@
 """What ``linattn compare`` can train on beside text: a task is data, a model of any mixer, a loss, and what is told of the result.
 
-One that joins is a module with a ``TASK`` and a line in :data:`TASKS`; the frame around it, :mod:`linattn.report.contest`, knows no task.
+One that joins is a module with a ``TASK`` and a line in :data:`TASKS`; :mod:`linattn.compare.task`
+knows none by name.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,12 +18,14 @@ from linattn.arguments import check_fields, option
 if TYPE_CHECKING:  # the command line reads the names of the tasks from here
     from torch import Tensor, nn
 
+    from linattn.experiment.study import Column
+
 TASKS = {  # module, and what it is called there if not TASK
-    "digits": "linattn.report.digits",
-    "recommend": "linattn.report.recommend",
-    "reverse": "linattn.report.sequences",
-    "sort": "linattn.report.sequences:SORT",
-    "translate": "linattn.report.translate",
+    "digits": "linattn.compare.digits",
+    "recommend": "linattn.compare.recommend",
+    "reverse": "linattn.compare.sequences",
+    "sort": "linattn.compare.sequences:SORT",
+    "translate": "linattn.compare.translate",
 }
 ALL = ("all",)  # in place of names: every mixer that can do a task
 
@@ -57,21 +60,6 @@ class Recipe:
     seeds: int = 3
 
 
-@dataclass(frozen=True)
-class Figure:
-    """What is told of every model: its key among the figures, its heading, and how a value is written. ``best`` is max or min."""
-
-    key: str
-    heading: str
-    write: Callable[[float], str]
-    best: Callable[..., Any] = max
-
-    def told(self, row: Mapping[str, Any]) -> str:
-        """The mean of a mixer's seeds, with its spread where there are several."""
-        mean, spread = row[self.key], row[f"{self.key}_spread"]
-        return self.write(mean) if spread is None else f"{self.write(mean)} ± {self.write(spread)}"
-
-
 class Task(Protocol):
     """What a comparison asks of a task.
 
@@ -86,7 +74,7 @@ class Task(Protocol):
     question: str
     full: Recipe
     quick: Recipe
-    figures: tuple[Figure, ...]
+    figures: tuple[Column, ...]
 
     def facts(self) -> dict[str, Any]:
         """The data: ``name``, ``sha256`` and whatever else there is to say of them, JSON values.

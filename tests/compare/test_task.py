@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from linattn.cli.main import main
+from linattn.compare import task as comparison
+from linattn.compare import tasks
+from linattn.compare.tasks import ALL, Recipe, TaskOptions
+from linattn.experiment.study import Column
 from linattn.models import ImageModel
-from linattn.report import contest, tasks
-from linattn.report.tasks import ALL, Figure, Recipe, TaskOptions
-from tests.report.test_page import Checker
+from tests.compare.test_text_page import Checker
 
 
 class Sum(nn.Module):
@@ -43,7 +45,10 @@ class Adding:
     question = "Is the sum right?"
     full = Recipe(mixers=("softmax", "gla"), steps=25, dim=8, layers=1, batch_size=16, learning_rate=1e-2)
     quick = Recipe(mixers=("softmax",), steps=2, dim=8, layers=1, batch_size=4, learning_rate=1e-2, seeds=1)
-    figures = (Figure("error", "mean error", "{:.3f}".format, min), Figure("bytes", "bytes", "{:.0f}".format, min))
+    figures = (
+        Column("error", "mean error", "{:.3f}".format, spread=True, best=min),
+        Column("bytes", "bytes", "{:.0f}".format, spread=True),
+    )
     factor = 1.0
 
     def facts(self):
@@ -76,14 +81,14 @@ class Adding:
 @pytest.fixture
 def adding(monkeypatch):
     """The made-up task in place of the others."""
-    monkeypatch.setattr(contest, "load", lambda name: task)
+    monkeypatch.setattr(comparison, "load", lambda name: task)
     task = Adding()
     return task
 
 
 def test_a_comparison(adding, tmp_path):
     before = torch.random.get_rng_state()
-    report = contest.compete(TaskOptions("adding", out=tmp_path / "a"))
+    report = comparison.compare(TaskOptions("adding", out=tmp_path / "a"))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert report == json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["complete"] and report["task"] == "adding" and [m["name"] for m in report["mixers"]] == ["softmax", "gla"]
@@ -111,25 +116,25 @@ def test_a_comparison(adding, tmp_path):
 @pytest.mark.parametrize("name", ["digits", "recommend"])
 def test_all_mixers_of_a_task_can_be_compared(name):
     task = tasks.load(name)
-    recipe = contest._recipe(task, TaskOptions(name, mixers=ALL, quick=True))
+    recipe = comparison._recipe(task, TaskOptions(name, mixers=ALL, quick=True))
     assert sorted(recipe.mixers) == task.mixers()
-    assert list(contest._sizes(task, recipe)) == list(recipe.mixers), "all of one size"
+    assert list(comparison._sizes(task, recipe)) == list(recipe.mixers), "all of one size"
 
 
 def test_all_are_named_in_the_report(adding, tmp_path):
-    report = contest.compete(TaskOptions("adding", mixers=ALL, steps=2, seeds=1, out=tmp_path))
+    report = comparison.compare(TaskOptions("adding", mixers=ALL, steps=2, seeds=1, out=tmp_path))
     assert report["options"]["mixers"] == ["gla", "softmax"] and "--mixers all --steps 2" in report["command"]
 
 
 def test_the_same_command_gives_the_same_models(adding, tmp_path):
     for name in "ab":
-        contest.compete(TaskOptions("adding", out=tmp_path / name, quick=True))
+        comparison.compare(TaskOptions("adding", out=tmp_path / name, quick=True))
     weights = [(tmp_path / name / "models/softmax/seed-0/weights.json").read_text() for name in "ab"]
     assert weights[0] == weights[1]
 
 
 def test_one_seed_has_no_spread_and_seeds_follow_the_first(adding, tmp_path):
-    report = contest.compete(TaskOptions("adding", mixers=("gla",), steps=2, seeds=1, seed=7, out=tmp_path))
+    report = comparison.compare(TaskOptions("adding", mixers=("gla",), steps=2, seeds=1, seed=7, out=tmp_path))
     (mixer,) = report["mixers"]
     assert mixer["error_spread"] is None and [run["seed"] for run in mixer["runs"]] == [7]
     assert report["command"] == f"linattn compare --task adding --mixers gla --steps 2 --seeds 1 --seed 7 --out {tmp_path}"
@@ -137,18 +142,18 @@ def test_one_seed_has_no_spread_and_seeds_follow_the_first(adding, tmp_path):
 
 def test_an_earlier_report_is_replaced_and_other_files_are_not_touched(adding, tmp_path):
     for mixer in ("gla", "softmax"):
-        contest.compete(TaskOptions("adding", mixers=(mixer,), steps=2, seeds=1, out=tmp_path / "a"))
+        comparison.compare(TaskOptions("adding", mixers=(mixer,), steps=2, seeds=1, out=tmp_path / "a"))
     assert [p.name for p in (tmp_path / "a" / "models").iterdir()] == ["softmax"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("")
     with pytest.raises(ValueError, match="holds files that are no linattn report"):
-        contest.compete(TaskOptions("adding", out=tmp_path / "b"))
+        comparison.compare(TaskOptions("adding", out=tmp_path / "b"))
 
 
 def test_a_training_that_diverges_is_named(adding, tmp_path):
     adding.factor = math.nan
     with pytest.raises(ValueError, match="the training of softmax with seed 0 diverged: its loss is nan"):
-        contest.compete(TaskOptions("adding", out=tmp_path))
+        comparison.compare(TaskOptions("adding", out=tmp_path))
     assert not json.loads((tmp_path / "report.json").read_text())["complete"]
 
 
@@ -216,6 +221,6 @@ def test_digits(tmp_path, capsys):
 
 
 def test_one_seed_has_no_spread():
-    figure = Figure("bits", "bits per character", "{:.2f}".format)
-    assert figure.told({"bits": 5.007, "bits_spread": None}) == "5.01"
-    assert figure.told({"bits": 5.007, "bits_spread": 0.1}) == "5.01 ± 0.10"
+    figure = Column("bits", "bits per character", "{:.2f}".format, spread=True)
+    assert figure.cell({"bits": 5.007, "bits_spread": None}) == "5.01"
+    assert figure.cell({"bits": 5.007, "bits_spread": 0.1}) == "5.01 ± 0.10"

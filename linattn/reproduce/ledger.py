@@ -1,25 +1,25 @@
-"""The frame of all studies: which runs are missing, doing them, keeping what came out, writing it down."""
+"""The record of a study: report.json, which the same command goes on with, and the page."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from linattn.experiment import runner
+from linattn.experiment.study import Run, Study
+from linattn.experiment.workers import Failed, Finished
 from linattn.report.folder import VERSION, Folder, write_text
 from linattn.report.machine import machine
-from linattn.report.progress import Progress
 from linattn.reproduce import variants
 from linattn.reproduce.options import ReproduceOptions
 from linattn.reproduce.page import page
-from linattn.reproduce.study import Result, Run, Study
-from linattn.reproduce.workers import Failed, Finished, work
 from linattn.state import content_of
 
 SCHEMA = "linattn.reproduce"
@@ -44,17 +44,11 @@ def reproduce(options: ReproduceOptions, *, progress: bool) -> dict:
 
 def _go_on(ledger: Ledger, *, progress: bool) -> dict:
     """Do what is missing, and write it down."""
-    options, study = ledger.options, ledger.study
+    options = ledger.options
     ledger.save()
-    bar = Progress(progress)
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     try:
-        while (missing := ledger.missing()) and time.monotonic() < end and not ledger.report["failures"]:
-            with bar.counted(options.study, len(ledger.wanted), len(ledger.wanted) - len(missing)) as advance:
-                for one in work(study, missing, end):
-                    ledger.add(one)
-                    advance(_said(one))
-        ledger.report["complete"] = not missing
+        ledger.report["complete"] = runner.run(ledger, options.study, progress=progress, end=end)
     finally:  # also of what an interruption leaves
         ledger.close()
     return ledger.report
@@ -70,16 +64,12 @@ def _settings(study: Study, options: ReproduceOptions) -> Any:
     return settings
 
 
-@dataclass
-class Ledger:
-    """report.json while it grows: what is wanted, what is done, by which machine."""
+class Ledger(runner.Record):
+    """The record of a study: what an earlier call left is gone on with, and every run knows its machine."""
 
-    options: ReproduceOptions
-    study: Study
-    settings: Any
-
-    def __post_init__(self) -> None:
-        self.folder = Folder(self.options.folder, SCHEMA)
+    def __init__(self, options: ReproduceOptions, study: Study, settings: Any) -> None:
+        super().__init__(Folder(options.folder, SCHEMA), study, settings)
+        self.options = options
         old = self.folder.load() or {}
         with content_of(self.folder.json):
             if old:
@@ -88,9 +78,8 @@ class Ledger:
             raise ValueError(f"--out {self.folder.path} holds the study {old['study']!r}; name another folder for {self.options.study!r}")
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.machine = machine()
-        self.done: dict[str, dict] = {_key(entry["run"]): entry for entry in old.get("runs", [])}
-        self.wanted: list[Run] = []
-        self.report: dict[str, Any] = {
+        self.done = {runner.key(entry["run"]): entry for entry in old.get("runs", [])}
+        self.report = {
             "schema": SCHEMA,
             "version": VERSION,
             "study": self.options.study,
@@ -115,30 +104,22 @@ class Ledger:
             self.missing()
             self.tabulate()
 
-    def results(self) -> list[tuple[Run, Result]]:
-        """What is done of that which is wanted, in its order."""
-        return [(run, self.done[key]["result"]) for run in self.wanted if (key := _key(run)) in self.done]
+    def runs(self) -> list[Run]:
+        return [{**run, "device": self.device} for run in super().runs()]
 
-    def missing(self) -> list[Run]:
-        """What is wanted and not done; a result may make the study want more."""
-        while True:
-            wanted = [{**run, "device": self.device} for run in self.study.runs(self.settings, self.results())]
-            if len(wanted) <= len(self.wanted):
-                return [run for run in self.wanted if _key(run) not in self.done]
-            self.wanted = wanted
+    def entry(self, one: Finished) -> dict[str, Any]:
+        machines = self.report["machines"]
+        if self.machine not in machines:
+            machines.append(self.machine)
+        return {**super().entry(one), "machine": machines.index(self.machine)}
 
-    def add(self, one: Finished | Failed) -> None:
-        """Keep what came out of a run, on disk too."""
-        if isinstance(one, Failed):
-            self.report["failures"].append({"run": one.run, "error": one.error})
-        else:
-            machines = self.report["machines"]
-            if self.machine not in machines:
-                machines.append(self.machine)
-            here = machines.index(self.machine)
-            entry = {"run": one.run, "result": _finite(one.result), "seconds": round(one.seconds, 3), "machine": here}
-            self.done[_key(one.run)] = entry
-        self.save()
+    def fill(self) -> None:
+        self.report["runs"] = list(self.done.values())
+        self.report["failures"] = [{"run": one.run, "error": one.error} for one in self.failed]
+
+    def said(self, one: Finished | Failed) -> str:
+        about = " ".join(str(one.run[k]) for k in ("mixer", "task", "dim", "seed") if k in one.run)
+        return f"{about}: {one.error}" if isinstance(one, Failed) else f"{about}: {one.seconds:.1f} s"
 
     def tabulate(self) -> None:
         """Make the table of what there is, also before anything is done: who is killed has what was there."""
@@ -153,14 +134,9 @@ class Ledger:
         counts = (len(self.results()), len(self.wanted))
         write_text(self.folder.html, page(self.report, self.study, self.settings, counts))
 
-    def save(self) -> None:
-        """Write report.json."""
-        self.report["runs"] = list(self.done.values())
-        self.folder.save(self.report)
-
 
 def _check(report: dict) -> None:
-    """Raise ValueError where an earlier report is not as this frame writes it."""
+    """Raise ValueError where an earlier report is not as this one is written."""
     _of_kinds(report, _KINDS, "the report")
     for entry in report["runs"]:
         _of_kinds(entry, _RUN_KINDS, "a run")
@@ -176,21 +152,3 @@ def _of_kinds(value: Any, kinds: dict[str, Any], name: str) -> None:
     for key, kind in kinds.items():
         if not isinstance(value[key], kind):
             raise ValueError(f"{key} of {name} must not be a {type(value[key]).__name__}")
-
-
-def _key(run: Run) -> str:
-    return json.dumps(run, sort_keys=True)
-
-
-def _said(one: Finished | Failed) -> str:
-    about = " ".join(str(one.run[k]) for k in ("mixer", "task", "dim", "seed") if k in one.run)
-    return f"{about}: {one.error}" if isinstance(one, Failed) else f"{about}: {one.seconds:.1f} s"
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with None for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from linattn import mixers
+from linattn.compare.measure import at_context, expected_seconds
+from linattn.compare.options import CompareOptions
+from linattn.compare.text_page import page
 from linattn.data import corpus
 from linattn.data.corpus import Corpus
 from linattn.data.packed import PackedTokens, Windows
+from linattn.experiment.sizing import Size, equal_sizes
+from linattn.experiment.study import LeftOut
 from linattn.generate import stream
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.memory import require_training
 from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
-from linattn.report.measure import LeftOut, at_context, expected_seconds
-from linattn.report.options import CompareOptions
-from linattn.report.page import page
 from linattn.report.progress import Progress
-from linattn.report.sizing import Size, equal_sizes
 from linattn.train import TrainOptions, load_run, train
 
 TEMPERATURE = 0.7  # of the sample continuations

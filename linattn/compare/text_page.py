@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from linattn.compare.text_charts import charts
 from linattn.generate.text import printable
-from linattn.report.charts import charts
 from linattn.report.html import document, how, machine_facts, named, plots, table, threads
 from linattn.report.words import figure, memory, tokens
 

@@ -1,7 +1,6 @@
 """What a study is: which runs it wants, how one is measured, and what table and plots the results make.
 
-The frame around it, :mod:`linattn.reproduce.run`, knows no study by name: it does the runs, keeps what came out, and writes
-the report.
+The runner, :mod:`linattn.experiment.runner`, knows no study by name: it does the runs and keeps what came out.
 """
 
 from __future__ import annotations
@@ -20,6 +19,10 @@ Row = dict[str, Any]  # a line of the table, by the keys of its columns
 Done = Sequence[tuple[Run, Result]]
 
 
+class LeftOut(Exception):
+    """A measurement that was not made, and why."""
+
+
 class Settings(Protocol):
     """What every study's frozen dataclass of settings has; the rest is its own."""
 
@@ -32,12 +35,16 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its key in a row, its heading, and how a value is written; with ``spread`` ± the value of ``key_spread``."""
+    """A column of the table: its key in a row, its heading, and how a value is written; with ``spread`` ± the value of ``key_spread``.
+
+    Of a figure that can be better or worse ``best`` is max or min.
+    """
 
     key: str
     heading: str
     write: Callable[[Any], str] = str
     spread: bool = False
+    best: Callable[..., Any] = max
 
     def cell(self, row: Row) -> str:
         """What stands in the table for ``row``; "–" for what was not measured."""
@@ -61,13 +68,14 @@ class Study:
             next run.
         measure: does one run, a function of a module, since it may be sent to another process. It may be a generator that yields between
             the steps of a training and returns the result: on a GPU several of these take turns, each on a stream of its own. Raises
-            :class:`linattn.report.measure.LeftOut` for what can't be measured.
+            :class:`LeftOut` for what can't be measured.
         rows: the table from the settings and all that is done, with "paper_says" and "source" (None where no paper says anything), and
             "agrees" where what came out can be held against that.
         columns: its columns; those three come after them.
         charts: the plots, from the settings and the rows.
         notes: what was tried where the papers say something else, and what to know before one quotes a figure.
         alone: one run at a time in this process with all its threads: for what measures times.
+        strict: whether the error of a run ends all, as it came; else it is written down and the other runs go on. Only with ``alone``.
     """
 
     title: str
@@ -81,6 +89,7 @@ class Study:
     charts: Callable[[Any, list[Row]], list[Chart]]
     notes: tuple[str, ...] = ()
     alone: bool = False
+    strict: bool = False
 
     @property
     def all_columns(self) -> tuple[Column, ...]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from linattn.cli.main import main
+from linattn.compare.tasks import Recipe
+from linattn.compare.translate import LONGEST, TASK, Split
 from linattn.data.pairs import Pairs
 from linattn.models import Seq2SeqModel
-from linattn.report.tasks import Recipe
-from linattn.report.translate import LONGEST, TASK, Split
 
 TINY = Recipe(mixers=("softmax",), steps=1, dim=32, layers=1, batch_size=4, learning_rate=1e-2)
 LINES = [f"{'ab'[i % 2] * (1 + i % 5)}{i}\t{'甲乙'[i % 2] * (1 + i % 5)}{i}" for i in range(60)]
@@ -62,7 +62,7 @@ def test_the_command(tmp_path, task, capsys):
 
 def test_without_a_handbook_it_says_how_to_get_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "linattn.report.translate.handbook", lambda: (_ for _ in ()).throw(FileNotFoundError("apt install debian-handbook"))
+        "linattn.compare.translate.handbook", lambda: (_ for _ in ()).throw(FileNotFoundError("apt install debian-handbook"))
     )
     monkeypatch.delitem(TASK.__dict__, "data", raising=False)
     assert main(["compare", "--task", "translate", "--quick", "--out", str(tmp_path / "out")]) == 2

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.compare.sequences import decoders, roles, target_loss, written_per_second
+from linattn.compare.tasks import Recipe
 from linattn.data.packed import permuted
 from linattn.data.pairs import Pairs, handbook, read_pairs
+from linattn.experiment.study import Column
 from linattn.models import Seq2SeqConfig, Seq2SeqModel
-from linattn.report.sequences import decoders, roles, target_loss, written_per_second
-from linattn.report.tasks import Figure, Recipe
 from linattn.report.words import figure
 
 LONGEST = 96  # characters of a source and of a target: longer pairs are left out
@@ -34,7 +35,10 @@ class TranslateTask:
     )
     full = Recipe(mixers=("softmax", "cosformer", "linear_transformer"), steps=1500, dim=128, layers=2, batch_size=32, learning_rate=2e-3)
     quick = Recipe(mixers=("softmax", "cosformer"), steps=20, dim=32, layers=1, batch_size=16, learning_rate=3e-3, seeds=1)
-    figures = (Figure("bits", "bits per character", "{:.3f}".format, min), Figure("tokens_per_second", "characters written/s", figure))
+    figures = (
+        Column("bits", "bits per character", "{:.3f}".format, spread=True, best=min),
+        Column("tokens_per_second", "characters written/s", figure, spread=True),
+    )
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from html import escape
 
+from linattn.compare.tasks import Task
+from linattn.experiment.study import Row
 from linattn.report.charts import Chart
 from linattn.report.html import document, how, machine_facts, named, plots, table, threads
 from linattn.report.plot import Axis, Heading, Series, bars, lines
 from linattn.report.scales import linear
-from linattn.report.tasks import Task
 from linattn.report.words import figure, tick
 
 
 def page(report: dict, task: Task) -> str:
     """The whole page for ``report`` (what report.json holds)."""
-    return document(report["title"], (_opening(report), _figures(report, task), plots(charts(report, task)), _how(report)), report)
+    return document(
+        report["title"], (_opening(report), _figures(report, task), plots(charts(report["mixers"], task)), _how(report)), report
+    )
 
 
-def charts(report: dict, task: Task) -> list[Chart]:
-    """The first figure while the models learn, over steps and over seconds, and the other figures at the end."""
-    learning = [_learning(report, task, "step", "steps", tick), _learning(report, task, "seconds", "seconds of training", tick)]
-    return [*learning, *(_bars(report, task, i) for i in range(len(task.figures)))]
+def charts(rows: Sequence[Row], task: Task) -> list[Chart]:
+    """The first figure while the models learn, over steps and over seconds, and all figures at the end."""
+    learning = [_learning(rows, task, "step", "steps"), _learning(rows, task, "seconds", "seconds of training")]
+    return [*learning, *(_bars(rows, task, i) for i in range(len(task.figures)))]
 
 
 def _opening(report: dict) -> str:
@@ -38,7 +42,7 @@ def _opening(report: dict) -> str:
 
 def cells(row: dict, task: Task) -> list[str]:
     """What a table says of a mixer: parameters, the figures with their spread, seconds of training."""
-    return [f"{row['parameters']:,}", *(f.told(row) for f in task.figures), figure(seconds(row))]
+    return [f"{row['parameters']:,}", *(f.cell(row) for f in task.figures), figure(seconds(row))]
 
 
 def reference_cells(told: dict[str, float], task: Task) -> list[str]:
@@ -62,14 +66,14 @@ def _figures(report: dict, task: Task) -> str:
     return "<h2>The figures</h2>" + table(heads(task), rows, "Mean ± sample standard deviation over the seeds.")
 
 
-def _learning(report: dict, task: Task, over: str, label: str, write) -> Chart:
+def _learning(rows: Sequence[Row], task: Task, over: str, label: str) -> Chart:
     first = task.figures[0]
-    series = [Series(m["name"], _mean_curve(m, over, first.key), i) for i, m in enumerate(report["mixers"])]
-    value, name = first.best((m[first.key], m["name"]) for m in report["mixers"])
+    series = [Series(m["name"], _mean_curve(m, over, first.key), i) for i, m in enumerate(rows)]
+    value, name = first.best((m[first.key], m["name"]) for m in rows)
     found = f"Best at the end: {name}, {first.write(value)}."
     meaning = f"{first.heading.capitalize()} while the models learn, over {label}; the mean over the seeds."
     heading = Heading(f"learning-{over}", f"Learning, over {label}", f"{meaning} {found}")
-    x = Axis(label, linear((p[0] for s in series for p in s.points), zero=True), write)
+    x = Axis(label, linear((p[0] for s in series for p in s.points), zero=True), tick)
     y = Axis(first.heading, linear(p[1] for s in series for p in s.points), tick)
     return Chart(heading.title, meaning, found, lines(heading, series, x, y))
 
@@ -79,9 +83,9 @@ def _mean_curve(mixer: dict, over: str, key: str) -> list[tuple[float, float]]:
     return [(statistics.fmean(h[over] for h in at), statistics.fmean(h[key] for h in at)) for at in histories]
 
 
-def _bars(report: dict, task: Task, which: int) -> Chart:
+def _bars(rows: Sequence[Row], task: Task, which: int) -> Chart:
     f = task.figures[which]
-    values = [(m["name"], m[f.key], i) for i, m in enumerate(report["mixers"])]
+    values = [(m["name"], m[f.key], i) for i, m in enumerate(rows)]
     meaning = f"{f.heading[0].upper()}{f.heading[1:]} of the trained models; {'higher' if f.best is max else 'lower'} is better."
     found = ", ".join(f"{name} {f.write(value)}" for name, value, _ in values) + "."
     heading = Heading(f"figure-{which}", f.heading[0].upper() + f.heading[1:], f"{meaning} {found}")

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn import mixers
+from linattn.compare.tasks import Recipe
 from linattn.data.digits import CLASSES, SIZE, digits, shifted
+from linattn.experiment.study import Column
 from linattn.models import ImageConfig, ImageModel
-from linattn.report.tasks import Figure, Recipe
 from linattn.report.words import figure, percent
 
 PATCH, SHIFT = 2, 1  # pixels: of a token on a side, and by which an image is moved at most while it is learned
@@ -37,7 +38,10 @@ class DigitsTask:
     )
     full = Recipe(mixers=_OURS, steps=900, dim=64, layers=2, batch_size=64, learning_rate=6e-3)
     quick = Recipe(mixers=_OURS, steps=20, dim=32, layers=1, batch_size=64, learning_rate=3e-3, seeds=1)
-    figures = (Figure("accuracy", "test accuracy", percent), Figure("images_per_second", "images/s", figure))
+    figures = (
+        Column("accuracy", "test accuracy", percent, spread=True),
+        Column("images_per_second", "images/s", figure, spread=True),
+    )
 
     def facts(self) -> dict[str, Any]:
         data = digits()

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from linattn.compare import measure
+from linattn.compare import text as run
 from linattn.data import ByteCodec
+from linattn.experiment import sizing
 from linattn.models import LanguageModel
-from linattn.report import CompareOptions, compare, measure, run, sizing
+from linattn.report import CompareOptions, compare
 from linattn.train import load_run, train
 
 TEXT = "".join(f"line {i}: the {w} fox jumps over the {w} dog\n" for i, w in enumerate(["lazy", "quick", "brown", "red"] * 60))

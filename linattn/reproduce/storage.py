@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linattn import mixers
 from linattn.data.corpus import cache_folder
-from linattn.reproduce.study import Result
+from linattn.experiment.study import Result
 from linattn.state import State
 
 PLACES = ("accelerator", "memory", "disk")

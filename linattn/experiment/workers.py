@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from linattn import mixers
-from linattn.report.measure import LeftOut
-from linattn.reproduce.study import Result, Run, Study
+from linattn.experiment.study import LeftOut, Result, Run, Study
 
 GPU_PROCESSES = 3  # so that the others go on while one compiles
 STREAMS = 4  # trainings of a process at once: enough that the small kernels of one leave no room unused
@@ -48,7 +47,7 @@ def work(study: Study, runs: Sequence[Run], end: float) -> Iterator[Finished | F
     """
     todo = (run for run in runs if time.monotonic() < end)  # asked for one run at a time
     if study.alone or _only_here():
-        return (measured(study.measure, run) for run in todo)
+        return (measured(study.measure, run, strict=study.strict) for run in todo)
     count, together = (GPU_PROCESSES, STREAMS) if torch.cuda.is_available() else (cores(), 1)
     return _in_processes(study.measure, todo, min(count, len(runs)), together)
 
@@ -65,14 +64,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measured(measure: Callable, run: Run) -> Finished | Failed:
-    """``measure(run)``, all of it, and how long that took."""
-    *_, last = steps(measure, run)
+def measured(measure: Callable, run: Run, *, strict: bool = False) -> Finished | Failed:
+    """``measure(run)``, all of it, and how long that took; where that is ``strict``, its errors are raised."""
+    *_, last = steps(measure, run, strict=strict)
     assert last is not None
     return last
 
 
-def steps(measure: Callable, run: Run) -> Generator[Finished | Failed | None, None, None]:
+def steps(measure: Callable, run: Run, *, strict: bool = False) -> Generator[Finished | Failed | None, None, None]:
     """None after every step of ``measure(run)``, in the end what came of it."""
     begin = time.perf_counter()
     try:
@@ -82,6 +81,8 @@ def steps(measure: Callable, run: Run) -> Generator[Finished | Failed | None, No
     except LeftOut as reason:
         result = {"left_out": str(reason)}
     except Exception as error:  # of whatever mixer this is; the others go on
+        if strict:
+            raise
         yield Failed(run, f"{type(error).__name__}: {error}")
         return
     yield Finished(run, result, time.perf_counter() - begin)

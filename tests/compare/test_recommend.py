@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from linattn.cli.main import main
+from linattn.compare.recommend import TASK, RecommendTask, Split, figures_of, next_item_loss, rank, ranks
+from linattn.compare.tasks import Recipe
 from linattn.data.interactions import Chain, Interactions, markov_interactions
 from linattn.models import RecommendConfig, RecommendModel
-from linattn.report.recommend import TASK, RecommendTask, Split, figures_of, next_item_loss, rank, ranks
-from linattn.report.tasks import Recipe
 
 TINY = Recipe(mixers=("linrec",), steps=1, dim=32, layers=1, batch_size=4, learning_rate=1e-2)
 

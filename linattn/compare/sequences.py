@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn import mixers
+from linattn.compare.tasks import Recipe
+from linattn.experiment.study import Column
 from linattn.models import Seq2SeqConfig, Seq2SeqModel
 from linattn.models.seq2seq import STOP
 from linattn.models.stack import sequence_misfit
-from linattn.report.tasks import Figure, Recipe
 from linattn.report.words import figure, percent
 
 LETTERS = 12  # tokens 1 to 12; 0 ends a sequence
@@ -35,9 +36,9 @@ class SequenceTask:
     full = Recipe(mixers=_OURS, steps=1500, dim=64, layers=2, batch_size=64, learning_rate=3e-3)
     quick = Recipe(mixers=_OURS, steps=20, dim=32, layers=1, batch_size=32, learning_rate=3e-3, seeds=1)
     figures = (
-        Figure("between", "right, lengths between", percent),
-        Figure("beyond", "right, longer ones", percent),
-        Figure("tokens_per_second", "tokens written/s", figure),
+        Column("between", "right, lengths between", percent, spread=True),
+        Column("beyond", "right, longer ones", percent, spread=True),
+        Column("tokens_per_second", "tokens written/s", figure, spread=True),
     )
 
     def __init__(self, title: str, doing: str, write: Callable[[Tensor], Tensor]) -> None:

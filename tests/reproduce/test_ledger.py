@@ -14,9 +14,10 @@ import pytest
 
 from linattn import mixers, reproduce
 from linattn.cli.main import main
+from linattn.experiment import runner, workers
+from linattn.experiment.study import Column, grouped, mean_and_spread
 from linattn.mixers import registry
-from linattn.reproduce import frame, results, variants, workers
-from linattn.reproduce.study import Column, grouped, mean_and_spread
+from linattn.reproduce import ledger, results, variants
 from tests.reproduce import toy
 
 
@@ -113,7 +114,7 @@ def test_the_table_of_what_was_there_is_on_disk_while_more_is_done(given, tmp_pa
 def test_a_run_knows_its_machine(given, tmp_path, monkeypatch):
     given()
     first = reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
-    monkeypatch.setattr(frame, "machine", lambda: {**first["machines"][0], "cpu": "Another"})
+    monkeypatch.setattr(ledger, "machine", lambda: {**first["machines"][0], "cpu": "Another"})
     assert reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)["machines"] == first["machines"], "it did nothing"
     report = reproduce.run("recall", mixers=["gla"], seeds=2, out=tmp_path)
     assert [m["cpu"] for m in report["machines"]] == [first["machines"][0]["cpu"], "Another"]
@@ -135,7 +136,7 @@ def test_other_settings_are_other_runs_and_lose_none(given, tmp_path):
 
 def test_minutes_end_it_between_two_runs(given, tmp_path, monkeypatch):
     clock = iter(range(0, 10_000, 25))
-    monkeypatch.setattr(frame.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
     done = given()
     report = reproduce.run("recall", minutes=1.5, out=tmp_path)
     assert 0 < len(done) < 8
@@ -159,7 +160,7 @@ def test_what_cannot_be_measured_is_said_and_what_fails_is_tried_again(given, tm
 
 def test_processes_do_what_this_one_would(monkeypatch, tmp_path):
     study = toy.study(alone=False)
-    monkeypatch.setattr(frame, "load", lambda name: study)
+    monkeypatch.setattr(ledger, "load", lambda name: study)
     report = reproduce.run("recall", mixers=["gla", "gru"], seeds=1, out=tmp_path)
     assert [row["score"] for row in report["rows"]] == [4 / 32, 8 / 32]
     assert len(report["failures"]) == 2
@@ -167,7 +168,7 @@ def test_processes_do_what_this_one_would(monkeypatch, tmp_path):
 
 
 def test_a_mixer_of_a_notebook_stays_in_its_process(monkeypatch, tmp_path):
-    monkeypatch.setattr(frame, "load", lambda name: toy.study(alone=False))
+    monkeypatch.setattr(ledger, "load", lambda name: toy.study(alone=False))
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     monkeypatch.setitem(registry._registered, "of_a_cell", replace(mixers.info("gla"), cls=type("Cell", (), {"__module__": "__main__"})))
     report = reproduce.run("recall", mixers=["of_a_cell"], seeds=1, out=tmp_path)
@@ -178,7 +179,7 @@ def test_a_mixer_of_a_notebook_stays_in_its_process(monkeypatch, tmp_path):
 def test_a_process_that_lost_its_device_makes_room_for_another(monkeypatch, tmp_path):
     """It does what it has begun and no more."""
     study = toy.study(alone=False)
-    monkeypatch.setattr(frame, "load", lambda name: study)
+    monkeypatch.setattr(ledger, "load", lambda name: study)
     monkeypatch.setattr(workers, "cores", lambda: 1)
     report = reproduce.run("recall", mixers=["softmax", "rwkv7", "gla"], seeds=1, out=tmp_path)
     assert [x["error"] for x in report["failures"]] == ["RuntimeError: an illegal memory access"] * 2
@@ -192,7 +193,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     """However it ends: here without a word to anybody."""
     (script := tmp_path / "parent.py").write_text("""
 import multiprocessing, os
-from linattn.reproduce import workers
+from linattn.experiment import workers
 from tests.reproduce import toy
 if __name__ == "__main__":  # the spawned process reads this file, too
     runs = workers._in_processes(toy.measure, iter([{"mixer": "gla", "size": 4, "seed": 0}] * 9), 1, 1)

@@ -1,6 +1,6 @@
 import pytest
 
-from linattn.report.sizing import Size, equal_sizes
+from linattn.experiment.sizing import Size, equal_sizes
 
 
 def _count(costs):

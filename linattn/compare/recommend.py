@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn import mixers
+from linattn.compare.tasks import Recipe
 from linattn.data.interactions import Chain, Interactions, markov_interactions, read_interactions
+from linattn.experiment.study import Column
 from linattn.models import RecommendConfig, RecommendModel
 from linattn.models.recommend import padded
 from linattn.models.stack import sequence_misfit
-from linattn.report.tasks import Figure, Recipe
 from linattn.report.words import figure, percent
 
 AT = 10  # an item among the first ten is found
@@ -41,9 +42,9 @@ class RecommendTask:
     full = Recipe(mixers=_OURS, steps=600, dim=64, layers=2, batch_size=128, learning_rate=3e-3)
     quick = Recipe(mixers=_OURS, steps=30, dim=32, layers=1, batch_size=64, learning_rate=3e-3, seeds=1)
     figures = (
-        Figure("hr", "HR@10", percent),
-        Figure("ndcg", "NDCG@10", "{:.4f}".format),
-        Figure("users_per_second", "users/s", figure),
+        Column("hr", "HR@10", percent, spread=True),
+        Column("ndcg", "NDCG@10", "{:.4f}".format, spread=True),
+        Column("users_per_second", "users/s", figure, spread=True),
     )
 
     def __init__(self, path: Path | None = None) -> None:

@@ -1,15 +1,9 @@
-"""Training one small model on a made-up task, a few thousand short steps of it.
-
-:mod:`linattn.train` trains on text, with checkpoints on the way and a millisecond of its own for each step, in which a GPU does two of
-these steps. Here a step is nothing but itself: only the outputs at which something is asked go through the head, and on a GPU the whole
-step, optimizer included, is one CUDA graph for each shape. What is lost when it is cut off are seconds.
-"""
+"""Small models that learn synthetic tasks (:mod:`linattn.tasks`): only the outputs at which something is asked go through the head."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,18 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.experiment.trainer import Batches, Optimization, Trainer
 from linattn.models import LanguageModel, LMConfig
 from linattn.reproduce import variants
 from linattn.tasks import IGNORED, Examples
 
-EAGER = 3  # steps of each shape before it is captured: kernels are compiled and the optimizer makes its state
-AHEAD = 4  # steps that the host may be ahead of the GPU
 TOGETHER = (1 << 16, 1 << 20)  # tokens that are read at once where nothing is learned, on a CPU and on a GPU
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW with the trainer's settings: warm-up over a twentieth of the steps, then a cosine to 0; gradients clipped at a norm of 1.
+    """One training by :mod:`linattn.experiment.trainer`: warm-up over a twentieth of the steps, then a cosine to 0.
 
     Args:
         epochs: passes over the examples.
@@ -109,16 +102,17 @@ def train(model: Asked, examples: Sequence[Examples], recipe: Recipe, *, seed: i
         The mean loss of the last epoch.
     """
     device = device_of(model)
-    parts = [_Part(e, device, recipe.batch_size) for e in examples]
+    parts = [Batches((e.ids, *e.asked()), recipe.batch_size, device) for e in examples]
     generator = torch.Generator().manual_seed(seed)
-    steps = _Steps(model, recipe, len(_order(parts, torch.Generator())) * recipe.epochs, device)
+    steps = len(_order(parts, torch.Generator())) * recipe.epochs
+    trainer = Trainer(model, _loss(model, device), Optimization(steps, recipe.learning_rate, recipe.weight_decay))
     loss = math.nan
     model.train()
     for _ in range(recipe.epochs):
         total = torch.zeros((), device=device)
         order = _order(parts, generator)
         for part, rows in order:
-            total += steps(part, rows)
+            total += trainer.replay(part, rows)
             yield
         loss = total.item() / max(len(order), 1)
         if loss < recipe.enough:
@@ -186,100 +180,22 @@ def _low_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
 
 
-class _Part:
-    """Examples of one length on the device, and places for a batch of them, where a captured step finds it."""
+def _loss(model: Asked, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The cross entropy of answers [N, n] at places [N, n] of ids [N, T]."""
 
-    def __init__(self, examples: Examples, device: torch.device, batch_size: int) -> None:
-        self.data = [t.to(device) for t in (examples.ids, *examples.asked())]
-        self.size = min(batch_size, len(examples))
-        self.batch = [t[: self.size].clone() for t in self.data]
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.loss = torch.zeros((), device=device)
-        self.seen = 0
+    def loss(ids: Tensor, places: Tensor, answers: Tensor) -> Tensor:
+        with _low_precision(device):
+            logits = model(ids, places)
+        return F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), ignore_index=IGNORED)
 
-    def load(self, rows: Tensor) -> None:
-        for place, t in zip(self.batch, self.data, strict=True):
-            torch.index_select(t, 0, rows, out=place)
+    return loss
 
 
-def _order(parts: Sequence[_Part], generator: torch.Generator) -> list[tuple[_Part, Tensor]]:
+def _order(parts: Sequence[Batches], generator: torch.Generator) -> list[tuple[Batches, Tensor]]:
     """One epoch's batches: rows of a part each."""
-    batches: list[tuple[_Part, Tensor]] = []
+    batches: list[tuple[Batches, Tensor]] = []
     for part in parts:
         count = len(part.data[0]) // part.size
         rows = torch.randperm(len(part.data[0]), generator=generator)[: count * part.size].to(part.data[0].device, non_blocking=True)
         batches += [(part, r) for r in rows.split(part.size)]
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-
-
-class _Steps:
-    """The steps of one training; on a GPU each shape is captured after :data:`EAGER` of them and replayed from then on."""
-
-    def __init__(self, model: Asked, recipe: Recipe, count: int, device: torch.device) -> None:
-        self.model, self.recipe, self.count, self.device = model, recipe, count, device
-        self.captured = device.type == "cuda"
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        others = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.rate = torch.zeros((), device=device)
-        self.optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
-            lr=self.rate if self.captured else 0.0,
-            betas=(0.9, 0.95),
-            fused=True,
-            capturable=self.captured,
-        )
-        self.pool = torch.cuda.graph_pool_handle() if self.captured else None
-        self.done, self.ahead = 0, deque[torch.cuda.Event]()
-
-    def __call__(self, part: _Part, rows: Tensor) -> Tensor:
-        """One step; its loss, which the next step of this part overwrites."""
-        self._set_rate()
-        part.load(rows)
-        part.seen += 1
-        if not self.captured or part.seen <= EAGER:
-            part.loss = self._step(*part.batch)
-        else:
-            if part.graph is None:
-                self._capture(part)
-            cast(torch.cuda.CUDAGraph, part.graph).replay()
-        if self.captured:
-            self._wait()
-        return part.loss
-
-    def _set_rate(self) -> None:
-        warm = max(1, self.count // 20)
-        step = self.done
-        self.done += 1
-        share = (step + 1) / warm if step < warm else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.count - warm)))
-        rate = self.recipe.learning_rate * share
-        if self.captured:
-            self.rate.fill_(rate)
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-
-    def _step(self, ids: Tensor, places: Tensor, answers: Tensor) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
-        with _low_precision(self.device):
-            logits = self.model(ids, places)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), ignore_index=IGNORED)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        return loss.detach()
-
-    def _capture(self, part: _Part) -> None:
-        """Record the step without doing it."""
-        part.graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.current_stream()
-        stream = None if here == torch.cuda.default_stream() else here  # on the default one nothing can be captured
-        with torch.cuda.graph(part.graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
-            part.loss = self._step(*part.batch)
-
-    def _wait(self) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        self.ahead.append(event)
-        if len(self.ahead) > AHEAD:
-            self.ahead.popleft().synchronize()

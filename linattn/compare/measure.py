@@ -8,13 +8,11 @@ import time
 import torch
 from torch import Tensor
 
+from linattn.experiment.study import LeftOut
+
 DECODED = 16  # tokens timed at each context
 REPEATS = 3  # of a prefill
 ENOUGH = 1.5  # seconds of repeated prefills after which there are no more
-
-
-class LeftOut(Exception):
-    """A measurement that was not made, and why."""
 
 
 @torch.inference_mode()

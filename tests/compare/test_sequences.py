@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from linattn.cli.main import main
+from linattn.compare import sequences, tasks
+from linattn.compare.sequences import BETWEEN, BEYOND, LEARNED, SORT, TASK, roles, target_loss
+from linattn.compare.tasks import Recipe
 from linattn.models import Seq2SeqModel
-from linattn.report import sequences, tasks
-from linattn.report.sequences import BETWEEN, BEYOND, LEARNED, SORT, TASK, roles, target_loss
-from linattn.report.tasks import Recipe
 
 TINY = Recipe(mixers=("softmax",), steps=1, dim=32, layers=1, batch_size=4, learning_rate=1e-2)
 

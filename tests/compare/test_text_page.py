@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from linattn.report import page as report_page
-from linattn.report.charts import DECODE, STATE, charts, learning_per_step, over_context
+from linattn.compare.text_charts import DECODE, STATE, charts, learning_per_step, over_context
+from linattn.compare.text_page import page
+from linattn.report import html
 from linattn.report.html import inlined
-from linattn.report.page import page
 from linattn.report.plot import STYLES
 
 VOID = {"meta", "path", "rect", "br", "hr", "img", "link", "input"}  # paths and rects close themselves here
@@ -69,7 +69,7 @@ def test_well_formed_and_accessible(checked):
 
 
 def test_every_style_has_a_colour_in_light_dark_and_print():
-    css = (Path(report_page.__file__).parent / "page.css").read_text()
+    css = (Path(html.__file__).parent / "page.css").read_text()
     for style in range(STYLES):
         assert len(set(re.findall(rf"--s{style}: (#[0-9a-f]{{6}})", css))) == 2, "one for light and print, one for dark"
         assert len(re.findall(rf"--s{style}: #", css)) == 3

@@ -3,7 +3,7 @@ import re
 import sys
 
 from linattn.cli.table import COLUMNS, lines, show, show_rows
-from linattn.reproduce.study import Column, share
+from linattn.experiment.study import Column, share
 
 
 class Terminal(io.StringIO):

@@ -69,7 +69,7 @@ def _figures(report: dict, task: Task) -> str:
 def _learning(rows: Sequence[Row], task: Task, over: str, label: str) -> Chart:
     first = task.figures[0]
     series = [Series(m["name"], _mean_curve(m, over, first.key), i) for i, m in enumerate(rows)]
-    value, name = first.best((m[first.key], m["name"]) for m in rows)
+    value, name = (min if first.lower_is_better else max)((m[first.key], m["name"]) for m in rows)
     found = f"Best at the end: {name}, {first.write(value)}."
     meaning = f"{first.heading.capitalize()} while the models learn, over {label}; the mean over the seeds."
     heading = Heading(f"learning-{over}", f"Learning, over {label}", f"{meaning} {found}")
@@ -86,7 +86,7 @@ def _mean_curve(mixer: dict, over: str, key: str) -> list[tuple[float, float]]:
 def _bars(rows: Sequence[Row], task: Task, which: int) -> Chart:
     f = task.figures[which]
     values = [(m["name"], m[f.key], i) for i, m in enumerate(rows)]
-    meaning = f"{f.heading[0].upper()}{f.heading[1:]} of the trained models; {'higher' if f.best is max else 'lower'} is better."
+    meaning = f"{f.heading[0].upper()}{f.heading[1:]} of the trained models; {'lower' if f.lower_is_better else 'higher'} is better."
     found = ", ".join(f"{name} {f.write(value)}" for name, value, _ in values) + "."
     heading = Heading(f"figure-{which}", f.heading[0].upper() + f.heading[1:], f"{meaning} {found}")
     return Chart(heading.title, meaning, found, bars(heading, values, f.write))

@@ -37,14 +37,14 @@ class Settings(Protocol):
 class Column:
     """A column of the table: its key in a row, its heading, and how a value is written; with ``spread`` ± the value of ``key_spread``.
 
-    Of a figure that can be better or worse ``best`` is max or min.
+    Where values are ranked, the highest is the best unless ``lower_is_better``.
     """
 
     key: str
     heading: str
     write: Callable[[Any], str] = str
     spread: bool = False
-    best: Callable[..., Any] = max
+    lower_is_better: bool = False
 
     def cell(self, row: Row) -> str:
         """What stands in the table for ``row``; "–" for what was not measured."""

@@ -46,7 +46,7 @@ class Adding:
     full = Recipe(mixers=("softmax", "gla"), steps=25, dim=8, layers=1, batch_size=16, learning_rate=1e-2)
     quick = Recipe(mixers=("softmax",), steps=2, dim=8, layers=1, batch_size=4, learning_rate=1e-2, seeds=1)
     figures = (
-        Column("error", "mean error", "{:.3f}".format, spread=True, best=min),
+        Column("error", "mean error", "{:.3f}".format, spread=True, lower_is_better=True),
         Column("bytes", "bytes", "{:.0f}".format, spread=True),
     )
     factor = 1.0

@@ -16,10 +16,10 @@ from linattn.atlas.build import SECTIONS, Atlas
 from linattn.atlas.chinese import both, equation
 from linattn.atlas.page import rounded
 from linattn.cli.main import main
+from linattn.compare import tasks
 from linattn.mixers.errors import measured_errors
-from linattn.report import tasks
 from linattn.report.folder import write_text
-from linattn.reproduce.frame import load
+from linattn.reproduce.ledger import load
 from linattn.reproduce.options import STUDIES
 from linattn.state import only_writer
 from tests.atlas.pages import SYSTEMS, Chinese, Elements, data, pages

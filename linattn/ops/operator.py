@@ -59,12 +59,12 @@ class Pass(NamedTuple):
 class Plan(NamedTuple):
     """What the backward pass takes, by places among the inputs and results of the forward pass, one behind the other."""
 
-    saved: tuple[int, ...]  # tensors
-    options: tuple[int, ...]
+    kept: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # tensors, and behind them options
+    tensors: int  # how many
     flags: tuple[int, ...]  # inputs that it is asked of whether their gradients are wanted
-    order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of (*saved, *options, *cotangents, *flags), as the backward pass takes them
+    order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of (*kept, *cotangents, *flags), as the backward pass takes them
     gradients: tuple[int, ...]  # inputs that it gives the gradients of
-    like: int  # among the saved
+    like: int  # among the tensors
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Operator:
         object.__setattr__(self, "tensors", slice(places[0], places[-1] + 1))
         object.__setattr__(self, "plan", _plan(self))
         if self.forward.name:
-            forward = self._register(self.forward, (self.recorded, "outputs"), self._differentiate, self._keep)
+            forward = self._register(self.forward, (self.recorded, "outputs"), self._differentiate_recorded, self._keep)
             object.__setattr__(self, "registered", (forward, self._register(self.backward, ("backward", "gradients"), refused(self.once))))
 
     def refusal(self, *call: Any) -> str | None:
@@ -125,7 +125,7 @@ class Operator:
             arguments = (*arguments, wanted)
         if self.forward.name and tracing.traced(*tensors):
             return self.registered[0](*arguments)
-        return Kernels.apply(*arguments, self) if wanted else self.load().forward(*arguments)  # type: ignore[no-untyped-call]
+        return Kernels.apply(*arguments, self) if wanted else self.load().forward(*arguments)
 
     def _register(self, one: Pass, names: tuple[str, str], gradient: Callable[..., Any], keep: Callable[..., None] | None = None) -> Any:
         run, fake = map(self._whole, names)
@@ -148,23 +148,30 @@ class Operator:
             raise RuntimeError(f"linattn::{self.forward.name} has kept nothing for its gradients, as its last argument says")
         if self.saves is not None:
             inputs = self.saves(inputs, output)
-        values = (*inputs, *(output if isinstance(output, tuple) else (output,)))
-        ctx.save_for_backward(*[values[i] for i in self.plan.saved])
-        ctx.options = [values[i] for i in self.plan.options]
+        kept = self.plan.kept((*inputs, *output) if isinstance(output, tuple) else (*inputs, output))
+        ctx.save_for_backward(*kept[: self.plan.tensors])
+        ctx.options = kept[self.plan.tensors :]
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *cotangents: Tensor | None) -> Gradients:
         plan, needed, saved = self.plan, ctx.needs_input_grad, ctx.saved_tensors
-        like, (first, *others) = saved[plan.like], cotangents
+        like, first = saved[plan.like], cotangents[0]
         first = like.new_zeros(like.shape) if first is None else first
-        with checks.no_autocast(first):
-            given = (*saved, *ctx.options, first, *map(_there, others), *[needed[i] for i in plan.flags])
-            found = self._backward(plan.order(given), tracing.traced(first, like))
+        given = plan.order((*saved, *ctx.options, first, *cotangents[1:], *[needed[i] for i in plan.flags]))
+        traced = tracing.traced(first, like)
+        if torch._C._is_any_autocast_enabled():
+            with checks.no_autocast(first):
+                found = self._backward(given, traced)
+        else:
+            found = self._backward(given, traced)
         gradients: list[Tensor | None] = [None] * len(needed)
         for i, g in zip(plan.gradients, found, strict=True):
             if needed[i]:
                 gradients[i] = g
         return tuple(gradients)
+
+    def _differentiate_recorded(self, ctx: Any, *cotangents: Tensor | None) -> Gradients:
+        return self._differentiate(ctx, *map(_there, cotangents))
 
     def _backward(self, arguments: tuple[Any, ...], traced: bool) -> Gradients:
         again = torch.is_grad_enabled()  # a second derivative may be asked for
@@ -229,7 +236,14 @@ def _plan(of: Operator) -> Plan:
         *(("flag", arguments[i]) for i in flags),
     ]
     order = itemgetter(*(places.index(source) for source in sources))
-    return Plan(saved, picked, flags, order, tuple(arguments.index(n) for n in of.gradients.split()), saved.index(known.index(of.like)))
+    return Plan(
+        itemgetter(*saved, *picked),
+        len(saved),
+        flags,
+        order,
+        tuple(arguments.index(n) for n in of.gradients.split()),
+        saved.index(known.index(of.like)),
+    )
 
 
 def _source(name: str, arguments: Sequence[str], results: Sequence[str]) -> tuple[str, str]:

@@ -60,7 +60,11 @@ def hides_values(t: Tensor) -> bool:
 
 def wanted(*tensors: Tensor | None) -> bool:
     """True if gradients of any of ``tensors`` will be asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:  # any() of a generator takes twice as long
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 def refusal() -> str | None:

@@ -25,6 +25,8 @@ from linattn.ops.cpu import build
 GUARD = 64  # numbers
 LARGE = 1 << 18  # numbers: so many take longer than torch's threads do to come, see pool.h
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
+_TAKEN = (*DTYPES, torch.int32, torch.int64)
+_CPU = torch.device("cpu")
 _lowered: str | None = os.environ.get("LINATTN_CPU_ISA")
 _guards: list[Tensor] | None = None
 
@@ -181,10 +183,12 @@ def _type(argument: Tensor | float | None) -> type:
 
 def refusal(*tensors: Tensor | None) -> str | None:
     """Why no kernel takes ``tensors``, whatever it computes, or None."""
-    there = [t for t in tensors if t is not None]
-    if any(t.device.type != "cpu" for t in there):
-        return "it runs on the CPU only"
-    for t in there:
-        if t.dtype not in DTYPES and t.dtype not in (torch.int32, torch.int64):
-            return f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
-    return tracing.refusal() or reason()
+    wrong = None
+    for t in tensors:
+        if t is None:
+            continue
+        if t.device != _CPU:
+            return "it runs on the CPU only"
+        if t.dtype not in _TAKEN:
+            wrong = wrong or f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
+    return wrong or tracing.refusal() or reason()

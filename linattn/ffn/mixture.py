@@ -161,6 +161,21 @@ class Routed(Mixture):
         return f"count={self.count}, active={self.active}, capacity={self.capacity}, eval_capacity={self.eval_capacity}"
 
 
+class ReluExperts(Routed):
+    """Experts that are feed-forwards with ReLU and without biases, of ``hidden`` channels, 4 of D by default: Switch and GShard."""
+
+    stacked: ClassVar[tuple[str, ...]] = ("up_proj", "down_proj")
+
+    def __init__(self, dim: int, hidden: int | None = None, **options: Any) -> None:
+        super().__init__(dim, **options)
+        hidden = 4 * dim if hidden is None else hidden
+        self.up_proj, self.down_proj = self.stack(hidden, dim), self.stack(dim, hidden)
+
+    def expert(self, x: Tensor, *weights: Tensor) -> Tensor:
+        up, down = weights
+        return F.relu(x @ up.mT) @ down.mT
+
+
 def _counts(wanted: Tensor, room: Tensor) -> dict[str, Any]:
     served = room.any(-1)
     return {"tokens": served.numel(), "dropped": (~served).sum(), "refused": (wanted & ~room).sum()}

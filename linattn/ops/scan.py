@@ -131,20 +131,9 @@ class _Call(NamedTuple):
 
     def refusal(self, name: str, asked: bool) -> str | None:
         """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
-        if name == "reference":
-            return dispatch.definition_refusal(asked)
-        if name == "torch":
-            return None
-        if self.wide != torch.float32:
+        if name in KERNELS and self.wide != torch.float32:
             return f"its states are float32, and those of this call {self.wide}"
-        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
-            return reason
-        return KERNELS[name].refusal(*self)
-
-    def explained(self, op: Callable[..., Any]) -> dispatch.Explained:
-        """For :func:`linattn.explain`."""
-        x = self.x
-        return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, self.refusal, ())
+        return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self, defined=True)
 
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
@@ -232,15 +221,13 @@ def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
     return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
 
 
-def _explained_sum(decay: Tensor, b: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any) -> dispatch.Explained:
-    return _sum(decay, b, initial_state, cu_seqlens).explained(diagonal_scan)
+def _explained(op: Callable[..., Any], checked: Callable[..., _Call]) -> Callable[..., dispatch.Explained]:
+    def explained(initial_state: Tensor | None, return_state: bool, cu_seqlens: Tensor | None, backend: str, **two: Tensor):  # noqa: ARG001
+        call = checked(*two.values(), initial_state, cu_seqlens)
+        return dispatch.explained(op, call.x, call.refusal)
+
+    return explained
 
 
-def _explained_maximum(
-    decay: Tensor, gate: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any
-) -> dispatch.Explained:
-    return _maximum(decay, gate, initial_state, cu_seqlens).explained(running_max)
-
-
-dispatch.explains(diagonal_scan, _explained_sum)
-dispatch.explains(running_max, _explained_maximum)
+dispatch.explains(diagonal_scan, _explained(diagonal_scan, _sum))
+dispatch.explains(running_max, _explained(running_max, _maximum))

@@ -157,13 +157,7 @@ class _Call(NamedTuple):
 
     def refusal(self, name: str, asked: bool) -> str | None:
         """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
-        if name == "reference":
-            return dispatch.definition_refusal(asked)
-        if name == "torch":
-            return None
-        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
-            return reason
-        return KERNELS[name].refusal(*self)
+        return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self, defined=True)
 
 
 def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, **_: Any) -> dispatch.Explained:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -53,14 +54,8 @@ def selective_step_(
     if tracing.wanted(state, *others) or tracing.traced(state, *others):
         backend = "torch"
     name = dispatch.choose(backend, _refusal, state, others)
-    if name == "cpu":
-        from linattn.ops.cpu import steps as native
-
-        return native.selective(state, *others, softplus, limit)
-    if name == "triton":
-        from linattn.ops.triton import selective_step as gpu
-
-        return gpu.step_(state, *others, softplus, limit)
+    if name in ("cpu", "triton"):
+        return cast(Tensor, _load(name).step_(state, *others, softplus, limit))
     with checks.no_autocast(state):
         return _portable(state, *others, softplus, limit)
 
@@ -82,20 +77,18 @@ def _portable(
     return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
 
 
-def _refusal(name: str, asked: bool, state: Tensor, others: tuple[Any, ...]) -> str | None:
-    if name in ("torch", "reference"):
-        return None
-    if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
-        return reason
-    if state.dtype != torch.float32:
-        return f"its states are float32, and that of this call is {state.dtype}"
+def _load(name: str) -> ModuleType:
     if name == "cpu":
-        from linattn.ops.cpu import steps as native
+        from linattn.ops.cpu import selective_step as native
 
-        return native.selective_refusal(state, *others)
-    from linattn.ops.triton import selective_step as gpu
+        return native
+    from linattn.ops.triton import selective_step as kernels
 
-    return gpu.refusal(state)
+    return kernels
+
+
+def _refusal(name: str, asked: bool, state: Tensor, others: tuple[Any, ...]) -> str | None:
+    return None if name == "reference" else dispatch.refusal(name, asked, state, _load, (state, *others))
 
 
 def _check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -52,8 +53,12 @@ def step_kernel(
     tl.store(y + row * D + d, out.to(y.dtype.element_ty), mask=there)
 
 
-def refusal(state: Tensor) -> str | None:
+def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size: int, normed: int) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
+    if x.dtype == torch.float64:
+        return "its sums are float32, and float64 was given"
+    if x.stride(2) != 1 or size & (size - 1):
+        return "it takes channels side by side, and heads that are powers of two"
     if state.is_neg():
         return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:

@@ -13,6 +13,8 @@ whole tile is in flight at once; many small programs fill the chip, not few larg
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -205,12 +207,13 @@ def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     states = H * (B if cu is None else cu.shape[0] - 1)
     BK, BV, warps = tile(K, V, states)
     steps = (*_steps(q), *_steps(k), *_steps(v), *_steps(decay, _per_channel(decay)), *_steps(beta, vector=False))
+    overlap: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
     recorder.launch(
         recurrence, (states * -(-V // BV), 1, 1),
         (q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z),
         (*steps, *_steps(read), *_steps(write), T, scale, unit or 0.0),
         H=H, GROUP=H // k.shape[2], K=K, V=V, BK=BK, BV=BV, PER_CHANNEL=_per_channel(decay), UNIT=unit is not None, OVERLAPPED=overlapped,
-        num_warps=warps, num_stages=1, **({"launch_pdl": True} if overlapped else {}),
+        num_warps=warps, num_stages=1, **overlap,
     )  # fmt: skip
     return o, denominator
 

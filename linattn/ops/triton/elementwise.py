@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -130,7 +132,9 @@ class _Launch:
         c = self.config
         words = self.recorder.zeros(0 if self.programs == 1 else self.tiles, self.chains * c.channels, dtype=torch.int64)
         decoding = self.tiles == 1 and self.lanes == self.chains
-        options = {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}  # all programs of a chain run at a time
+        options: dict[str, Any] = (
+            {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}
+        )  # all programs of a chain run at a time
         self.recorder.launch(
             kernel, (self.lanes * self.programs, 1, 1), (*tensors, words), (self.tokens, self.tiles, self.chains, self.programs),
             D=self.size, kind=self.kind, C=c.span, S=c.spans, DB=c.channels, W=self.words, CONSTANT=self.constant, STAGES=c.stages,

@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -64,8 +65,10 @@ def step_kernel(
     tl.store(y + (row * H + h) * P + p, out.to(y.dtype.element_ty), mask=in_p)
 
 
-def refusal(state: Tensor) -> str | None:
+def refusal(state: Tensor, *_: Tensor | None) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
+    if state.dtype != torch.float32:
+        return f"its states are float32, and that of this call is {state.dtype}"
     if not 1 <= state.shape[-1] <= LARGEST or state.numel() == 0:
         return f"a channel can have 1 to {LARGEST} numbers, and there are rows, but the state has shape {list(state.shape)}"
     if state.is_neg():

@@ -79,7 +79,7 @@ def test_convolutions_of_more_rows_than_a_grid_has_room_for(monkeypatch):
         assert error(y.double(), wanted) <= 1e-5 and torch.equal(own.double(), wide)
         assert called == wanted_calls
         called.clear()
-    assert "at most" in convolution.refusal(own)
+    assert "at most" in convolution.refusal(x, own, weight, bias, 0, 0)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -20,7 +20,7 @@ def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: in
     return memory.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
 
 
-def step_(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, *_: object) -> Tensor:
+def step_(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, *_options: object) -> Tensor:
     """As :func:`linattn.ops.convolution_step.step_`, without heads that are normed."""
     (batch, _, width), taps = x.shape, weight.shape[2]
     y = library.empty(x.shape, x.dtype)

@@ -18,7 +18,7 @@ from linattn.compare.text_page import page
 from linattn.data import corpus
 from linattn.data.corpus import Corpus
 from linattn.data.packed import PackedTokens, Windows
-from linattn.experiment.sizing import Size, equal_sizes
+from linattn.experiment.sizing import Size, equal_sizes, parameters
 from linattn.experiment.study import LeftOut
 from linattn.generate import stream
 from linattn.models import LanguageModel, LMConfig
@@ -102,9 +102,7 @@ def _sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
     """Feed-forward widths for equal parameters, from models that are built without memory."""
 
     def count(name: str, ffn_dim: int | None) -> int:
-        with torch.device("meta"):
-            model = LanguageModel(_config(options, name, vocab_size, ffn_dim))
-        return sum(p.numel() for p in model.parameters())
+        return parameters(lambda: LanguageModel(_config(options, name, vocab_size, ffn_dim)))
 
     return equal_sizes(options.mixers, count(options.mixers[0], None), count)
 

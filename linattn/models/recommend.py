@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from linattn.arguments import check_fields
 from linattn.mixers.fault import telling
 from linattn.models import stack
+from linattn.models.files import SavedModel
 from linattn.ops.checks import check_mask, check_tokens
 
 
@@ -53,7 +54,7 @@ class RecommendConfig(stack.StackConfig):
                 raise ValueError(f"mixer_options[{name!r}]: causal is {options['causal']!r}, but the model's is {self.causal}")
 
 
-class RecommendModel(stack.SavedModel):
+class RecommendModel(SavedModel):
     """``model(histories)`` -> scores [B, T, items] of what comes after each item: products with the embedding that read the items."""
 
     MODEL_TYPE = "linattn-recommend"

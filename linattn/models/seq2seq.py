@@ -18,6 +18,7 @@ from linattn.mixers.carry import State
 from linattn.mixers.fault import telling
 from linattn.mixers.registry import Info
 from linattn.models import stack
+from linattn.models.files import SavedModel
 from linattn.ops.checks import check_mask, check_tokens
 
 STOP = 0  # the token that begins a target and ends it
@@ -133,7 +134,7 @@ class Decoder(nn.Module):
         return self.norm(x), states
 
 
-class Seq2SeqModel(stack.SavedModel):
+class Seq2SeqModel(SavedModel):
     """``model(source, target)`` -> logits [B, Tt, target_vocab]; :meth:`decode` writes a target, token by token."""
 
     MODEL_TYPE = "linattn-seq2seq"

@@ -1,19 +1,16 @@
-"""What all models share: the config of a stack of blocks and its checks, residual branches, and a model in a folder."""
+"""The parts that all models share: the config of a stack of blocks, its checks, and residual branches."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
 from linattn.mixers.registry import Info
-from linattn.models import files, pattern
+from linattn.models import pattern
 
 Misfit = Callable[[Info], str | None]  # what is wrong with a mixer in its place; None: nothing
 Config = TypeVar("Config", bound="StackConfig")
@@ -127,33 +124,6 @@ def from_preset(cls: type[Config], presets: Mapping[str, Mapping[str, Any]], nam
     for mixer, given in asked.items():
         options[mixer] = {**options.get(mixer, {}), **given}
     return cls(**{**own, **fields, "mixer_options": options})
-
-
-class SavedModel(nn.Module):
-    """A model that is saved into a folder of its own: model.safetensors and config.json."""
-
-    MODEL_TYPE: ClassVar[str]  # in config.json
-    CONFIG: ClassVar[type[StackConfig]]
-    config: Any
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write model.safetensors and config.json into ``folder``."""
-        files.save(folder, self, {"model_type": self.MODEL_TYPE, **asdict(self.config)})
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Self:
-        """The model in ``folder``, ready to be asked (``eval``).
-
-        Raises:
-            OSError: where there is none.
-            ValueError: where it is damaged or something else.
-        """
-        config = cls.CONFIG(**files.read_config(folder, cls.MODEL_TYPE))
-        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
 
 
 class Residual(nn.Module):

@@ -18,7 +18,8 @@ from linattn.mixers.fault import telling
 from linattn.mixers.registry import Info
 from linattn.mixers.vision.parts import resized, to_image, to_tokens
 from linattn.mixers.vision.prepbn import PRepBN, folded
-from linattn.models.stack import Misfit, SavedModel, StackConfig, check_whole, from_preset
+from linattn.models.files import SavedModel
+from linattn.models.stack import Misfit, StackConfig, check_whole, from_preset
 from linattn.ops.checks import tensor
 
 NORMS = ("layer", "rms", "prepbn", "none")

@@ -1,4 +1,4 @@
-"""What a comparison is asked for. Imports nothing heavy: the command line reads its defaults from here."""
+"""The options of a comparison on text. Imports nothing heavy: the command line reads its defaults from here."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def _opening(report: dict) -> str:
 
 
 def cells(row: dict, task: Task) -> list[str]:
-    """What a table says of a mixer: parameters, the figures with their spread, seconds of training."""
+    """The cells of a mixer's row: parameters, the figures with their spread, seconds of training."""
     return [f"{row['parameters']:,}", *(f.cell(row) for f in task.figures), figure(seconds(row))]
 
 
@@ -55,7 +55,7 @@ def heads(task: Task) -> list[str]:
 
 
 def seconds(row: dict) -> float:
-    """Of the training of one model, the mean over the seeds."""
+    """Seconds of the training of one model, the mean over the seeds."""
     return statistics.fmean(run["seconds"] for run in row["runs"])
 
 

@@ -1,4 +1,4 @@
-"""What ``linattn compare`` can train on beside text: a task is data, a model of any mixer, a loss, and what is told of the result.
+"""The tasks of ``linattn compare`` beside text: a task is data, a model of any mixer, a loss, and what is reported of the result.
 
 One that joins is a module with a ``TASK`` and a line in :data:`TASKS`; :mod:`linattn.compare.task`
 knows none by name.
@@ -61,7 +61,7 @@ class Recipe:
 
 
 class Task(Protocol):
-    """What a comparison asks of a task.
+    """The protocol of a task.
 
     Attributes:
         title: of the report's page.
@@ -93,7 +93,7 @@ class Task(Protocol):
         """Batches without end, the same for the same seed."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """What a step makes smaller."""
+        """The loss of a batch."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Figures of a model, in ``eval``, on what it has not learned from."""

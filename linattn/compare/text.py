@@ -42,7 +42,7 @@ class Trained:
 
 
 def run(options: CompareOptions, *, progress: bool) -> dict:
-    """What :func:`linattn.report.compare` does."""
+    """Compare on text; see :func:`linattn.report.compare`."""
     folder = Folder(options.out)
     text = corpus(options.text)
     PackedTokens(text.train, options.train_context, samples=1)  # both refuse a text that is too short
@@ -169,7 +169,7 @@ def _prompt(text: Corpus) -> str:
 
 
 def _caches(options: CompareOptions) -> list[dict]:
-    """What a key-value cache of these layers takes in float32."""
+    """The bytes of a key-value cache of these layers in float32, at each context."""
     lengths = sorted(set(options.contexts))
     layer = [mixers.cost("softmax", dim=options.dim, tokens=c, dtype=torch.float32).softmax_cache_bytes for c in lengths]
     return [{"context": c, "bytes": b * options.layers} for c, b in zip(lengths, layer, strict=True)]

@@ -111,7 +111,7 @@ def _learning(report: dict, over: str, heading: Heading, found: str, label: str)
 
 
 def _ends(series: list[Series], say: Callable[[float], str]) -> str:
-    """What the lines show at the longest context that several were measured at."""
+    """A sentence on the values at the longest context that several were measured at."""
     reached = sorted({p[0] for s in series for p in s.points})
     at = next((c for c in reversed(reached) if sum(c in dict(s.points) for s in series) > 1), reached[-1])
     values = sorted((dict(s.points)[at], s.name) for s in series if at in dict(s.points))

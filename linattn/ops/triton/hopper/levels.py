@@ -26,6 +26,24 @@ class Place(NamedTuple):
     chunk: Any  # its :class:`chunks.Chunk`
 
 
+class Tiles(NamedTuple):
+    """Shared memory."""
+
+    q: Any  # then its gradients
+    k: Any
+    v: Any
+    do: Any
+    x: Any
+    states: Any
+    dstates: Any
+    high: Any  # decays
+    low: Any
+    met: Any  # queries and keys that meet
+    g: Any  # cotangents by values
+    faded: Any  # by channel, what the chunk leaves of the state
+    past: Any  # and what passes it
+
+
 @gluon.jit
 def unsettled(start, settled, blocks):
     """The first block from ``start`` on, of those of this program, that is left; ``blocks`` if none is."""

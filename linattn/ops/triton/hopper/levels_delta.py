@@ -13,17 +13,15 @@ tokens meet. So two share a multiprocessor.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Sources
-from linattn.ops.triton.hopper.chunks import dense, fetch, of_states, ragged, send, state_at
+from linattn.ops.triton.hopper.call import sources_of
+from linattn.ops.triton.hopper.chunks import fetch, send, state_at
 from linattn.ops.triton.hopper.common import buffer, numbers
 from linattn.ops.triton.hopper.decays import columns, halves_at, lay_out_orders, save_gradients
-from linattn.ops.triton.hopper.levels import choose, cut, each_unsettled, in_range, ones, unsettled
+from linattn.ops.triton.hopper.levels import Tiles, choose, cut, each_unsettled, in_range, ones, unsettled
 from linattn.ops.triton.hopper.levels_plain import programs
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
@@ -45,23 +43,6 @@ from linattn.ops.triton.tiles import LOG2E
 __all__ = ["gradients", "options", "programs"]
 
 
-class Tiles(NamedTuple):
-    """Shared memory."""
-
-    q: Any  # then its gradients
-    k: Any
-    u: Any
-    do: Any
-    x: Any
-    states: Any
-    dstates: Any
-    high: Any  # decays
-    low: Any
-    more: Any  # room for a tile where a state has none
-    faded: Any  # by channel, what the chunk leaves of the state
-    past: Any  # and what passes it
-
-
 @gluon.jit
 def mirrored(cotangents, values, token, other, scale, C: gl.constexpr):
     """Products of cotangents and values of other tokens: a row's own cotangent with values before it, its value with cotangents after."""
@@ -81,7 +62,8 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     DDECAY: gl.constexpr = sizes.DDECAY
     LOW: gl.constexpr = sizes.LOW
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
-    qb, kb, eb, ob, xb, sb, dsb, high, low, more, faded, past = tiles
+    qb, kb, eb, ob, xb, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.x, tiles.states, tiles.dstates
+    high, low = tiles.high, tiles.low
     here, block = at.chunk, at.block
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
     token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
@@ -104,7 +86,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     early, late = halves_at(call.decays, at.place, block, work, sizes, columns(gl.num_warps(), 4))
     ORDERS: gl.constexpr = 1.0 if LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
     early, late = lay_out_orders(early, late, high, low, LOW)
-    faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
+    tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
     barrier()
 
@@ -113,7 +95,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     y = start_sum(pick(other > token), high, low, 0, LOW)
     mbarrier.wait(full, phase)
     if DDECAY:
-        past.store(gl.sum(passing(sb, dsb, V), 1))
+        tiles.past.store(gl.sum(passing(sb, dsb, V), 1))
     y = warpgroup_mma_wait(0, deps=[y])
     x = warpgroup_mma_wait(0, deps=[x])
     dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -136,7 +118,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     dk += dr
 
     # What tokens have of each other's values, but for decays.
-    gs = more if V == BLOCK else in_blocks(sb, BLOCK, V).index(1)
+    gs = tiles.g if V == BLOCK else in_blocks(sb, BLOCK, V).index(1)
     ns, met, met_keys = in_blocks(ob, C, V).index(0), in_blocks(eb, C, V).index(0), in_blocks(xb, C, V).index(0)
     g = mirrored(ob, eb, token, other, call.scale, C)
     own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
@@ -195,7 +177,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     if DDECAY:
         earlier, here_on = pick(other < token), pick(other >= token)
         dd = start_products(((earlier, sent_low), (here_on, low.index(0)), (earlier, sent_high), (here_on, high.index(0))))
-        through = (past.load(of_channels) * faded.load(of_channels))[None, :]
+        through = (tiles.past.load(of_channels) * tiles.faded.load(of_channels))[None, :]
         dd = warpgroup_mma_wait(0, deps=[dd])
         dd = dd + through
         save_gradients(call.ddecay, dd, here, token, block, work, sizes.K)
@@ -205,27 +187,15 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 def gradients(call, work, sizes):
     """The strengths' gradient, which knows no decay, is done."""
     C: gl.constexpr = sizes.C
-    K: gl.constexpr = sizes.K
     V: gl.constexpr = sizes.V
-    blocks = work.places * (K // BLOCK)
+    blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:
-        key_heads = work.heads // call.group
-        sources = Sources(
-            ragged(call.q, call.tokens, key_heads, C, K, BLOCK),
-            ragged(call.k, call.tokens, key_heads, C, K, BLOCK),
-            dense(call.u, call.tokens, work.heads, C, V, V),
-            ragged(call.do, call.tokens, work.heads, C, V, V),
-            dense(call.x, call.tokens, work.heads, C, V, V),
-            of_states(call.states, work.places, K, V, sizes.SPLIT, BLOCK),
-            of_states(call.dstates, work.places, K, V, sizes.SPLIT, BLOCK),
-            dense(call.dq, call.tokens, work.heads, C, K, BLOCK),
-            dense(call.dk, call.tokens, work.heads, C, K, BLOCK),
-        )
+        sources = sources_of(call, work, sizes, BLOCK)
         tiles = Tiles(
             buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0),
             buffer(1, C, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, C, BLOCK),
-            buffer(1, C, BLOCK), buffer(1, C, BLOCK).index(0) if V == BLOCK else None,
+            buffer(1, C, BLOCK), None, buffer(1, C, BLOCK).index(0) if V == BLOCK else None,
             numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0),
         )  # fmt: skip
         each_unsettled(by_levels, item, call, work, sources, tiles, sizes)

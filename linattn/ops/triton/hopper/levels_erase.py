@@ -21,7 +21,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.chunks import chunk, dense, fetch, of_states, ragged, send, state_at
+from linattn.ops.triton.hopper.call import gradients_of, values_of, vectors_of
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, send, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.decays import columns, halves, lay_out_orders, save_gradients
 from linattn.ops.triton.hopper.levels import choose, cut, in_range, ones, unsettled
@@ -303,33 +304,15 @@ def seek(item, call, work, sizes):
 def gradients(call, work, sizes):
     """All of them."""
     C: gl.constexpr = sizes.C
-    K: gl.constexpr = sizes.K
     V: gl.constexpr = sizes.V
-    blocks = work.places * (K // BLOCK)
+    blocks = work.places * (sizes.K // BLOCK)
     item = seek(gl.program_id(0), call, work, sizes)
     if item < blocks:
         key_heads = work.heads // call.group
-        vectors = (
-            ragged(call.q, call.tokens, key_heads, C, K, BLOCK),
-            ragged(call.k, call.tokens, key_heads, C, K, BLOCK),
-            ragged(call.read, call.tokens, work.heads // sizes.SPLIT, C, K, BLOCK),
-            ragged(call.write, call.tokens, work.heads // sizes.SPLIT, C, K, BLOCK),
-        )
-        of_v = (
-            ragged(call.v, call.tokens, work.heads, C, V, V),
-            dense(call.u, call.tokens, work.heads, C, V, V),
-            ragged(call.do, call.tokens, work.heads, C, V, V),
-            dense(call.x, call.tokens, work.heads, C, V, V),
-        )
-        states = of_states(call.states, work.places, K, V, sizes.SPLIT, BLOCK)
-        dstates = of_states(call.dstates, work.places, K, V, sizes.SPLIT, BLOCK)
-        to = (
-            dense(call.dq, call.tokens, work.heads, C, K, BLOCK),
-            dense(call.dk, call.tokens, work.heads, C, K, BLOCK),
-            dense(call.dread, call.tokens, work.heads, C, K, BLOCK),
-            dense(call.dwrite, call.tokens, work.heads, C, K, BLOCK),
-        )
-        sources = Sources(vectors, of_v, states, dstates, to)
+        vectors, of_v = vectors_of(call, work, sizes, key_heads, BLOCK), values_of(call, work, sizes)
+        states = of_states(call.states, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+        dstates = of_states(call.dstates, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+        sources = Sources(vectors, of_v, states, dstates, gradients_of(call, work, sizes, BLOCK))
         tiles = Tiles(
             (buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0)),
             (buffer(1, C, V).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0)),

@@ -14,17 +14,15 @@ hide each other's loads.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Sources
-from linattn.ops.triton.hopper.chunks import dense, fetch, of_states, ragged, send, state_at
+from linattn.ops.triton.hopper.call import sources_of
+from linattn.ops.triton.hopper.chunks import fetch, send, state_at
 from linattn.ops.triton.hopper.common import buffer, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, lay_out_orders, save_gradients
-from linattn.ops.triton.hopper.levels import choose, cut, each_unsettled, in_range, ones, unsettled
+from linattn.ops.triton.hopper.levels import Tiles, choose, cut, each_unsettled, in_range, ones, unsettled
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, reinterpret, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
@@ -44,22 +42,6 @@ from linattn.ops.triton.hopper.prepare_plain import between
 from linattn.ops.triton.tiles import LOG2E
 
 
-class Tiles(NamedTuple):
-    """Shared memory."""
-
-    q: Any  # then its gradients
-    k: Any
-    v: Any
-    do: Any
-    states: Any
-    dstates: Any
-    high: Any  # decays
-    low: Any
-    met: Any  # queries and keys that meet
-    g: Any
-    faded: Any  # by channel, what the chunk leaves of the state
-
-
 @gluon.jit
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     """All gradients of a block of channels of a chunk."""
@@ -69,7 +51,8 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     DDECAY: gl.constexpr = sizes.DDECAY
     LOW: gl.constexpr = sizes.LOW
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
-    qb, kb, vb, ob, sb, dsb, high, low, met, gs, faded = tiles
+    qb, kb, vb, ob, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.states, tiles.dstates
+    high, low, met, gs, faded = tiles.high, tiles.low, tiles.met, tiles.g, tiles.faded
     here, block = at.chunk, at.block
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
     token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
@@ -232,27 +215,15 @@ def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constex
 def gradients(call, work, sizes):
     """The bonus's gradient, which knows no decay, is done."""
     C: gl.constexpr = sizes.C
-    K: gl.constexpr = sizes.K
     V: gl.constexpr = sizes.V
-    blocks = work.places * (K // BLOCK)
+    blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:
-        key_heads = work.heads // call.group
-        sources = Sources(
-            ragged(call.q, call.tokens, key_heads, C, K, BLOCK),
-            ragged(call.k, call.tokens, key_heads, C, K, BLOCK),
-            ragged(call.v, call.tokens, work.heads, C, V, V),
-            ragged(call.do, call.tokens, work.heads, C, V, V),
-            None,
-            of_states(call.states, work.places, K, V, sizes.SPLIT, BLOCK),
-            of_states(call.dstates, work.places, K, V, sizes.SPLIT, BLOCK),
-            dense(call.dq, call.tokens, work.heads, C, K, BLOCK),
-            dense(call.dk, call.tokens, work.heads, C, K, BLOCK),
-        )
+        sources = sources_of(call, work, sizes, BLOCK)
         tiles = Tiles(
-            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0),
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0), None,
             buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, C, BLOCK), buffer(1, C, BLOCK),
-            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), numbers(1, BLOCK, gl.float32).index(0),
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), numbers(1, BLOCK, gl.float32).index(0), None,
         )  # fmt: skip
         each_unsettled(by_levels, item, call, work, sources, tiles, sizes)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -15,23 +13,6 @@ from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, passing
 from linattn.ops.triton.tiles import TAME
 
 SLOTS = gl.constexpr(2)  # blocks of channels at hand
-
-
-class Tiles(NamedTuple):
-    """Shared memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    x: Any
-    states: Any
-    dstates: Any
-    high: Any  # decays, then what is sent
-    low: Any
-    factors: Any  # by channel, orders up to the middle, the weight up to there and from there on
-    hats: Any  # what is scaled, then gradients
-    sums: Any  # what is read across a token
 
 
 @gluon.jit

@@ -22,7 +22,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.chunks import Chunk, chunk, dense, fetch, of_states, ragged, send, state_at
+from linattn.ops.triton.hopper.call import gradients_of, values_of, vectors_of
+from linattn.ops.triton.hopper.chunks import Chunk, chunk, fetch, of_states, send, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.decays import columns, halves, lay_out
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
@@ -288,32 +289,13 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 def gradients(call, work, sizes):
     """All of them, and which hold."""
     C: gl.constexpr = sizes.C
-    K: gl.constexpr = sizes.K
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     key_heads = work.heads // call.group
-    of_v = (
-        ragged(call.v, call.tokens, work.heads, C, V, V),
-        dense(call.u, call.tokens, work.heads, C, V, V),
-        ragged(call.do, call.tokens, work.heads, C, V, V),
-        dense(call.x, call.tokens, work.heads, C, V, V),
-    )
-    states = (
-        of_states(call.dstates, work.places, K, V, sizes.SPLIT, BLOCK),
-        of_states(call.states, work.places, K, V, sizes.SPLIT, BLOCK),
-    )
-    vectors = (
-        ragged(call.q, call.tokens, key_heads, C, K, BLOCK),
-        ragged(call.k, call.tokens, key_heads, C, K, BLOCK),
-        ragged(call.read, call.tokens, work.heads // sizes.SPLIT, C, K, BLOCK),
-        ragged(call.write, call.tokens, work.heads // sizes.SPLIT, C, K, BLOCK),
-    )
-    results = (
-        dense(call.dq, call.tokens, work.heads, C, K, BLOCK),
-        dense(call.dk, call.tokens, work.heads, C, K, BLOCK),
-        dense(call.dread, call.tokens, work.heads, C, K, BLOCK),
-        dense(call.dwrite, call.tokens, work.heads, C, K, BLOCK),
-    )
+    of_v = values_of(call, work, sizes)
+    dstates = of_states(call.dstates, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+    states = of_states(call.states, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+    vectors, results = vectors_of(call, work, sizes, key_heads, BLOCK), gradients_of(call, work, sizes, BLOCK)
     tiles = Tiles(
         (buffer(1, C, V), buffer(1, C, V), buffer(1, C, V), buffer(1, C, V)),
         (buffer(1, BLOCK, V), buffer(1, BLOCK, V)),
@@ -326,7 +308,7 @@ def gradients(call, work, sizes):
     fence_async_shared()
     gl.warp_specialize([
         (make, (full, empty, results, tiles, kept, work, call, sizes)),
-        (load, (full, empty, Sources(of_v, states, vectors), tiles, work, call, sizes)),
+        (load, (full, empty, Sources(of_v, (dstates, states), vectors), tiles, work, call, sizes)),
     ], [1], [24])  # fmt: skip
 
 

@@ -19,13 +19,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Bars, Sources
-from linattn.ops.triton.hopper.chunks import chunk, dense, fetch, of_states, ragged, send
+from linattn.ops.triton.hopper.call import Bars, Tiles, sources_of
+from linattn.ops.triton.hopper.chunks import chunk, fetch, send
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, held, hold, left, pick, split, start_products, start_sum
-from linattn.ops.triton.hopper.settled import SLOTS, Tiles, lay_out, load_pair, load_states, passing_chunk, seek
+from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load_pair, load_states, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
 
 
@@ -196,21 +196,9 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
     """All of them, and which hold."""
     C: gl.constexpr = sizes.C
-    K: gl.constexpr = sizes.K
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
-    key_heads = work.heads // call.group
-    sources = Sources(
-        ragged(call.q, call.tokens, key_heads, C, K, BLOCK),
-        ragged(call.k, call.tokens, key_heads, C, K, BLOCK),
-        ragged(call.v, call.tokens, work.heads, C, V, V),
-        ragged(call.do, call.tokens, work.heads, C, V, V),
-        None,
-        of_states(call.states, work.places, K, V, sizes.SPLIT, BLOCK),
-        of_states(call.dstates, work.places, K, V, sizes.SPLIT, BLOCK),
-        dense(call.dq, call.tokens, work.heads, C, K, BLOCK),
-        dense(call.dk, call.tokens, work.heads, C, K, BLOCK),
-    )
+    sources = sources_of(call, work, sizes, BLOCK)
     tiles = Tiles(
         buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, V), buffer(STAGES, C, V), None,
         buffer(SLOTS, BLOCK, V), buffer(SLOTS, BLOCK, V), buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK),

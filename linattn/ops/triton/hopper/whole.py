@@ -21,24 +21,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Bars, Sources
+from linattn.ops.triton.hopper.call import Bars, Sources, Tiles
 from linattn.ops.triton.hopper.chunks import Chunk, chunk, dense, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, add, away_from_zero, barriers, buffer, give_back, numbers, weight, whole
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import DELTA, HEAD, LOG2E
-
-
-class Tiles(NamedTuple):
-    """Shared memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    x: Any
-    states: Any
-    out: Any
 
 
 class Shape(NamedTuple):
@@ -303,10 +291,10 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
             d = warpgroup_mma_wait(0, deps=[d])
             mbarrier.arrive(bars.pair_empty.index(pair), count=1)
             tma.store_wait(0)
-            tiles.out.index(mine).store(d.to(gl.bfloat16))
+            tiles.hats.index(mine).store(d.to(gl.bfloat16))
             fence_async_shared()
             at = [here.head, here.first + here.rows, C - here.rows, 0]
-            tma.store(sources.dq if READS else sources.dk, at, tiles.out.index(mine).reshape((1, 1, C, K)))
+            tma.store(sources.dq if READS else sources.dk, at, tiles.hats.index(mine).reshape((1, 1, C, K)))
             i += 1
     tma.store_wait(0)
 
@@ -342,7 +330,8 @@ def gradients(
         dense(call.dk, call.tokens, work.heads, C, K, K),
     )
     tiles = Tiles(
-        buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, V), buffer(STAGES, C, V), xb, buffer(2, K, V), buffer(2, C, K)
+        buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, V), buffer(STAGES, C, V), xb, buffer(2, K, V),
+        None, None, None, None, buffer(2, C, K), None,
     )  # fmt: skip
     weights, results = (None, None), None
     decay_full, decay_empty, sum_full, sum_empty = None, None, None, None

@@ -17,7 +17,6 @@ from linattn.ops.triton.hopper.chunks import Rows, dense, of_states, ragged
 class Sizes(NamedTuple):
     """Constants."""
 
-    C: Any
     K: Any
     V: Any
     SPLIT: Any  # heads that one is taken as, each with V values
@@ -131,10 +130,10 @@ class Tiles(NamedTuple):
 def values_of(call, work, sizes):
     """Tiles of v, u, dO and x."""
     return (
-        ragged(call.v, call.tokens, work.heads, sizes.C, sizes.V, sizes.V),
-        dense(call.u, call.tokens, work.heads, sizes.C, sizes.V, sizes.V),
-        ragged(call.do, call.tokens, work.heads, sizes.C, sizes.V, sizes.V),
-        dense(call.x, call.tokens, work.heads, sizes.C, sizes.V, sizes.V),
+        ragged(call.v, call.tokens, work.heads, sizes.V, sizes.V),
+        dense(call.u, call.tokens, work.heads, sizes.V, sizes.V),
+        ragged(call.do, call.tokens, work.heads, sizes.V, sizes.V),
+        dense(call.x, call.tokens, work.heads, sizes.V, sizes.V),
     )
 
 
@@ -142,10 +141,10 @@ def values_of(call, work, sizes):
 def vectors_of(call, work, sizes, key_heads, WIDTH: gl.constexpr):
     """Tiles of q, k, read and write, in blocks of channels."""
     return (
-        ragged(call.q, call.tokens, key_heads, sizes.C, sizes.K, WIDTH),
-        ragged(call.k, call.tokens, key_heads, sizes.C, sizes.K, WIDTH),
-        ragged(call.read, call.tokens, work.heads // sizes.SPLIT, sizes.C, sizes.K, WIDTH),
-        ragged(call.write, call.tokens, work.heads // sizes.SPLIT, sizes.C, sizes.K, WIDTH),
+        ragged(call.q, call.tokens, key_heads, sizes.K, WIDTH),
+        ragged(call.k, call.tokens, key_heads, sizes.K, WIDTH),
+        ragged(call.read, call.tokens, work.heads // sizes.SPLIT, sizes.K, WIDTH),
+        ragged(call.write, call.tokens, work.heads // sizes.SPLIT, sizes.K, WIDTH),
     )
 
 
@@ -153,29 +152,28 @@ def vectors_of(call, work, sizes, key_heads, WIDTH: gl.constexpr):
 def gradients_of(call, work, sizes, WIDTH: gl.constexpr):
     """Tiles of the gradients of q, k, read and write, in blocks of channels."""
     return (
-        dense(call.dq, call.tokens, work.heads, sizes.C, sizes.K, WIDTH),
-        dense(call.dk, call.tokens, work.heads, sizes.C, sizes.K, WIDTH),
-        dense(call.dread, call.tokens, work.heads, sizes.C, sizes.K, WIDTH),
-        dense(call.dwrite, call.tokens, work.heads, sizes.C, sizes.K, WIDTH),
+        dense(call.dq, call.tokens, work.heads, sizes.K, WIDTH),
+        dense(call.dk, call.tokens, work.heads, sizes.K, WIDTH),
+        dense(call.dread, call.tokens, work.heads, sizes.K, WIDTH),
+        dense(call.dwrite, call.tokens, work.heads, sizes.K, WIDTH),
     )
 
 
 @gluon.jit
 def sources_of(call, work, sizes, WIDTH: gl.constexpr):
     """Where q, k, values, their cotangents, states and gradients lie, in blocks of channels. What the delta rule writes are its values."""
-    C: gl.constexpr = sizes.C
     key_heads = work.heads // call.group
-    q = ragged(call.q, call.tokens, key_heads, C, sizes.K, WIDTH)
-    k = ragged(call.k, call.tokens, key_heads, C, sizes.K, WIDTH)
+    q = ragged(call.q, call.tokens, key_heads, sizes.K, WIDTH)
+    k = ragged(call.k, call.tokens, key_heads, sizes.K, WIDTH)
     if call.u is None:
-        v = ragged(call.v, call.tokens, work.heads, C, sizes.V, sizes.V)
+        v = ragged(call.v, call.tokens, work.heads, sizes.V, sizes.V)
     else:
-        v = dense(call.u, call.tokens, work.heads, C, sizes.V, sizes.V)
-    do = ragged(call.do, call.tokens, work.heads, C, sizes.V, sizes.V)
+        v = dense(call.u, call.tokens, work.heads, sizes.V, sizes.V)
+    do = ragged(call.do, call.tokens, work.heads, sizes.V, sizes.V)
     x = do
     if call.x is not None:
-        x = dense(call.x, call.tokens, work.heads, C, sizes.V, sizes.V)
+        x = dense(call.x, call.tokens, work.heads, sizes.V, sizes.V)
     states = of_states(call.states, work.places, sizes.K, sizes.V, sizes.SPLIT, WIDTH)
     dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, WIDTH)
-    dq = dense(call.dq, call.tokens, work.heads, C, sizes.K, WIDTH)
-    return Sources(q, k, v, do, x, states, dstates, dq, dense(call.dk, call.tokens, work.heads, C, sizes.K, WIDTH))
+    dq = dense(call.dq, call.tokens, work.heads, sizes.K, WIDTH)
+    return Sources(q, k, v, do, x, states, dstates, dq, dense(call.dk, call.tokens, work.heads, sizes.K, WIDTH))

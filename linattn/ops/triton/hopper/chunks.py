@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.common import described, locate
-from linattn.ops.triton.hopper.operands import BLOCK
+from linattn.ops.triton.hopper.operands import BLOCK, C
 from linattn.ops.triton.tiles import CHANNEL
 
 
@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
 
 @gluon.jit
-def ragged(x, rows, heads, C: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
+def ragged(x, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
     """Tiles [C, COLUMNS] of ``rows`` tokens of ``heads`` of ``x`` :class:`Rows`, each cut off at an end of its own.
 
     The last of a tile's n rows is the last of a dimension of C; another of the same stride moves that window to the token where
@@ -52,25 +52,25 @@ def ragged(x, rows, heads, C: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.con
 
 
 @gluon.jit
-def dense(base, rows, heads, C: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
+def dense(base, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
     """``ragged`` tiles of a tensor that has no gaps."""
-    return ragged(Rows(base, heads * WIDTH, WIDTH), rows, heads, C, WIDTH, COLUMNS)
+    return ragged(Rows(base, heads * WIDTH, WIDTH), rows, heads, WIDTH, COLUMNS)
 
 
 @gluon.jit
-def fetch(source, here, bar, to, C: gl.constexpr, WIDTH: gl.constexpr):
+def fetch(source, here, bar, to, WIDTH: gl.constexpr):
     """Begin to bring a tile of a chunk."""
     tma.load(source, [here.head, here.first + here.rows, C - here.rows, 0], bar, to.reshape((1, 1, C, WIDTH)))
 
 
 @gluon.jit
-def send(to, here, block, tile, C: gl.constexpr):
+def send(to, here, block, tile):
     """Begin to write a block of channels of a chunk."""
     tma.store(to, [here.head, here.first + here.rows, C - here.rows, block * BLOCK], tile.reshape((1, 1, C, BLOCK)))
 
 
 @gluon.jit
-def chunk(place, work, C: gl.constexpr, PACKED: gl.constexpr):
+def chunk(place, work, PACKED: gl.constexpr):
     """The :class:`Chunk` of a head at ``place``."""
     slot = place // work.heads
     _, first, last, _, _, _ = locate(slot, work.cu, work.sequences, work.tokens, C, PACKED)

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.chunks import Chunk, chunk
-from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, add_two, keep_halves
+from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, C, add_two, keep_halves
 from linattn.ops.triton.tiles import LOG2E
 
 ROWS = gl.constexpr(gl.BlockedLayout([4, 4], [2, 16], [4, 1], [1, 0]))  # [C / 2, BLOCK] of four warps, each with some of the tokens
@@ -19,7 +19,7 @@ def columns(warps, width):
 
 
 @gluon.jit
-def halves(decays, here, block, C: gl.constexpr, layout: gl.constexpr):
+def halves(decays, here, block, layout: gl.constexpr):
     """The decays [C / 2, BLOCK] of both halves of a chunk's block, as they lie; 0 past the end."""
     HALF: gl.constexpr = C // 2
     stride = decays.token // 4 * 4
@@ -34,9 +34,9 @@ def halves(decays, here, block, C: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def halves_at(decays, place, block, work, sizes, layout: gl.constexpr):
     """``halves`` of the chunk at ``place``; 0 past the last."""
-    here = chunk(place, work, sizes.C, sizes.PACKED)
+    here = chunk(place, work, sizes.PACKED)
     rows = gl.where(place < work.places, here.rows, 0)
-    return halves(decays, Chunk(here.head, here.first, rows), block, sizes.C, layout)
+    return halves(decays, Chunk(here.head, here.first, rows), block, layout)
 
 
 @gluon.jit

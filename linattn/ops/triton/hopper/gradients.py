@@ -55,23 +55,23 @@ def gradients(
         dq, dk, dread, dwrite, ddecay, dbonus, settled, length,
     )  # fmt: skip
     if DECAY != CHANNEL:
-        whole.gradients(call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, False, STAGES), DECAY, RULE, BITS, PAIRS, REGISTERS, FEW)
+        whole.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, False, STAGES), DECAY, RULE, BITS, PAIRS, REGISTERS, FEW)
     else:
         LOW: gl.constexpr = decay.dtype.element_ty != gl.bfloat16
         if SETTLED:
             if RULE == PLAIN:
                 settled_plain.gradients(
-                    call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES), REGISTERS, SUMS, FEW
+                    call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES), REGISTERS, SUMS, FEW
                 )  # fmt: skip
             elif RULE == DELTA:
                 settled_delta.gradients(
-                    call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES), REGISTERS, SUMS, FEW
+                    call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES), REGISTERS, SUMS, FEW
                 )  # fmt: skip
             else:
-                settled_erase.gradients(call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+                settled_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
         elif RULE == PLAIN:
-            levels_plain.gradients(call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, BYTES))
+            levels_plain.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, BYTES))
         elif RULE == DELTA:
-            levels_delta.gradients(call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+            levels_delta.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
         else:
-            levels_erase.gradients(call, work, Sizes(C, K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+            levels_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))

@@ -69,7 +69,7 @@ def each_unsettled(make: gl.constexpr, item, call, work, sources, tiles, sizes):
     phase = 0
     while item < blocks:
         place = item // BLOCKS
-        here = chunk(place, work, sizes.C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
             make(Place(place, item % BLOCKS, here), phase, bars.index(0), call, work, sources, tiles, sizes)
             phase ^= 1

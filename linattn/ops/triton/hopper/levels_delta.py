@@ -27,6 +27,7 @@ from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrie
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
     WIDE,
+    C,
     exp2,
     held,
     hold,
@@ -44,7 +45,7 @@ __all__ = ["gradients", "options", "programs"]
 
 
 @gluon.jit
-def mirrored(cotangents, values, token, other, scale, C: gl.constexpr):
+def mirrored(cotangents, values, token, other, scale):
     """Products of cotangents and values of other tokens: a row's own cotangent with values before it, its value with cotangents after."""
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     below = warpgroup_mma(cotangents, values.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -57,10 +58,6 @@ def mirrored(cotangents, values, token, other, scale, C: gl.constexpr):
 @gluon.jit
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     """All gradients of a block of channels of a chunk."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    DDECAY: gl.constexpr = sizes.DDECAY
-    LOW: gl.constexpr = sizes.LOW
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     qb, kb, eb, ob, xb, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.x, tiles.states, tiles.dstates
     high, low = tiles.high, tiles.low
@@ -73,29 +70,29 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
     tma.store_wait(0)
     barrier()  # nobody is still reading
-    mbarrier.expect(full, 6 * C * V + 4 * BLOCK * V + 4 * C * BLOCK)
-    of_state = state_at(at.place, block * BLOCK, sizes.K, V, sizes.SPLIT)
+    mbarrier.expect(full, 6 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
+    of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
     tma.load(sources.states, of_state, full, sb)
     tma.load(sources.dstates, of_state, full, dsb)
-    fetch(sources.do, here, full, ob, C, V)
-    fetch(sources.x, here, full, xb, C, V)
-    fetch(sources.v, here, full, eb, C, V)
+    fetch(sources.do, here, full, ob, sizes.V)
+    fetch(sources.x, here, full, xb, sizes.V)
+    fetch(sources.v, here, full, eb, sizes.V)
     tma.load(sources.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
     tma.load(sources.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, columns(gl.num_warps(), 4))
-    ORDERS: gl.constexpr = 1.0 if LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
-    early, late = lay_out_orders(early, late, high, low, LOW)
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
     barrier()
 
     # From outside the chunk.
-    x = start_sum(pick(other <= token), high, low, 0, LOW)
-    y = start_sum(pick(other > token), high, low, 0, LOW)
+    x = start_sum(pick(other <= token), high, low, 0, sizes.LOW)
+    y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     mbarrier.wait(full, phase)
-    if DDECAY:
-        tiles.past.store(gl.sum(passing(sb, dsb, V), 1))
+    if sizes.DDECAY:
+        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
     y = warpgroup_mma_wait(0, deps=[y])
     x = warpgroup_mma_wait(0, deps=[x])
     dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -111,19 +108,19 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     cross += held(kb) * dr
     dk = warpgroup_mma_wait(0, deps=[dk])
     dk = dk * y
-    sent_high, sent_low = in_blocks(sb, BLOCK, V).index(0), in_blocks(dsb, BLOCK, V).index(0)
+    sent_high, sent_low = in_blocks(sb, BLOCK, sizes.V).index(0), in_blocks(dsb, BLOCK, sizes.V).index(0)
     barrier()  # states have been read
-    if DDECAY:
+    if sizes.DDECAY:
         split(held(kb) * dk, sent_high, sent_low)
     dk += dr
 
     # What tokens have of each other's values, but for decays.
-    gs = tiles.g if V == BLOCK else in_blocks(sb, BLOCK, V).index(1)
-    ns, met, met_keys = in_blocks(ob, C, V).index(0), in_blocks(eb, C, V).index(0), in_blocks(xb, C, V).index(0)
-    g = mirrored(ob, eb, token, other, call.scale, C)
+    gs = tiles.g if sizes.V == BLOCK else in_blocks(sb, BLOCK, sizes.V).index(1)
+    ns, met, met_keys = in_blocks(ob, C, sizes.V).index(0), in_blocks(eb, C, sizes.V).index(0), in_blocks(xb, C, sizes.V).index(0)
+    g = mirrored(ob, eb, token, other, call.scale)
     own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
     hold(gs, g)
-    g = mirrored(xb, eb, token, other, -1.0, C)
+    g = mirrored(xb, eb, token, other, -1.0)
     barrier()  # values and cotangents have been read
     hold(ns, g)
 
@@ -134,7 +131,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         upper = (token & m) != 0
         middle = (token | (2 * m - 1)) - m
         span = in_range(gl.where(upper, middle, token) + 1, gl.where(upper, token - middle, middle - token), other)
-        orders = start_sum(left(ones(span)), high, low, 0, LOW)
+        orders = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
         span = in_range((token ^ m) & -m, token * 0 + m, other)
         met_by = left(cut(gs.load(WIDE), span))
         orders = warpgroup_mma_wait(0, deps=[orders])
@@ -150,14 +147,14 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         p = warpgroup_mma(met_by, met, nothing, use_acc=False, is_async=True)
         met_by = left(cut(ns.load(WIDE), span))
         p = warpgroup_mma_wait(0, deps=[p])
-        if DDECAY:
+        if sizes.DDECAY:
             cross += held(met) * p * (late_half - early_half)
         p = p * e
         dq += p * late_half
         dk += p * early_half
         p = warpgroup_mma(met_by, met_keys, nothing, use_acc=False, is_async=True)
         p = warpgroup_mma_wait(0, deps=[p])
-        if DDECAY:
+        if sizes.DDECAY:
             cross += held(met_keys) * p * (late_half - early_half)
         dk += p * e
         m = m // 2
@@ -168,13 +165,13 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     barrier()  # decays, queries and keys have been read
     hold(qb, dq)
     hold(kb, dk)
-    if DDECAY:
+    if sizes.DDECAY:
         split(cross, high.index(0), low.index(0))
     fence_async_shared()
     barrier()
-    send(sources.dq, here, block, qb, C)
-    send(sources.dk, here, block, kb, C)
-    if DDECAY:
+    send(sources.dq, here, block, qb)
+    send(sources.dk, here, block, kb)
+    if sizes.DDECAY:
         earlier, here_on = pick(other < token), pick(other >= token)
         dd = start_products(((earlier, sent_low), (here_on, low.index(0)), (earlier, sent_high), (here_on, high.index(0))))
         through = (tiles.past.load(of_channels) * tiles.faded.load(of_channels))[None, :]
@@ -186,16 +183,14 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 @gluon.jit
 def gradients(call, work, sizes):
     """The strengths' gradient, which knows no decay, is done."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
     blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:
         sources = sources_of(call, work, sizes, BLOCK)
         tiles = Tiles(
-            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0),
-            buffer(1, C, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, C, BLOCK),
-            buffer(1, C, BLOCK), None, buffer(1, C, BLOCK).index(0) if V == BLOCK else None,
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, sizes.V).index(0), buffer(1, C, sizes.V).index(0),
+            buffer(1, C, sizes.V).index(0), buffer(1, BLOCK, sizes.V).index(0), buffer(1, BLOCK, sizes.V).index(0), buffer(1, C, BLOCK),
+            buffer(1, C, BLOCK), None, buffer(1, C, BLOCK).index(0) if sizes.V == BLOCK else None,
             numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0),
         )  # fmt: skip
         each_unsettled(by_levels, item, call, work, sources, tiles, sizes)

@@ -29,6 +29,7 @@ from linattn.ops.triton.hopper.levels import choose, cut, in_range, ones, unsett
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
+    C,
     copies,
     exp2,
     held,
@@ -77,7 +78,7 @@ class Tiles(NamedTuple):
 
 
 @gluon.jit
-def product(a, b, C: gl.constexpr):
+def product(a, b):
     """Of what tokens bring with what others do, under way."""
     nothing = gl.zeros([C, C], gl.float32, EACH)
     return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -86,11 +87,10 @@ def product(a, b, C: gl.constexpr):
 @gluon.jit
 def bring_vectors(full, call, work, sources, tiles, item, sizes):
     """Begin to load a block's queries and keys."""
-    C: gl.constexpr = sizes.C
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     if item < work.places * BLOCKS:
         place, channel = item // BLOCKS, item % BLOCKS * BLOCK
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         bar = full.index(1)
         mbarrier.expect(bar, 8 * C * BLOCK)
         shared = [here.head // call.group, here.first + here.rows, C - here.rows, channel]
@@ -102,31 +102,25 @@ def bring_vectors(full, call, work, sources, tiles, item, sizes):
 @gluon.jit
 def bring_values(full, work, sources, tiles, item, sizes):
     """Begin to load a block's values, cotangents and states."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     if item < work.places * BLOCKS:
         place, channel = item // BLOCKS, item % BLOCKS * BLOCK
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         bar = full.index(0)
-        mbarrier.expect(bar, 8 * C * V + 4 * BLOCK * V)
-        fetch(sources.of_v[2], here, bar, tiles.of_v[2], C, V)
-        of_state = state_at(place, channel, sizes.K, V, sizes.SPLIT)
+        mbarrier.expect(bar, 8 * C * sizes.V + 4 * BLOCK * sizes.V)
+        fetch(sources.of_v[2], here, bar, tiles.of_v[2], sizes.V)
+        of_state = state_at(place, channel, sizes.K, sizes.V, sizes.SPLIT)
         tma.load(sources.states, of_state, bar, tiles.states)
-        fetch(sources.of_v[3], here, bar, tiles.of_v[3], C, V)
-        fetch(sources.of_v[0], here, bar, tiles.of_v[0], C, V)
+        fetch(sources.of_v[3], here, bar, tiles.of_v[3], sizes.V)
+        fetch(sources.of_v[0], here, bar, tiles.of_v[0], sizes.V)
         tma.load(sources.dstates, of_state, bar, tiles.dstates)
-        fetch(sources.of_v[1], here, bar, tiles.of_v[1], C, V)
+        fetch(sources.of_v[1], here, bar, tiles.of_v[1], sizes.V)
 
 
 @gluon.jit
 def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     """All gradients of a block of channels of a chunk."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
     BLOCKS: gl.constexpr = sizes.K // BLOCK
-    DDECAY: gl.constexpr = sizes.DDECAY
-    LOW: gl.constexpr = sizes.LOW
     of_tokens: gl.constexpr = gl.SliceLayout(1, SHARE)
     of_channels: gl.constexpr = gl.SliceLayout(0, SHARE)
     qb, kb, rb, wb = tiles.vectors
@@ -135,26 +129,26 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     g_tile, gn_tile, ng_tile, n_tile = tiles.met
     sent_high, sent_low = tiles.sent
     place, block = item // BLOCKS, item % BLOCKS
-    here = chunk(place, work, C, sizes.PACKED)
+    here = chunk(place, work, sizes.PACKED)
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
     token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + nought
     other = gl.arange(0, C, gl.SliceLayout(0, EACH))[None, :]
     nothing = gl.zeros([C, BLOCK], gl.float32, SHARE)
 
-    early, late = halves(call.decays, here, block, C, columns(gl.num_warps(), 4))
-    ORDERS: gl.constexpr = 1.0 if LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
-    early, late = lay_out_orders(early, late, high, low, LOW)
+    early, late = halves(call.decays, here, block, columns(gl.num_warps(), 4))
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
     barrier()
 
     # From outside the chunk.
-    x = start_sum(pick(other <= token), high, low, 0, LOW)
-    x_before = start_sum(pick(other < token), high, low, 0, LOW)
-    y = start_sum(pick(other > token), high, low, 0, LOW)
+    x = start_sum(pick(other <= token), high, low, 0, sizes.LOW)
+    x_before = start_sum(pick(other < token), high, low, 0, sizes.LOW)
+    y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     mbarrier.wait(full.index(0), phase)
-    if DDECAY:
-        tiles.past.store(gl.sum(passing(sb, dsb, V), 1))
+    if sizes.DDECAY:
+        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
     x, x_before, y = warpgroup_mma_wait(0, deps=[x, x_before, y])
     dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
     dr = warpgroup_mma(xb, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -171,28 +165,28 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     dw = dw * y
     cross = held(qb) * dq
     cross_before = held(rb) * dr
-    if DDECAY:
+    if sizes.DDECAY:
         split(held(kb) * dk + held(wb) * dw, sent_high, sent_low)
 
     # What tokens have of each other's values, but for decays; neighbours that have none between them right away.
-    below, above = product(ob, vb, C), product(vb, ob, C)
+    below, above = product(ob, vb), product(vb, ob)
     below, above = warpgroup_mma_wait(0, deps=[below, above])
     tiles.owned.store(gl.sum(gl.where(token == other, below, 0.0), 1) * call.scale)
     hold(g_tile, gl.where(token > other, below, above) * call.scale)
-    below, above = product(ob, ub, C), product(vb, xb, C)
+    below, above = product(ob, ub), product(vb, xb)
     below, above = warpgroup_mma_wait(0, deps=[below, above])
     tiles.owned_w.store(gl.sum(gl.where(token == other, below, 0.0), 1) * call.scale)
     near = left(gl.where(token == other - 1, above, 0.0))
     hold(gn_tile, gl.where(token > other, below * call.scale, gl.where(token == other - 1, 0.0, above)))
     dk = warpgroup_mma(near, rb, dk, is_async=True)
     dk = warpgroup_mma_wait(0, deps=[dk])
-    below, above = product(xb, vb, C), product(ub, ob, C)
+    below, above = product(xb, vb), product(ub, ob)
     below, above = warpgroup_mma_wait(0, deps=[below, above])
     near = left(gl.where(token == other + 1, below, 0.0))
     hold(ng_tile, gl.where(token > other, gl.where(token == other + 1, 0.0, below), above * call.scale))
     dr = warpgroup_mma(near, kb, dr, is_async=True)
     dr = warpgroup_mma_wait(0, deps=[dr])
-    below, above = product(xb, ub, C), product(ub, xb, C)
+    below, above = product(xb, ub), product(ub, xb)
     below, above = warpgroup_mma_wait(0, deps=[below, above])
     near = left(gl.where(token == other + 1, below, 0.0))
     near_above = left(gl.where(token == other - 1, above, 0.0))
@@ -212,9 +206,9 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
         middle = (token | (2 * m - 1)) - m
         start = gl.where(upper, middle, token) + 1
         span = in_range(start, gl.where(upper, token - middle, middle - token), other)
-        orders = start_sum(left(ones(span)), high, low, 0, LOW)
+        orders = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
         span = in_range(start, gl.where(upper, token - middle - 1, middle - token), other)
-        orders_before = start_sum(left(ones(span)), high, low, 0, LOW)
+        orders_before = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
         span = in_range((token ^ m) & -m, token * 0 + m, other)
         first_by = left(cut(g_tile.load(EACH), span))
         second_by = left(cut(gn_tile.load(EACH), span))
@@ -237,13 +231,13 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
         p_before = warpgroup_mma(third_by, tiles.z, nothing, use_acc=False, is_async=True)
         p_before = warpgroup_mma(fourth_by, tiles.y, p_before, is_async=True)
         p = warpgroup_mma_wait(2, deps=[p])
-        if DDECAY:
+        if sizes.DDECAY:
             cross += held(tiles.z) * p * (late_half - early_half)
         p = p * e
         dq += p * late_half
         dk += p * early_half
         p_before = warpgroup_mma_wait(0, deps=[p_before])
-        if DDECAY:
+        if sizes.DDECAY:
             c = held(tiles.y) * p_before
             cross -= c * early_half
             cross_before += c * late_half
@@ -263,14 +257,14 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     hold(kb, dk)
     hold(rb, dr)
     hold(wb, dw)
-    if DDECAY:
+    if sizes.DDECAY:
         split(cross, high.index(0), low.index(0))
         split(cross_before, tiles.z, tiles.y)
     fence_async_shared()
     barrier()
     for n in gl.static_range(4):
-        send(sources.gradients[n], here, block, tiles.vectors[n], C)
-    if DDECAY:
+        send(sources.gradients[n], here, block, tiles.vectors[n])
+    if sizes.DDECAY:
         earlier, here_on, later = pick(other < token), pick(other >= token), pick(other > token)
         dd = start_products((
             (earlier, sent_low), (here_on, low.index(0)), (later, tiles.y),
@@ -293,17 +287,16 @@ def seek(item, call, work, sizes):
     blocks = work.places * BLOCKS
     item = unsettled(item, call.settled, blocks)
     if sizes.PACKED:
-        rows = chunk(item // BLOCKS, work, sizes.C, sizes.PACKED).rows
+        rows = chunk(item // BLOCKS, work, sizes.PACKED).rows
         while (item < blocks) & (rows <= 0):
             item = unsettled(item + gl.num_programs(0), call.settled, blocks)
-            rows = chunk(item // BLOCKS, work, sizes.C, sizes.PACKED).rows
+            rows = chunk(item // BLOCKS, work, sizes.PACKED).rows
     return item
 
 
 @gluon.jit
 def gradients(call, work, sizes):
     """All of them."""
-    C: gl.constexpr = sizes.C
     V: gl.constexpr = sizes.V
     blocks = work.places * (sizes.K // BLOCK)
     item = seek(gl.program_id(0), call, work, sizes)

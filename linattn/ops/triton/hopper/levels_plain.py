@@ -27,6 +27,7 @@ from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrie
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
     WIDE,
+    C,
     exp2,
     held,
     hold,
@@ -45,11 +46,6 @@ from linattn.ops.triton.tiles import LOG2E
 @gluon.jit
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     """All gradients of a block of channels of a chunk."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    BEFORE: gl.constexpr = sizes.BEFORE
-    DDECAY: gl.constexpr = sizes.DDECAY
-    LOW: gl.constexpr = sizes.LOW
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     qb, kb, vb, ob, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.states, tiles.dstates
     high, low, met, gs, faded = tiles.high, tiles.low, tiles.met, tiles.g, tiles.faded
@@ -63,18 +59,18 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
     tma.store_wait(0)
     barrier()  # nobody is still reading
-    mbarrier.expect(full, 4 * C * V + 4 * BLOCK * V + 4 * C * BLOCK)
-    fetch(sources.v, here, full, vb, C, V)
-    fetch(sources.do, here, full, ob, C, V)
+    mbarrier.expect(full, 4 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
+    fetch(sources.v, here, full, vb, sizes.V)
+    fetch(sources.do, here, full, ob, sizes.V)
     tma.load(sources.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
     tma.load(sources.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
-    of_state = state_at(at.place, block * BLOCK, sizes.K, V, sizes.SPLIT)
+    of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
     tma.load(sources.states, of_state, full, sb)
     tma.load(sources.dstates, of_state, full, dsb)
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, ROWS)
-    ORDERS: gl.constexpr = 1.0 if LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
-    early, late = lay_out_orders(early, late, high, low, LOW)
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     fence_async_shared()
     halfway = reinterpret(gs, gl.float32, [C // 2, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     halfway.store(early + late)
@@ -83,8 +79,8 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     faded.store(exp2(gl.sum(halfway.load(by_column), 0) * ORDERS))
 
     # From outside the chunk.
-    x = start_sum(pick(other < token if BEFORE else other <= token), high, low, 0, LOW)
-    y = start_sum(pick(other > token), high, low, 0, LOW)
+    x = start_sum(pick(other < token if sizes.BEFORE else other <= token), high, low, 0, sizes.LOW)
+    y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     y = warpgroup_mma_wait(0, deps=[y])
     x = warpgroup_mma_wait(0, deps=[x])
     mbarrier.wait(full, phase)
@@ -103,12 +99,12 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     above = warpgroup_mma_wait(0, deps=[above])
     g = gl.where(token > other, below, above) * call.scale
     own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
-    if BEFORE:  # neighbours have no decay between them
+    if sizes.BEFORE:  # neighbours have no decay between them
         near_below = pick_from(token == other + 1, g)
         near_above = pick_from(token == other - 1, g)
         g = gl.where((token == other + 1) | (token == other - 1), 0.0, g)
     hold(gs, g)
-    if BEFORE:
+    if sizes.BEFORE:
         near = warpgroup_mma(near_below, kb, nothing, use_acc=False, is_async=True)
         dq += warpgroup_mma_wait(0, deps=[near])
         sent = held(kb) * dk
@@ -116,18 +112,18 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         dk += warpgroup_mma_wait(0, deps=[near])
     else:
         sent = held(kb) * dk
-    sent_high, sent_low = in_blocks(vb, C, V).index(0), in_blocks(ob, C, V).index(0)
-    if DDECAY:
+    sent_high, sent_low = in_blocks(vb, C, sizes.V).index(0), in_blocks(ob, C, sizes.V).index(0)
+    if sizes.DDECAY:
         barrier()  # values and cotangents have been read
         split(sent, sent_high, sent_low)
 
     # From each other.
     inner = nothing
     m = C // 2
-    while m > (1 if BEFORE else 0):
+    while m > (1 if sizes.BEFORE else 0):
         token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought * m  # again: there is no room to keep what depends on it
         upper = (token & m) != 0
-        orders = start_sum(left(up_to_middle(token, upper, m, other, BEFORE, sizes.BYTES)), high, low, 0, LOW)
+        orders = start_sum(left(up_to_middle(token, upper, m, other, sizes.BEFORE, sizes.BYTES)), high, low, 0, sizes.LOW)
         if sizes.BYTES:
             span = in_range((token ^ m) & -m, token * 0 + m, other)
             met_by = left(cut(gs.load(WIDE), span))
@@ -145,9 +141,9 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         p = warpgroup_mma_wait(0, deps=[p])
         late_half = gl.where(upper, 1.0, 0.0)
         early_half = 1.0 - late_half
-        if DDECAY:
+        if sizes.DDECAY:
             c = held(met) * p
-            if BEFORE:
+            if sizes.BEFORE:
                 cross += c * late_half
                 inner -= c * early_half
             else:
@@ -160,7 +156,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     # From themselves.
     of_q = held(kb)
     of_k = held(qb)
-    if BEFORE:
+    if sizes.BEFORE:
         u = gl.load(call.bonus + here.head // sizes.SPLIT * sizes.K + block * BLOCK + channel).to(gl.float32)[None, :]
         of_q = of_q * u
         of_k = of_k * u
@@ -169,23 +165,23 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     barrier()  # decays, queries and keys have been read
     hold(qb, dq)
     hold(kb, dk)
-    if DDECAY:
+    if sizes.DDECAY:
         split(cross, high.index(0), low.index(0))
-        if BEFORE:
+        if sizes.BEFORE:
             split(inner, met, gs)
     fence_async_shared()
     barrier()
-    send(sources.dq, here, block, qb, C)
-    send(sources.dk, here, block, kb, C)
-    if DDECAY:
+    send(sources.dq, here, block, qb)
+    send(sources.dk, here, block, kb)
+    if sizes.DDECAY:
         earlier = pick(other < token)
-        later = pick(other > token if BEFORE else other >= token)
+        later = pick(other > token if sizes.BEFORE else other >= token)
         dd = start_products(((earlier, sent_low), (later, low.index(0)), (earlier, sent_high), (later, high.index(0))))
-        if BEFORE:
+        if sizes.BEFORE:
             here_on = pick(other >= token)
             dd = warpgroup_mma(here_on, gs, dd, is_async=True)
             dd = warpgroup_mma(here_on, met, dd, is_async=True)
-        past = gl.convert_layout(gl.sum(passing(sb, dsb, V), 1), of_channels)
+        past = gl.convert_layout(gl.sum(passing(sb, dsb, sizes.V), 1), of_channels)
         past = (past * faded.load(of_channels))[None, :]
         dd = warpgroup_mma_wait(0, deps=[dd])
         dd = dd + past
@@ -214,7 +210,6 @@ def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constex
 @gluon.jit
 def gradients(call, work, sizes):
     """The bonus's gradient, which knows no decay, is done."""
-    C: gl.constexpr = sizes.C
     V: gl.constexpr = sizes.V
     blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)

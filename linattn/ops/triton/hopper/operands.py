@@ -8,8 +8,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from linattn.ops.triton import hopper
 from linattn.ops.triton.hopper.names import reinterpret, warpgroup_mma
 
+C = gl.constexpr(hopper.CHUNK)  # tokens of a chunk
 BLOCK = gl.constexpr(64)  # channels of a step: a row of the swizzle of shared memory
 WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [C, C] and [C, BLOCK] in accumulators of a warpgroup
 NATURAL_RESET = gl.constexpr(-111.0)  # 160 binary orders, which no weight survives, as a natural logarithm that bfloat16 can hold
@@ -145,10 +147,10 @@ def start_products(pairs):
 
 
 @gluon.jit
-def in_blocks(tile, C: gl.constexpr, K: gl.constexpr):
-    """A tile [C, K] as [K / BLOCK, C, BLOCK]: how the swizzle lays it out."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BLOCK], gl.bfloat16)
-    return reinterpret(tile, gl.bfloat16, [K // BLOCK, C, BLOCK], layout)
+def in_blocks(tile, ROWS: gl.constexpr, K: gl.constexpr):
+    """A tile [ROWS, K] as [K / BLOCK, ROWS, BLOCK]: how the swizzle lays it out."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK], gl.bfloat16)
+    return reinterpret(tile, gl.bfloat16, [K // BLOCK, ROWS, BLOCK], layout)
 
 
 @gluon.jit

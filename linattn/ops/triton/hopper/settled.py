@@ -6,23 +6,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import decays, tma
-from linattn.ops.triton.hopper.chunks import chunk, state_at
+from linattn.ops.triton.hopper.chunks import chunk, fetch, state_at
 from linattn.ops.triton.hopper.common import give_back
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, passing
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, passing
 from linattn.ops.triton.tiles import TAME
 
 SLOTS = gl.constexpr(2)  # blocks of channels at hand
 
 
 @gluon.jit
-def seek(place, work, C: gl.constexpr, PACKED: gl.constexpr):
+def seek(place, work, PACKED: gl.constexpr):
     """The first chunk of this program from ``place`` on that has tokens."""
     if PACKED:
-        rows = chunk(place, work, C, PACKED).rows
+        rows = chunk(place, work, PACKED).rows
         while (place < work.places) & (rows <= 0):
             place += gl.num_programs(0)
-            rows = chunk(place, work, C, PACKED).rows
+            rows = chunk(place, work, PACKED).rows
     return place
 
 
@@ -39,7 +39,7 @@ def load_states(bars, sources, tiles, place, block, j, sizes):
 
 
 @gluon.jit
-def load_pair(bars, sources, tiles, here, block, j, group, C: gl.constexpr):
+def load_pair(bars, sources, tiles, here, block, j, group):
     """Begin to bring a block's queries and keys."""
     slot, phase = j % SLOTS, (j // SLOTS & 1) ^ 1
     there = bars.pair_full.index(slot)
@@ -74,3 +74,33 @@ def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
     give_back(used.index(at))
     past = gl.convert_layout(gl.sum(both, 1), of_channels)
     return past * (tiles.factors.index(3 * slot + 1).load(of_channels) * tiles.factors.index(3 * slot + 2).load(of_channels))
+
+
+@gluon.jit
+def load(bars, sources, tiles, work, call, sizes, TWICE: gl.constexpr):
+    """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free.
+
+    With ``TWICE`` keys read too: there are cotangents of values, and queries and keys are used up before states.
+    """
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    i = 0
+    for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
+        here = chunk(place, work, sizes.PACKED)
+        if here.rows > 0:
+            for block in gl.static_range(BLOCKS):
+                j = i * BLOCKS + block
+                if TWICE:
+                    load_pair(bars, sources, tiles, here, block, j, call.group)
+                load_states(bars, sources, tiles, place, block, j, sizes)
+                if not TWICE:
+                    load_pair(bars, sources, tiles, here, block, j, call.group)
+                if block == 0:
+                    stage = i % sizes.STAGES
+                    bar = bars.full.index(stage)
+                    mbarrier.wait(bars.empty.index(stage), (i // sizes.STAGES & 1) ^ 1)
+                    mbarrier.expect(bar, (6 if TWICE else 4) * C * sizes.V)
+                    fetch(sources.v, here, bar, tiles.v.index(stage), sizes.V)
+                    fetch(sources.do, here, bar, tiles.do.index(stage), sizes.V)
+                    if TWICE:
+                        fetch(sources.x, here, bar, tiles.x.index(stage), sizes.V)
+            i += 1

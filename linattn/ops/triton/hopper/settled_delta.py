@@ -20,12 +20,12 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.call import Bars, Tiles, sources_of
-from linattn.ops.triton.hopper.chunks import chunk, fetch, send
+from linattn.ops.triton.hopper.chunks import chunk, send
 from linattn.ops.triton.hopper.common import away_from_zero, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import columns, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, held, hold, in_blocks, pick, split, start_sum
-from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load_pair, load_states, passing_chunk, seek
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, in_blocks, pick, split, start_sum
+from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
 
 
@@ -35,32 +35,6 @@ class Between(NamedTuple):
     up_to: Any  # 0/1: the tokens up to each token
     met: Any  # G, N
     owned: Any
-
-
-@gluon.jit
-def load(bars, sources, tiles, work, call, sizes):
-    """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
-    BLOCKS: gl.constexpr = sizes.K // BLOCK
-    i = 0
-    for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
-        if here.rows > 0:
-            for block in gl.static_range(BLOCKS):
-                j = i * BLOCKS + block
-                load_pair(bars, sources, tiles, here, block, j, call.group, C)
-                load_states(bars, sources, tiles, place, block, j, sizes)
-                if block == 0:
-                    stage = i % STAGES
-                    bar = bars.full.index(stage)
-                    mbarrier.wait(bars.empty.index(stage), (i // STAGES & 1) ^ 1)
-                    mbarrier.expect(bar, 6 * C * V)
-                    fetch(sources.v, here, bar, tiles.v.index(stage), C, V)
-                    fetch(sources.do, here, bar, tiles.do.index(stage), C, V)
-                    fetch(sources.x, here, bar, tiles.x.index(stage), C, V)
-            i += 1
 
 
 @gluon.jit
@@ -77,20 +51,18 @@ def summands(state, results, which: gl.constexpr, V: gl.constexpr):
 @gluon.jit
 def add_up(bars, tiles, up_to, work, call, sizes):
     """Decays a block ahead, and the decay's gradient: of what is read across a token, what is sent past it, and what passes the chunk."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     layout: gl.constexpr = columns(gl.num_warps(), 4)
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
     row = gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought
     earlier = pick(gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :] < row[:, None])
-    place = seek(gl.program_id(0), work, C, sizes.PACKED)
+    place = seek(gl.program_id(0), work, sizes.PACKED)
     early, late = halves_at(call.decays, place, 0, work, sizes, layout)
     lay_out(early, late, 0, bars, tiles, call.settled, place, 0, work, sizes)
     j = 0
     while place < work.places:
-        here = chunk(place, work, C, sizes.PACKED)
-        next_place = seek(place + gl.num_programs(0), work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
+        next_place = seek(place + gl.num_programs(0), work, sizes.PACKED)
         for block in range(BLOCKS):
             slot = j % SLOTS
             here_on = up_to.index(j * nought).permute((1, 0))
@@ -98,11 +70,11 @@ def add_up(bars, tiles, up_to, work, call, sizes):
             if block == BLOCKS - 1:
                 ahead, next_block = next_place, 0
             early, late = halves_at(call.decays, ahead, next_block, work, sizes, layout)
-            past = passing_chunk(bars, tiles, bars.sum_empty, 0, j, V)
+            past = passing_chunk(bars, tiles, bars.sum_empty, 0, j, sizes.V)
             lay_out(early, late, slot ^ 1, bars, tiles, call.settled, ahead, next_block, work, sizes)
 
-            read, read_low = summands(tiles.states.index(slot), tiles.sums, 0, V)
-            kept, kept_low = summands(tiles.dstates.index(slot), tiles.sums, 1, V)
+            read, read_low = summands(tiles.states.index(slot), tiles.sums, 0, sizes.V)
+            kept, kept_low = summands(tiles.dstates.index(slot), tiles.sums, 1, sizes.V)
             mbarrier.wait(bars.sum_full.index(0), j & 1)
             dd = gl.zeros([C, BLOCK], gl.float32, WIDE)
             dd = warpgroup_mma(earlier, tiles.low.index(slot), dd, use_acc=False, is_async=True)
@@ -122,9 +94,6 @@ def add_up(bars, tiles, up_to, work, call, sizes):
 @gluon.jit
 def readers(bars, sources, tiles, between, work, call, sizes):
     """The gradients of queries, and of keys and strengths as far as those read; and what they have in the decay's."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     strengths, factors, hats, met = call.strengths, tiles.factors, tiles.hats, between.met
     nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
@@ -134,16 +103,16 @@ def readers(bars, sources, tiles, between, work, call, sizes):
     query_hat, key_hat = hats.index(0), hats.index(2)
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
-            stage = i % STAGES
+            stage = i % sizes.STAGES
             token = gl.arange(0, C, of_tokens)
             other = gl.arange(0, C, of_channels)[None, :]
             time = here.first.to(gl.int64) + token
             inside = token < here.rows
             of_head = strengths.base + time * strengths.token + here.head // strengths.split * strengths.head
             b = gl.load(of_head, mask=inside, other=1.0).to(gl.float32)
-            mbarrier.wait(bars.full.index(stage), i // STAGES & 1)
+            mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
             g = warpgroup_mma(tiles.do.index(stage), tiles.v.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             n = warpgroup_mma(tiles.x.index(stage), tiles.v.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             g = warpgroup_mma_wait(1, deps=[g]) * call.scale
@@ -188,7 +157,7 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 d, r = warpgroup_mma_wait(0, deps=[d, r])
                 crossing = held(key_hat) * r
                 crossing += held(query_hat) * d
-                to, to_low = summands(tiles.states.index(slot), tiles.sums, 0, V)
+                to, to_low = summands(tiles.states.index(slot), tiles.sums, 0, sizes.V)
                 split(crossing, to, to_low)
                 fence_async_shared()
                 mbarrier.arrive(bars.sum_full.index(0), count=1)
@@ -199,7 +168,7 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 give_back(bars.pair_empty.index(slot))
                 hold(query_hat, d)
                 fence_async_shared()
-                send(sources.dq, here, block, query_hat, C)
+                send(sources.dq, here, block, query_hat)
             i += 1
     tma.store_wait(0)
 
@@ -207,9 +176,6 @@ def readers(bars, sources, tiles, between, work, call, sizes):
 @gluon.jit
 def keys(bars, sources, tiles, between, work, call, sizes):
     """The gradients of keys, and what they have, being read, in the decay's."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     factors, hats, met = tiles.factors, tiles.hats, between.met
     nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
@@ -218,10 +184,10 @@ def keys(bars, sources, tiles, between, work, call, sizes):
     query_hat, key_hat, hat = hats.index(0), hats.index(2), hats.index(1)
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
-            stage = i % STAGES
-            mbarrier.wait(bars.full.index(stage), i // STAGES & 1)
+            stage = i % sizes.STAGES
+            mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
             for block in range(BLOCKS):
                 j = i * BLOCKS + block
                 slot, phase, still = j % SLOTS, j // SLOTS & 1, j * nought
@@ -251,7 +217,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 mbarrier.wait(bars.sum_empty.index(0), j & 1)
                 part = warpgroup_mma_wait(0, deps=[part])
                 mbarrier.arrive(bars.used.index(0), count=1)
-                to, to_low = summands(tiles.dstates.index(slot), tiles.sums, 1, V)
+                to, to_low = summands(tiles.dstates.index(slot), tiles.sums, 1, sizes.V)
                 split(-held(hat) * part, to, to_low)
                 fence_async_shared()
                 mbarrier.arrive(bars.sum_full.index(0), count=1)
@@ -262,7 +228,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 give_back(bars.read_empty.index(0))
                 hold(hat, d)
                 fence_async_shared()
-                send(sources.dk, here, block, hat, C)
+                send(sources.dk, here, block, hat)
             i += 1
     tma.store_wait(0)
 
@@ -270,7 +236,6 @@ def keys(bars, sources, tiles, between, work, call, sizes):
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
     """All of them, and which hold."""
-    C: gl.constexpr = sizes.C
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
@@ -293,7 +258,7 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
         (readers, (bars, sources, tiles, between, work, call, sizes)),
         (keys, (bars, sources, tiles, between, work, call, sizes)),
         (add_up, (bars, tiles, up_to, work, call, sizes)),
-        (load, (bars, sources, tiles, work, call, sizes)),
+        (load, (bars, sources, tiles, work, call, sizes, True)),
     ], [4, 4, 1], [REGISTERS, SUMS, FEW])  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from linattn.ops.triton.hopper.decays import columns, halves, lay_out
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
+    C,
     again,
     copies,
     exp2,
@@ -75,31 +76,28 @@ class Kept(NamedTuple):
 @gluon.jit
 def load(full, empty, sources, tiles, work, call, sizes):
     """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        at = chunk(place, work, C, sizes.PACKED)
+        at = chunk(place, work, sizes.PACKED)
         if at.rows > 0:
             for block in range(BLOCKS):
                 j = i * BLOCKS + block
                 here = full.index(1)
                 mbarrier.wait(empty.index(1), (j & 1) ^ 1)
-                mbarrier.expect(here, 4 * BLOCK * V)
-                of_state = state_at(place, block * BLOCK, sizes.K, V, sizes.SPLIT)
+                mbarrier.expect(here, 4 * BLOCK * sizes.V)
+                of_state = state_at(place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
                 for part in gl.static_range(2):
                     tma.load(sources.states[part], of_state, here, tiles.states[part].index(0))
                 if block == 0:
                     here = full.index(0)
                     mbarrier.wait(empty.index(0), (i & 1) ^ 1)
-                    mbarrier.expect(here, 8 * C * V)
+                    mbarrier.expect(here, 8 * C * sizes.V)
                     for part in gl.static_range(4):
-                        fetch(sources.of_v[part], at, here, tiles.of_v[part].index(0), C, V)
-                slot = j % STAGES
+                        fetch(sources.of_v[part], at, here, tiles.of_v[part].index(0), sizes.V)
+                slot = j % sizes.STAGES
                 here = full.index(2 + slot)
-                mbarrier.wait(empty.index(2 + slot), (j // STAGES & 1) ^ 1)
+                mbarrier.wait(empty.index(2 + slot), (j // sizes.STAGES & 1) ^ 1)
                 mbarrier.expect(here, 8 * C * BLOCK)
                 for part in gl.static_range(4):
                     to = tiles.vectors[part].index(slot).reshape((1, 1, C, BLOCK))
@@ -109,21 +107,16 @@ def load(full, empty, sources, tiles, work, call, sizes):
 
 
 @gluon.jit
-def decays_of(call, place, at, block, work, C: gl.constexpr):
+def decays_of(call, place, at, block, work):
     """The decays of a chunk's block, 0 past the last chunk."""
     inside = gl.where(place < work.places, at.rows, 0)
-    return halves(call.decays, Chunk(at.head, at.first, inside), block, C, columns(gl.num_warps(), 2))
+    return halves(call.decays, Chunk(at.head, at.first, inside), block, columns(gl.num_warps(), 2))
 
 
 @gluon.jit
 def make(full, empty, results, tiles, kept, work, call, sizes):
     """All gradients, 64 channels after 64 channels."""
-    C: gl.constexpr = sizes.C
-    K: gl.constexpr = sizes.K
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
-    DDECAY: gl.constexpr = sizes.DDECAY
-    BLOCKS: gl.constexpr = K // BLOCK
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
     WARPS: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = shares(WARPS)
     WHOLE: gl.constexpr = copies(WARPS)
@@ -133,13 +126,13 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
     nothing = gl.zeros([C, BLOCK], gl.float32, WIDE)
     nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles lie
 
-    place = seek(gl.program_id(0), work, C, sizes.PACKED)
-    at = chunk(place, work, C, sizes.PACKED)
-    early, late = decays_of(call, place, at, 0, work, C)
+    place = seek(gl.program_id(0), work, sizes.PACKED)
+    at = chunk(place, work, sizes.PACKED)
+    early, late = decays_of(call, place, at, 0, work)
     i = 0
     while place < work.places:
-        next_place = seek(place + gl.num_programs(0), work, C, sizes.PACKED)
-        next_at = chunk(next_place, work, C, sizes.PACKED)
+        next_place = seek(place + gl.num_programs(0), work, sizes.PACKED)
+        next_at = chunk(next_place, work, sizes.PACKED)
 
         # What queries and keys have of each other.
         still = i * nought
@@ -167,7 +160,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
         for block in range(BLOCKS):
             j = i * BLOCKS + block
             still = j * nought
-            slot = j % STAGES
+            slot = j % sizes.STAGES
             v_tile, u_tile, do_tile, x_tile = of_v.index(still), of_u.index(still), of_do.index(still), of_x.index(still)
             dstate, state = tiles.states[0].index(still).permute((1, 0)), tiles.states[1].index(still).permute((1, 0))
             vectors = tiles.vectors
@@ -193,8 +186,8 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             factors.index(1).store(exp2(to_end))
             nearest = gl.min(gl.minimum(to_middle, to_end), 0)
             gl.store(call.settled + where, (nearest >= -TAME).to(gl.int32))
-            if DDECAY:
-                factors.index(2).store(gl.sum(passing(tiles.states[0].index(0), tiles.states[1].index(0), V), 1))
+            if sizes.DDECAY:
+                factors.index(2).store(gl.sum(passing(tiles.states[0].index(0), tiles.states[1].index(0), sizes.V), 1))
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
             fence_async_shared()
             barrier()  # the states are used up, and decays are there
@@ -209,7 +202,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             to_end = factors.index(1).load(of_channels)[None, :]
             orders = warpgroup_mma_wait(0, deps=[orders]) * LOG2E - to_middle
             f = exp2(orders - own_steps * LOG2E)
-            mbarrier.wait(full.index(2 + slot), j // STAGES & 1)
+            mbarrier.wait(full.index(2 + slot), j // sizes.STAGES & 1)
             of_q, of_k, of_r, of_w = q_hat.load(WIDE), k_hat.load(WIDE), r_hat.load(WIDE), w_hat.load(WIDE)
             barrier()  # all of it is in registers, and decays are used up
             scaled(q_hat, of_q, exp2(orders))
@@ -223,7 +216,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             cw = cw * to_end
             cq = cq * (fade * call.scale)
             cr = cr * fade
-            if DDECAY:
+            if sizes.DDECAY:
                 across_it = of_k.to(gl.float32) * ck + of_w.to(gl.float32) * cw
                 split(across_it, high, low)
             fence_async_shared()
@@ -237,14 +230,14 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             cq = warpgroup_mma(g_w_tile, w_hat, cq, is_async=True)
             cr = warpgroup_mma(n_w_tile, w_hat, cr, is_async=True)
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
-            if DDECAY:
+            if sizes.DDECAY:
                 across_it = pinned(across_it - held(k_hat) * ck - held(w_hat) * cw + held(q_hat) * cq)
                 split(held(r_hat) * cr, far_high, far_low)
             ck = warpgroup_mma(near.permute((1, 0)), r_hat, ck, is_async=True)
             cw = warpgroup_mma(near_w.permute((1, 0)), r_hat, cw, is_async=True)
             cr = warpgroup_mma(near, k_hat, cr, is_async=True)
             cr = warpgroup_mma(near_w, w_hat, cr, is_async=True)
-            if DDECAY:
+            if sizes.DDECAY:
                 split(across_it, sum_high, sum_low)
             own = weights.index(0).load(of_tokens)[:, None]
             own_w = weights.index(1).load(of_tokens)[:, None]
@@ -260,12 +253,12 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             fence_async_shared()
             barrier()
             for part in gl.static_range(4):
-                send(results[part], at, block, tiles.vectors[part].index(slot), C)
+                send(results[part], at, block, tiles.vectors[part].index(slot))
 
-            early, late = decays_of(call, ahead, ahead_at, next_block, work, C)
+            early, late = decays_of(call, ahead, ahead_at, next_block, work)
 
             # The decay's gradient: of what is read across a token, of what is sent past it, and of what passes the chunk.
-            if DDECAY:
+            if sizes.DDECAY:
                 earlier, here_on, later = pick(column < row), pick(column >= row), pick(column > row)
                 dd = start_products((
                     (earlier, low), (earlier, high), (here_on, sum_low), (here_on, sum_high), (later, far_low), (later, far_high),
@@ -273,7 +266,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
                 past = factors.index(2).load(of_channels) * exp2(factors.index(0).load(of_channels)) * factors.index(1).load(of_channels)
                 time = (gl.arange(0, C, of_tokens) + still)[:, None]
                 channel = block * BLOCK + gl.arange(0, BLOCK, of_channels)[None, :]
-                to = call.ddecay + ((at.first.to(gl.int64) + time) * work.heads + at.head) * K + channel
+                to = call.ddecay + ((at.first.to(gl.int64) + time) * work.heads + at.head) * sizes.K + channel
                 dd = warpgroup_mma_wait(0, deps=[dd]) + past[None, :]
                 gl.store(to, dd.to(call.ddecay.dtype.element_ty), mask=time < at.rows)
             tma.store_wait(0)
@@ -288,23 +281,20 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 @gluon.jit
 def gradients(call, work, sizes):
     """All of them, and which hold."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
     key_heads = work.heads // call.group
     of_v = values_of(call, work, sizes)
-    dstates = of_states(call.dstates, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
-    states = of_states(call.states, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+    dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, BLOCK)
+    states = of_states(call.states, work.places, sizes.K, sizes.V, sizes.SPLIT, BLOCK)
     vectors, results = vectors_of(call, work, sizes, key_heads, BLOCK), gradients_of(call, work, sizes, BLOCK)
     tiles = Tiles(
-        (buffer(1, C, V), buffer(1, C, V), buffer(1, C, V), buffer(1, C, V)),
-        (buffer(1, BLOCK, V), buffer(1, BLOCK, V)),
-        (buffer(STAGES, C, BLOCK), buffer(STAGES, C, BLOCK), buffer(STAGES, C, BLOCK), buffer(STAGES, C, BLOCK)),
+        (buffer(1, C, sizes.V), buffer(1, C, sizes.V), buffer(1, C, sizes.V), buffer(1, C, sizes.V)),
+        (buffer(1, BLOCK, sizes.V), buffer(1, BLOCK, sizes.V)),
+        (buffer(sizes.STAGES, C, BLOCK), buffer(sizes.STAGES, C, BLOCK), buffer(sizes.STAGES, C, BLOCK), buffer(sizes.STAGES, C, BLOCK)),
     )
     met = (buffer(1, C, C), buffer(1, C, C), buffer(1, C, C), buffer(1, C, C), buffer(1, C, C), buffer(1, C, C))
     sums = (buffer(1, C, BLOCK), buffer(1, C, BLOCK), buffer(1, C, BLOCK), buffer(1, C, BLOCK), buffer(1, C, BLOCK), buffer(1, C, BLOCK))
     kept = Kept(met, sums, numbers(3, BLOCK, gl.float32), numbers(2, C, gl.float32))
-    full, empty = barriers(2 + STAGES, 1), barriers(2 + STAGES, 1)  # v, u, do, x; states; q, k, r, w
+    full, empty = barriers(2 + sizes.STAGES, 1), barriers(2 + sizes.STAGES, 1)  # v, u, do, x; states; q, k, r, w
     fence_async_shared()
     gl.warp_specialize([
         (make, (full, empty, results, tiles, kept, work, call, sizes)),

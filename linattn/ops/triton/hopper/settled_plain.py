@@ -20,43 +20,18 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.call import Bars, Tiles, sources_of
-from linattn.ops.triton.hopper.chunks import chunk, fetch, send
+from linattn.ops.triton.hopper.chunks import chunk, send
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, held, hold, left, pick, split, start_products, start_sum
-from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load_pair, load_states, passing_chunk, seek
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, left, pick, split, start_products, start_sum
+from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
-
-
-@gluon.jit
-def load(bars, sources, tiles, work, call, sizes):
-    """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
-    BLOCKS: gl.constexpr = sizes.K // BLOCK
-    i = 0
-    for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
-        if here.rows > 0:
-            for block in gl.static_range(BLOCKS):
-                j = i * BLOCKS + block
-                load_states(bars, sources, tiles, place, block, j, sizes)
-                load_pair(bars, sources, tiles, here, block, j, call.group, C)
-                if block == 0:
-                    stage = i % STAGES
-                    mbarrier.wait(bars.empty.index(stage), (i // STAGES & 1) ^ 1)
-                    mbarrier.expect(bars.full.index(stage), 4 * C * V)
-                    fetch(sources.v, here, bars.full.index(stage), tiles.v.index(stage), C, V)
-                    fetch(sources.do, here, bars.full.index(stage), tiles.do.index(stage), C, V)
-            i += 1
 
 
 @gluon.jit
 def add_up(bars, tiles, work, call, sizes):
     """Decays a block ahead, and the decay's gradient: of what is read across a token, what is sent past it, and what passes the chunk."""
-    C: gl.constexpr = sizes.C
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     high, low, sums = tiles.high, tiles.low, tiles.sums
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
@@ -67,13 +42,13 @@ def add_up(bars, tiles, work, call, sizes):
     if sizes.BEFORE:
         later = pick(other > row[:, None])
     earlier = pick(other < row[:, None])
-    place = seek(gl.program_id(0), work, C, sizes.PACKED)
+    place = seek(gl.program_id(0), work, sizes.PACKED)
     early, late = halves_at(call.decays, place, 0, work, sizes, ROWS)
     lay_out(early, late, 0, bars, tiles, call.settled, place, 0, work, sizes)
     j = 0
     while place < work.places:
-        here = chunk(place, work, C, sizes.PACKED)
-        next_place = seek(place + gl.num_programs(0), work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
+        next_place = seek(place + gl.num_programs(0), work, sizes.PACKED)
         for block in range(BLOCKS):
             slot = j % SLOTS
             ahead, next_block = place, block + 1
@@ -99,9 +74,6 @@ def add_up(bars, tiles, work, call, sizes):
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
     """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
-    C: gl.constexpr = sizes.C
-    BEFORE: gl.constexpr = sizes.BEFORE
-    STAGES: gl.constexpr = sizes.STAGES
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     mine: gl.constexpr = 0 if READS else 1
     theirs: gl.constexpr = 1 - mine
@@ -111,22 +83,22 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
     token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
-    up_to = pick(other < token if BEFORE and READS else other <= token)
+    up_to = pick(other < token if sizes.BEFORE and READS else other <= token)
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
-            stage = i % STAGES
+            stage = i % sizes.STAGES
             cotangent, value = tiles.do.index(stage), tiles.v.index(stage)
             if not READS:
                 cotangent, value = value, cotangent
-            mbarrier.wait(bars.full.index(stage), i // STAGES & 1)
+            mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
             g = warpgroup_mma(cotangent, value.permute((1, 0)), nothing, use_acc=False, is_async=True)
             g = warpgroup_mma_wait(0, deps=[g]) * call.scale
             own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
             nearest = other + 1 if READS else other - 1
             near = g
-            if BEFORE:  # neighbours have no decay between them
+            if sizes.BEFORE:  # neighbours have no decay between them
                 near = left(gl.where(token == nearest, g, 0.0))
                 g = left(gl.where(token > nearest if READS else token < nearest, g, 0.0))
             else:
@@ -171,12 +143,12 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                     d += part
                 fence_async_shared()
                 mbarrier.arrive(bars.sum_full.index(0), count=1)
-                if BEFORE:
+                if sizes.BEFORE:
                     d = warpgroup_mma(near, met, d, is_async=True)
                     d = warpgroup_mma_wait(0, deps=[d])
                 mbarrier.arrive(bars.used.index(theirs), count=1)
                 other_vectors = held(partner)
-                if BEFORE:
+                if sizes.BEFORE:
                     u = gl.load(bonus + here.head // sizes.SPLIT * sizes.K + block * BLOCK + channel).to(gl.float32)[None, :]
                     if READS:
                         of_bonus = gl.sum(own * held(vector) * other_vectors, 0)
@@ -187,7 +159,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                 mbarrier.wait(bars.used.index(mine), j & 1)
                 hold(hat, d)
                 fence_async_shared()
-                send(sources.dq if READS else sources.dk, here, block, hat, C)
+                send(sources.dq if READS else sources.dk, here, block, hat)
             i += 1
     tma.store_wait(0)
 
@@ -195,13 +167,11 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
     """All of them, and which hold."""
-    C: gl.constexpr = sizes.C
-    V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
     tiles = Tiles(
-        buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, V), buffer(STAGES, C, V), None,
-        buffer(SLOTS, BLOCK, V), buffer(SLOTS, BLOCK, V), buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK),
+        buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, sizes.V), buffer(STAGES, C, sizes.V), None,
+        buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK),
         numbers(3 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK),
     )  # fmt: skip
     bars = Bars(
@@ -213,7 +183,7 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
         (side, (True, bars, sources, tiles, call.bonus, work, call, sizes)),
         (side, (False, bars, sources, tiles, call.bonus, work, call, sizes)),
         (add_up, (bars, tiles, work, call, sizes)),
-        (load, (bars, sources, tiles, work, call, sizes)),
+        (load, (bars, sources, tiles, work, call, sizes, False)),
     ], [4, 4, 1], [REGISTERS, SUMS, FEW])  # fmt: skip
 
 

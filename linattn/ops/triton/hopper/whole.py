@@ -25,6 +25,7 @@ from linattn.ops.triton.hopper.call import Bars, Sources, Tiles
 from linattn.ops.triton.hopper.chunks import Chunk, chunk, dense, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, add, away_from_zero, barriers, buffer, give_back, numbers, weight, whole
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import C
 from linattn.ops.triton.plan import Family
 from linattn.ops.triton.tiles import DELTA, HEAD, LOG2E
 
@@ -46,39 +47,36 @@ def load_pair(bars, sources, tiles, i, here, group, sizes, shape):
     stage = i % shape.PAIRS
     bar = bars.pair_full.index(stage)
     mbarrier.wait(bars.pair_empty.index(stage), (i // shape.PAIRS & 1) ^ 1)
-    mbarrier.expect(bar, 4 * sizes.C * sizes.K)
-    fetch(sources.q, of_keys, bar, tiles.q.index(stage), sizes.C, sizes.K)
-    fetch(sources.k, of_keys, bar, tiles.k.index(stage), sizes.C, sizes.K)
+    mbarrier.expect(bar, 4 * C * sizes.K)
+    fetch(sources.q, of_keys, bar, tiles.q.index(stage), sizes.K)
+    fetch(sources.k, of_keys, bar, tiles.k.index(stage), sizes.K)
 
 
 @gluon.jit
 def load(bars, sources, tiles, work, group, sizes, shape):
     """Bring the tiles of chunk after chunk, ahead of use as far as there is room, in the order in which room comes free."""
-    C: gl.constexpr = sizes.C
     K: gl.constexpr = sizes.K
-    V: gl.constexpr = sizes.V
-    STAGES: gl.constexpr = sizes.STAGES
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
-            stage = i % STAGES
+            stage = i % sizes.STAGES
             bar = bars.full.index(stage)
-            mbarrier.wait(bars.empty.index(stage), (i // STAGES & 1) ^ 1)
-            mbarrier.expect(bar, (4 if sources.x is None else 6) * C * V)
-            fetch(sources.v, here, bar, tiles.v.index(stage), C, V)
+            mbarrier.wait(bars.empty.index(stage), (i // sizes.STAGES & 1) ^ 1)
+            mbarrier.expect(bar, (4 if sources.x is None else 6) * C * sizes.V)
+            fetch(sources.v, here, bar, tiles.v.index(stage), sizes.V)
             if sources.x is not None:
-                fetch(sources.x, here, bar, tiles.x.index(stage), C, V)
-            fetch(sources.do, here, bar, tiles.do.index(stage), C, V)
-            if shape.PAIRS == STAGES:
+                fetch(sources.x, here, bar, tiles.x.index(stage), sizes.V)
+            fetch(sources.do, here, bar, tiles.do.index(stage), sizes.V)
+            if shape.PAIRS == sizes.STAGES:
                 load_pair(bars, sources, tiles, i, here, group, sizes, shape)
             for state in gl.static_range(2):
                 there = bars.state_full.index(state)
                 mbarrier.wait(bars.state_empty[state].index(0), (i & 1) ^ 1)
-                mbarrier.expect(there, 2 * K * V)
-                of_state = state_at(place, 0, K, V, sizes.SPLIT)
+                mbarrier.expect(there, 2 * K * sizes.V)
+                of_state = state_at(place, 0, K, sizes.V, sizes.SPLIT)
                 tma.load(sources.states if state == 0 else sources.dstates, of_state, there, tiles.states.index(state))
-            if shape.PAIRS != STAGES:
+            if shape.PAIRS != sizes.STAGES:
                 load_pair(bars, sources, tiles, i, here, group, sizes, shape)
             i += 1
 
@@ -91,9 +89,9 @@ def weigh(bars, weights, decays, work, sizes, shape):
     if shape.DECAY == HEAD:
         i = 0
         for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-            here = chunk(place, work, sizes.C, sizes.PACKED)
+            here = chunk(place, work, sizes.PACKED)
             if here.rows > 0:
-                row = gl.arange(0, sizes.C, layout)
+                row = gl.arange(0, C, layout)
                 inside = row < here.rows
                 of_head = decays.base + (here.first.to(gl.int64) + row) * decays.token + here.head // decays.split * decays.head
                 steps = whole(gl.load(of_head, mask=inside, other=0.0), shape.BITS)
@@ -110,7 +108,6 @@ def weigh(bars, weights, decays, work, sizes, shape):
 @gluon.jit
 def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
     """The gradient of the decay: of what is read across each token, of what is sent past it, and of what passes the whole chunk."""
-    C: gl.constexpr = sizes.C
     square: gl.constexpr = gl.BlockedLayout([1, C], [32, 1], [2, 1], [1, 0])
     layout: gl.constexpr = gl.SliceLayout(1, square)
     others: gl.constexpr = gl.SliceLayout(0, square)
@@ -119,7 +116,7 @@ def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
     if shape.SUMS:
         i = 0
         for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-            here = chunk(place, work, C, sizes.PACKED)
+            here = chunk(place, work, sizes.PACKED)
             if here.rows > 0:
                 row = gl.arange(0, C, layout)
                 time = here.first.to(gl.int64) + row
@@ -158,9 +155,7 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
 
     The gradient of the strength stands on the diagonal of what the keys read of each other.
     """
-    C: gl.constexpr = sizes.C
     K: gl.constexpr = sizes.K
-    STAGES: gl.constexpr = sizes.STAGES
     PAIRS: gl.constexpr = shape.PAIRS
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
@@ -172,8 +167,8 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
     of_head = strengths.base + time * strengths.token + here.head // strengths.split * strengths.head
     b = away_from_zero(gl.load(of_head, mask=inside, other=1.0).to(gl.float32))
     nothing = gl.zeros([C, C], gl.float32, square)
-    key, value, cotangent = tiles.k.index(i % PAIRS), tiles.v.index(i % STAGES), tiles.x.index(i % STAGES)
-    mbarrier.wait(bars.full.index(i % STAGES), i // STAGES & 1)
+    key, value, cotangent = tiles.k.index(i % PAIRS), tiles.v.index(i % sizes.STAGES), tiles.x.index(i % sizes.STAGES)
+    mbarrier.wait(bars.full.index(i % sizes.STAGES), i // sizes.STAGES & 1)
     n = warpgroup_mma(cotangent, value.permute((1, 0)), nothing, use_acc=False, is_async=True)
     m = warpgroup_mma(value, cotangent.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(bars.state_full.index(0), i & 1)
@@ -208,9 +203,7 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results, work, scale, sizes, shape):
     """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
-    C: gl.constexpr = sizes.C
     K: gl.constexpr = sizes.K
-    STAGES: gl.constexpr = sizes.STAGES
     PAIRS: gl.constexpr = shape.PAIRS
     DECAY: gl.constexpr = shape.DECAY
     RULE: gl.constexpr = shape.RULE
@@ -227,9 +220,9 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
     none = gl.zeros([C, K], gl.float32, wide)
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-        here = chunk(place, work, C, sizes.PACKED)
+        here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
-            stage, pair = i % STAGES, i % PAIRS
+            stage, pair = i % sizes.STAGES, i % PAIRS
             if READS:
                 vector, partner, own, theirs = tiles.q.index(pair), tiles.k.index(pair), tiles.do.index(stage), tiles.v.index(stage)
             else:
@@ -237,7 +230,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
             if RULE == DELTA and not READS:
                 recalled, crossing = recall(bars, tiles, weights, strengths, i, here, sizes, shape)
             else:
-                mbarrier.wait(bars.full.index(stage), i // STAGES & 1)
+                mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
             g = warpgroup_mma(own, theirs.permute((1, 0)), nothing, use_acc=False, is_async=True)
             if SUMS:
                 mbarrier.wait(bars.pair_full.index(pair), i // PAIRS & 1)
@@ -305,32 +298,30 @@ def gradients(
     DECAY: gl.constexpr, RULE: gl.constexpr, BITS: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     """All of them."""
-    C: gl.constexpr = sizes.C
     K: gl.constexpr = sizes.K
-    V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     key_heads = work.heads // call.group
     SUMS: gl.constexpr = sizes.DDECAY and DECAY == HEAD
     READERS: gl.constexpr = 1 + SUMS  # of a state
     vd, xd, xb = None, None, None
     if RULE == DELTA:
-        vd, xd = dense(call.u, call.tokens, work.heads, C, V, V), dense(call.x, call.tokens, work.heads, C, V, V)
-        xb = buffer(STAGES, C, V)
+        vd, xd = dense(call.u, call.tokens, work.heads, sizes.V, sizes.V), dense(call.x, call.tokens, work.heads, sizes.V, sizes.V)
+        xb = buffer(STAGES, C, sizes.V)
     else:
-        vd = ragged(call.v, call.tokens, work.heads, C, V, V)
+        vd = ragged(call.v, call.tokens, work.heads, sizes.V, sizes.V)
     sources = Sources(
-        ragged(call.q, call.tokens, key_heads, C, K, K),
-        ragged(call.k, call.tokens, key_heads, C, K, K),
+        ragged(call.q, call.tokens, key_heads, K, K),
+        ragged(call.k, call.tokens, key_heads, K, K),
         vd,
-        ragged(call.do, call.tokens, work.heads, C, V, V),
+        ragged(call.do, call.tokens, work.heads, sizes.V, sizes.V),
         xd,
-        of_states(call.states, work.places, K, V, sizes.SPLIT, K),
-        of_states(call.dstates, work.places, K, V, sizes.SPLIT, K),
-        dense(call.dq, call.tokens, work.heads, C, K, K),
-        dense(call.dk, call.tokens, work.heads, C, K, K),
+        of_states(call.states, work.places, K, sizes.V, sizes.SPLIT, K),
+        of_states(call.dstates, work.places, K, sizes.V, sizes.SPLIT, K),
+        dense(call.dq, call.tokens, work.heads, K, K),
+        dense(call.dk, call.tokens, work.heads, K, K),
     )
     tiles = Tiles(
-        buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, V), buffer(STAGES, C, V), xb, buffer(2, K, V),
+        buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, sizes.V), buffer(STAGES, C, sizes.V), xb, buffer(2, K, sizes.V),
         None, None, None, None, buffer(2, C, K), None,
     )  # fmt: skip
     weights, results = (None, None), None

@@ -8,10 +8,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from linattn.ops.triton import hopper
 from linattn.ops.triton.hopper.names import reinterpret, warpgroup_mma
+from linattn.ops.triton.hopper.sizes import CHUNK
 
-C = gl.constexpr(hopper.CHUNK)  # tokens of a chunk
+C = gl.constexpr(CHUNK)  # tokens of a chunk
 BLOCK = gl.constexpr(64)  # channels of a step: a row of the swizzle of shared memory
 WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [C, C] and [C, BLOCK] in accumulators of a warpgroup
 NATURAL_RESET = gl.constexpr(-111.0)  # 160 binary orders, which no weight survives, as a natural logarithm that bfloat16 can hold

@@ -7,8 +7,9 @@ import triton
 from torch import Tensor
 
 from linattn.ops import gpu
-from linattn.ops.triton.hopper.sizes import ALIGNED, SIZES, WIDEST
+from linattn.ops.triton.hopper.sizes import ALIGNED, SIZES
 from linattn.ops.triton.hopper.sizes import CHUNK as CHUNK
+from linattn.ops.triton.hopper.sizes import WIDEST as WIDEST
 from linattn.ops.triton.launch import capturing
 
 _gluon_refusals: dict[torch.device, str | None] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, cast
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
+from linattn.ops.torch import convolution_step as portable
 
 
 def step_(
@@ -30,7 +29,7 @@ def step_(
     if bias is not None and bias.shape != (width,):
         checks.shape("bias", bias, "[D]", (width,))
     name = dispatch.choose("auto", _refusal, x, state, weight, bias, size, normed)
-    run = _portable if name == "torch" else _load(name).step_
+    run = portable.step_ if name == "torch" else _load(name).step_
     return cast(Tensor, run(x, state, weight, bias, activation, size, normed, eps, overlapped))
 
 
@@ -42,22 +41,6 @@ def _load(name: str) -> ModuleType:
     from linattn.ops.triton import convolution_step as kernels
 
     return kernels
-
-
-def _portable(
-    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, _: bool
-) -> Tensor:  # fmt: skip
-    tokens = torch.cat([state, x], 1)
-    state.copy_(tokens[:, 1:])
-    wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
-    y = (tokens[:, -weight.shape[2] :].to(wide) * weight[:, 0].t().to(wide)).sum(1, keepdim=True)
-    y = y if bias is None else y + bias
-    y = F.silu(y) if activation else y
-    if normed:
-        heads = y[..., :normed].unflatten(-1, (-1, size))
-        heads = heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + eps)
-        y = torch.cat([heads.flatten(-2), y[..., normed:]], -1)
-    return y.to(x.dtype)
 
 
 def _refusal(name: str, asked: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, *others: int) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linattn.ops import checks, dispatch
 from linattn.ops.operator import EVERYWHERE, Operator, Pass
+from linattn.ops.torch import scan as portable
 
 
 class _Options(TypedDict, total=False):
@@ -121,13 +122,9 @@ class _Call(NamedTuple):
         if name in KERNELS:
             results: tuple[Tensor, Tensor] = KERNELS[name](*self)
             return results
-        kind, decay, x, initial, cu = self
-        if initial is None:
-            rows = x.shape[0] if cu is None else cu.shape[0] - 1
-            initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=self.wide)
-        operation, scan = _operation(kind, name)
-        with checks.no_autocast(x):
-            return scan(operation, decay.to(self.wide).expand(x.shape), x.to(self.wide), initial, cu)
+        join, scan = _operation(self.kind, name)
+        with checks.no_autocast(self.x):
+            return portable.whole(scan, join, *self[1:], 0.0 if self.kind == "sum" else -torch.inf)
 
     def refusal(self, name: str, asked: bool) -> str | None:
         """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
@@ -216,8 +213,6 @@ def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
         from linattn.ops.reference import scan as reference
 
         return (reference.decayed_sum if kind == "sum" else reference.decayed_max), reference.scan
-    from linattn.ops.torch import scan as portable
-
     return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
 
 

@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
+from linattn.ops.torch import selective_step as portable
 
 
 def selective_step_(
@@ -57,24 +57,7 @@ def selective_step_(
     if name in ("cpu", "triton"):
         return cast(Tensor, _load(name).step_(state, *others, softplus, limit))
     with checks.no_autocast(state):
-        return _portable(state, *others, softplus, limit)
-
-
-def _portable(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
-    softplus: bool, limit: tuple[float, float],
-) -> Tensor:  # fmt: skip
-    wide = state.dtype
-    token, step = x.to(wide), dt.to(wide)
-    step = step if bias is None else step + bias.to(wide)
-    step = (F.softplus(step) if softplus else step).clamp(*limit)[..., None]
-    if state.ndim == 4:
-        b, c = (t.repeat_interleave(state.shape[1] // t.shape[1], 1) for t in (b, c))
-    h = torch.exp(step * a.to(wide)) * state + step * token[..., None] * b.to(wide).unsqueeze(-2)
-    y = (h * c.to(wide).unsqueeze(-2)).sum(-1)
-    y = y if d is None else torch.addcmul(y, token, d.to(wide))
-    state.copy_(h)
-    return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
+        return portable.step_(state, *others, softplus, limit)
 
 
 def _load(name: str) -> ModuleType:

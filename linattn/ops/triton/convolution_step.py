@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops import gpu
-from linattn.ops.triton import launch
+from linattn.ops.torch import convolution_step as portable
+from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 BLOCK = 128  # channels of a program, unless heads are normed
@@ -63,9 +65,14 @@ def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size:
         return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
-    return None
+    return fitting.refusal(_name(x, state, weight))
 
 
+def _name(x: Tensor, state: Tensor, weight: Tensor, *_: object) -> Hashable:
+    return fitting.alike("convolution_step", x, weight)
+
+
+@fitting.or_else(portable.step_, _name)
 def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, overlapped: bool
 ) -> Tensor:

@@ -13,6 +13,7 @@ whole tile is in flight at once; many small programs fill the chip, not few larg
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from torch import Tensor
 from linattn.ops import gpu, tracing
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.operator import register
-from linattn.ops.triton import launch, table
+from linattn.ops.torch import linear_attention as portable
+from linattn.ops.triton import fitting, launch, table
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
 
@@ -179,6 +181,30 @@ def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     return BK, BV, max(1, BK * BV // (32 * numbers))
 
 
+def _name(arguments: tuple[Any, ...], *_: object) -> Hashable:
+    """What calls that differ in batch and length alone are remembered by, where the kernel does not fit."""
+    k, v, decay, beta, read, _, bonus = arguments[1:8]
+    rank = None if decay is None else decay.ndim in (2, 4)
+    return "recurrent", v.device, v.dtype, k.shape[3], v.shape[3], rank, beta is None, read is None, bonus is None
+
+
+def _portable(
+    arguments: tuple[Any, ...], final: Tensor | None, final_z: Tensor | None, _: bool = False, unit: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`_launch` in operations of torch."""
+    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments
+    if unit is not None:
+        q, k = ((t.float() * (t.float().square().sum(-1, keepdim=True) + unit).rsqrt()).to(v.dtype) for t in (q, k))
+    erase = None if read is None else (read, write)
+    inputs = Inputs(q, k, v, scale, decay, beta, erase, bonus, normalized, True, initial, initial_z, True, cu)
+    out = portable.FORMS["recurrent"](inputs)
+    for to, t in ((final, out.state), (final_z, out.z)):
+        if to is not None and t is not None:
+            to.copy_(t)
+    return out.o.to(torch.float32 if normalized else v.dtype), out.denominator
+
+
+@fitting.or_else(_portable, _name)
 def _launch(
     arguments: tuple, final: Tensor | None, final_z: Tensor | None, overlapped: bool = False, unit: float | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -250,6 +276,10 @@ _op = register(
 
 def refusal(inputs: Inputs) -> str | None:
     """Why this kernel does not run ``inputs``, or None if it does."""
+    return _unsuited(inputs) or fitting.refusal(_name(inputs.flat))
+
+
+def _unsuited(inputs: Inputs) -> str | None:
     if not inputs.causal:
         return "its recurrent form is causal"
     if inputs.v.dtype == torch.float64:
@@ -287,6 +317,6 @@ def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None
 
 
 def _refuse(inputs: Inputs) -> None:
-    reason = refusal(inputs)
+    reason = _unsuited(inputs)
     if reason is not None:
         raise NotImplementedError(f"the decode kernel cannot run this call: {reason}")

@@ -3,12 +3,15 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops.triton import launch
+from linattn.ops.torch import selective_step as portable
+from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.decode import _factor, _fade, _power_of_two
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -75,9 +78,14 @@ def refusal(state: Tensor, *_: Tensor | None) -> str | None:
         return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
-    return None
+    return fitting.refusal(_name(state))
 
 
+def _name(state: Tensor, *_: object) -> Hashable:
+    return fitting.alike("selective_step", state)
+
+
+@fitting.or_else(portable.step_, _name)
 def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],

@@ -66,6 +66,7 @@ class Plan(NamedTuple):
     order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of (*kept, *cotangents, *flags), as the backward pass takes them
     gradients: tuple[int, ...]  # inputs that it gives the gradients of
     like: int  # among the tensors
+    inputs: int  # how many
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Operator:
                 found = self._watched(arguments, tracing.traced(first, saved[plan.like]))
         else:
             found = self.kernels.backward(*arguments)
-        gradients: list[Tensor | None] = [None] * len(needed)
+        gradients: list[Tensor | None] = [None] * plan.inputs
         for i, g in zip(plan.gradients, found, strict=True):
             if needed[i]:
                 gradients[i] = g
@@ -201,7 +202,7 @@ class Kernels(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        return ctx.operator._differentiate(ctx, *cotangents)
+        return *ctx.operator._differentiate(ctx, *cotangents), None
 
 
 def by_definition(definition: Callable[..., Tensor]) -> Derivative:

@@ -251,6 +251,7 @@ def _plan(of: Operator) -> Plan:
         order,
         tuple(arguments.index(n) for n in of.gradients.split()),
         saved.index(known.index(of.like)),
+        len(arguments),
     )
 
 

@@ -101,11 +101,11 @@ def explain(*args: Any, form: str = "auto", backend: str = "auto", **kwargs: Any
         others = ", ".join(sorted(f.__name__ for f in _explained if f.__name__ != "linear_attention"))
         raise ValueError(f"explain knows linear_attention, whose name may be left out, and {others}, but came with {op!r}")
     taken = signature(op).parameters
-    for name, value in (("form", form), ("backend", backend)):
+    for name, value, those in (("form", form, "linear_attention"), ("backend", backend, "operations that let it be chosen")):
         if name in taken:
             kwargs[name] = value
         elif value != "auto":
-            raise ValueError(f"{name} is for linear_attention: {op.__name__} has none, but it came as {value!r}")
+            raise ValueError(f"{name} is for {those}: {op.__name__} has none, but it came as {value!r}")
     given = signature(op).bind(*args, **kwargs)
     given.apply_defaults()
     text = "\n".join(_lines(_explained[op](**given.arguments), backend))

@@ -103,34 +103,30 @@ def running_max(
 
 
 class _Call(NamedTuple):
-    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``."""
+    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``, ``wide`` the dtype of its states."""
 
     kind: str
     decay: Tensor
     x: Tensor
     initial: Tensor | None
     cu_seqlens: Tensor | None
-
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype of the states."""
-        return _wide(self.decay, self.x)
+    wide: torch.dtype
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Every state and the last ones, by the backend that ``backend`` leads to."""
         name = dispatch.choose(backend, self.refusal)
         if name in KERNELS:
-            results: tuple[Tensor, Tensor] = KERNELS[name](*self)
+            results: tuple[Tensor, Tensor] = KERNELS[name](*self[:5])
             return results
         join, scan = _operation(self.kind, name)
         with checks.no_autocast(self.x):
-            return portable.whole(scan, join, *self[1:], 0.0 if self.kind == "sum" else -torch.inf)
+            return portable.whole(scan, join, *self[1:5], 0.0 if self.kind == "sum" else -torch.inf)
 
     def refusal(self, name: str, asked: bool) -> str | None:
         """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
         if name in KERNELS and self.wide != torch.float32:
             return f"its states are float32, and those of this call {self.wide}"
-        return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self, defined=True)
+        return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self[:5], defined=True)
 
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
@@ -151,11 +147,6 @@ def _maximum(decay: Tensor, gate: Tensor, initial: Tensor | None, cu: Tensor | N
     return _checked("maximum", decay, "gate", gate, initial, cu)
 
 
-def _wide(decay: Tensor, x: Tensor) -> torch.dtype:
-    """The dtype of the states."""
-    return torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
-
-
 def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     if x.ndim != 3:
         raise ValueError(f"{name} must have shape [B, T, D], but came with {list(x.shape)}")
@@ -164,11 +155,14 @@ def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | N
     checks.not_positive("decay", decay.real if decay.is_complex() else decay)
     if cu is not None:
         checks.packed_lengths(cu, x)
-    rows = x.shape[0] if cu is None else cu.shape[0] - 1
+    rows, wide = (
+        x.shape[0] if cu is None else cu.shape[0] - 1,
+        torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32),
+    )
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
-        checks.dtype("initial_state", initial, _wide(decay, x))
-    return _Call(kind, decay, x, initial, cu)
+        checks.dtype("initial_state", initial, wide)
+    return _Call(kind, decay, x, initial, cu, wide)
 
 
 def _cpu() -> ModuleType:
@@ -185,8 +179,7 @@ def _triton() -> ModuleType:
 
 def _saved(inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> Sequence[Any]:
     """The states in the place of x where they are sums: they have its shape and dtype, and a sum's gradients never read it."""
-    kind, decay, x, *rest = inputs
-    return kind, decay, output[0] if kind == "sum" else x, *rest
+    return (*inputs[:2], output[0], *inputs[3:]) if inputs[0] == "sum" else inputs
 
 
 def _operator(load: Callable[[], ModuleType], key: str, forward: str, backward: str, last: str) -> Operator:

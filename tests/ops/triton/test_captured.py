@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from linattn.generate import flat, joins
+from linattn.generate import fusion, step_graph
 from linattn.models import LanguageModel, LMConfig
 from linattn.ops import choice, convolution_step, dispatch, linears
 from linattn.ops.triton import linear_tiles
@@ -26,7 +26,7 @@ def chosen(monkeypatch):
             monkeypatch.setattr(dispatch, "_gpu_refusal", lambda inputs, form, _: of_recurrence(inputs, form, True))
             monkeypatch.setattr(choice, "gpu_refusal", lambda x, _: of_others(x, "triton"))
             monkeypatch.setattr(linears, "_kernels", lambda x, weights: None if gpu.refusal(x, weights) else gpu.linears)
-            monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+            monkeypatch.setattr(fusion, "on_gpu", lambda t: True)
             monkeypatch.setattr(convolution_step, "_takes", lambda x: True)
 
     return choose
@@ -55,7 +55,7 @@ def test_a_step(mixer, rows, chosen, monkeypatch):
 
         wanted = [t.clone() for t in step(tokens[:, 5], *leaves)]
         chosen()
-        module = flat.trace(step, [tokens[:, 5], *leaves])
+        module = step_graph.make_step_graph(step, [tokens[:, 5], *leaves])
         got = module(tokens[:, 5], *leaves)
     for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         if i in module.meta["counters"]:

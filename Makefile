@@ -17,7 +17,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser emulator figures demo test test-all test-arm test-gpu test-targets test-machines lint format docs lock clean
+.PHONY: help venv native browser emulator figures demo test test-all test-slow test-arm test-gpu test-targets test-machines lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -56,6 +56,11 @@ test: lint native ## ruff, the type checker and the tests that are not slow (TES
 
 test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
+
+SLOW := tests/atlas tests/conformance tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py tests/packaging tests/train
+
+test-slow: native ## of the slow tests those that take minutes, as .ci/run does
+	$(PYTEST) -m "slow and not gpu" $(SLOW) $(TEST_ARGS)
 
 test-arm: native ## the CPU kernels on an emulated ARM (make emulator), and their threads under ThreadSanitizer
 	$(PYTEST) -m "not gpu" tests/ops/cpu/test_arm.py tests/ops/cpu/test_threads.py $(TEST_ARGS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, SHORT, START_SHAPE, STEPS, Case
-from linattn.report.tasks import load
+from linattn.compare.tasks import load
 from linattn.report.words import memory, tokens
 from linattn.reproduce import variants
 
@@ -243,7 +243,7 @@ def decode_on_cpu(body: dict, words: dict) -> str:
 def compared(body: dict, words: dict) -> str:
     """What a task judges by, without its speeds: a line for each mixer, and for what is no model where there is that."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
-    rows = [(m["name"], *(f.told(m) for f in judged)) for m in body["mixers"]]
+    rows = [(m["name"], *(f.cell(m) for f in judged)) for m in body["mixers"]]
     known = body["data"].get("references", {})
     rows += [(name, *(f.write(told[f.key]) for f in judged)) for name, told in known.items()]
     facts = {**body["machine"], "command": body["command"], "seeds": body["options"]["seeds"], "date": body["created"][:10]}

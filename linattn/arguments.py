@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from operator import attrgetter
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Default = TypeVar("Default")
 Kind = tuple[str, tuple[type, ...]]  # in words, and the classes
 
 _KINDS: dict[str, Kind] = {
@@ -61,15 +62,52 @@ def typed(function: Function) -> Function:
     return checked  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Option:
+    """What the command line and the checks know of a dataclass's field, in its metadata; see :func:`option`."""
+
+    text: str
+    metavar: str | None
+    shown: str | None
+    separated: bool
+    least: int | None
+
+
+def option(
+    default: Default,
+    text: str = "",
+    metavar: str | None = None,
+    *,
+    shown: str | None = None,
+    separated: bool = False,
+    least: int | None = None,
+) -> Default:
+    """A field of a dataclass of options, which is also an option of the command line where it has a ``text``.
+
+    Args:
+        default: of the field.
+        text: the option's help.
+        metavar: what stands for the value in the help; None for a flag.
+        shown: what the help says of the default in place of its value.
+        separated: whether the values of a tuple come in one argument with commas between them, not as an option each.
+        least: the smallest value, which :func:`check_fields` looks at.
+    """
+    return field(default=default, metadata={"option": Option(text, metavar, shown, separated, least)})
+
+
 def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> None:
-    """Check the fields of a dataclass by their annotations.
+    """Check the fields of a dataclass by their annotations, and those made by :func:`option` by their bounds.
 
     Raises:
-        ValueError: for the first field that is of another type.
+        ValueError: for the first field that is of another type or out of bounds.
     """
-    for field in fields(options):
-        if (told := mismatch(field.name, getattr(options, field.name), written(field.type), namespace or {})) is not None:
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if (told := mismatch(one.name, value, written(one.type), namespace or {})) is not None:
             raise ValueError(told)
+        least = one.metadata["option"].least if "option" in one.metadata else None
+        if least is not None and value is not None and value < least:
+            raise ValueError(f"{one.name} must be at least {least}, but came as {value!r}")
 
 
 def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from linattn.atlas.chinese import both
 from linattn.atlas.look import Look, Spec
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import usual
-from linattn.report.tasks import load
+from linattn.compare.tasks import load
 from linattn.report.words import figure
 from linattn.reproduce import results
 from linattn.state import content_of
@@ -192,7 +192,7 @@ def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
 def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
     """What the task judges by, the mean of its seeds with their spread; not the speed, which tells of the machine."""
     figures = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
-    rows = [[f.told(m) for f in figures] for m in mixers]
+    rows = [[f.cell(m) for f in figures] for m in mixers]
     return Measured(both(body["title"]), made, [both(f.heading) for f in figures], rows)
 
 

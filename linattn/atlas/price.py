@@ -170,10 +170,15 @@ TIERS = Both(
 
 def data(atlas: Atlas) -> dict[str, object]:
     """What the figure "price" draws."""
-    names = [name for name, look in atlas.looks.items() if look.info.resumable]
+    names = priced(atlas)
     systems = [_system(atlas.looks[name]) for name in atlas.each("the price of", names)]
     first = [name for name in FIRST if name in names] or names[:4]
     return {"systems": systems, "first": first, "measured": list(points(atlas))}
+
+
+def priced(atlas: Atlas) -> list[str]:
+    """The systems that the figure has formulas of."""
+    return [name for name, look in atlas.looks.items() if look.info.resumable]
 
 
 def _system(look: Look) -> dict[str, object]:

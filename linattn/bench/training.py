@@ -20,7 +20,7 @@ from torch import nn
 
 from linattn.bench.files import file_for
 from linattn.bench.gpu.record import Record, about
-from linattn.ops import choice, dispatch
+from linattn.ops import dispatch
 
 KEY = ("library", "model", "dtype")
 OURS = ("linattn", "linattn, portable")
@@ -151,12 +151,11 @@ def build(library: str, name: str, size: Size) -> nn.Module:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Everything in its portable form, as where no compiler is."""
-    known, others = dispatch.BACKENDS, choice.BACKENDS
-    dispatch.BACKENDS = choice.BACKENDS = ("torch", "reference")
+    known, dispatch.BACKENDS = dispatch.BACKENDS, ("torch", "reference")
     try:
         yield
     finally:
-        dispatch.BACKENDS, choice.BACKENDS = known, others
+        dispatch.BACKENDS = known
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from linattn.cli.options import options_of, takes
 from linattn.reproduce.options import STUDIES, ReproduceOptions
 
 Name = StrEnum("Name", {name.replace("-", "_"): name for name in STUDIES})  # type: ignore[misc]  # the names of the studies are data
 
-_MIXERS = "Names from `linattn list`, with options as in softmax:window=16, or all. [default: the study's own choice]"
-_SEEDS = "Repeat everything with so many seeds. [default: the study's own, mostly 3]"
-_OUT = "Folder of the report; what is in it is not done again. [default: runs/reproduce/STUDY]"
 
-
+@takes(*options_of(ReproduceOptions))
 def reproduce(
+    given: dict[str, Any],
     study: Annotated[Name, typer.Argument(help="What to show.", show_default=False)],
     quick: Annotated[bool, typer.Option("--quick", help="What two cores show in minutes; the default.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="The papers' own settings, for a GPU.")] = False,
-    mixers: Annotated[str | None, typer.Option(metavar="A,B,...", help=_MIXERS, show_default=False)] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help=_SEEDS, show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help=_OUT, show_default=False)] = None,
-    minutes: Annotated[
-        float | None, typer.Option(metavar="M", help="Begin nothing new after so long; the same command goes on.", show_default=False)
-    ] = None,
 ) -> None:
     """Make the papers' evidence again, with any mixer.
 
@@ -35,12 +26,16 @@ def reproduce(
     figures, the machine, the seeds) and DIR/report.html (a page with plots). A study that was cut off goes on where it was
     when the same command is given again.
     """
-    if quick and full:
+    if quick and "full" in given:
         raise ValueError("--quick and --full exclude each other")
-    options = ReproduceOptions(study.value, full, None if mixers is None else _names(mixers), seeds, out, minutes)
+    if given.get("mixers") == ("all",):
+        from linattn.reproduce.variants import everyone
+
+        given["mixers"] = everyone()
+    options = ReproduceOptions(study.value, **given)
     from linattn.cli.table import show_rows
-    from linattn.reproduce.frame import load
-    from linattn.reproduce.frame import reproduce as run
+    from linattn.reproduce.ledger import load
+    from linattn.reproduce.ledger import reproduce as run
     from linattn.reproduce.page import left_out
 
     report = run(options, progress=True)
@@ -52,13 +47,3 @@ def reproduce(
     print(f"report: {options.folder / 'report.html'}" + ("" if report["complete"] else " (not complete; the same command goes on)"))
     if report["failures"]:
         raise typer.Exit(1)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The names in ``text``; "all" is every mixer that a language model can have."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if names != ("all",):
-        return names
-    from linattn.reproduce.variants import everyone
-
-    return everyone()

@@ -10,8 +10,8 @@ from linattn.generate.text import printable
 from linattn.report.words import figure, memory, tokens
 
 if TYPE_CHECKING:
-    from linattn.report.tasks import Task
-    from linattn.reproduce.study import Column
+    from linattn.compare.tasks import Task
+    from linattn.experiment.study import Column
 
 COLUMNS = (
     "mixer", "parameters", "ffn_dim", "bits_per_byte", "train_tokens_per_s", "train_s", "context", "prefill_ms", "decode_ms", "state_bytes",
@@ -75,9 +75,9 @@ def _cells(mixer: dict, contexts: dict[int, None]) -> list[str]:
     return cells
 
 
-def show_contest(report: dict, task: Task) -> None:
+def show_task(report: dict, task: Task) -> None:
     """A table of a comparison on a task on a terminal; elsewhere tab-separated, figures in full and beside each its spread."""
-    from linattn.report.contest_page import cells, heads, reference_cells, seconds
+    from linattn.compare.task_page import cells, heads, reference_cells, seconds
 
     if not sys.stdout.isatty():
         keys = [key for f in task.figures for key in (f.key, f"{f.key}_spread")]
@@ -112,7 +112,7 @@ def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.table import Table
     from rich.text import Text
 
-    from linattn.reproduce.study import shown
+    from linattn.experiment.study import shown
     from linattn.reproduce.variants import label
 
     full = shown(columns, rows)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch.nn.functional as F
-from torch import Tensor
-
-from linattn.ffn.mixture import ROOM, Routed
+from linattn.ffn.mixture import ROOM, ReluExperts
 from linattn.mixers.registry import register
 
 
@@ -27,7 +22,7 @@ from linattn.mixers.registry import register
     families=("sparse",),
     chinese={" the largest of ": " 取最大的两个，出自 "},
 )
-class GShard(Routed):
+class GShard(ReluExperts):
     """The two experts with the highest scores, weighed by their shares of both; E a feed-forward with ReLU and without biases.
 
     All first choices of a row get room before any second one, so in training a token's second expert may hang on later tokens.
@@ -44,18 +39,10 @@ class GShard(Routed):
             has 0.5.
     """
 
-    stacked: ClassVar[tuple[str, ...]] = ("up_proj", "down_proj")
-
     def __init__(
         self, dim: int, hidden: int | None = None, *, count: int = 8, capacity: float | None = 2.0, eval_capacity: float | None = None,
         balance: float = 1e-2, z: float = 0.0, threshold: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
-            dim, count=count, active=2, capacity=capacity, eval_capacity=eval_capacity, balance=balance, z=z, threshold=threshold
+            dim, hidden, count=count, active=2, capacity=capacity, eval_capacity=eval_capacity, balance=balance, z=z, threshold=threshold
         )  # fmt: skip
-        hidden = 4 * dim if hidden is None else hidden
-        self.up_proj, self.down_proj = self.stack(hidden, dim), self.stack(dim, hidden)
-
-    def expert(self, x: Tensor, *weights: Tensor) -> Tensor:
-        up, down = weights
-        return F.relu(x @ up.mT) @ down.mT

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.ffn.collect import listening, report
 from linattn.ffn.dispatch import ragged, slots, slotted
-from linattn.ffn.processes import Share
+from linattn.ffn.share import Share
 from linattn.mixers import FeedForward
 from linattn.mixers.parts import wide
 from linattn.ops.checks import no_autocast
@@ -159,6 +159,21 @@ class Routed(Mixture):
 
     def extra_repr(self) -> str:
         return f"count={self.count}, active={self.active}, capacity={self.capacity}, eval_capacity={self.eval_capacity}"
+
+
+class ReluExperts(Routed):
+    """Experts that are feed-forwards with ReLU and without biases, of ``hidden`` channels, 4 of D by default: Switch and GShard."""
+
+    stacked: ClassVar[tuple[str, ...]] = ("up_proj", "down_proj")
+
+    def __init__(self, dim: int, hidden: int | None = None, **options: Any) -> None:
+        super().__init__(dim, **options)
+        hidden = 4 * dim if hidden is None else hidden
+        self.up_proj, self.down_proj = self.stack(hidden, dim), self.stack(dim, hidden)
+
+    def expert(self, x: Tensor, *weights: Tensor) -> Tensor:
+        up, down = weights
+        return F.relu(x @ up.mT) @ down.mT
 
 
 def _counts(wanted: Tensor, room: Tensor) -> dict[str, Any]:

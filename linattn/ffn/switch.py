@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ffn.mixture import ROOM, Routed
+from linattn.ffn.mixture import ROOM, ReluExperts
 from linattn.mixers.registry import register
 
 
@@ -28,7 +25,7 @@ from linattn.mixers.registry import register
     families=("sparse",),
     chinese={"SwitchTransformersSparseMLP and load_balancing_loss_func": "SwitchTransformersSparseMLP 与 load_balancing_loss_func"},
 )
-class Switch(Routed):
+class Switch(ReluExperts):
     """y = p_i(x) E_i(x), E a feed-forward with ReLU and without biases, as in T5.
 
     Args:
@@ -43,21 +40,13 @@ class Switch(Routed):
         jitter: in training the router sees its tokens multiplied by numbers between 1 ± jitter; the paper has 0.01.
     """
 
-    stacked: ClassVar[tuple[str, ...]] = ("up_proj", "down_proj")
-
     def __init__(
         self, dim: int, hidden: int | None = None, *, count: int = 8, capacity: float | None = 1.25, eval_capacity: float | None = None,
         balance: float = 1e-2, z: float = 0.0, jitter: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
-            dim, count=count, active=1, capacity=capacity, eval_capacity=eval_capacity, balance=balance, z=z, jitter=jitter
+            dim, hidden, count=count, active=1, capacity=capacity, eval_capacity=eval_capacity, balance=balance, z=z, jitter=jitter
         )  # fmt: skip
-        hidden = 4 * dim if hidden is None else hidden
-        self.up_proj, self.down_proj = self.stack(hidden, dim), self.stack(dim, hidden)
-
-    def expert(self, x: Tensor, *weights: Tensor) -> Tensor:
-        up, down = weights
-        return F.relu(x @ up.mT) @ down.mT
 
     def weights(self, gates: Tensor) -> Tensor:
         return gates

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 NARROW = 64  # channels between two maps up to which their product replaces them on a GPU: a launch costs more than reading it
 PRODUCT = 4 << 20  # bytes of such a product
 COUNTERS = 256  # counters of finished programs, one per tile of a product, on a GPU
-UNARY = {  # single numbers, by their names in linears.FINISHES
+UNARY = {  # single numbers, by their names in FINISHES of ops/torch/linears.py
     aten.log_sigmoid.default: "log_sigmoid", aten.softplus.default: "softplus", aten.sigmoid.default: "sigmoid",
     aten.tanh.default: "tanh", aten.exp.default: "exp", aten.neg.default: "neg",
 }  # fmt: skip

@@ -15,6 +15,7 @@ from linattn.generate.step_graph import step_in_place
 from linattn.ops import one_query
 from linattn.ops.cpu import linear_attention, matvec
 from linattn.ops.linears import linears
+from linattn.ops.memory import dense
 
 Step = Callable[[], Any]
 FEW = 1 << 12  # elements
@@ -93,7 +94,7 @@ class Program:
         """Return ``x`` if it is dense, else a buffer that each call fills with a dense copy of ``x`` before its user runs."""
         if not isinstance(x, Tensor) or (x.is_contiguous() and not x.is_neg()):
             return x
-        copy = matvec.plain(x)
+        copy = dense(x)
         self.steps.append(partial(copy.copy_, x))
         return copy
 

@@ -15,7 +15,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from linattn.generate.fusion import Node
-from linattn.ops.norms import portable
+from linattn.ops.torch.norms import norm as portable
 
 aten = torch.ops.aten
 _VIEWS = frozenset((

@@ -235,7 +235,7 @@ class LinattnModel(LinattnPreTrainedModel):
         super().__init__(config)
         self.post_init()
 
-    def forward(
+    def forward(  # as many arguments as transformers passes by name: its generate() and Trainer look them up in the signature
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -280,7 +280,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         else:
             self.lm_head = value
 
-    def forward(
+    def forward(  # as many arguments as transformers passes by name: its generate() and Trainer look them up in the signature
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,

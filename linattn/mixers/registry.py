@@ -6,12 +6,12 @@ import difflib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from threading import RLock
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -25,22 +25,42 @@ SYMMETRIES = ("permutation", "shift")
 GROUP = "linattn.mixers"  # the entry point group: name = "package.module", which registers when it is imported
 
 
-@dataclass(frozen=True)
+class About(TypedDict, total=False):
+    """What :func:`register` takes beside name and title; what each means is said in :class:`Info`."""
+
+    paper: str
+    arxiv: str | None
+    year: int
+    seeds: tuple[str, ...]
+    equation: str
+    kind: str
+    causal: bool
+    recurrent: bool
+    linear_in_values: bool
+    oracle: str
+    exemptions: dict[str, str] | None
+    growth: str | None
+    symmetry: str | None
+    families: tuple[str, ...]
+    chinese: dict[str, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Info:
     """What is known of a registered mixer besides its code."""
 
     name: str
     title: str
-    paper: str
-    arxiv: str | None
-    year: int
-    seeds: tuple[str, ...]
-    equation: str  # LaTeX
-    kind: str
-    causal: bool
-    recurrent: bool  # the state does not grow with the sequence
-    linear_in_values: bool  # the output is a mixing matrix times the values
-    oracle: str  # the independent implementation that its test compares with
+    paper: str = ""
+    arxiv: str | None = None
+    year: int = 0
+    seeds: tuple[str, ...] = ()
+    equation: str = ""  # LaTeX
+    kind: str = "sequence"
+    causal: bool = True
+    recurrent: bool = True  # the state does not grow with the sequence
+    linear_in_values: bool = True  # the output is a mixing matrix times the values
+    oracle: str = ""  # the independent implementation that its test compares with
     cls: type[Mixer] = field(repr=False)
     exemptions: dict[str, str] = field(default_factory=dict)  # conformance check -> reason
     growth: str = "n"  # of time and memory with the number of tokens, one of GROWTHS
@@ -71,52 +91,57 @@ _loaded = False
 
 
 @typed
-def register(
-    name: str,
-    *,
-    title: str,
-    paper: str = "",
-    arxiv: str | None = None,
-    year: int = 0,
-    seeds: tuple[str, ...] = (),
-    equation: str = "",
-    kind: str = "sequence",
-    causal: bool = True,
-    recurrent: bool = True,
-    linear_in_values: bool = True,
-    oracle: str = "",
-    exemptions: dict[str, str] | None = None,
-    growth: str | None = None,
-    symmetry: str | None = None,
-    families: tuple[str, ...] = (),
-    chinese: dict[str, str] | None = None,
-) -> Callable[[type[Mixer]], type[Mixer]]:
+def register(name: str, *, title: str, **about: Unpack[About]) -> Callable[[type[Mixer]], type[Mixer]]:
     """Class decorator: make a mixer known by ``name`` to ``create``, models, the command line and the conformance suite.
 
-    ``growth`` is "n" where it is not said, of a mixer with ``recurrent=False`` "n^2". ``families`` are kinds of
-    ``linattn.mixers.taxonomy.FAMILIES``, where they differ from that of the mixer's folder. ``chinese`` holds the Chinese of
-    ``title``, ``oracle``, the words of ``equation`` and reasons of ``exemptions``, or of clauses of them, for the atlas.
+    Args:
+        name: what it is called there.
+        title: what people call it.
+        about: the fields of :class:`Info`: paper, arxiv, year, seeds, equation, kind, causal, recurrent, linear_in_values, oracle,
+            exemptions, growth, symmetry, families and chinese. ``growth`` is "n" where it is not said, of a mixer with
+            ``recurrent=False`` "n^2". ``families`` are kinds of ``linattn.mixers.taxonomy.FAMILIES``, where they differ from that of
+            the mixer's folder. ``chinese`` holds the Chinese of ``title``, ``oracle``, the words of ``equation`` and reasons of
+            ``exemptions``, or of clauses of them, for the atlas.
+
+    Raises:
+        TypeError: for what :class:`Info` does not have, and for values of another type than it has.
+        ValueError: for kinds, growths, symmetries and families that do not exist, and a name that is taken.
     """
-    growth = growth or ("n" if recurrent else "n^2")
-    choices = [("kind", kind, KINDS), ("growth", growth, GROWTHS), ("symmetry", symmetry, (None, *SYMMETRIES))]
-    for argument, value, known in [*choices, *(("families", family, FAMILIES) for family in families)]:
-        if value not in known:  # strings or None: their types have been checked
-            raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, but came as {value!r}")
+    facts = _facts(about)
 
     def add(cls: type[Mixer]) -> type[Mixer]:
         old = _registered.get(name)
         if old is not None and _path(old.cls) != _path(cls):
             raise ValueError(f"a mixer {name!r} is registered already, by {_path(old.cls)}")
-        cls.info = Info(
-            name=name, title=title, paper=paper, arxiv=arxiv, year=year, seeds=tuple(seeds), equation=equation, kind=kind, causal=causal,
-            recurrent=recurrent, linear_in_values=linear_in_values, oracle=oracle, cls=cls, exemptions=dict(exemptions or {}),
-            growth=growth, symmetry=symmetry, families=tuple(families), chinese=dict(chinese or {}),
-        )  # fmt: skip
-        cls.causal = causal
+        cls.info = Info(name=name, title=title, cls=cls, **facts)
+        cls.causal = cls.info.causal
         _registered[name] = cls.info
         return cls
 
     return add
+
+
+def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
+    """``about`` as the fields of :class:`Info`, checked; None stands for a field's default."""
+    types = {f.name: written(f.type) for f in fields(Info)}
+    facts = {argument: value for argument, value in about.items() if value is not None}
+    for argument, value in facts.items():
+        if argument not in About.__annotations__:
+            raise TypeError(f"register has no argument {argument!r}; it has: name, title, {', '.join(About.__annotations__)}")
+        if (told := mismatch(argument, value, types[argument], {})) is not None:
+            raise TypeError(told)
+    choices = {"kind": KINDS, "growth": GROWTHS, "symmetry": SYMMETRIES}
+    asked = [(argument, facts[argument], known) for argument, known in choices.items() if argument in facts]
+    for argument, value, known in [*asked, *(("families", family, FAMILIES) for family in facts.get("families", ()))]:
+        if value not in known:
+            raise ValueError(f"{argument} must be one of {', '.join(known)}, but came as {value!r}")
+    growth = "n" if facts.get("recurrent", True) else "n^2"
+    return {"growth": growth} | {argument: _copied(value) for argument, value in facts.items()}
+
+
+def _copied(value: Any) -> Any:
+    """``value``, a list as a tuple and a dict as one of its own: what is registered does not change."""
+    return tuple(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
 
 
 def _path(cls: type[Mixer]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn import ffn, mixers
+from linattn import mixers
 from linattn.mixers.norms import RMSNorm, ZeroCenteredRMSNorm
 from linattn.models.config import LMConfig
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.scales, self.ffn_scales = (config.residual_scales.get(n) for n in (name, ffn_name))
         self.mixer_norm = norm(config)
         self.mixer = mixers.create(name, dim=config.dim, **config.options_of(layer))
-        self.ffn = ffn.create(ffn_name, config.dim, **config.ffn_options_of(layer))
+        self.ffn = config.feed_forward(layer)
         self.ffn_norm = None if self.ffn is None else norm(config)
 
     def forward(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from linattn import ffn, mixers
+from linattn.mixers.registry import Info
 from linattn.models import pattern
+from linattn.models.stack import Misfit, StackConfig, check_known, from_preset
 
 NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed", "reversible")
 
@@ -37,7 +38,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2405.05254: the second half of the layers looks at one cache, which the first of them makes.
     "yoco": {
         "halves": ("gated_retnet", "yoco"),
-        "mixer_options": {},
     },
     "rwkv7": {  # arXiv 2503.14456: a block is two of our layers
         "mixer": "rwkv7, rwkv_channel",
@@ -50,7 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(kw_only=True)
-class LMConfig:
+class LMConfig(StackConfig):
     """A stack of blocks, each a mixer along time and a feed-forward per token.
 
     Args:
@@ -84,9 +84,6 @@ class LMConfig:
     layers: int = 4
     mixer: str = "gla*3, softmax"
     ffn: str = "swiglu"
-    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ffn_dim: int | None = None
-    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     layer_options: list[dict[str, Any]] | None = None
     norm: str = "rms"
     norm_eps: float = 1e-5
@@ -97,8 +94,7 @@ class LMConfig:
     logit_soft_cap: float | None = None
     tie_embeddings: bool = False
 
-    def __post_init__(self) -> None:
-        self.check()
+    SIZES: ClassVar[tuple[str, ...]] = ("vocab_size",)
 
     @classmethod
     def preset(cls, name: str, **fields: Any) -> Self:
@@ -109,48 +105,18 @@ class LMConfig:
         Raises:
             ValueError: with the names that there are.
         """
-        if not isinstance(name, str) or name not in PRESETS:
-            raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
-        own = dict(PRESETS[name])
-        if "halves" in own:
-            first, second = own.pop("halves")
-            own["mixer"] = pattern.halves(first, second, fields.get("layers", cls.layers))
-        options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own["mixer_options"].items()}
-        asked = fields.pop("mixer_options", {})
-        if not isinstance(asked, dict) or not all(isinstance(given, dict) for given in asked.values()):
-            raise TypeError(f'mixer_options must be a dict such as {{"gla": {{"heads": 8}}}}, but came as {asked!r}')
-        for mixer, given in asked.items():
-            options[mixer] = {**options.get(mixer, {}), **given}
-        return cls(**{**own, **fields, "mixer_options": options})
-
-    @property
-    def mixer_names(self) -> list[str]:
-        """The mixer of each layer."""
-        return pattern.fill(pattern.parse(self.mixer, "mixer"), self.layers)
-
-    @property
-    def ffn_names(self) -> list[str]:
-        """The feed-forward of each layer."""
-        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
+        return from_preset(cls, PRESETS, name, fields)
 
     def options_of(self, layer: int) -> dict[str, Any]:
         """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
-        names = self.mixer_names
-        name = names[layer]
-        placed = mixers.info(name).cls.placed(names[:layer].count(name), names.count(name))
-        own = {} if self.layer_options is None else self.layer_options[layer]
-        return placed | self.mixer_options.get(name, {}) | own
+        return super().options_of(layer) | ({} if self.layer_options is None else self.layer_options[layer])
 
-    def ffn_options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the feed-forward of layer number ``layer``."""
-        return {"hidden": self.ffn_dim} | self.ffn_options.get(self.ffn_names[layer], {})
+    def roles(self) -> dict[str, tuple[str, Misfit]]:
+        return {"mixer": ("a language model needs causal mixers of sequences", _misfit)}
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
-        for name in ("vocab_size", "dim", "layers") + (() if self.ffn_dim is None else ("ffn_dim",)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, but came as {value!r}")
+        super().check()
         for name in ("norm_eps", "embedding_scale") + (() if self.logit_soft_cap is None else ("logit_soft_cap",)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
@@ -158,19 +124,14 @@ class LMConfig:
         for name in ("embedding_norm", "tie_embeddings"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, but came as {getattr(self, name)!r}")
-        for name, options in (("norm", NORMS), ("block", BLOCKS)):
-            if getattr(self, name) not in options:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but came as {getattr(self, name)!r}")
-        self._check_ffn()
+        for name, choices in (("norm", NORMS), ("block", BLOCKS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but came as {getattr(self, name)!r}")
         names = pattern.parse(self.mixer, "mixer")
-        for name in names:
-            if (kind := mixers.info(name).kind) != "sequence":
-                raise ValueError(f"mixer: {name!r} is a {kind} mixer, and a language model is made of sequence mixers")
-        if any(not mixers.info(name).causal for name in names):
-            raise ValueError(f"mixer: a language model needs causal mixers, but {self.mixer!r} looks ahead")
+        for name, options in self.mixer_options.items():
+            _check_causal(f"mixer_options[{name!r}]", options)
         if self.block == "reversible":
             self._check_reversible(names)
-        self._check_options(names)
         self._check_layers()
         self._check_scales(names)
 
@@ -187,33 +148,14 @@ class LMConfig:
             if mixers.info(name).cls.shares:
                 raise ValueError(f"mixer: {name!r} passes a tensor on from layer to layer, which block = 'reversible' cannot do")
 
-    def _check_ffn(self) -> None:
-        names = pattern.parse(self.ffn, "ffn")
-        for name in names:
-            if name not in ffn.available():
-                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
-        if not isinstance(self.ffn_options, dict):
-            raise TypeError(f'ffn_options must be a dict such as {{"experts": {{"count": 8}}}}, but came as {self.ffn_options!r}')
-        for name, options in self.ffn_options.items():
-            if name not in names or name == ffn.NONE:
-                raise ValueError(f"ffn_options speaks of {name!r}, but the feed-forwards are {', '.join(dict.fromkeys(names))}")
-            check_known(f"ffn_options[{name!r}]", name, options, ffn.options(name))
-
-    def _check_options(self, names: list[str]) -> None:
-        if not isinstance(self.mixer_options, dict):
-            raise TypeError(f'mixer_options must be a dict such as {{"gla": {{"heads": 8}}}}, but came as {self.mixer_options!r}')
-        for name, options in self.mixer_options.items():
-            if name not in names:
-                raise ValueError(f"mixer_options speaks of {name!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
-            _check_mixer(f"mixer_options[{name!r}]", name, options)
-
     def _check_layers(self) -> None:
         if self.layer_options is None:
             return
         if not isinstance(self.layer_options, list) or len(self.layer_options) != self.layers:
             raise ValueError(f"layer_options must be a list of {self.layers} dicts, one for each layer, but came as {self.layer_options!r}")
         for i, (name, options) in enumerate(zip(self.mixer_names, self.layer_options, strict=True)):
-            _check_mixer(f"layer_options[{i}]", name, options)
+            check_known(f"layer_options[{i}]", name, options, mixers.info(name).options)
+            _check_causal(f"layer_options[{i}]", options)
 
     def _check_scales(self, names: list[str]) -> None:
         if not isinstance(self.residual_scales, dict):
@@ -226,16 +168,12 @@ class LMConfig:
                 raise ValueError(f"residual_scales[{name!r}] must be two numbers [a, b], but came as {pair!r}")
 
 
-def _check_mixer(argument: str, name: str, options: Any) -> None:
-    check_known(argument, name, options, [k for k in inspect.signature(mixers.info(name).cls).parameters if k != "dim"])
+def _misfit(known: Info) -> str | None:
+    if known.kind != "sequence":
+        return f"is of the kind {known.kind}"
+    return None if known.causal else "looks ahead"
+
+
+def _check_causal(argument: str, options: dict[str, Any]) -> None:
     if not options.get("causal", True):
         raise ValueError(f"{argument}: a language model needs causal mixers, but causal is {options['causal']!r}")
-
-
-def check_known(argument: str, name: str, options: Any, known: list[str]) -> None:
-    """Refuse ``options`` of ``name`` that are no dict or that are not among those ``known``."""
-    if not isinstance(options, dict):
-        raise TypeError(f"{argument} must be a dict of options, but came as {options!r}")
-    for option in options:
-        if option not in known:
-            raise ValueError(f"{argument}: {name} has no option {option!r}. There are: {', '.join(known)}")

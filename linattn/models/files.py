@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import nn
@@ -75,3 +76,30 @@ def read_weights(path: Path, build: Callable[[], Model], tied: frozenset[str] = 
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     return model
+
+
+class SavedModel(nn.Module):
+    """A model that is saved into a folder of its own: model.safetensors and config.json."""
+
+    MODEL_TYPE: ClassVar[str]  # in config.json
+    CONFIG: ClassVar[type[Any]]
+    config: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model.safetensors and config.json into ``folder``."""
+        save(folder, self, {"model_type": self.MODEL_TYPE, **asdict(self.config)})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Self:
+        """The model in ``folder``, ready to be asked (``eval``).
+
+        Raises:
+            OSError: where there is none.
+            ValueError: where it is damaged or something else.
+        """
+        config = cls.CONFIG(**read_config(folder, cls.MODEL_TYPE))
+        return read_weights(Path(folder) / WEIGHTS, lambda: cls(config)).to(device).eval()

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from linattn import ffn, mixers
 from linattn.arguments import check_fields
 from linattn.mixers.fault import telling
-from linattn.models import files, pattern, stack
+from linattn.models import stack
+from linattn.models.files import SavedModel
 from linattn.ops.checks import check_mask, check_tokens
-
-MODEL_TYPE = "linattn-recommend"
 
 
 @dataclass(kw_only=True)
-class RecommendConfig:
+class RecommendConfig(stack.StackConfig):
     """A stack of blocks over the items of a history, each a mixer along time and a feed-forward per item, around residuals.
 
     Args:
         items: how many there are.
         length: of the longest history that is looked at; of longer ones the latest items are.
-        dim: width D of the model.
-        layers: number of blocks.
         mixer: a pattern of names of sequence mixers such as ``"linrec*3, softmax"``; it repeats until the layers are filled.
         causal: whether an item sees the earlier ones and itself, or, as in LinRec's official code, the whole history. Then what comes
             next can be learned at the end of a history only: anywhere else the item that is asked for would be seen.
-        ffn: a pattern of feed-forward names, ``"none"`` among them.
-        mixer_options: for each mixer name the options of its constructor.
-        ffn_dim: inner width of the feed-forwards; None leaves it to each.
-        ffn_options: for each feed-forward name the options of its constructor.
         dropout: share of channels zeroed, while it learns, behind the embedding and in every branch.
+        dim, layers, ffn, mixer_options, ffn_dim, ffn_options: as in :class:`linattn.models.StackConfig`.
 
     Raises:
         ValueError, TypeError: for names, sizes and options that do not exist.
@@ -43,54 +34,35 @@ class RecommendConfig:
 
     items: int
     length: int = 50
-    dim: int = 64
-    layers: int = 2
     mixer: str = "linrec"
     causal: bool = True
-    ffn: str = "mlp"
-    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ffn_dim: int | None = None
-    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.check()
+    SIZES: ClassVar[tuple[str, ...]] = ("items", "length")
 
-    @property
-    def mixer_names(self) -> list[str]:
-        """The mixer of each layer."""
-        return pattern.fill(pattern.parse(self.mixer, "mixer"), self.layers)
-
-    @property
-    def ffn_names(self) -> list[str]:
-        """The feed-forward of each layer."""
-        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
+    def roles(self) -> dict[str, tuple[str, stack.Misfit]]:
+        wanted = f"a model with causal = {self.causal} needs mixers of sequences that are {'' if self.causal else 'not '}causal"
+        return {"mixer": (wanted, stack.sequence_misfit(self.causal))}
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
         check_fields(self)
-        given = {} if self.ffn_dim is None else {"ffn_dim": self.ffn_dim}
-        stack.check_whole(items=self.items, length=self.length, dim=self.dim, layers=self.layers, **given)
         stack.check_dropout(self.dropout)
-        if not isinstance(self.causal, bool):
-            raise ValueError(f"causal must be True or False, but came as {self.causal!r}")
-        names, ffn_names = pattern.parse(self.mixer, "mixer"), pattern.parse(self.ffn, "ffn")
-        wanted = f"a model with causal = {self.causal} needs mixers of sequences that are {'' if self.causal else 'not '}causal"
-        stack.check_mixers("mixer", names, wanted, stack.sequence_misfit(self.causal))
-        stack.check_ffns(ffn_names)
-        stack.check_options("mixer_options", self.mixer_options, names, lambda name: mixers.info(name).options)
-        stack.check_options("ffn_options", self.ffn_options, ffn_names, ffn.options)
+        super().check()
         for name, options in self.mixer_options.items():
             if options.get("causal", self.causal) != self.causal:
                 raise ValueError(f"mixer_options[{name!r}]: causal is {options['causal']!r}, but the model's is {self.causal}")
 
 
-class RecommendModel(nn.Module):
+class RecommendModel(SavedModel):
     """``model(histories)`` -> scores [B, T, items] of what comes after each item: products with the embedding that read the items."""
 
+    MODEL_TYPE = "linattn-recommend"
+    CONFIG = RecommendConfig
+    config: RecommendConfig
+
     def __init__(self, config: RecommendConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = nn.Embedding(config.items, config.dim)
         self.positions = nn.Embedding(config.length, config.dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -133,21 +105,6 @@ class RecommendModel(nn.Module):
         ends = hidden[torch.arange(len(last)), last]
         return (ends @ self.embedding.weight.T).topk(min(count, self.config.items)).indices
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write model.safetensors and config.json into ``folder``."""
-        files.save(folder, self, {"model_type": MODEL_TYPE, **asdict(self.config)})
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RecommendModel:
-        """The model in ``folder``, ready to be asked (``eval``).
-
-        Raises:
-            OSError: where there is none.
-            ValueError: where it is damaged or something else.
-        """
-        config = RecommendConfig(**files.read_config(folder, MODEL_TYPE))
-        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
-
 
 def padded(histories: list[Tensor], length: int) -> tuple[Tensor, Tensor]:
     """The latest ``length`` items of each history side by side, [B, T], and which are real, [B, T] bool: padding stands behind.
@@ -165,9 +122,8 @@ def padded(histories: list[Tensor], length: int) -> tuple[Tensor, Tensor]:
 
 
 def _block(config: RecommendConfig, layer: int) -> nn.ModuleDict:
-    name, ffn_name = config.mixer_names[layer], config.ffn_names[layer]
+    name = config.mixer_names[layer]
     options = {k: v for k, v in config.mixer_options.get(name, {}).items() if k != "causal"}
     mixer = stack.sequence_mixer(name, dim=config.dim, causal=config.causal, **options)
-    feed = ffn.create(ffn_name, config.dim, **({"hidden": config.ffn_dim} | config.ffn_options.get(ffn_name, {})))
-    branches = {"mixer": stack.Residual(mixer, config.dim, config.dropout)}
-    return nn.ModuleDict(branches | {"ffn": nn.Identity() if feed is None else stack.Residual(feed, config.dim, config.dropout)})
+    branch = stack.Residual(mixer, config.dim, config.dropout)
+    return nn.ModuleDict({"mixer": branch, "ffn": stack.residual_ffn(config, layer, config.dropout)})

@@ -6,48 +6,42 @@ To choose the mixer of each of the three on its own is modular linearized attent
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from linattn import ffn, mixers
+from linattn import mixers
 from linattn.arguments import check_fields
 from linattn.mixers.carry import State
 from linattn.mixers.fault import telling
 from linattn.mixers.registry import Info
-from linattn.models import files, pattern, stack
+from linattn.models import stack
+from linattn.models.files import SavedModel
 from linattn.ops.checks import check_mask, check_tokens
 
-MODEL_TYPE = "linattn-seq2seq"
 STOP = 0  # the token that begins a target and ends it
-ROLES = ("encoder", "decoder", "cross")
 
 
 @dataclass(kw_only=True)
-class Seq2SeqConfig:
+class Seq2SeqConfig(stack.StackConfig):
     """An encoder of the source and a decoder of the target, both with residuals; a decoder's block looks at the encoder's output.
 
     Args:
         source_vocab, target_vocab: numbers of tokens; token 0 begins and ends a target and is padding of both.
         length: of the longest source and of the longest target, the stop token included.
-        dim: width D of the model.
         layers: blocks of the encoder, and of the decoder.
         encoder: a pattern of sequence mixers; those that can read both ways do, the others read from left to right.
         decoder: a pattern of causal sequence mixers.
         cross: a pattern of cross mixers, one for each of the decoder's blocks.
         ffn: a pattern of feed-forward names, ``"none"`` among them, of both.
-        mixer_options: for each mixer name the options of its constructor.
-        ffn_dim: inner width of the feed-forwards; None leaves it to each.
-        ffn_options: for each feed-forward name the options of its constructor.
         ratio: target tokens for each of the source, as they are expected: a target's length is not known while it is written, and
             cosFormer, and places that are spread over ``length``, need to know it.
         spread: places of tokens are drawn at random from ``length`` while it learns, in order, and spread evenly over them later, so
             that lengths never seen have no places never seen (arXiv 2305.16843); False: places are counted from 0.
         dropout: share of channels zeroed, while it learns, behind the embeddings and in every branch.
+        dim, mixer_options, ffn_dim, ffn_options: as in :class:`linattn.models.StackConfig`.
 
     Raises:
         ValueError, TypeError: for names, sizes and options that do not exist.
@@ -56,47 +50,25 @@ class Seq2SeqConfig:
     source_vocab: int
     target_vocab: int
     length: int = 64
-    dim: int = 64
-    layers: int = 2
     encoder: str = "softmax"
     decoder: str = "softmax"
     cross: str = "cross_softmax"
-    ffn: str = "mlp"
-    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ffn_dim: int | None = None
-    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     ratio: float = 1.0
     spread: bool = False
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.check()
+    SIZES: ClassVar[tuple[str, ...]] = ("source_vocab", "target_vocab", "length")
 
-    def names(self, role: str) -> list[str]:
-        """The mixer of each block in the role ``"encoder"``, ``"decoder"`` or ``"cross"``."""
-        return pattern.fill(pattern.parse(getattr(self, role), role), self.layers)
-
-    @property
-    def ffn_names(self) -> list[str]:
-        """The feed-forward of each block."""
-        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
+    def roles(self) -> dict[str, tuple[str, stack.Misfit]]:
+        return _ROLES
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
         check_fields(self)
-        sizes = {name: getattr(self, name) for name in ("source_vocab", "target_vocab", "length", "dim", "layers")}
-        stack.check_whole(**sizes, **({} if self.ffn_dim is None else {"ffn_dim": self.ffn_dim}))
         stack.check_dropout(self.dropout)
         if not isinstance(self.ratio, int | float) or isinstance(self.ratio, bool) or not 0 < self.ratio < math.inf:
             raise ValueError(f"ratio must be a number above 0, target tokens for each of the source, but came as {self.ratio!r}")
-        used = {role: pattern.parse(getattr(self, role), role) for role in ROLES}
-        for role, names in used.items():
-            stack.check_mixers(role, names, _WANTED[role], _MISFITS[role])
-        ffn_names = pattern.parse(self.ffn, "ffn")
-        stack.check_ffns(ffn_names)
-        every = [name for names in used.values() for name in names]
-        stack.check_options("mixer_options", self.mixer_options, every, lambda name: mixers.info(name).options)
-        stack.check_options("ffn_options", self.ffn_options, ffn_names, ffn.options)
+        super().check()
         for name, options in self.mixer_options.items():
             if "causal" in options:
                 raise ValueError(f"mixer_options[{name!r}]: what is causal follows from the role, but causal is {options['causal']!r}")
@@ -110,12 +82,11 @@ def _crosses(known: Info) -> str | None:
     return None if known.kind == "cross" else f"is of the kind {known.kind}"
 
 
-_WANTED = {
-    "encoder": "mixers of sequences are wanted",
-    "decoder": "causal mixers of sequences are wanted",
-    "cross": "cross mixers are wanted",
+_ROLES: dict[str, tuple[str, stack.Misfit]] = {
+    "encoder": ("mixers of sequences are wanted", _encodes),
+    "decoder": ("causal mixers of sequences are wanted", stack.sequence_misfit(causal=True)),
+    "cross": ("cross mixers are wanted", _crosses),
 }
-_MISFITS = {"encoder": _encodes, "decoder": stack.sequence_misfit(causal=True), "cross": _crosses}
 
 
 class Encoder(nn.Module):
@@ -124,7 +95,7 @@ class Encoder(nn.Module):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.mixers = nn.ModuleList(_branch(config, "encoder", layer) for layer in range(config.layers))
-        self.ffns = nn.ModuleList(_feed(config, layer) for layer in range(config.layers))
+        self.ffns = nn.ModuleList(stack.residual_ffn(config, layer, config.dropout) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -140,7 +111,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.mixers = nn.ModuleList(_branch(config, "decoder", layer) for layer in range(config.layers))
         self.crosses = nn.ModuleList(_branch(config, "cross", layer) for layer in range(config.layers))
-        self.ffns = nn.ModuleList(_feed(config, layer) for layer in range(config.layers))
+        self.ffns = nn.ModuleList(stack.residual_ffn(config, layer, config.dropout) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, encoded: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -163,12 +134,15 @@ class Decoder(nn.Module):
         return self.norm(x), states
 
 
-class Seq2SeqModel(nn.Module):
+class Seq2SeqModel(SavedModel):
     """``model(source, target)`` -> logits [B, Tt, target_vocab]; :meth:`decode` writes a target, token by token."""
 
+    MODEL_TYPE = "linattn-seq2seq"
+    CONFIG = Seq2SeqConfig
+    config: Seq2SeqConfig
+
     def __init__(self, config: Seq2SeqConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.source, self.target = (nn.Embedding(n, config.dim) for n in (config.source_vocab, config.target_vocab))
         self.source_places, self.target_places = (nn.Embedding(config.length, config.dim) for _ in range(2))
         self.dropout = nn.Dropout(config.dropout)
@@ -256,21 +230,6 @@ class Seq2SeqModel(nn.Module):
         share = (at + 0.5) / counts.clamp(min=1)[:, None]
         return (share * self.config.length).long().clamp(max=self.config.length - 1)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write model.safetensors and config.json into ``folder``."""
-        files.save(folder, self, {"model_type": MODEL_TYPE, **asdict(self.config)})
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Seq2SeqModel:
-        """The model in ``folder``, ready to be asked (``eval``).
-
-        Raises:
-            OSError: where there is none.
-            ValueError: where it is damaged or something else.
-        """
-        config = Seq2SeqConfig(**files.read_config(folder, MODEL_TYPE))
-        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
-
 
 def _counts(source: Tensor, mask: Tensor | None) -> Tensor:
     """Real tokens of each row, [B]."""
@@ -287,9 +246,3 @@ def _branch(config: Seq2SeqConfig, role: str, layer: int) -> stack.Residual:
     else:
         mixer = stack.sequence_mixer(name, dim=config.dim, causal=role == "decoder" or not known.bidirectional, **options)
     return stack.Residual(mixer, config.dim, config.dropout)
-
-
-def _feed(config: Seq2SeqConfig, layer: int) -> nn.Module:
-    name = config.ffn_names[layer]
-    feed = ffn.create(name, config.dim, **({"hidden": config.ffn_dim} | config.ffn_options.get(name, {})))
-    return nn.Identity() if feed is None else stack.Residual(feed, config.dim, config.dropout)

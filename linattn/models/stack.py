@@ -1,15 +1,129 @@
-"""What models of other things than text share: residual branches, and the checks of a stack's config."""
+"""The parts that all models share: the config of a stack of blocks, its checks, and residual branches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
 from linattn.mixers.registry import Info
-from linattn.models.config import check_known
+from linattn.models import pattern
+
+Misfit = Callable[[Info], str | None]  # what is wrong with a mixer in its place; None: nothing
+Config = TypeVar("Config", bound="StackConfig")
+
+_EXAMPLES = {"mixer_options": '{"gla": {"heads": 8}}', "ffn_options": '{"experts": {"count": 8}}'}
+
+
+@dataclass(kw_only=True)
+class StackConfig:
+    """A stack of blocks, each of mixers and a feed-forward: the fields that the configs of all models have.
+
+    Args:
+        dim: width D of the model.
+        layers: number of blocks.
+        ffn: a pattern of feed-forward names, ``"none"`` among them; it repeats until the layers are filled.
+        mixer_options: for each mixer name the options of its constructor, e.g. ``{"gla": {"heads": 8}}``.
+        ffn_dim: inner width of the feed-forwards; None leaves it to each (8/3 of dim for SwiGLU).
+        ffn_options: for each feed-forward name the options of its constructor, e.g. ``{"experts": {"count": 8}}``; they go
+            before ``ffn_dim``.
+    """
+
+    dim: int = 64
+    layers: int = 2
+    ffn: str = "mlp"
+    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ffn_dim: int | None = None
+    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    SIZES: ClassVar[tuple[str, ...]] = ()  # further fields that are integers of at least 1
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def names(self, role: str = "mixer") -> list[str]:
+        """The name in each layer of the pattern in the field ``role``."""
+        return pattern.fill(pattern.parse(getattr(self, role), role), self.layers)
+
+    @property
+    def mixer_names(self) -> list[str]:
+        """The mixer of each layer."""
+        return self.names("mixer")
+
+    @property
+    def ffn_names(self) -> list[str]:
+        """The feed-forward of each layer."""
+        return self.names("ffn")
+
+    def options_of(self, layer: int) -> dict[str, Any]:
+        """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
+        names = self.mixer_names
+        name = names[layer]
+        return mixers.info(name).cls.placed(names[:layer].count(name), names.count(name)) | self.mixer_options.get(name, {})
+
+    def ffn_options_of(self, layer: int) -> dict[str, Any]:
+        """The options of the feed-forward of layer number ``layer``."""
+        return {"hidden": self.ffn_dim} | self.ffn_options.get(self.ffn_names[layer], {})
+
+    def feed_forward(self, layer: int) -> nn.Module | None:
+        """A new feed-forward for layer number ``layer``."""
+        return ffn.create(self.ffn_names[layer], self.dim, **self.ffn_options_of(layer))
+
+    def roles(self) -> dict[str, tuple[str, Misfit]]:
+        """For each field that is a pattern of mixers: what kind of mixer is wanted there, in words and as a test."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse what no model can be made of."""
+        sizes = (*self.SIZES, "dim", "layers", *(() if self.ffn_dim is None else ("ffn_dim",)))
+        check_whole(**{name: getattr(self, name) for name in sizes})
+        ffns = pattern.parse(self.ffn, "ffn")
+        for name in ffns:
+            if name not in ffn.available():
+                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
+        used: list[str] = []
+        for role, (wanted, misfit) in self.roles().items():
+            names = pattern.parse(getattr(self, role), role)
+            for name in names:
+                if (wrong := misfit(mixers.info(name))) is not None:
+                    raise ValueError(f"{role}: {wanted}, but {name!r} {wrong}")
+            used += names
+        self._check_options("mixer_options", used, "the mixers are", lambda name: mixers.info(name).options)
+        self._check_options("ffn_options", ffns, "the feed-forwards are", ffn.options)
+
+    def _check_options(self, argument: str, used: Iterable[str], they: str, known: Callable[[str], list[str]]) -> None:
+        """Refuse options of what is not ``used``, and options that do not exist."""
+        given, used = getattr(self, argument), list(dict.fromkeys(used))
+        if not isinstance(given, dict):
+            raise TypeError(f"{argument} must be a dict such as {_EXAMPLES[argument]}, but came as {given!r}")
+        for name, options in given.items():
+            if name not in used or name == ffn.NONE:
+                raise ValueError(f"{argument} speaks of {name!r}, but {they} {', '.join(used)}")
+            check_known(f"{argument}[{name!r}]", name, options, known(name))
+
+
+def from_preset(cls: type[Config], presets: Mapping[str, Mapping[str, Any]], name: str, fields: dict[str, Any]) -> Config:
+    """The config of the class ``cls`` that ``presets`` have under ``name``; ``fields`` go before it, ``mixer_options`` are merged.
+
+    Raises:
+        ValueError: with the names that there are.
+    """
+    if not isinstance(name, str) or name not in presets:
+        raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(presets))}")
+    own = dict(presets[name])
+    if "halves" in own:
+        first, second = own.pop("halves")
+        own["mixer"] = pattern.halves(first, second, fields.get("layers", cls.layers))
+    options: dict[str, dict[str, Any]] = {mixer: dict(given) for mixer, given in own.get("mixer_options", {}).items()}
+    asked = fields.pop("mixer_options", {})
+    if not isinstance(asked, dict) or not all(isinstance(given, dict) for given in asked.values()):
+        raise TypeError(f"mixer_options must be a dict such as {_EXAMPLES['mixer_options']}, but came as {asked!r}")
+    for mixer, given in asked.items():
+        options[mixer] = {**options.get(mixer, {}), **given}
+    return cls(**{**own, **fields, "mixer_options": options})
 
 
 class Residual(nn.Module):
@@ -27,12 +141,18 @@ class Residual(nn.Module):
         return x + self.dropout(y)
 
 
+def residual_ffn(config: StackConfig, layer: int, dropout: float) -> nn.Module:
+    """The feed-forward of layer number ``layer`` around a residual; the identity where it has none."""
+    feed = config.feed_forward(layer)
+    return nn.Identity() if feed is None else Residual(feed, config.dim, dropout)
+
+
 def sequence_mixer(name: str, *, dim: int, causal: bool, **options: Any) -> mixers.Mixer:
     """The mixer ``name`` of sequences, causal or reading both ways."""
     return mixers.create(name, dim=dim, **options) if causal else mixers.create_bidirectional(name, dim=dim, **options)
 
 
-def sequence_misfit(causal: bool) -> Callable[[Info], str | None]:
+def sequence_misfit(causal: bool) -> Misfit:
     """What is wrong with a mixer where one of sequences is wanted, causal or not; None: nothing."""
 
     def misfit(known: Info) -> str | None:
@@ -53,28 +173,15 @@ def check_whole(**numbers: Any) -> None:
 
 
 def check_dropout(value: Any) -> None:
+    """Refuse what is no share below 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
         raise ValueError(f"dropout must be a share from 0 to below 1, but came as {value!r}")
 
 
-def check_mixers(argument: str, names: Iterable[str], wanted: str, misfit: Callable[[Info], str | None]) -> None:
-    """Refuse the first of ``names`` with which ``misfit`` finds something wrong."""
-    for name in names:
-        if (wrong := misfit(mixers.info(name))) is not None:
-            raise ValueError(f"{argument}: {wanted}, but {name!r} {wrong}")
-
-
-def check_ffns(names: Iterable[str]) -> None:
-    """Refuse a feed-forward that there is none of."""
-    for name in names:
-        if name not in ffn.available():
-            raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
-
-
-def check_options(argument: str, given: Mapping[str, Any], used: Iterable[str], options: Callable[[str], list[str]]) -> None:
-    """Refuse options of what is not ``used``, and options that do not exist."""
-    used = list(dict.fromkeys(used))
-    for name, own in given.items():
-        if name not in used or name == ffn.NONE:
-            raise ValueError(f"{argument} speaks of {name!r}, but there are {', '.join(used)}")
-        check_known(f"{argument}[{name!r}]", name, own, options(name))
+def check_known(argument: str, name: str, options: Any, known: list[str]) -> None:
+    """Refuse ``options`` of ``name`` that are no dict or that are not among those ``known``."""
+    if not isinstance(options, dict):
+        raise TypeError(f"{argument} must be a dict of options, but came as {options!r}")
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{argument}: {name} has no option {option!r}. There are: {', '.join(known)}")

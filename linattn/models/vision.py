@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from linattn import ffn, mixers
+from linattn import mixers
 from linattn.arguments import check_fields
 from linattn.mixers.fault import telling
+from linattn.mixers.registry import Info
 from linattn.mixers.vision.parts import resized, to_image, to_tokens
 from linattn.mixers.vision.prepbn import PRepBN, folded
-from linattn.models import files, pattern
-from linattn.models.config import check_known
+from linattn.models.files import SavedModel
+from linattn.models.stack import Misfit, StackConfig, check_whole, from_preset
 from linattn.ops.checks import tensor
 
-MODEL_TYPE = "linattn-image"
 NORMS = ("layer", "rms", "prepbn", "none")
 
 # Stacks as their papers have them, where that is more than the name of a mixer.
@@ -34,7 +32,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(kw_only=True)
-class ImageConfig:
+class ImageConfig(StackConfig):
     """A stack of blocks over the patches of an image, each a mixer of tokens and a feed-forward per token, around residuals.
 
     Args:
@@ -43,18 +41,13 @@ class ImageConfig:
         overlap: whether a token sees a window of 2 patch_size - 1 pixels in place of its patch alone (PVTv2, arXiv 2106.13797).
         channels: of a pixel; 1 for grey, 3 for colours.
         classes: that images are told apart into.
-        dim: width D of the model.
-        layers: number of blocks.
         mixer: a pattern of names such as ``"focused*2, agent"``: grid mixers, and sequence mixers with ``causal=False``, for which the
-            tokens stand row by row. It repeats until the layers are filled.
-        ffn: a pattern of feed-forward names, ``"none"`` among them.
-        mixer_options: for each mixer name the options of its constructor; ``grid`` and ``causal`` are given by the model.
-        ffn_dim: inner width of the feed-forwards; None leaves it to each.
-        ffn_options: for each feed-forward name the options of its constructor.
+            tokens stand row by row. It repeats until the layers are filled. Their options ``grid`` and ``causal`` are given by the model.
         norm: ``"layer"``, ``"rms"``, ``"none"`` or ``"prepbn"``, which turns into a batch norm while it learns and can then be folded
             away (SLAB, arXiv 2405.11582).
         norm_eps: what norms add to the mean square or the variance.
         norm_steps: steps of training over which ``"prepbn"`` turns.
+        dim, layers, ffn, mixer_options, ffn_dim, ffn_options: as in :class:`linattn.models.StackConfig`.
 
     Raises:
         ValueError, TypeError: for names, sizes and options that do not exist.
@@ -65,16 +58,14 @@ class ImageConfig:
     overlap: bool = False
     channels: int = 1
     classes: int = 10
-    dim: int = 64
     layers: int = 4
     mixer: str = "focused"
     ffn: str = "swiglu"
-    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ffn_dim: int | None = None
-    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     norm: str = "layer"
     norm_eps: float = 1e-5
     norm_steps: int = 1000
+
+    SIZES: ClassVar[tuple[str, ...]] = ("patch_size", "channels", "classes", "norm_steps")
 
     def __post_init__(self) -> None:
         if not isinstance(self.image_size, tuple | list) or len(self.image_size) != 2:
@@ -89,65 +80,39 @@ class ImageConfig:
         Raises:
             ValueError: with the names that there are.
         """
-        if name not in PRESETS:
-            raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
-        return cls(**{**PRESETS[name], **fields})
+        return from_preset(cls, PRESETS, name, fields)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Tokens in a column and in a row of an image of ``image_size``."""
         return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
 
-    @property
-    def mixer_names(self) -> list[str]:
-        """The mixer of each layer."""
-        return pattern.fill(pattern.parse(self.mixer, "mixer"), self.layers)
-
-    @property
-    def ffn_names(self) -> list[str]:
-        """The feed-forward of each layer."""
-        return pattern.fill(pattern.parse(self.ffn, "ffn"), self.layers)
-
     def options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
-        names = self.mixer_names
-        name = names[layer]
-        placed = mixers.info(name).cls.placed(names[:layer].count(name), names.count(name))
-        grid = {"grid": self.grid} if "grid" in mixers.info(name).options else {}
-        return grid | placed | self.mixer_options.get(name, {})
+        """The options of the mixer of layer number ``layer``, the grid among them."""
+        grid = {"grid": self.grid} if "grid" in mixers.info(self.mixer_names[layer]).options else {}
+        return grid | super().options_of(layer)
+
+    def roles(self) -> dict[str, tuple[str, Misfit]]:
+        return {"mixer": ("an image model needs mixers of a grid, or of a sequence both ways", _misfit)}
 
     def check(self) -> None:
         """Refuse what no model can be made of."""
         check_fields(self)
-        if len(self.image_size) != 2:
-            raise ValueError(f"image_size must be height and width, but came as {self.image_size!r}")
-        sizes = {name: getattr(self, name) for name in ("patch_size", "channels", "classes", "dim", "layers", "norm_steps")}
-        for name, value in {**sizes, "image_size": min(self.image_size)}.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, but came as {value!r}")
+        check_whole(image_size=min(self.image_size))
+        super().check()
         if any(size % self.patch_size for size in self.image_size):
             raise ValueError(f"image_size must be multiples of patch_size {self.patch_size}, but came as {self.image_size}")
         if self.norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, but came as {self.norm!r}")
-        names, ffn_names = pattern.parse(self.mixer, "mixer"), pattern.parse(self.ffn, "ffn")
-        for name in names:
-            known = mixers.info(name)
-            if known.kind != "grid" and not known.bidirectional:
-                what = "is causal" if known.kind == "sequence" else f"is of the kind {known.kind}"
-                raise ValueError(f"mixer: an image model needs mixers of a grid, or of a sequence both ways, but {name!r} {what}")
-        for name in ffn_names:
-            if name not in ffn.available():
-                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
         for name, options in self.mixer_options.items():
-            if name not in names:
-                raise ValueError(f"mixer_options speaks of {name!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
-            check_known(f"mixer_options[{name!r}]", name, options, mixers.info(name).options)
             if options.get("causal"):
                 raise ValueError(f"mixer_options[{name!r}]: every token of an image reads all others, but causal is {options['causal']!r}")
-        for name, options in self.ffn_options.items():
-            if name not in ffn_names or name == ffn.NONE:
-                raise ValueError(f"ffn_options speaks of {name!r}, but the feed-forwards are {', '.join(dict.fromkeys(ffn_names))}")
-            check_known(f"ffn_options[{name!r}]", name, options, ffn.options(name))
+
+
+def _misfit(known: Info) -> str | None:
+    if known.kind == "grid" or known.bidirectional:
+        return None
+    return "is causal" if known.kind == "sequence" else f"is of the kind {known.kind}"
 
 
 class ImageBlock(nn.Module):
@@ -155,10 +120,9 @@ class ImageBlock(nn.Module):
 
     def __init__(self, config: ImageConfig, layer: int) -> None:
         super().__init__()
-        name = config.ffn_names[layer]
         self.mixer_norm = _norm(config)
         self.mixer = mixers.create_bidirectional(config.mixer_names[layer], dim=config.dim, **config.options_of(layer))
-        self.ffn = ffn.create(name, config.dim, **({"hidden": config.ffn_dim} | config.ffn_options.get(name, {})))
+        self.ffn = config.feed_forward(layer)
         self.ffn_norm = None if self.ffn is None else _norm(config)
 
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
@@ -166,12 +130,15 @@ class ImageBlock(nn.Module):
         return x if self.ffn is None or self.ffn_norm is None else x + self.ffn(self.ffn_norm(x))
 
 
-class ImageModel(nn.Module):
+class ImageModel(SavedModel):
     """``model(images)`` -> logits [B, classes] for images [B, channels, height, width]."""
 
+    MODEL_TYPE = "linattn-image"
+    CONFIG = ImageConfig
+    config: ImageConfig
+
     def __init__(self, config: ImageConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         size, border = config.patch_size, config.patch_size - 1 if config.overlap else 0
         self.patches = nn.Conv2d(config.channels, config.dim, size + border, stride=size, padding=border)
         self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, config.dim, *config.grid), std=0.02))
@@ -236,21 +203,6 @@ class ImageModel(nn.Module):
         if "positions" in ours:
             ours["positions"] = to_image(ours["positions"], *self.config.grid)
         self.load_state_dict(ours)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write model.safetensors and config.json into ``folder``."""
-        files.save(folder, self, {"model_type": MODEL_TYPE, **asdict(self.config)})
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> ImageModel:
-        """The model in ``folder``, ready to be asked (``eval``).
-
-        Raises:
-            OSError: where there is none.
-            ValueError: where it is damaged or something else.
-        """
-        config = ImageConfig(**files.read_config(folder, MODEL_TYPE))
-        return files.read_weights(Path(folder) / files.WEIGHTS, lambda: cls(config)).to(device).eval()
 
 
 # Beginnings of published names, and ours.

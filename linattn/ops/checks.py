@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.arguments import described
+from linattn.ops import tracing
 from linattn.ops.inputs import Inputs
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -31,11 +32,7 @@ def debug() -> Iterator[None]:
 
 def values_visible(t: Tensor) -> bool:
     """Whether looking at the numbers of ``t`` breaks no graph, no transform and, outside ``debug``, waits for no device."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(t) not in (Tensor, torch.nn.Parameter):
-        return False
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # make_fx writes down what is done to real tensors
-        return False
-    return t.device.type == "cpu" or (_debugging.get() and t.device.type != "meta")
+    return not tracing.hides_values(t) and (t.device.type == "cpu" or (_debugging.get() and t.device.type != "meta"))
 
 
 def no_autocast(t: Tensor) -> AbstractContextManager:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, gpu
-
-
-def _takes(x: Tensor) -> bool:
-    return x.is_cuda and gpu.refusal(x.device) is None
+from linattn.ops import checks, dispatch, tracing
 
 
 def step_(
@@ -30,17 +28,21 @@ def step_(
                          f"{list(x.shape)}, {list(state.shape)} and {list(weight.shape)}")  # fmt: skip
     if bias is not None and bias.shape != (width,):
         checks.shape("bias", bias, "[D]", (width,))
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    if not wanted and _takes(x) and x.dtype != torch.float64 and x.stride(2) == 1 and size & (size - 1) == 0:
+    name = dispatch.choose("auto", _refusal, x, state, weight, bias, size, normed)
+    if name == "triton":
         from linattn.ops.triton import convolution_step as kernels
 
-        if kernels.refusal(state) is None:
-            return kernels.step_(x, state, weight, bias, activation, size, normed, eps, overlapped)
-    if not wanted and not normed and x.device.type == "cpu":
+        return kernels.step_(x, state, weight, bias, activation, size, normed, eps, overlapped)
+    if name == "cpu":
         from linattn.ops.cpu import steps as native
 
-        if native.convolution_refusal(x, state, weight, bias) is None:
-            return native.convolution(x, state, weight, bias, activation)
+        return native.convolution(x, state, weight, bias, activation)
+    return _portable(x, state, weight, bias, activation, size, normed, eps)
+
+
+def _portable(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float
+) -> Tensor:  # fmt: skip
     tokens = torch.cat([state, x], 1)
     state.copy_(tokens[:, 1:])
     wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
@@ -52,3 +54,41 @@ def step_(
         heads = heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + eps)
         y = torch.cat([heads.flatten(-2), y[..., normed:]], -1)
     return y.to(x.dtype)
+
+
+def _refusal(
+    name: str, asked: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size: int, normed: int
+) -> str | None:  # fmt: skip
+    if name == "torch":
+        return None
+    if name == "reference":
+        return "the definition is written in operations of torch"
+    if tracing.wanted(x, weight, bias):
+        return "it has no gradients"
+    if name == "triton":
+        return dispatch.gpu_refusal(x, asked) or _kernels_refusal(x, state, size)
+    if normed:
+        return "it divides no heads by their length"
+    from linattn.ops.cpu import steps as native
+
+    return native.convolution_refusal(x, state, weight, bias)
+
+
+def _kernels_refusal(x: Tensor, state: Tensor, size: int) -> str | None:
+    if x.dtype == torch.float64:
+        return "its sums are float32, and float64 was given"
+    if x.stride(2) != 1 or size & (size - 1):
+        return "it takes channels side by side, and heads that are powers of two"
+    from linattn.ops.triton import convolution_step as kernels
+
+    return kernels.refusal(state)
+
+
+def _explained(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size: int, normed: int, **_: Any
+) -> dispatch.Explained:  # fmt: skip
+    title = f"convolution step on {x.device}, {x.dtype}, {list(x.shape)}"
+    return dispatch.Explained(title, x.device, _refusal, (x, state, weight, bias, size, normed))
+
+
+dispatch.explains(step_, _explained)

@@ -1,134 +1,112 @@
-"""Which backend runs a call, and why each other one does not.
+"""Which backend runs a call, and why each other one does not: for every operation, in the same words.
 
-A backend is a name, a function that gives a reason to refuse (or None), and a function that runs. Nothing is imported
-before it is needed, and the choice follows the tensors alone: their device, their dtypes, the options of the call.
+The choice follows the tensors alone: their device, their dtypes, the options of the call. Nothing is imported before it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from inspect import signature
+from typing import Any, NamedTuple
 
-from linattn.arguments import described
-from linattn.ops import gpu
-from linattn.ops.inputs import Inputs, Outputs
+import torch
+from torch import Tensor
 
-FORMS = ("auto", "parallel", "chunk", "recurrent")
+from linattn.ops import checks, gpu, tracing
+
 BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
-Run = Callable[[Inputs], Outputs]
+Refusal = Callable[..., str | None]  # of a backend's name, whether it was asked for by it, and a call: why it does not run that, or None
 
 
-def linear_attention(inputs: Inputs, form: str, backend: str) -> Run:
-    """The function that runs ``inputs``."""
-    _known("form", form, FORMS)
-    _known("backend", backend, ("auto", *BACKENDS))
+def choose(backend: str, refusal: Refusal, *call: Any) -> str:
+    """The backend that runs ``call``: the one asked for, or the first that does not refuse.
+
+    Raises:
+        ValueError: ``backend`` is none, or refuses the call.
+    """
+    if not isinstance(backend, str) or (backend != "auto" and backend not in BACKENDS):
+        checks.choice("backend", backend, ("auto", *BACKENDS))
     for name in BACKENDS if backend == "auto" else (backend,):
-        reason = refusal(name, inputs, form, asked=backend == name)
+        reason = refusal(name, backend == name, *call)
         if reason is None:
-            return _load(name, inputs, form)
+            return name
     raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
 
 
-def refusal(name: str, inputs: Inputs, form: str, asked: bool = False) -> str | None:
-    """Why ``name`` does not run ``inputs``, or None if it does."""
-    if name == "cpu":
-        from linattn.ops.cpu import linear_attention as cpu
+def device_refusal(x: Tensor, asked: bool) -> str | None:
+    """Why no GPU kernel runs on the device of ``x``, or None.
 
-        return cpu.refusal(inputs, form)
-    if name == "triton":
-        return _gpu_refusal(inputs, form, asked)
-    if name == "reference":
-        if form not in ("auto", "recurrent"):
-            return f"it is the token by token definition and has no form {form!r}"
-        return None if asked else "it is the definition that the others are tested against; it runs when asked for"
-    if inputs.v.device.type == "mps" and inputs.compute_dtype.itemsize == 8:
-        return "MPS has no float64"
-    return None
+    On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
+    """
+    return gpu.refusal(x.device, asked)
 
 
-def explain(*args, form: str = "auto", backend: str = "auto", **kwargs) -> str:
+def gpu_refusal(x: Tensor, asked: bool) -> str | None:
+    """Why no GPU kernel runs ``x`` now, whatever it computes, or None."""
+    return device_refusal(x, asked) or tracing.refusal()
+
+
+def definition_refusal(asked: bool) -> str | None:
+    """Why the reference does not run a call."""
+    return None if asked else "it is the definition that the others are tested against; it runs when asked for"
+
+
+class Explained(NamedTuple):
+    """A checked call of an operation, as :func:`explain` takes it."""
+
+    title: str
+    device: torch.device
+    refusal: Refusal
+    call: tuple[Any, ...]
+    form: Callable[..., str] | None = None  # that a backend runs the call in, of its name and the call
+    off: Callable[..., list[str]] | None = None  # what the GPU's kernels would be faster by and have not, of the call
+
+
+_explained: dict[Callable[..., Any], Callable[..., Explained]] = {}
+
+
+def explains(op: Callable[..., Any], checked: Callable[..., Explained]) -> None:
+    """Have :func:`explain` know ``op``; ``checked`` makes a call of its arguments by name, and refuses what ``op`` refuses."""
+    _explained[op] = checked
+
+
+def explain(*args: Any, form: str = "auto", backend: str = "auto", **kwargs: Any) -> str:
     """Print, for the arguments of :func:`linattn.linear_attention`, which backend and form run and why each other does not,
     and what makes the GPU kernels faster elsewhere and is off here.
 
-    Of a scan, the function comes first: ``linattn.explain(linattn.selective_scan, x, dt, ...)``, and so for ``diagonal_scan`` and
-    ``running_max``. Returns the printed text.
+    Of another operation, the function comes first: ``linattn.explain(linattn.selective_scan, x, dt, ...)``. Returns the printed text.
     """
-    from linattn.ops import checks
-
-    if args and callable(args[0]):
-        if form != "auto":
-            raise ValueError(f"form is for linear_attention: a scan has none, but it came as {form!r}")
-        return _explain_scan(*args, backend=backend, **kwargs)
-
-    inputs, _ = checks.call(*args, **kwargs)
-    linear_attention(inputs, form, backend)  # refuses what the op refuses
-    chosen, lines = None, []
-    for name in BACKENDS:
-        reason = refusal(name, inputs, form, asked=backend == name)
-        if reason is None and chosen is None and backend in ("auto", name):
-            chosen = name
-            lines.append(f"{name:>10}: runs, {_form(name, inputs, form)} form")
-        else:
-            lines.append(f"{name:>10}: no, {reason or ('it was not asked for' if backend != 'auto' else f'{chosen} comes first')}")
-    if chosen == "triton":
-        from linattn.ops.triton.linear_attention import off
-
-        lines += off(inputs, form)
-    q, v = inputs.q, inputs.v
-    text = "\n".join([f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}", *lines])
+    op, args = (args[0], args[1:]) if args and callable(args[0]) else (_named("linear_attention"), args)
+    if op not in _explained:
+        others = ", ".join(sorted(f.__name__ for f in _explained if f.__name__ != "linear_attention"))
+        raise ValueError(f"explain knows linear_attention, whose name may be left out, and {others}, but came with {op!r}")
+    taken = signature(op).parameters
+    for name, value in (("form", form), ("backend", backend)):
+        if name in taken:
+            kwargs[name] = value
+        elif value != "auto":
+            raise ValueError(f"{name} is for linear_attention: {op.__name__} has none, but it came as {value!r}")
+    given = signature(op).bind(*args, **kwargs)
+    given.apply_defaults()
+    text = "\n".join(_lines(_explained[op](**given.arguments), backend))
     print(text)
     return text
 
 
-def _explain_scan(op: Callable, *args, backend: str, **kwargs) -> str:
-    explained = getattr(import_module(op.__module__), "explain", None) if op.__module__.startswith("linattn.ops.") else None
-    if explained is None:
-        raise ValueError(f"explain knows linear_attention, whose name is left out, and the scans, but came with {op!r}")
-    return explained(op, *args, backend=backend, **kwargs)
+def _named(name: str) -> Callable[..., Any]:
+    return next(op for op in _explained if op.__name__ == name)
 
 
-def _form(name: str, inputs: Inputs, form: str) -> str:
-    if name == "triton":
-        from linattn.ops.triton import linear_attention as kernels
+def _lines(of: Explained, backend: str) -> list[str]:
+    chosen, lines = choose(backend, of.refusal, *of.call), [of.title]
+    for name in BACKENDS:
+        reason = of.refusal(name, backend == name, *of.call) or ("it was not asked for" if backend != "auto" else f"{chosen} comes first")
+        form = "" if of.form is None or name != chosen else f", {of.form(name, *of.call)} form"
+        lines.append(f"{name:>10}: runs{form}" if name == chosen else f"{name:>10}: no, {reason}")
+    if chosen != "triton":
+        return lines
+    if of.off is not None:
+        return lines + of.off(*of.call)
+    from linattn.ops.triton import launch
 
-        return kernels.form_of(inputs, form)
-    return portable_form(inputs, form) if name == "torch" else "recurrent"
-
-
-def portable_form(inputs: Inputs, form: str) -> str:
-    """The form that the portable backend takes for ``auto``: a step for one token, chunks for more."""
-    if form != "auto":
-        return form
-    return "recurrent" if inputs.causal and inputs.k.shape[1] == 1 and inputs.cu_seqlens is None else "chunk"
-
-
-def _gpu_refusal(inputs: Inputs, form: str, asked: bool) -> str | None:
-    # On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
-    if (reason := gpu.refusal(inputs.v.device, asked)) is not None:
-        return reason
-    from linattn.ops.triton import linear_attention as kernels
-
-    return kernels.refusal(inputs, form)
-
-
-def _load(name: str, inputs: Inputs, form: str) -> Run:
-    if name == "triton":
-        from linattn.ops.triton import linear_attention as kernels
-
-        return kernels.FORMS[kernels.form_of(inputs, form)]
-    if name == "cpu":
-        from linattn.ops.cpu import linear_attention as cpu
-
-        return cpu.FORMS["recurrent" if form == "auto" else form]
-    if name == "reference":
-        from linattn.ops.reference.linear_attention import linear_attention as run
-
-        return run
-    from linattn.ops.torch import linear_attention as portable
-
-    return portable.FORMS[portable_form(inputs, form)]
-
-
-def _known(argument: str, value: str, options: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in options:
-        raise ValueError(f"{argument} must be one of {', '.join(map(repr, options))}, but came as {described(value)}")
+    return lines + launch.off(of.device)

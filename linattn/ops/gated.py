@@ -1,24 +1,28 @@
 """Door of gates: that of SwiGLU, and a sigmoid.
 
-On a CPU, while nobody looks on, it is one kernel forward and one backward, which starts from the two inputs alone; elsewhere it is
+On a CPU in eager mode it is one kernel forward and one backward, which starts from the two inputs alone; elsewhere it is
 written as operations of torch, which compilers and the captured step of decoding fuse.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops import dispatch
+from linattn.ops.operator import Operator, Pass
+
 
 def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
     """``silu(gate) ⊙ x``, without ``swish`` ``sigmoid(gate) ⊙ x``, both [...] of any one shape; the kernels round the result once."""
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        from linattn.ops.cpu import gated as cpu
-        from linattn.ops.cpu import library
-
-        if cpu.refusal(gate, x) is None:  # the same with gradients and without: what is run again in a backward pass has to meet it
-            return Gated.apply(gate, x, swish) if library.wanted(gate, x) else cpu.forward(gate, x, swish)
+    # The same with gradients and without: what is run again in a backward pass has to give what it gave.
+    if dispatch.choose("auto", _refusal, gate, x) == "cpu":
+        return cast(Tensor, KERNELS(gate, x, swish))
     return portable(gate, x, swish)
 
 
@@ -27,26 +31,42 @@ def portable(gate: Tensor, x: Tensor, swish: bool = True) -> Tensor:
     return (F.silu(gate) if swish else torch.sigmoid(gate)) * x
 
 
-class Gated(torch.autograd.Function):
-    """The kernels; who asks for a second derivative gets it from the definition."""
+def _refusal(name: str, _: bool, gate: Tensor, x: Tensor) -> str | None:
+    if name == "torch":
+        return None
+    if name == "reference":
+        return "the definition is written in operations of torch"
+    if name == "triton":
+        return "it has no kernel of its own: compilers and captured steps fuse operations of torch"
+    if x.device.type != "cpu":
+        return "it runs on the CPU only"
+    return "a compiler fuses what stands around a gate with it" if torch.compiler.is_compiling() else KERNELS.refusal(gate, x)
 
-    @staticmethod
-    def forward(ctx, gate: Tensor, x: Tensor, swish: bool = True) -> Tensor:
-        from linattn.ops.cpu import gated as cpu
 
-        ctx.save_for_backward(gate, x)
-        ctx.swish = swish
-        return cpu.forward(gate, x, swish)
+def _load() -> ModuleType:
+    from linattn.ops.cpu import gated as cpu
 
-    @staticmethod
-    def backward(ctx, d_y: Tensor):
-        from linattn.ops.cpu import gated as cpu
-        from linattn.ops.cpu import library
+    return cpu
 
-        gate, x = ctx.saved_tensors
-        if torch.is_grad_enabled() or library.traced(d_y):
-            s = torch.sigmoid(gate)
-            if ctx.swish:
-                return d_y * x * s * (1 + gate * (1 - s)), d_y * gate * s, None
-            return d_y * x * s * (1 - s), d_y * s, None
-        return *cpu.backward(d_y, gate, x, ctx.swish), None
+
+def _derivative(d_y: Tensor, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    (gate, x), (swish,) = tensors, options
+    s = torch.sigmoid(gate)
+    if swish:
+        return d_y * x * s * (1 + gate * (1 - s)), d_y * gate * s
+    return d_y * x * s * (1 - s), d_y * s
+
+
+KERNELS = Operator(
+    _load,
+    Pass("(Tensor gate, Tensor x, bool swish) -> Tensor"),
+    Pass("(Tensor d_y, Tensor gate, Tensor x, bool swish) -> (Tensor, Tensor)"),
+    "y", "gate x", "x", derivative=_derivative,
+)  # fmt: skip
+
+
+def _explained(gate: Tensor, x: Tensor, **_: Any) -> dispatch.Explained:
+    return dispatch.Explained(f"gated on {x.device}, {x.dtype}, {list(x.shape)}", x.device, _refusal, (gate, x))
+
+
+dispatch.explains(gated, _explained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,12 @@ class Inputs:
     @property
     def decay_constant(self) -> bool:
         return self.decay is not None and self.decay.ndim <= 2
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """The arguments of kernels that take the whole call, in the order of their operators."""
+        x, (read, write) = self, self.erase or (None, None)
+        return (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens, x.scale, x.denominator)
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:

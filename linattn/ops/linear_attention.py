@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import Tensor
 
-from linattn.ops import checks, dispatch
+from linattn.ops import checks, dispatch, recurrence
+from linattn.ops.inputs import Inputs, Outputs
 
 _Pair = tuple[Tensor, Tensor]
+FORMS = ("auto", "parallel", "chunk", "recurrent")
 
 
 class _Options(TypedDict, total=False):
@@ -115,7 +118,8 @@ def linear_attention(
         q, k, v, decay=decay, beta=beta, erase=erase, bonus=bonus, normalize=normalize, scale=scale, causal=causal,
         initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    run = dispatch.linear_attention(inputs, form, backend)
+    checks.choice("form", form, FORMS)
+    run = _runs(dispatch.choose(backend, refusal, inputs, form), inputs, form)
     with checks.no_autocast(v):
         out = run(inputs)
         if mode is None:
@@ -127,3 +131,69 @@ def linear_attention(
     if not return_state:
         return o
     return o, (out.state if mode is None else (out.state, out.z))
+
+
+def refusal(name: str, asked: bool, inputs: Inputs, form: str) -> str | None:
+    """Why the backend ``name`` does not run ``inputs``, or None if it does; ``asked``: it was asked for by name."""
+    if name == "cpu":
+        return recurrence.WALK.refusal(inputs, form)
+    if name == "triton":
+        if (reason := dispatch.device_refusal(inputs.v, asked)) is not None:
+            return reason
+        from linattn.ops.triton import linear_attention as kernels
+
+        return kernels.refusal(inputs, form)
+    if name == "reference":
+        if form not in ("auto", "recurrent"):
+            return f"it is the token by token definition and has no form {form!r}"
+        return dispatch.definition_refusal(asked)
+    if inputs.v.device.type == "mps" and inputs.compute_dtype.itemsize == 8:
+        return "MPS has no float64"
+    return None
+
+
+def form_of(name: str, inputs: Inputs, form: str) -> str:
+    """The form that the backend ``name`` takes: of the portable one for ``auto`` a step for one token, chunks for more."""
+    if name == "triton":
+        from linattn.ops.triton import linear_attention as kernels
+
+        return kernels.form_of(inputs, form)
+    if name != "torch":
+        return "recurrent"
+    if form != "auto":
+        return form
+    return "recurrent" if inputs.causal and inputs.k.shape[1] == 1 and inputs.cu_seqlens is None else "chunk"
+
+
+def _runs(name: str, inputs: Inputs, form: str) -> Callable[[Inputs], Outputs]:
+    """The function that runs ``inputs``."""
+    if name == "triton":
+        from linattn.ops.triton import linear_attention as kernels
+
+        return kernels.FORMS[form_of(name, inputs, form)]
+    if name == "cpu":
+        return recurrence.walk
+    if name == "reference":
+        from linattn.ops.reference.linear_attention import linear_attention as run
+
+        return run
+    from linattn.ops.torch import linear_attention as portable
+
+    return portable.FORMS[form_of(name, inputs, form)]
+
+
+def _off(inputs: Inputs, form: str) -> list[str]:
+    from linattn.ops.triton import linear_attention as kernels
+
+    return kernels.off(inputs, form)
+
+
+def _explained(form: str, backend: str, **given: Any) -> dispatch.Explained:  # noqa: ARG001  every op's has a backend
+    inputs, _ = checks.call(**given)
+    checks.choice("form", form, FORMS)
+    q, v = inputs.q, inputs.v
+    title = f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}"
+    return dispatch.Explained(title, v.device, refusal, (inputs, form), form_of, _off)
+
+
+dispatch.explains(linear_attention, _explained)

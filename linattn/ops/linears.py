@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import gpu
-
-Biases = Sequence[Tensor | None]
-Steps = Sequence[tuple[str, float | Tensor | None]]  # what is done to numbers, in this order
-Finish = Sequence[Steps]  # for each product
-FINISHES: dict[str, Callable[..., Tensor]] = {
-    "log_sigmoid": F.logsigmoid, "softplus": F.softplus, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "neg": torch.neg,
-    "add": torch.add, "mul": torch.mul, "div": torch.div,
-}  # fmt: skip
+from linattn.ops import dispatch
+from linattn.ops.torch.linears import Biases, Finish, Steps, finished, portable
 
 
 def linears(
@@ -44,45 +37,49 @@ def linears(
         gate: [..., K], whose SiLU the normed x is multiplied with.
         residual: [..., N], added to the one product.
         gated: the two products a and b become one, ``silu(a) ⊙ b``.
-        finish: for each product names of FINISHES, with a number or a tensor [N] for those that take two; what has any is float32.
+        finish: for each product names of ``FINISHES`` (torch/linears.py), with a number or a tensor [N] for those
+            that take two; what has any is float32.
         counters: int32 zeros, which kernels of a GPU count with and leave as zeros: no other stream may have them meanwhile. With None
             they do without, and so are slower with several x.
 
     Returns:
         [..., N] for each weight, contiguous; one tensor if ``gated``.
     """
-    kernels = _kernels(x, weights)
-    if kernels is not None:
-        counting = (counters,) if x.is_cuda else ()
-        return kernels(x, weights, biases, norm, eps, size, gate, residual, gated, finish, *counting)
-    return portable(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
+    name = dispatch.choose("auto", _refusal, x, weights)
+    if name == "torch":
+        return portable(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
+    counting = (counters,) if name == "triton" else ()
+    products: list[Tensor] = _load(name).linears(x, weights, biases, norm, eps, size, gate, residual, gated, finish, *counting)
+    return products
 
 
-def _kernels(x: Tensor, weights: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
-    if x.is_cuda:
-        if gpu.refusal(x.device) is not None:
-            return None
-        from linattn.ops.triton import linears as kernels
-
-        return None if kernels.refusal(x, weights) else kernels.linears
-    if x.device.type == "cpu":
-        from linattn.ops.cpu import matvec as cpu
-
-        return None if cpu.refusal(x, *weights) else cpu.linears
-    return None
+def _refusal(name: str, asked: bool, x: Tensor, weights: Sequence[Tensor]) -> str | None:
+    if name == "torch":
+        return None
+    if name == "reference":
+        return "the definition is written in operations of torch"
+    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
+        return reason
+    refused: str | None = _load(name).refusal(x, *weights)
+    return refused
 
 
-def portable(
-    x: Tensor, weights: Sequence[Tensor], biases: Biases, norm: Tensor | None, eps: float, size: int, gate: Tensor | None,
-    residual: Tensor | None, gated: bool, finish: Finish,
-) -> list[Tensor]:  # fmt: skip
-    """The definition, in operations of torch."""
-    x = normed(x, norm, eps, size, gate)
-    products = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
-    if gated:
-        products = [F.silu(products[0]) * products[1]]
-    products = products if residual is None else [residual + products[0]]
-    return [finished(y, finish[i]) if i < len(finish) else y for i, y in enumerate(products)]
+def _load(name: str) -> ModuleType:
+    if name == "cpu":
+        from linattn.ops.cpu import matvec
+
+        return matvec
+    from linattn.ops.triton import linears as kernels
+
+    return kernels
+
+
+def _explained(x: Tensor, weights: Sequence[Tensor], **_: Any) -> dispatch.Explained:
+    title = f"linears on {x.device}, {x.dtype}, {list(x.shape)}, {len(weights)} weights"
+    return dispatch.Explained(title, x.device, _refusal, (x, weights))
+
+
+dispatch.explains(linears, _explained)
 
 
 def stepped(x: Tensor, steps: Steps) -> Tensor:
@@ -93,23 +90,3 @@ def stepped(x: Tensor, steps: Steps) -> Tensor:
         if cpu.steps_refusal(x, steps) is None:
             return cpu.stepped(x, steps)
     return finished(x, steps)
-
-
-def finished(y: Tensor, steps: Steps) -> Tensor:
-    """The definition, in operations of torch."""
-    y = y.float() if steps and y.dtype != torch.float64 else y
-    for name, other in steps:
-        y = FINISHES[name](y) if other is None else FINISHES[name](y, other)
-    return y
-
-
-def normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None) -> Tensor:
-    """``n(x)``, in the dtype of x."""
-    if not size:
-        return x
-    pieces = x.unflatten(-1, (-1, size))
-    pieces = pieces if x.dtype == torch.float64 else pieces.float()
-    pieces = pieces * torch.rsqrt(pieces.square().mean(-1, keepdim=True) + eps)
-    y = pieces.flatten(-2) if norm is None else pieces.flatten(-2) * norm.flatten().repeat(x.shape[-1] // norm.numel())
-    y = y.to(x.dtype)
-    return y if gate is None else y * F.silu(gate)

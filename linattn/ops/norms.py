@@ -6,14 +6,16 @@ elsewhere they are written as operations of torch, which a compiler fuses.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from types import ModuleType
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, dispatch, tracing
+from linattn.ops.operator import Operator, Pass, by_definition, refused, register
+from linattn.ops.torch.norms import norm as portable
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
@@ -32,13 +34,17 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
+    return _run(x, weight, gate, eps, True, _checked(x, weight, gate), backend)
+
+
+def _checked(x: Tensor, weight: Tensor | None, gate: Tensor | None) -> torch.dtype:
+    """The dtype of the result."""
     _floating(x=x, weight=weight, gate=gate)
     if weight is not None:
         checks.shape("weight", checks.tensor("weight", weight, x), "[V] or [H, V]", tuple(x.shape[-1:]), tuple(x.shape[-2:]))
     if gate is not None:
         checks.shape("gate", checks.tensor("gate", gate, x), "as x", tuple(x.shape))
-    dtype = x.dtype if gate is None else torch.promote_types(x.dtype, gate.dtype)
-    return _run(x, weight, gate, eps, True, dtype, backend)
+    return x.dtype if gate is None else torch.promote_types(x.dtype, gate.dtype)
 
 
 def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: str = "auto") -> Tensor:
@@ -57,18 +63,13 @@ def _floating(**tensors: Tensor | None) -> None:
 
 def _run(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, backend: str) -> Tensor:
     arguments = (x, weight, gate, eps, mean, dtype)
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, gate))
-    if backend == "auto" and not wanted and _recorded(x, weight, gate):
-        return operator(*arguments)
-    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, gate, dtype))
-    if name == "torch":
-        return portable(*arguments)
-    if wanted:
-        return Norm.apply(*arguments, name)
-    return _kernels(name).forward(*arguments)
+    if backend == "auto" and tracing.faked(x, weight, gate) and not tracing.wanted(x, weight, gate):
+        return cast(Tensor, operator(*arguments))
+    name = dispatch.choose(backend, _refusal, x, weight, gate, dtype)
+    return portable(*arguments) if name == "torch" else cast(Tensor, KERNELS[name](*arguments))
 
 
-def _kernels(name: str) -> Any:
+def _load(name: str) -> ModuleType:
     if name == "cpu":
         from linattn.ops.cpu import norms as cpu
 
@@ -78,72 +79,53 @@ def _kernels(name: str) -> Any:
     return gpu
 
 
-def _recorded(*tensors: Tensor | None) -> bool:
-    """Whether somebody writes down what is done to tensors without memory: one operator is more to him than ten."""
-    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
-    return any(type(t) is FakeTensor for t in tensors)
-
-
-def _refusal(name: str, asked: str, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
+def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name == "torch":
         return None
     if name == "reference":
         return "the definition is written in operations of torch"
     if torch.compiler.is_compiling():
         return "a compiler fuses what stands around a norm with it"
-    if name == "triton" and (reason := choice.gpu_refusal(x, asked)) is not None:
+    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
         return reason
-    return _kernels(name).refusal(x, weight, gate, dtype)
+    return KERNELS[name].refusal(x, weight, gate, dtype)
 
 
-def portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
-    """The definition, in operations of torch; ``mean`` or sum of the squares."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    squares = wide.square()
-    y = wide * torch.rsqrt((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps)
-    y = y if weight is None else y * weight
-    return y.to(dtype) if gate is None else y.to(x.dtype) * F.silu(gate)
+def _explained(op: Any, *call: Any) -> dispatch.Explained:
+    x = call[0]
+    return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, _refusal, call)
 
 
-@torch.library.custom_op(
-    "linattn::norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype) -> Tensor",
-)
-def operator(x, weight, gate, eps, mean, dtype):
-    refused = _refusal("triton", "auto", x, weight, gate, dtype)
-    return (portable if refused else _kernels("triton").forward)(x, weight, gate, eps, mean, dtype).contiguous()
+def _explained_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, **_: Any) -> dispatch.Explained:
+    return _explained(rms_norm, x, weight, gate, _checked(x, weight, gate))
 
 
-@operator.register_fake
-def _(x, weight, gate, eps, mean, dtype):  # noqa: ARG001  torch passes them all
-    return x.new_empty(x.shape, dtype=dtype)
+def _explained_length(x: Tensor, dtype: torch.dtype, **_: Any) -> dispatch.Explained:
+    _floating(x=x)
+    return _explained(unit_length, x, None, None, dtype)
 
 
-class Norm(torch.autograd.Function):
-    """The kernels; who asks for a second derivative gets it from the definition."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        *tensors, ctx.eps, ctx.mean, ctx.dtype, ctx.name = inputs
-        ctx.save_for_backward(*tensors)
-        return _kernels(ctx.name).forward(*inputs[:-1])
-
-    @staticmethod
-    def backward(ctx, d_y: Tensor):
-        from linattn.ops.cpu import library
-
-        x, weight, gate = tensors = ctx.saved_tensors
-        if torch.is_grad_enabled() or library.traced(d_y):
-            return *_differentiable(d_y, tensors, (ctx.eps, ctx.mean, ctx.dtype)), None, None, None, None
-        return *_kernels(ctx.name).backward(d_y, x, weight, gate, ctx.eps, ctx.mean, ctx.dtype), None, None, None, None
+dispatch.explains(rms_norm, _explained_norm)
+dispatch.explains(unit_length, _explained_length)
 
 
-def _differentiable(d_y: Tensor, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    create = torch.is_grad_enabled()
-    with torch.enable_grad():
-        leaves = tensors if create else [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in tensors]
-        wanted = [t for t in leaves if t is not None and t.requires_grad]
-        found = iter(torch.autograd.grad(portable(*leaves, *options), wanted, d_y, create_graph=create))
-    return tuple(None if t is None or not t.requires_grad else next(found) for t in leaves)
+def _operator(name: str) -> Operator:
+    inputs = "Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype"
+    forward, backward = Pass(f"({inputs}) -> Tensor"), Pass(f"(Tensor d_y, {inputs}) -> (Tensor, Tensor, Tensor)")
+    return Operator(partial(_load, name), forward, backward, "y", "x weight gate", "x", derivative=by_definition(portable))
+
+
+KERNELS = {name: _operator(name) for name in ("triton", "cpu")}
+
+
+def _either(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
+    """The GPU's kernel or, where it refuses, operations of torch: what was traced once may run anywhere."""
+    refused = _refusal("triton", False, x, weight, gate, dtype)
+    y: Tensor = (portable if refused else KERNELS["triton"].load().forward)(x, weight, gate, eps, mean, dtype)
+    return y.contiguous()
+
+
+operator = register(
+    "norm", "(Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype) -> Tensor", _either,
+    lambda x, *options: x.new_empty(x.shape, dtype=options[-1]), gradient=refused("linattn::norm has no gradients"),
+)  # fmt: skip

@@ -7,9 +7,13 @@ one program for all slots of a head where there is a mask, and most of the GPU w
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from linattn.ops.operator import refused, register
 
 PIECE = 256  # slots that are read at once on a GPU
 
@@ -21,7 +25,7 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> T
     size of k is made where the slots of a head lie side by side in memory. There are no gradients.
     """
     if q.device.type == "cpu":
-        return operator(q, k, v, seen, taken)
+        return cast(Tensor, operator(q, k, v, seen, taken))
     o = in_pieces(_together(q, k), k.transpose(1, 2), v.transpose(1, 2), seen, PIECE)
     return o.flatten(1, 2)[:, None]
 
@@ -33,12 +37,15 @@ def of_taken(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Te
     return F.scaled_dot_product_attention(_together(q, k), keys, values, attn_mask=seen[:, None, None, :n]).flatten(1, 2)[:, None]
 
 
-operator = torch.library.custom_op("linattn::one_query", of_taken, mutates_args=())  # so that whoever traces does not look
-
-
-@operator.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:  # noqa: ARG001
+def _fake(q: Tensor, _: Tensor, v: Tensor, *__: Tensor) -> Tensor:
     return q.new_empty(*q.shape[:3], v.shape[3])
+
+
+# An operator, so that tracing does not ask how many slots are taken.
+operator = register(
+    "one_query", "(Tensor q, Tensor k, Tensor v, Tensor seen, Tensor taken) -> Tensor", of_taken, _fake,
+    gradient=refused("linattn::one_query has no gradients"),
+)  # fmt: skip
 
 
 def in_pieces(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, size: int) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, dispatch, tracing
 from linattn.ops.cpu import library
 from linattn.ops.inputs import Inputs
 from linattn.ops.linear_attention import linear_attention
@@ -38,10 +40,8 @@ def recurrent_step_(
         ValueError: naming the argument, what came and what was wanted.
     """
     tensors = (state, q, k, v, decay, beta)
-    if library.wanted(*tensors) or library.traced(*tensors):
-        name = "torch"
-    else:
-        name = choice.choose(backend, lambda name: _refusal(name, backend, tensors))
+    unseen = not (tracing.wanted(*tensors) or tracing.traced(*tensors))
+    name = dispatch.choose(backend if unseen else "torch", _refusal, tensors)
     if name in ("reference", "torch"):
         q, k = (q, k) if unit is None else (unit_length(t, eps=unit, dtype=v.dtype) for t in (q, k))
         o, last = linear_attention(
@@ -65,13 +65,13 @@ def recurrent_step_(
     return o
 
 
-def _refusal(name: str, asked: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+def _refusal(name: str, asked: bool, tensors: tuple[Tensor | None, ...]) -> str | None:
     """Why a kernel does not run it in place; the door of the recurrence, which runs it then, may still find one."""
     if name in ("torch", "reference"):
         return None
     state = tensors[0]
     assert state is not None
-    if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
+    if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
         return reason
     if state.dtype != torch.float32 or not state.is_contiguous() or state.is_neg() or state.numel() == 0:
         return "it moves a contiguous float32 state on"
@@ -96,3 +96,14 @@ def _fits(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, 
     if state.shape != (batch, v.shape[2], size, v.shape[3]) or (beta is not None and (beta.shape != per_head or beta.dtype not in wide)):
         return False
     return decay is None or (decay.shape in (per_head, (*per_head, size)) and decay.dtype in wide)
+
+
+def _explained(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, scale: float | None, **_: Any
+) -> dispatch.Explained:  # fmt: skip
+    checks.call(q, k, v, decay=decay, beta=beta, scale=scale, initial_state=state)
+    title = f"recurrent_step_ on {state.device}, {v.dtype}, state {list(state.shape)}"
+    return dispatch.Explained(title, state.device, _refusal, ((state, q, k, v, decay, beta),))
+
+
+dispatch.explains(recurrent_step_, _explained)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, dispatch
+from linattn.ops.operator import EVERYWHERE, Operator, Pass
 
 
 class _Options(TypedDict, total=False):
@@ -101,92 +102,75 @@ def running_max(
 
 
 class _Call(NamedTuple):
-    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``, ``wide`` the dtype of its states."""
+    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``."""
 
     kind: str
     decay: Tensor
     x: Tensor
     initial: Tensor | None
     cu_seqlens: Tensor | None
-    wide: torch.dtype
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of the states."""
+        return _wide(self.decay, self.x)
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Every state and the last ones, by the backend that ``backend`` leads to."""
-        name = self.backend(backend)
-        kind, decay, x, initial, cu, wide = self
-        if name == "cpu":
-            from linattn.ops.cpu import scan as native
-
-            return native.scan(kind, decay, x, initial, cu)
-        if name == "triton":
-            from linattn.ops.triton import elementwise
-
-            return elementwise.scan(kind, decay, x, initial, cu)
+        name = dispatch.choose(backend, self.refusal)
+        if name in KERNELS:
+            results: tuple[Tensor, Tensor] = KERNELS[name](*self)
+            return results
+        kind, decay, x, initial, cu = self
         if initial is None:
             rows = x.shape[0] if cu is None else cu.shape[0] - 1
-            initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=wide)
+            initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=self.wide)
         operation, scan = _operation(kind, name)
         with checks.no_autocast(x):
-            return scan(operation, decay.to(wide).expand(x.shape), x.to(wide), initial, cu)
+            return scan(operation, decay.to(self.wide).expand(x.shape), x.to(self.wide), initial, cu)
 
-    def backend(self, asked: str) -> str:
-        return choice.choose(asked, lambda name: self.refusal(name, asked))
-
-    def refusal(self, name: str, asked: str) -> str | None:
-        """Why the backend ``name`` does not run it when ``asked`` was asked for, or None if it does."""
+    def refusal(self, name: str, asked: bool) -> str | None:
+        """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
         if name == "reference":
-            return choice.definition_refusal(asked)
+            return dispatch.definition_refusal(asked)
         if name == "torch":
             return None
         if self.wide != torch.float32:
             return f"its states are float32, and those of this call {self.wide}"
-        if name == "triton":
-            return choice.gpu_refusal(self.x, asked)
-        from linattn.ops.cpu import library
+        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
+            return reason
+        return KERNELS[name].refusal(*self)
 
-        return library.refusal(self.decay, self.x, self.initial, self.cu_seqlens)
-
-
-def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> str:
-    """For :func:`linattn.explain`: of the arguments of ``op``, one of the two."""
-    given = signature(op).bind(*args, **kwargs)
-    given.apply_defaults()
-    decay, x, initial, _, cu, _ = given.arguments.values()
-    call = (_sum if op is diagonal_scan else _maximum)(decay, x, initial, cu)
-    title = f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}"
-    return choice.explained(title, backend, lambda name: call.refusal(name, backend), x.device)
+    def explained(self, op: Callable[..., Any]) -> dispatch.Explained:
+        """For :func:`linattn.explain`."""
+        x = self.x
+        return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, self.refusal, ())
 
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     complex_ = checks.tensor("decay", decay).is_complex()
     if not (complex_ or decay.dtype in checks.DTYPES):
         raise ValueError(f"decay must be floating point or complex, but came as {decay.dtype}")
-    wide = torch.promote_types(_real(decay.dtype), torch.float64 if checks.tensor("b", b).dtype in _DOUBLE else torch.float32)
-    if b.is_complex() and not complex_:
+    if checks.tensor("b", b).is_complex() and not complex_:
         raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
     if not (b.dtype in checks.DTYPES or b.is_complex()):
         raise ValueError(f"b must be floating point or complex, but came as {b.dtype}")
-    if complex_:
-        wide = torch.complex128 if wide == torch.float64 else torch.complex64
-    return _checked("sum", decay, "b", b, initial, cu, wide)
+    return _checked("sum", decay, "b", b, initial, cu)
 
 
 def _maximum(decay: Tensor, gate: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     for name, t in (("decay", decay), ("gate", gate)):
         if checks.tensor(name, t).dtype not in checks.DTYPES:
             raise ValueError(f"{name} must be floating point, but came as {t.dtype}")
-    wide = torch.float64 if torch.float64 in (decay.dtype, gate.dtype) else torch.float32
-    return _checked("maximum", decay, "gate", gate, initial, cu, wide)
+    return _checked("maximum", decay, "gate", gate, initial, cu)
 
 
-_DOUBLE = (torch.float64, torch.complex128)
+def _wide(decay: Tensor, x: Tensor) -> torch.dtype:
+    """The dtype of the states."""
+    return torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
 
 
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype in _DOUBLE else torch.float32
-
-
-def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None, wide: torch.dtype) -> _Call:
+def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     if x.ndim != 3:
         raise ValueError(f"{name} must have shape [B, T, D], but came with {list(x.shape)}")
     checks.tensor("decay", decay, x)
@@ -197,8 +181,45 @@ def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | N
     rows = x.shape[0] if cu is None else cu.shape[0] - 1
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
-        checks.dtype("initial_state", initial, wide)
-    return _Call(kind, decay, x, initial, cu, wide)
+        checks.dtype("initial_state", initial, _wide(decay, x))
+    return _Call(kind, decay, x, initial, cu)
+
+
+def _cpu() -> ModuleType:
+    from linattn.ops.cpu import scan
+
+    return scan
+
+
+def _triton() -> ModuleType:
+    from linattn.ops.triton import elementwise
+
+    return elementwise
+
+
+def _saved(inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> Sequence[Any]:
+    """The states in the place of x where they are sums: they have its shape and dtype, and a sum's gradients never read it."""
+    kind, decay, x, *rest = inputs
+    return kind, decay, output[0] if kind == "sum" else x, *rest
+
+
+def _operator(load: Callable[[], ModuleType], key: str, forward: str, backward: str, last: str) -> Operator:
+    return Operator(
+        load,
+        Pass("(str kind, Tensor decay, Tensor x, Tensor? initial, Tensor? cu_seqlens) -> (Tensor, Tensor)", forward),
+        Pass(
+            "(str kind, Tensor decay, Tensor x, Tensor out, Tensor? initial, Tensor? cu_seqlens, Tensor d_out, "
+            f"Tensor? d_{last}, bool of_decay) -> (Tensor, Tensor, Tensor)", backward,
+        ),
+        f"out {last}", "decay x initial", "out", key, saves=_saved,
+        once='the kernels of the scans have no gradients of gradients: ask for backend="torch"',
+    )  # fmt: skip
+
+
+KERNELS = {
+    "triton": _operator(_triton, EVERYWHERE, "elementwise_forward", "elementwise_backward", "final"),
+    "cpu": _operator(_cpu, "CPU", "scan_cpu", "scan_cpu_backward", "last"),
+}
 
 
 def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
@@ -209,3 +230,17 @@ def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
     from linattn.ops.torch import scan as portable
 
     return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
+
+
+def _explained_sum(decay: Tensor, b: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any) -> dispatch.Explained:
+    return _sum(decay, b, initial_state, cu_seqlens).explained(diagonal_scan)
+
+
+def _explained_maximum(
+    decay: Tensor, gate: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any
+) -> dispatch.Explained:
+    return _maximum(decay, gate, initial_state, cu_seqlens).explained(running_max)
+
+
+dispatch.explains(diagonal_scan, _explained_sum)
+dispatch.explains(running_max, _explained_maximum)

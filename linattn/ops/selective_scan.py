@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, dispatch, tracing
+from linattn.ops.operator import Operator, Pass
 
 
 class _Options(TypedDict, total=False):
@@ -94,13 +94,11 @@ def selective_scan(
 
 def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str) -> tuple[Tensor, Tensor]:
     """With what stands before and behind the scan, inside of the kernel or around it."""
-    from linattn.ops.cpu import library
-
     call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
     _check_gated(x, bias, z)
     tensors = (x, dt, a, b, c, d, initial, bias, z)
-    inside = softplus and not library.wanted(*tensors) and not library.traced(*tensors, cu)
-    if inside and choice.choose(backend, lambda name: call.refusal(name, backend)) == "cpu":
+    inside = softplus and not tracing.wanted(*tensors) and not tracing.traced(*tensors, cu)
+    if inside and dispatch.choose(backend, call.refusal) == "cpu":
         from linattn.ops.cpu import selective_scan as native
 
         return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
@@ -138,15 +136,10 @@ class _Call(NamedTuple):
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Outputs and last states, by the backend that ``backend`` leads to."""
-        name = choice.choose(backend, lambda name: self.refusal(name, backend))
-        if name == "cpu":
-            from linattn.ops.cpu import selective_scan as native
-
-            return native.run(*self)
-        if name == "triton":
-            from linattn.ops.triton import selective_scan as gpu
-
-            return gpu.run(*self)
+        name = dispatch.choose(backend, self.refusal)
+        if name in KERNELS:
+            y, last, _ = KERNELS[name](*self)
+            return y, last
         with checks.no_autocast(self.x):
             return self._portable(name)
 
@@ -162,36 +155,29 @@ class _Call(NamedTuple):
         y, last = run(x.to(wide), dt.to(wide), a.to(wide), b.to(wide), c.to(wide), initial, cu)
         return (y if d is None else torch.addcmul(y, x.to(wide), d.to(wide))).to(x.dtype), last
 
-    def refusal(self, name: str, asked: str) -> str | None:
-        """Why the backend ``name`` does not run it when ``asked`` was asked for, or None if it does."""
+    def refusal(self, name: str, asked: bool) -> str | None:
+        """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
         if name == "reference":
-            return choice.definition_refusal(asked)
+            return dispatch.definition_refusal(asked)
         if name == "torch":
             return None
-        if name == "cpu":
-            from linattn.ops.cpu import selective_scan as native
-
-            return native.refusal(*self)
-        reason = choice.gpu_refusal(self.x, asked)
-        if reason is None:
-            from linattn.ops.triton import selective_scan as gpu
-
-            reason = gpu.refusal(*self[:5], *self[6:])  # D is no hindrance
-        return reason
+        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
+            return reason
+        return KERNELS[name].refusal(*self)
 
 
-def explain(op: Callable, *args: Any, backend: str = "auto", **kwargs: Any) -> str:
-    """For :func:`linattn.explain`: of the arguments of ``op``, which is :func:`selective_scan`."""
-    given = signature(op).bind(*args, **kwargs)
-    given.apply_defaults()
-    x, dt, a, b, c, d, bias, softplus, z, initial, _, cu, _ = given.arguments.values()
+def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, **_: Any) -> dispatch.Explained:
     checks.flag("softplus", softplus)
-    call = _checked(x, dt, a, b, c, d, initial, cu, positive=bias is not None or softplus)
+    inside = bias is not None or softplus
+    call = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens, positive=inside)
     _check_gated(x, bias, z)
-    if bias is not None or softplus:
-        call = _checked(x, _step(x, dt, bias, softplus), a, b, c, d, initial, cu)
-    title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(a.shape)}"
-    return choice.explained(title, backend, lambda name: call.refusal(name, backend), x.device)
+    if inside:
+        call = _checked(x, _step(x, dt, bias, softplus), A, B, C, D, initial_state, cu_seqlens)
+    title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(A.shape)}"
+    return dispatch.Explained(title, x.device, call.refusal, ())
+
+
+dispatch.explains(selective_scan, _explained)
 
 
 def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:
@@ -217,6 +203,44 @@ def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[rows, D, N]", (_rows(x, cu), width, size))
         checks.dtype("initial_state", initial, wide)
     return _Call(x, dt, a, b, c, d, initial, cu)
+
+
+def _cpu() -> ModuleType:
+    from linattn.ops.cpu import selective_scan as native
+
+    return native
+
+
+def _triton() -> ModuleType:
+    from linattn.ops.triton import selective_scan as kernels
+
+    return kernels
+
+
+_INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d"
+_SEVEN = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+_SHARED: dict[str, Any] = {
+    "results": "y last kept", "gradients": "x dt a b c d initial", "like": "x", "keeps": True,
+    "once": 'the kernels of the selective scan have no gradients of gradients: ask for backend="torch"',
+}  # fmt: skip
+KERNELS = {
+    "triton": Operator(
+        _triton,
+        Pass(f"({_INPUTS}, Tensor? initial, Tensor? cu_seqlens, bool keep) -> (Tensor, Tensor, Tensor)", "selective_scan_forward"),
+        Pass(
+            f"({_INPUTS}, Tensor? initial, Tensor? cu_seqlens, Tensor kept, Tensor d_y, Tensor? d_last) -> {_SEVEN}",
+            "selective_scan_backward",
+        ),
+        **_SHARED,
+    ),
+    "cpu": Operator(
+        _cpu,
+        Pass(f"({_INPUTS}, Tensor? initial, Tensor? cu_seqlens, bool keeps) -> (Tensor, Tensor, Tensor)", "selective_scan_cpu"),
+        Pass(f"(Tensor dy, Tensor? dlast, {_INPUTS}, Tensor? cu_seqlens, Tensor kept) -> {_SEVEN}", "selective_scan_cpu_backward"),
+        key="CPU",
+        **_SHARED,
+    ),
+}
 
 
 def _rows(x: Tensor, cu_seqlens: Tensor | None) -> int:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, choice
-from linattn.ops.cpu import library
+from linattn.ops import checks, dispatch, tracing
 
 
 def selective_step_(
@@ -51,10 +50,9 @@ def selective_step_(
     """
     others = (x, dt, A, B, C, D, bias, z)
     _check(state, *others)
-    if library.wanted(state, *others) or library.traced(state, *others):
-        name = "torch"
-    else:
-        name = choice.choose(backend, lambda name: _refusal(name, backend, state, others))
+    if tracing.wanted(state, *others) or tracing.traced(state, *others):
+        backend = "torch"
+    name = dispatch.choose(backend, _refusal, state, others)
     if name == "cpu":
         from linattn.ops.cpu import steps as native
 
@@ -84,10 +82,10 @@ def _portable(
     return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
 
 
-def _refusal(name: str, asked: str, state: Tensor, others: tuple[Any, ...]) -> str | None:
+def _refusal(name: str, asked: bool, state: Tensor, others: tuple[Any, ...]) -> str | None:
     if name in ("torch", "reference"):
         return None
-    if name == "triton" and (reason := choice.gpu_refusal(state, asked)) is not None:
+    if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
         return reason
     if state.dtype != torch.float32:
         return f"its states are float32, and that of this call is {state.dtype}"
@@ -123,3 +121,15 @@ def _check(
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     if state.dtype != wide:
         checks.dtype("state", state, wide)
+
+
+def _explained(
+    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None, **_: Any
+) -> dispatch.Explained:
+    others = (x, dt, A, B, C, D, bias, z)
+    _check(state, *others)
+    title = f"selective_step_ on {state.device}, {x.dtype}, state {list(state.shape)}"
+    return dispatch.Explained(title, state.device, _refusal, (state, others))
+
+
+dispatch.explains(selective_step_, _explained)

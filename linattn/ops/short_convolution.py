@@ -7,16 +7,16 @@ kernels for a GPU it gets an operator, since its own sums over all tokens, for t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from linattn.ops import checks, choice
+from linattn.ops import checks, dispatch, tracing
+from linattn.ops.operator import Operator, Pass, by_definition
 from linattn.ops.torch import short_convolution as portable
-
-Gradients = tuple[Tensor | None, ...]  # of x, before, weight and bias
 
 
 def short_convolution(
@@ -46,7 +46,7 @@ def short_convolution(
         ValueError: naming the argument, what came and what was wanted.
     """
     _check(x, weight, bias, before, activation)
-    name = choice.choose(backend, lambda name: _refusal(name, backend, x, weight, bias, before))
+    name = dispatch.choose(backend, _refusal, x, weight, bias, before)
     with checks.no_autocast(x):
         if name == "reference":
             from linattn.ops.reference.short_convolution import short_convolution as definition
@@ -73,50 +73,27 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
         checks.dtype("before", before, x.dtype)
 
 
-def _refusal(name: str, asked: str, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> str | None:
+def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> str | None:
     if name == "reference":
-        return choice.definition_refusal(asked)
-    if name == "cpu":
-        from linattn.ops.cpu import short_convolution as cpu
-
-        return cpu.refusal(x, weight, bias, before)
+        return dispatch.definition_refusal(asked)
     if name == "torch":
         return None
-    reason = choice.gpu_refusal(x, asked)
-    if reason is None:
-        from linattn.ops.triton import short_convolution as gpu
-
-        reason = gpu.refusal(x, weight)
-    return reason
+    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
+        return reason
+    refused: str | None = _kernels(name).refusal(x, weight, bias, before)
+    return refused
 
 
 def _run(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
-    tensors = [t for t in (x, before, weight, bias) if t is not None]
+    tensors = (x, before, weight, bias)
     fuses = torch.compiler.is_compiling() and backend != "triton"
-    if fuses or torch._C._are_functorch_transforms_active() or any(map(_foreign, tensors)) or x.numel() == 0:
+    if fuses or tracing.transformed() or tracing.foreign(*tensors) or x.numel() == 0:
         return portable.shifted(x, before, weight, bias, activation)
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return operator(x, before, weight, bias, activation, backend)  # who looks on sees one operator, and counts its operations
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return ShortConvolution.apply(x, before, weight, bias, activation, backend)
-    return forward(x, before, weight, bias, activation, backend)
+    y: Tensor = KERNELS(*tensors, activation, backend)
+    return y
 
 
-def _foreign(t: Tensor) -> bool:
-    return type(t) not in (Tensor, torch.nn.Parameter, FakeTensor)
-
-
-def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
-    return _kernels(backend).forward(x, before, weight, bias, activation)
-
-
-def backward(
-    d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str
-) -> Gradients:
-    return _kernels(backend).backward(d_y, x, before, weight, bias, activation)
-
-
-def _kernels(backend: str) -> Any:
+def _kernels(backend: str) -> ModuleType:
     if backend == "cpu":
         from linattn.ops.cpu import short_convolution as cpu
 
@@ -128,68 +105,44 @@ def _kernels(backend: str) -> Any:
     return portable
 
 
-def _save(ctx, inputs, output) -> None:  # noqa: ARG001  torch passes it by its name
-    *tensors, ctx.activation, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradient(ctx, d_y: Tensor):
-    x, before, weight, bias = tensors = ctx.saved_tensors
-    with checks.no_autocast(d_y):
-        if torch.is_grad_enabled():  # somebody may ask for a second derivative
-            gradients = _differentiable(d_y, x, before, weight, bias, ctx.activation)
-        elif torch._C._len_torch_dispatch_stack() or choice.batched():
-            gradients = _absent(tensors, backward_operator(d_y, *tensors, ctx.activation, ctx.backend))
-        else:
-            gradients = backward(d_y, x, before, weight, bias, ctx.activation, ctx.backend)
-    return *gradients, None, None
-
-
-def _differentiable(d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Gradients:
-    tensors = (x, before, weight, bias)
-    wanted = [t for t in tensors if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(portable.shifted(x, before, weight, bias, activation), wanted, d_y, create_graph=True))
-    return tuple(None if t is None or not t.requires_grad else next(found) for t in tensors)
-
-
-def _absent(tensors: tuple[Tensor | None, ...], gradients: tuple[Tensor, ...]) -> Gradients:
-    return tuple(None if t is None else g for t, g in zip(tensors, gradients, strict=True))
-
-
-class ShortConvolution(torch.autograd.Function):
-    """Saves nothing but its inputs."""
+class _Chosen:
+    """The kernels that the last argument names; the portable blocks are some, too."""
 
     @staticmethod
-    def forward(ctx, *inputs):
-        _save(ctx, inputs, None)
-        return forward(*inputs)
+    def forward(*arguments: Any) -> Tensor:
+        y: Tensor = _kernels(arguments[-1]).forward(*arguments[:-1])
+        return y
 
-    backward = staticmethod(_gradient)
+    @staticmethod
+    def backward(*arguments: Any) -> Sequence[Tensor | None]:
+        gradients: Sequence[Tensor | None] = _kernels(arguments[-1]).backward(*arguments[:-1])
+        return gradients
+
+    @staticmethod
+    def outputs(x: Tensor, *_: Any) -> Tensor:
+        return x.new_empty(x.shape)
+
+    @staticmethod
+    def gradients(_: Tensor, *arguments: Any) -> Sequence[Tensor | None]:
+        return [None if t is None else t.new_empty(t.shape) for t in arguments[:4]]
 
 
 _INPUTS = "Tensor x, Tensor? before, Tensor weight, Tensor? bias, bool activation, str backend"
+KERNELS = Operator(
+    lambda: _Chosen,
+    Pass(f"({_INPUTS}) -> Tensor", "short_convolution"),
+    Pass(f"(Tensor d_y, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)", "short_convolution_backward"),
+    "y", "x before weight bias", "x", derivative=by_definition(lambda *given: portable.shifted(*given[:5])),
+    once="linattn::short_convolution_backward has no gradients",
+)  # fmt: skip
 
 
-@torch.library.custom_op("linattn::short_convolution", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
-def operator(x, before, weight, bias, activation, backend):
-    return forward(x, before, weight, bias, activation, backend)
+def _explained(
+    x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, activation: bool, **_: Any
+) -> dispatch.Explained:  # fmt: skip
+    _check(x, weight, bias, before, activation)
+    title = f"short_convolution on {x.device}, {x.dtype}, {list(x.shape)}, {weight.shape[2]} taps"
+    return dispatch.Explained(title, x.device, _refusal, (x, weight, bias, before))
 
 
-@torch.library.custom_op(
-    "linattn::short_convolution_backward", mutates_args=(), schema=f"(Tensor d_y, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-def backward_operator(d_y, x, before, weight, bias, activation, backend):
-    return tuple([x.new_empty((0,)) if g is None else g for g in backward(d_y, x, before, weight, bias, activation, backend)])
-
-
-@operator.register_fake
-def _(x, *_):
-    return x.new_empty(x.shape)
-
-
-@backward_operator.register_fake
-def _(_, x, before, weight, bias, *__):
-    return tuple([x.new_empty((0,)) if t is None else t.new_empty(t.shape) for t in (x, before, weight, bias)])
-
-
-operator.register_autograd(_gradient, setup_context=_save)
+dispatch.explains(short_convolution, _explained)

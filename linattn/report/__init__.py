@@ -1,9 +1,20 @@
-"""One comparison of several mixers: trained alike, measured alike, written down as JSON and as a page."""
+"""Reports: one comparison of several mixers, written down as JSON and as a page, and what pages and plots are made of."""
 
 from __future__ import annotations
 
-from linattn.report.options import QUICK as QUICK
-from linattn.report.options import CompareOptions as CompareOptions
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linattn.compare.options import QUICK as QUICK
+    from linattn.compare.options import CompareOptions as CompareOptions
+
+
+def __getattr__(name: str) -> Any:
+    """The options of a comparison, which stand above this floor."""
+    if name not in ("CompareOptions", "QUICK"):
+        raise AttributeError(f"module 'linattn.report' has no attribute {name!r}")
+    return getattr(import_module("linattn.compare.options"), name)
 
 
 def compare(options: CompareOptions | None = None, *, progress: bool = False) -> dict:
@@ -19,6 +30,7 @@ def compare(options: CompareOptions | None = None, *, progress: bool = False) ->
     Raises:
         ValueError: a mixer, text or size that cannot be compared, or a folder that holds something else.
     """
-    from linattn.report.run import run
+    from linattn.compare.options import CompareOptions
+    from linattn.compare.text import run
 
     return run(options or CompareOptions(), progress=progress)

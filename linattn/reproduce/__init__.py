@@ -38,7 +38,7 @@ def run(
         ValueError: for a study, mixer, option or number that does not exist, a folder that holds something else, and one to
             which another process is writing.
     """
-    from linattn.reproduce.frame import reproduce
+    from linattn.reproduce.ledger import reproduce
 
     if mixers is not None and not (isinstance(mixers, Sequence) and not isinstance(mixers, str) and all(type(m) is str for m in mixers)):
         raise ValueError(f"mixers must be a list of names, but came as {mixers!r}")

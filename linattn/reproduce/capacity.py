@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention, mixers
+from linattn.experiment.study import Column, Done, LeftOut, Result, Row, Run, Study, grouped, mean_and_spread, number
 from linattn.mixers import Carry, Recurrence
 from linattn.report.charts import Chart
-from linattn.report.measure import LeftOut
 from linattn.report.plot import Heading
 from linattn.reproduce import variants
 from linattn.reproduce.charts import curves, in_tokens, share_of
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number
 
 EXACT = 1e-3  # largest ‖k S - v‖ / ‖v‖ of a pair that counts as returned exactly
 KNOWN = 0.99  # share of the pairs whose value must be the nearest one for "returns them"

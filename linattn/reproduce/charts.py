@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from linattn.experiment.study import Row
 from linattn.report.charts import Chart
 from linattn.report.plot import Axis, Heading, Series, lines
 from linattn.report.scales import Scale, linear, logarithmic
 from linattn.report.words import memory_tick, tick
 from linattn.reproduce import variants
-from linattn.reproduce.study import Row
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from linattn import mixers, tasks
+from linattn.experiment.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.report.charts import Chart
 from linattn.report.plot import Heading
 from linattn.report.words import memory, tokens
-from linattn.reproduce import fit, variants
+from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import curves, in_tokens, share_of
 from linattn.reproduce.recall import CONVOLUTION
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.tasks import Examples
 
 SEGMENT = 1 << 14  # tokens that are read at once; longer tests carry the state on
@@ -67,25 +67,25 @@ def measure(run: Run) -> Generator[None, None, Result]:
     task, generator = run["task"], torch.Generator().manual_seed(run["seed"])
     parts = [examples(task, run["examples"], length, generator) for length in run["train"]]
     shape = {"vocab_size": parts[0].vocab_size, "dim": run["dim"], "layers": 2}
-    model = fit.build(run["mixer"], run["seed"], before=CONVOLUTION, **shape).to(run["device"])
-    recipe = fit.Recipe(run["epochs"], run["batch_size"], run["learning_rate"])
-    loss = yield from fit.train(model, parts, recipe, seed=run["seed"])
+    model = synthetic.build(run["mixer"], run["seed"], before=CONVOLUTION, **shape).to(run["device"])
+    recipe = synthetic.Recipe(run["epochs"], run["batch_size"], run["learning_rate"])
+    loss = yield from synthetic.train(model, parts, recipe, seed=run["seed"])
     test = copied if task == "copying" else found
     results = {str(n): test(model, run["mixer"], examples(task, run["tests"], n, generator)) for n in run["test"]}
-    return {"tests": results, "state_bytes": fit.state_bytes(model, parts[-1].ids.shape[1]), "loss": loss}
+    return {"tests": results, "state_bytes": synthetic.state_bytes(model, parts[-1].ids.shape[1]), "loss": loss}
 
 
-def copied(model: fit.Asked, _mixer: str, test: Examples) -> dict[str, Any]:
+def copied(model: synthetic.Asked, _mixer: str, test: Examples) -> dict[str, Any]:
     """Shares of letters and of whole strings; a string is whole exactly if greedy writing would have written it."""
-    good = torch.cat([right for right, _ in fit.right(model, test, batch_size=64)])
+    good = torch.cat([right for right, _ in synthetic.right(model, test, batch_size=64)])
     return {"accuracy": good.double().mean().item(), "whole": good.all(1).double().mean().item()}
 
 
-def found(model: fit.Asked, mixer: str, test: Examples) -> dict[str, Any]:
-    """The share of sequences whose last answer is right; None for a cache that would not fit."""
+def found(model: synthetic.Asked, mixer: str, test: Examples) -> dict[str, Any]:
+    """The share of sequences whose last answer is right; None for a cache that would not synthetic."""
     if not _bounded(variants.parse(mixer)) and test.ids.shape[1] > SEGMENT:
         return {"accuracy": None, "whole": None}
-    value = fit.last_right(model, test, SEGMENT)
+    value = synthetic.last_right(model, test, SEGMENT)
     return {"accuracy": value, "whole": value}
 
 

@@ -19,16 +19,15 @@ from torch import Tensor
 
 from linattn import mixers
 from linattn.data import corpus
+from linattn.experiment.sizing import Unequal
+from linattn.experiment.study import Column, Done, LeftOut, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.models import LanguageModel
 from linattn.report.charts import Chart
-from linattn.report.measure import LeftOut
 from linattn.report.plot import Heading
 from linattn.report.scales import linear, logarithmic
-from linattn.report.sizing import Unequal
 from linattn.report.words import tokens
 from linattn.reproduce import variants
 from linattn.reproduce.charts import Measure, curves
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.reproduce.training import Stack, on_text, widths
 
 FIRST = 16  # the first border of positions is this part of a training text

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from linattn.experiment.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number, share
 from linattn.generate import stream
 from linattn.generate.prefill import prefill
 from linattn.models import LanguageModel
@@ -26,9 +27,8 @@ from linattn.report.charts import Chart
 from linattn.report.plot import Heading
 from linattn.report.scales import Scale, linear
 from linattn.report.words import memory
-from linattn.reproduce import fit, variants
+from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import Measure, curves, in_bytes, share_of
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number, share
 from linattn.reproduce.training import VOCABULARY, Stack, on_recall, on_text, widths
 
 ALIKE = 0.05  # in recall, between two shares of softmax
@@ -126,7 +126,7 @@ def measure(run: Run) -> Generator[None, None, Result]:
     """One training, or the decoding of all stacks of a mixer."""
     if run["kind"] == "recall":
         model, unseen = yield from on_recall(_stack_of(run), run)
-        return {"recall": fit.accuracy(model, unseen)}
+        return {"recall": synthetic.accuracy(model, unseen)}
     if run["kind"] == "text":
         return {"bits_per_byte": on_text(_stack_of(run), run)[1]}
     configs = {one["share"]: _stack_of(one).config(**{name: one[name] for name in ("dim", "layers", "ffn_dim")}) for one in run["stacks"]}

@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from linattn.arguments import option
+
 STUDIES = ("recall", "capacity", "state-tracking", "copying", "extrapolation", "hybrids", "precision")
 
 
@@ -23,11 +25,17 @@ class ReproduceOptions:
     """
 
     study: str
-    full: bool = False
-    mixers: tuple[str, ...] | None = None
-    seeds: int | None = None
-    out: Path | None = None
-    minutes: float | None = None
+    full: bool = option(False, "The papers' own settings, for a GPU.")
+    mixers: tuple[str, ...] | None = option(
+        None,
+        "Names from `linattn list`, with options as in softmax:window=16, or all.",
+        "A,B,...",
+        shown="the study's own choice",
+        separated=True,
+    )
+    seeds: int | None = option(None, "Repeat everything with so many seeds.", "N", shown="the study's own, mostly 3")
+    out: Path | None = option(None, "Folder of the report; what is in it is not done again.", "DIR", shown="runs/reproduce/STUDY")
+    minutes: float | None = option(None, "Begin nothing new after so long; the same command goes on.", "M")
 
     def __post_init__(self) -> None:
         if self.study not in STUDIES:

@@ -6,9 +6,9 @@ from collections import Counter
 from html import escape
 from typing import Any
 
+from linattn.experiment.study import Study, shown
 from linattn.report.html import document, how, machine_facts, named, plots, table
 from linattn.reproduce import variants
-from linattn.reproduce.study import Study, shown
 
 
 def page(report: dict, study: Study, settings: Any, counts: tuple[int, int]) -> str:

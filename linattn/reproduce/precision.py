@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention
+from linattn.experiment.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.models import LanguageModel
 from linattn.report.charts import Chart
 from linattn.report.plot import Heading
@@ -28,8 +29,7 @@ from linattn.report.scales import logarithmic
 from linattn.report.words import figure, memory, tokens
 from linattn.reproduce import variants
 from linattn.reproduce.charts import Measure, curves, share_of
-from linattn.reproduce.places import PLACES, brought, disk, filled
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
+from linattn.reproduce.storage import PLACES, brought, disk, filled
 from linattn.reproduce.training import Stack, on_recall
 from linattn.state import State
 from linattn.tasks import Examples

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from linattn import tasks
+from linattn.experiment.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number, share
 from linattn.report.charts import Chart
 from linattn.report.plot import Heading
 from linattn.report.words import memory
-from linattn.reproduce import fit, variants
+from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import curves, in_bytes, share_of
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, number, share
 from linattn.tasks import Examples
 
 CONVOLUTION = "base_conv"  # the layer in front of the mixer's, as in Zoology
@@ -188,14 +188,14 @@ def measure(run: Run) -> Generator[None, None, Result]:
     task = TASKS[run["task"]]
     parts, tests = examples(run["task"], run["seed"], run["device"])
     model = build(task, run["mixer"], run["dim"], parts[0].vocab_size, run["seed"]).to(run["device"])
-    recipe = fit.Recipe(run["epochs"], task.batch_size, run["learning_rate"], enough=0.005)
-    loss = yield from fit.train(model, parts, recipe, seed=run["seed"])
-    found = {line: {name: fit.accuracy(model, test) for name, test in named.items()} for line, named in tests.items()}
+    recipe = synthetic.Recipe(run["epochs"], task.batch_size, run["learning_rate"], enough=0.005)
+    loss = yield from synthetic.train(model, parts, recipe, seed=run["seed"])
+    found = {line: {name: synthetic.accuracy(model, test) for name, test in named.items()} for line, named in tests.items()}
     longest = max(test.ids.shape[1] for named in tests.values() for test in named.values())
     return {
         "accuracy": statistics.fmean(value for named in found.values() for value in named.values()),
         "tests": found,
-        "state_bytes": fit.state_bytes(model, longest),
+        "state_bytes": synthetic.state_bytes(model, longest),
         "parameters": sum(p.numel() for p in model.parameters()),
         "loss": loss,
     }
@@ -209,10 +209,10 @@ def examples(name: str, seed: int, device: str) -> tuple[list[Examples], dict[st
     return parts, {line: {test: part.make(generator).to(device) for test, part in named.items()} for line, named in task.tests.items()}
 
 
-def build(task: Task, mixer: str, dim: int, vocab_size: int, seed: int) -> fit.Asked:
+def build(task: Task, mixer: str, dim: int, vocab_size: int, seed: int) -> synthetic.Asked:
     """Two layers: the convolution and the mixer."""
     first = task.train[0]
-    return fit.build(
+    return synthetic.build(
         mixer, seed, before=CONVOLUTION, tokens=first.options["tokens"] if first.generator == "compression" else None,
         vocab_size=vocab_size, dim=dim, layers=2, ffn=task.ffn, tie_embeddings=task.tie_embeddings,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from linattn.reproduce import variants
-from linattn.reproduce.frame import load
+from linattn.reproduce.ledger import load
 from linattn.reproduce.options import STUDIES
 
 

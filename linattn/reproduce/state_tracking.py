@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from linattn import tasks
+from linattn.experiment.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.report.charts import Chart
 from linattn.report.plot import Heading
-from linattn.reproduce import fit, variants
+from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import curves, in_tokens, share_of
-from linattn.reproduce.study import Column, Done, Result, Row, Run, Study, grouped, mean_and_spread, share
 from linattn.tasks import IGNORED, Examples
 
 TAIL = 16  # places at the end of a test that count: what comes early is easy
@@ -77,12 +77,17 @@ def measure(run: Run) -> Generator[None, None, Result]:
     generator = torch.Generator().manual_seed(run["seed"])
     parts = [examples(run["problem"], run["examples"], tokens, generator) for tokens in run["train"]]
     shape = {"vocab_size": parts[0].vocab_size, "dim": run["dim"], "layers": run["layers"]}
-    model = fit.build(run["mixer"], run["seed"], **shape).to(run["device"])
-    recipe = fit.Recipe(run["epochs"], run["batch_size"], run["learning_rate"], weight_decay=0.0)
-    loss = yield from fit.train(model, parts, recipe, seed=run["seed"])
+    model = synthetic.build(run["mixer"], run["seed"], **shape).to(run["device"])
+    recipe = synthetic.Recipe(run["epochs"], run["batch_size"], run["learning_rate"], weight_decay=0.0)
+    loss = yield from synthetic.train(model, parts, recipe, seed=run["seed"])
     tests = {n: last(examples(run["problem"], run["tests"], n, generator), TAIL) for n in run["test"]}
-    found = {str(n): fit.accuracy(model, test, batch_size=64) for n, test in tests.items()}
-    return {"accuracy": found, "chance": 1 / parts[0].vocab_size, "loss": loss, "state_bytes": fit.state_bytes(model, max(run["test"]))}
+    found = {str(n): synthetic.accuracy(model, test, batch_size=64) for n, test in tests.items()}
+    return {
+        "accuracy": found,
+        "chance": 1 / parts[0].vocab_size,
+        "loss": loss,
+        "state_bytes": synthetic.state_bytes(model, max(run["test"])),
+    }
 
 
 def rows(settings: Settings, done: Done) -> list[Row]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from linattn.experiment.sizing import equal_sizes
 from linattn.models import LanguageModel, LMConfig, pattern
-from linattn.report.sizing import equal_sizes
-from linattn.reproduce import fit, variants
+from linattn.reproduce import synthetic, variants
 from linattn.tasks import Examples, multi_query_recall
 
 VOCABULARY = 256  # bytes
@@ -48,7 +48,7 @@ def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) 
     The yardstick does not depend on which other stacks there are, so neither do the models.
 
     Raises:
-        linattn.report.sizing.Unequal: they can't come within 2 % of each other, with the figures.
+        linattn.experiment.sizing.Unequal: they can't come within 2 % of each other, with the figures.
     """
     everyone = {_YARDSTICK: Stack("softmax"), **stacks}
 
@@ -80,7 +80,7 @@ def on_text(stack: Stack, run: Mapping[str, Any]) -> tuple[LanguageModel, float]
     return model, result.validation_bits_per_byte
 
 
-def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tuple[fit.Asked, Examples]]:
+def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tuple[synthetic.Asked, Examples]]:
     """A model that learned :func:`linattn.tasks.multi_query_recall`, and examples that it has not seen; yields after every step.
 
     As in Zoology (arXiv 2312.04927) a gated short convolution, one more layer, stands before the stack: it joins each value to its key,
@@ -102,6 +102,6 @@ def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tup
     layers = [CONVOLUTION, *pattern.fill(pattern.parse(stack.pattern, "mixer"), run["layers"])]
     sizes = {name: run[name] for name in ("dim", "ffn_dim", "vocab_size")}
     config = Stack(", ".join(layers), stack.options).config(layers=len(layers), tie_embeddings=run.get("tie_embeddings", False), **sizes)
-    model = fit.Asked(config).to(run["device"])
-    yield from fit.train(model, seen, fit.Recipe(run["epochs"], run["batch_size"], run["learning_rate"]), seed=run["seed"])
+    model = synthetic.Asked(config).to(run["device"])
+    yield from synthetic.train(model, seen, synthetic.Recipe(run["epochs"], run["batch_size"], run["learning_rate"]), seed=run["seed"])
     return model, unseen

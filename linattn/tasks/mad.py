@@ -134,7 +134,7 @@ def compression(count: int, *, tokens: int = 32, vocab_size: int = 16, generator
     """Random tokens and, last, a compression token (V - 1), from whose output alone each is to be told (arXiv 2403.17844).
 
     So the labels are the tokens themselves, and a model for this task must look at its last output only, with the place asked for beside
-    it: :class:`linattn.reproduce.fit.Decoder`.
+    it: :class:`linattn.reproduce.synthetic.Decoder`.
 
     Returns:
         Examples with ``tokens`` tokens, of which all but the last are asked.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linattn.arguments import check_fields
+from linattn.arguments import check_fields, option
 
 
 class Terminated(RuntimeError):
@@ -30,43 +30,40 @@ class TrainOptions:
         context: tokens of one sequence.
         batch_size: sequences of one step, on each process.
         learning_rate: its peak, after a linear warm-up over the first twentieth of the steps; a cosine takes it to 0.
-        seed: of the weights and of the order of the data.
         save_every: steps between checkpoints; None: only at the end.
         eval_every: steps between validations; None: a tenth of the steps, at least 10.
+        seed: of the weights and of the order of the data.
         out: the run's folder; None: ``runs/`` and the mixer's name.
         resume: go on from the newest whole checkpoint in ``out``, or from the start if there is none yet.
         mixer_options: options of each mixer's constructor, by its name.
         ffn_options: options of each feed-forward's constructor, by its name.
     """
 
-    mixer: str = "gla"
-    text: tuple[str | Path, ...] = ()
-    tokenizer: str | Path | None = None
-    steps: int = 1000
-    dim: int = 256
-    layers: int = 4
-    ffn: str = "swiglu"
+    mixer: str = option("gla", 'Mixer of each layer, repeated to fill them, e.g. "gla*3, softmax".', "PATTERN")
+    text: tuple[str | Path, ...] = option(
+        (), "UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="Python's standard library"
+    )
+    tokenizer: str | Path | None = option(None, "A Hugging Face tokenizer.json.", "FILE", shown="a token per byte")
+    steps: int = option(1000, "Optimizer steps.", "N", least=1)
+    dim: int = option(256, "Model width.", "D")
+    layers: int = option(4, "Number of blocks.", "L")
+    ffn: str = option("swiglu", 'Feed-forward of each layer, e.g. "swiglu, switch" or "none".', "PATTERN")
     ffn_dim: int | None = None
-    context: int = 256
-    batch_size: int = 16
-    learning_rate: float = 4e-3
-    seed: int = 0
-    save_every: int | None = None
-    eval_every: int | None = None
-    out: Path | None = None
-    resume: bool = False
+    context: int = option(256, "Tokens of one sequence.", "T", least=2)
+    batch_size: int = option(16, "Sequences of a step, on each process.", "B", least=1)
+    learning_rate: float = option(4e-3, "At its peak.", "R")
+    save_every: int | None = option(None, "Steps between checkpoints.", "N", shown="at the end", least=1)
+    eval_every: int | None = option(None, "Steps between validations.", "N", shown="steps / 10", least=1)
+    seed: int = option(0, "Of weights and order of the data.", "S")
+    out: Path | None = option(None, "The run's folder.", "DIR", shown="runs/MIXER")
+    resume: bool = option(False, "Go on with the run in DIR, with its options.")
     mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        wanted = {"steps": 1, "context": 2, "batch_size": 1, "save_every": 1, "eval_every": 1}
-        for name, least in wanted.items():
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} must be an integer of at least {least}, but came as {value!r}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, but came as {self.seed!r}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
 

@@ -11,15 +11,15 @@ import torch
 
 import linattn
 from linattn import mixers
-from linattn.atlas import build, look, measured, sentence
+from linattn.atlas import build, look, measured, price, sentence
 from linattn.atlas.build import SECTIONS, Atlas
 from linattn.atlas.chinese import both, equation
 from linattn.atlas.page import rounded
 from linattn.cli.main import main
+from linattn.compare import tasks
 from linattn.mixers.errors import measured_errors
-from linattn.report import tasks
 from linattn.report.folder import write_text
-from linattn.reproduce.frame import load
+from linattn.reproduce.ledger import load
 from linattn.reproduce.options import STUDIES
 from linattn.state import only_writer
 from tests.atlas.pages import SYSTEMS, Chinese, Elements, data, pages
@@ -117,7 +117,11 @@ ENGLISH = re.compile(
 )
 
 
-def test_the_whole_site_is_small_and_leaves_no_english_to_a_chinese_reader(tmp_path):
+@pytest.mark.parametrize("prices", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["few prices", "all prices"])
+def test_the_whole_site_is_small_and_leaves_no_english_to_a_chinese_reader(prices, tmp_path, monkeypatch):
+    """Formulas of what every system costs take most of the time of a build."""
+    every = price.priced
+    monkeypatch.setattr(price, "priced", lambda atlas: every(atlas)[:prices])
     build(tmp_path / "site")
     whole = sum(path.stat().st_size for path in (tmp_path / "site").rglob("*.*"))
     assert whole < 35_400 * len(mixers.available())  # 4 MB where there were 113

@@ -11,7 +11,7 @@ from tests.conformance.broken import FAILS, Renamed, SeesOnlyTheWindow, Sound
 from tests.conformance.broken_kinds import SoundAcross, SoundBothWays, SoundFeedForward, SoundGrid, SoundHalving
 from tests.conformance.checks import CHECKS, HALVES, WRAPPERS, exemption, verify
 
-DEAR = {"compile", "forms"}  # most of the seconds; asked only of those that should fail them
+DEAR = {"compile", "compile_layouts", "forms"}  # most of the seconds; asked only of those that should fail them
 
 
 def half(mixer: type[Mixer]) -> str:

@@ -7,8 +7,16 @@ import pytest
 import linattn.mixers
 from tests.conformance.checks import HALVES, exemption, halves, verify
 
+SLOW = ("compile_layouts",)  # a second for each mixer and layout
+
+
+def case(info, half, make, check):
+    name = f"{info.name}-{check}" if half == "sequence" else f"{info.name}-{half}.{check}"
+    return pytest.param(info, half, make, check, id=name, marks=pytest.mark.slow if check in SLOW else ())
+
+
 CASES = [
-    pytest.param(info, half, make, check, id=f"{info.name}-{check}" if half == "sequence" else f"{info.name}-{half}.{check}")
+    case(info, half, make, check)
     for info in map(linattn.mixers.info, linattn.mixers.available())
     for half, make in halves(info).items()
     for check in HALVES[half]

@@ -131,6 +131,29 @@ def test_an_unknown_kind_is_refused():
         linattn.register("x", title="x", kind="sequenz")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sedes": ("000",)}, "register has no argument 'sedes'; it has: name, title, paper, arxiv"),
+        ({"year": "2020"}, "year must be an integer, but came as '2020'"),
+        ({"exemptions": 3}, "exemptions must be a dict, but came as 3"),
+        ({"title": 3}, "title must be a string, but came as 3"),
+    ],
+)
+def test_what_is_told_of_a_mixer_is_checked_by_name(wrong, says):
+    with pytest.raises(TypeError, match=re.escape(says)):
+        linattn.register("x", **{"title": "x", **wrong})
+
+
+def test_what_is_not_told_of_a_mixer_has_a_default(own_register):
+    class Mine(linattn.Mixer):
+        pass
+
+    known = registry.register("mine", title="Mine", recurrent=False, exemptions=None, families=["softmax attention"])(Mine).info
+    assert (known.growth, known.exemptions, known.kind, known.causal) == ("n^2", {}, "sequence", True)
+    assert known.families == ("softmax attention",)
+
+
 MODULE = """
 import linattn
 

@@ -146,7 +146,7 @@ def test_explain_says_what_did_not_fit(unfit, capsys):
 def test_gradients_that_do_not_fit_leave_the_forward_pass_its_kernels(unfit):
     call = make("plain", "BTH", T=30, initial=False).to(torch.float32)
     x = [torch.ones_like(call.tensors[n]).requires_grad_() for n in "qkv"]
-    from linattn.ops.triton import linear_attention as kernels
+    from linattn.ops.triton import chunks as kernels
 
     with pytest.warns(UserWarning, match="does not fit"):
         kernels.backward(torch.ones_like(x[2]), None, *x, *(None,) * 7, 0.5, False, None, None)

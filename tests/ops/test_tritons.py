@@ -1,5 +1,6 @@
 """What is off under a triton that lacks something, and what ``explain`` says of it; none of it needs a GPU."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,8 @@ import linattn
 from tests.ops.cases import make
 
 pytest.importorskip("triton")
-from linattn.ops import checks, dispatch, gpu
-from linattn.ops.triton import hopper, launch, linear_attention, probe
+from linattn.ops import checks, gpu
+from linattn.ops.triton import hopper, launch, linear_attention, probe, record
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, PLAIN
 
@@ -101,7 +102,7 @@ def test_names_that_gluon_lacks_are_listed(monkeypatch):
     ids=["ours", "grid", "order", "longer", "shorter"],
 )
 def test_what_triton_passes_is_looked_at_before_it_is_trusted(told, reason, monkeypatch):
-    monkeypatch.setattr(launch, "current_stream", lambda: 0)
+    monkeypatch.setattr(record, "current_stream", lambda: 0)
     kernel, tensors = Kernel(told), (torch.zeros(2), torch.ones(2))
     recorder = launch.Recorder(tensors[0], ())
     recorder.launch(kernel, (1, 1, 1), tensors, (5,), BLOCK=2)
@@ -111,7 +112,7 @@ def test_what_triton_passes_is_looked_at_before_it_is_trusted(told, reason, monk
 
 
 def test_a_launch_that_goes_another_way_is_not_replayed(monkeypatch):
-    monkeypatch.setattr(launch, "current_stream", lambda: 0)
+    monkeypatch.setattr(record, "current_stream", lambda: 0)
     kernel = Kernel(lambda *given: given)
     recorder = launch.Recorder(torch.zeros(2), ())
     recorder.launches = [(kernel, SimpleNamespace(run=None), (1, 1, 1), (torch.zeros(2), torch.ones(2)), (5,))]
@@ -139,11 +140,11 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
     inputs, _ = checks.call(**call.arguments())
     for name in ("q", "k", "v"):
         object.__setattr__(inputs, name, getattr(inputs, name).as_subclass(OnGpu))
-    monkeypatch.setattr(dispatch, "refusal", lambda name, *_, **__: None if name == "triton" else "it was not asked for")
-    monkeypatch.setattr(dispatch, "linear_attention", lambda *_: None)
+    door = sys.modules[linattn.linear_attention.__module__]
+    monkeypatch.setattr(door, "refusal", lambda name, *_: None if name == "triton" else "it was not asked for")
     monkeypatch.setattr(checks, "call", lambda **_: (inputs, None))
     monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
-    monkeypatch.setattr(launch, "on_device", lambda device: launch.nullcontext())
+    monkeypatch.setattr(launch, "on_device", lambda device: record.nullcontext())
     monkeypatch.setattr(launch, "replay_refusal", lambda device: "a reason")
     monkeypatch.setattr(hopper, "gluon_refusal", lambda device: gluon)
     monkeypatch.setattr(choice, "TRITON", (3, 9))

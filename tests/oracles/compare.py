@@ -62,6 +62,17 @@ def take(mixer: Mixer, weights: Mapping[str, Tensor], lines: Iterable[Line]) -> 
     return mixer
 
 
+@torch.no_grad()
+def assert_pieces(mixer: Mixer, x: Tensor, wanted: Tensor, lengths: list[int], bound: float = 1e-5) -> None:
+    """What the mixer gives for ``x`` is ``wanted``, at once and from its state piece by piece."""
+    assert distance(mixer(x), wanted) < bound
+    state, y = None, []
+    for piece in x.split(lengths, 1):
+        o, state = mixer(piece, state, return_state=True)
+        y.append(o)
+    assert distance(torch.cat(y, 1), wanted) < bound
+
+
 def assert_graded(
     ours: Callable[..., Tensor], theirs: Callable[..., Tensor], x: Tensor, weights: Iterable[Tensor] = (), tolerance: float = 1e-12
 ) -> None:

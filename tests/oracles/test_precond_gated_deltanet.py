@@ -46,6 +46,24 @@ def read(mixer, o, x):
     return (F.rms_norm(o, o.shape[-1:], mixer.norm.weight, 1e-5) * gate).flatten(2) @ mixer.o_proj.weight.T
 
 
+def example(name, **options):
+    """A mixer in float64 with no weight at a special value, and tokens."""
+    torch.manual_seed(1)
+    mixer = create(name, dim=32, **options).double()
+    for weight in (mixer.norm.weight, mixer.curvature_center):
+        torch.nn.init.normal_(weight)
+    return mixer, 2 * torch.randn(2, 70, 32, dtype=torch.float64, requires_grad=True)
+
+
+def assert_run(mixer, x, wanted, last, curvature):
+    """Outputs, states and gradients of ``mixer``."""
+    y, state = mixer(x, return_state=True)
+    assert distance(y, wanted) < 1e-12
+    assert distance(state["S"], last) < 1e-12 and distance(state["curvature"], curvature.flatten(1)) < 1e-12
+    ours, theirs = (torch.autograd.grad(o.pow(3).sum(), (x, *mixer.parameters())) for o in (y, wanted))
+    assert all(distance(a, b) < 1e-10 for a, b in zip(ours, theirs, strict=True))
+
+
 @pytest.mark.parametrize(("value_heads", "squash"), [(8, 1.5), (4, 2.0)])
 def test_fla(value_heads, squash):
     torch.manual_seed(0)
@@ -67,22 +85,12 @@ def test_fla(value_heads, squash):
 
 @pytest.mark.parametrize("options", [{}, {"heads": 2, "value_heads": 2, "key_size": 5, "value_size": 7, "squash": 2.0}])
 def test_values_states_and_gradients(options):
-    torch.manual_seed(1)
-    mixer = create("precond_gated_deltanet", dim=32, **options).double()
-    for weight in (mixer.norm.weight, mixer.curvature_center):
-        torch.nn.init.normal_(weight)
-    x = 2 * torch.randn(2, 70, 32, dtype=torch.float64, requires_grad=True)
-    y, state = mixer(x, return_state=True)
+    mixer, x = example("precond_gated_deltanet", **options)
     q, k, v, decay, beta = parts(mixer, x)
     gamma, eta = curvature_gates(mixer, x)
     q, k, gamma, eta = (t.repeat_interleave(mixer.value_heads // mixer.heads, 2) for t in (q, k, gamma.exp(), eta))
     o, last, a = preconditioned_loop(mixer, q, k, v, decay.exp()[..., None], beta, gamma, eta)
-    wanted = read(mixer, o, x)
-    assert distance(y, wanted) < 1e-12
-    assert distance(state["S"], last) < 1e-12
-    assert distance(state["curvature"].view(2, mixer.heads, -1), a[:, :: mixer.value_heads // mixer.heads]) < 1e-12
-    ours, theirs = (torch.autograd.grad(o.pow(3).sum(), (x, *mixer.parameters())) for o in (y, wanted))
-    assert all(distance(a, b) < 1e-10 for a, b in zip(ours, theirs, strict=True))
+    assert_run(mixer, x, read(mixer, o, x), last, a[:, :: mixer.value_heads // mixer.heads])
 
 
 def test_a_squash_of_1_is_gated_deltanet():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from linattn.mixers import Carry, create
 from tests.oracles.compare import distance, fla
-from tests.oracles.test_precond_gated_deltanet import curvature_gates, preconditioned_loop, unit
+from tests.oracles.test_precond_gated_deltanet import assert_run, curvature_gates, example, preconditioned_loop, unit
 
 
 def parts(mixer, x):
@@ -42,20 +42,11 @@ def test_fla(squash):
 
 @pytest.mark.parametrize("options", [{}, {"heads": 2, "size": 5, "squash": 2.0}])
 def test_values_states_and_gradients(options):
-    torch.manual_seed(1)
-    mixer = create("precond_kda", dim=32, **options).double()
-    for weight in (mixer.norm.weight, mixer.curvature_center):
-        torch.nn.init.normal_(weight)
-    x = 2 * torch.randn(2, 70, 32, dtype=torch.float64, requires_grad=True)
-    y, state = mixer(x, return_state=True)
+    mixer, x = example("precond_kda", **options)
     q, k, v, decay, beta = parts(mixer, x)
     gamma, eta = curvature_gates(mixer, x)
     o, last, a = preconditioned_loop(mixer, q, k, v, decay.exp(), beta, gamma.exp(), eta)
-    wanted = read(mixer, o, x)
-    assert distance(y, wanted) < 1e-12
-    assert distance(state["S"], last) < 1e-12 and distance(state["curvature"], a.flatten(1)) < 1e-12
-    ours, theirs = (torch.autograd.grad(o.pow(3).sum(), (x, *mixer.parameters())) for o in (y, wanted))
-    assert all(distance(a, b) < 1e-10 for a, b in zip(ours, theirs, strict=True))
+    assert_run(mixer, x, read(mixer, o, x), last, a)
 
 
 def test_a_squash_of_1_is_kda():

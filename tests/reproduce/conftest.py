@@ -1,6 +1,6 @@
 import pytest
 
-from linattn.reproduce import frame, results
+from linattn.reproduce import ledger, results
 from tests.reproduce import toy
 
 
@@ -16,7 +16,7 @@ def given(monkeypatch):
             return toy.measure(run)
 
         study = toy.study(**{"measure": measure, **changes})
-        monkeypatch.setattr(frame, "load", lambda name: study)
+        monkeypatch.setattr(ledger, "load", lambda name: study)
         monkeypatch.setattr(results, "load", lambda name: study)
         return done
 

@@ -1,4 +1,4 @@
-"""Extrapolation: the losses are those of definition, a small study runs through the frame and goes on where it was cut off."""
+"""Extrapolation: the losses are those of definition, a small study runs through the runner and goes on where it was cut off."""
 
 import math
 from dataclasses import replace
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from linattn.experiment.study import LeftOut
 from linattn.models import LanguageModel, LMConfig
-from linattn.report.measure import LeftOut
 from linattn.reproduce import extrapolation
 from linattn.reproduce.extrapolation import QUICK, averages, borders, losses
 from linattn.reproduce.training import Stack, widths

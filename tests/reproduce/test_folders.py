@@ -7,7 +7,7 @@ import pytest
 
 from linattn import reproduce
 from linattn.cli.main import main
-from linattn.reproduce import frame
+from linattn.reproduce import ledger
 from linattn.state import only_writer
 
 
@@ -80,13 +80,13 @@ def test_two_processes_never_write_to_one_folder(given, tmp_path, capsys):
 def test_what_another_process_did_meanwhile_is_kept(given, tmp_path, monkeypatch):
     """Between the first look at the folder and the lock."""
     given()
-    held = frame.Folder.held
+    held = ledger.Folder.held
 
     def late(folder):
-        monkeypatch.setattr(frame.Folder, "held", held)
+        monkeypatch.setattr(ledger.Folder, "held", held)
         reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
         return held(folder)
 
-    monkeypatch.setattr(frame.Folder, "held", late)
+    monkeypatch.setattr(ledger.Folder, "held", late)
     done = given()
     assert len(reproduce.run("recall", mixers=["gla", "softmax"], seeds=1, out=tmp_path)["runs"]) == len(done) == 5

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from linattn import tasks
-from linattn.reproduce import fit, frame, workers
+from linattn.experiment import trainer, workers
+from linattn.reproduce import ledger, synthetic
 
 pytestmark = pytest.mark.gpu
 
@@ -16,10 +17,10 @@ def _parts():
 
 
 def _trained(mixer, steps_before_capture, monkeypatch):
-    monkeypatch.setattr(fit, "EAGER", steps_before_capture)
-    model = fit.build(mixer, 0, before="base_conv", vocab_size=32, dim=64, layers=2).cuda()
+    monkeypatch.setattr(trainer, "EAGER", steps_before_capture)
+    model = synthetic.build(mixer, 0, before="base_conv", vocab_size=32, dim=64, layers=2).cuda()
     with torch.cuda.stream(torch.cuda.Stream()):
-        loss = fit.finish(fit.train(model, _parts(), fit.Recipe(4, 32, 3e-3), seed=0))
+        loss = synthetic.finish(synthetic.train(model, _parts(), synthetic.Recipe(4, 32, 3e-3), seed=0))
     torch.cuda.synchronize()
     return loss, model
 
@@ -33,7 +34,7 @@ def test_captured_steps_are_eager_ones(mixer, monkeypatch):
 
 
 def test_trainings_side_by_side_are_those_alone():
-    study = frame.load("recall")
+    study = ledger.load("recall")
     recall = pytest.importorskip("linattn.reproduce.recall")
     part = recall.Part("multi_query_recall", {"tokens": 16, "pairs": 2, "vocab_size": 32}, 256)
     recall.TASKS["test"] = recall.Task((part,), {"mqar": {"2 pairs": part}}, (32,), (3e-3,), 2, 32)

@@ -8,8 +8,8 @@ import torch
 
 from linattn.models import LanguageModel, LMConfig
 from linattn.reproduce import hybrids
-from linattn.reproduce.fit import finish
 from linattn.reproduce.hybrids import FULL, QUICK, decoding, pattern, stack
+from linattn.reproduce.synthetic import finish
 
 TINY = replace(
     QUICK, mixers=("gla",), seeds=1, shares=("0", "1/2", "1"), layers=2, dim=32, ffn_dim=128, context=40, decoded=4,

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from linattn.models import LanguageModel, LMConfig
-from linattn.reproduce import places, precision
-from linattn.reproduce.fit import finish
-from linattn.reproduce.places import brought, filled
+from linattn.reproduce import precision, storage
 from linattn.reproduce.precision import DECAYS, DTYPES, QUICK, answered, errors, rounded_outputs, stored
+from linattn.reproduce.storage import brought, filled
+from linattn.reproduce.synthetic import finish
 from linattn.state import State
 from linattn.tasks import multi_query_recall
 
@@ -94,8 +94,8 @@ def test_states_are_as_large_as_those_of_models():
 def test_what_comes_back_is_what_was_kept(tmp_path, monkeypatch):
     state, came = filled("gla", 1, layers=2, dim=64), []
     forgotten = []
-    monkeypatch.setattr(places, "_forget", lambda path, forget=places._forget: (forgotten.append(path), forget(path)))
-    monkeypatch.setattr(places, "_timed", lambda bring, device: came.append(bring()) or float(len(came)))
+    monkeypatch.setattr(storage, "_forget", lambda path, forget=storage._forget: (forgotten.append(path), forget(path)))
+    monkeypatch.setattr(storage, "_timed", lambda bring, device: came.append(bring()) or float(len(came)))
     found = brought(state, "cpu", tmp_path)
     assert found == {"bytes": state.nbytes, "accelerator": None, "memory": 7.0, "disk": 8.0}  # the first of each is a warm-up
     assert len(forgotten) == len(came) / 2
@@ -106,14 +106,14 @@ def test_what_comes_back_is_what_was_kept(tmp_path, monkeypatch):
 
 
 def test_a_file_leaves_the_page_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "cache_folder", lambda: tmp_path / "cache")
-    with places.disk() as (folder, kind):
-        assert kind == places._file_system(tmp_path)
+    monkeypatch.setattr(storage, "cache_folder", lambda: tmp_path / "cache")
+    with storage.disk() as (folder, kind):
+        assert kind == storage._file_system(tmp_path)
         assert kind != "unknown" or not Path("/proc/self/mounts").exists()
         assert folder is None or folder.parent == tmp_path / "cache"
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.delattr(os, "posix_fadvise")
-    with places.disk() as (folder, kind):
+    with storage.disk() as (folder, kind):
         assert folder is None
         assert "page cache" in kind
 

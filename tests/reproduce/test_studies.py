@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from linattn import mixers
-from linattn.report.measure import LeftOut
-from linattn.reproduce import STUDIES, capacity, copying, frame, recall, state_tracking, variants, workers
+from linattn.experiment import runner, workers
+from linattn.experiment.study import LeftOut
+from linattn.reproduce import STUDIES, capacity, copying, ledger, recall, state_tracking, variants
 
 OURS = {"recall": recall, "capacity": capacity, "state-tracking": state_tracking, "copying": copying}
 
@@ -33,14 +34,14 @@ def _table(study, settings):
 
 @pytest.mark.parametrize("name", OURS)
 def test_settings_name_mixers_that_exist_and_ask_for_what_they_say(name):
-    study = frame.load(name)
+    study = ledger.load(name)
     assert name in STUDIES
     for settings in (study.quick, study.full):
         assert settings.seeds >= 3
         assert all(variants.parse(text).label for text in settings.mixers)
         runs = study.runs(settings, [])
         assert {run["mixer"] for run in runs} == set(settings.mixers)
-        assert len({frame._key(run) for run in runs}) == len(runs)
+        assert len({runner.key(run) for run in runs}) == len(runs)
         one = study.runs(replace(settings, mixers=("lstm",), seeds=1), [])
         assert {run["mixer"] for run in one} == {"lstm"}
         assert {run["seed"] for run in one} == {0}

@@ -3,7 +3,7 @@
 import pytest
 
 from linattn.reproduce import hybrids, precision
-from linattn.reproduce.fit import finish
+from linattn.reproduce.synthetic import finish
 from linattn.reproduce.training import Stack, on_recall
 
 RUN = {

@@ -1,13 +1,12 @@
-"""A study that takes no time, for the frame's tests; worker processes import it by name."""
+"""A study that takes no time, for the runner's tests; worker processes import it by name."""
 
 import os
 from dataclasses import dataclass
 
-from linattn.report.measure import LeftOut
+from linattn.experiment import workers
+from linattn.experiment.study import Column, LeftOut, Study, grouped, mean_and_spread, share
 from linattn.report.plot import Heading
-from linattn.reproduce import workers
 from linattn.reproduce.charts import curves, in_tokens, share_of
-from linattn.reproduce.study import Column, Study, grouped, mean_and_spread, share
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 ``--triton FOLDER`` takes another Triton than the installed one: what ``pip download --no-deps triton==3.9.0`` gave, unpacked there.
 Cases that a file has are replaced, and the others stay, so that several runs fill one file.
+
+``--fingerprint FILE`` writes what the kernels for Hopper compile to instead, see fingerprint.py; with ``--against FILE``, of before a
+change, it fails where the PTX of a kernel is another now.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ def main() -> int:
     import triton
 
     torch.set_num_threads(1)
+    if given.fingerprint:
+        return _fingerprint(given)
     from tests.targets.cards import CARDS
     from tests.targets.cases import CASES
     from tests.targets.machine import Machine
@@ -63,6 +68,21 @@ def main() -> int:
     return int(failed > 0)
 
 
+def _fingerprint(given: argparse.Namespace) -> int:
+    from tests.targets.fingerprint import Memo, differing, lines
+
+    found = []
+    with given.fingerprint.open("w") as file:
+        for line in lines(given.cases, Memo(given.memo or given.fingerprint.with_suffix(".memo")), given.jobs):
+            found.append(line)
+            print(line, file=file, flush=True)
+    others = differing(given.against.read_text(), found) if given.against else [line for line in found if " ptx=" not in line]
+    for line in others:
+        print(line[:300])
+    print(f"{len(found)} kernels, {len(others)} that differ or do not compile")
+    return int(bool(others))
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.targets", description=__doc__)
     parser.add_argument("--targets", default="", help="comma-separated, as sm_80,sm_100; all of them if left out")
@@ -71,6 +91,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=OUT, help="the file of results")
     parser.add_argument("--jobs", type=int, default=1, help="kernels compiled at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many minutes")
+    parser.add_argument("--fingerprint", type=Path, help="write what the kernels for Hopper compile to into this file")
+    parser.add_argument("--against", type=Path, help="such a file, with which --fingerprint compares")
+    parser.add_argument("--memo", type=Path, help="a folder for what --fingerprint has compiled; beside its file if left out")
     parser.add_argument("--missing", action="store_true", help="only what the file does not have of this Triton")
     return parser.parse_args()
 

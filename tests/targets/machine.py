@@ -10,10 +10,9 @@ import json
 import os
 import re
 import signal
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,10 @@ _compile = JITFunction.run
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel: bytes of shared memory, registers and bytes of spills of a thread, columns of tensor memory."""
+    """A compiled kernel: bytes of shared memory, registers and bytes of spills of a thread, columns of tensor memory.
+
+    ``ir`` and ``ptx`` are hashes of what it is compiled from and to, and ``options`` its constants, see fingerprint.py.
+    """
 
     name: str
     module: str
@@ -43,6 +45,9 @@ class Kernel(NamedTuple):
     spills: int = 0
     columns: int = 0
     failure: str = ""
+    ir: str = ""
+    ptx: str = ""
+    options: str = ""
 
     def refusal(self, card: Card) -> str | None:
         """Why it does not run on ``card``, or None."""
@@ -75,10 +80,14 @@ class Driver:
 
 
 class Machine:
-    """Compiles what is launched, ``jobs`` kernels at a time; ``kernels`` are the results, each kind of launch once."""
+    """Compiles what is launched, ``jobs`` kernels at a time; ``kernels`` are the results, each kind of launch once.
 
-    def __init__(self, card: Card, jobs: int = 1) -> None:
-        self.card, self.jobs = card, jobs
+    ``compiled(kernel, arguments, options)`` gives the fields of a :class:`Kernel` in a child process, for kernels of the modules
+    whose names begin with ``wanted``; the others are passed over.
+    """
+
+    def __init__(self, card: Card, jobs: int = 1, compiled: Callable[..., dict[str, Any]] | None = None, wanted: str = "") -> None:
+        self.card, self.jobs, self.compiled, self.wanted = card, jobs, compiled or facts, wanted
         self.done: dict[str, Kernel] = {}  # by what is launched, of all cases
         self.asked: dict[str, None] = {}  # by the case
         self._running: dict[int, tuple[str, int, int]] = {}  # by the child's id
@@ -104,6 +113,8 @@ class Machine:
         return [self.done[key] for key in asked]
 
     def _launch(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if not kernel.fn.__module__.startswith(self.wanted):
+            return
         options = {name: value for name, value in options.items() if name not in ("grid", "warmup")}
         key = repr((kernel.fn.__module__, kernel.fn.__name__, [_kind(a) for a in args], {n: _kind(a) for n, a in options.items()}))
         self.asked[key] = None
@@ -115,7 +126,7 @@ class Machine:
         child = os.fork()
         if child == 0:
             os.close(result)
-            _child(write, kernel, args, options)
+            _child(write, self.compiled, kernel, args, options)
         os.close(write)
         self._running[child] = key, result, 0
 
@@ -148,28 +159,31 @@ def _run(body, like, tensors, *options, then=None):
     return body(launch.Recorder(like, tensors), *tensors, *options)
 
 
-def _child(write: int, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _child(write: int, compiled: Callable[..., dict[str, Any]], kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Compile, tell the parent, end."""
     signal.alarm(COMPILERS_SECONDS)
     knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
     warps, stages = options.get("num_warps", 4), options.get("num_stages", 3)
-    facts = Kernel(kernel.fn.__name__, kernel.fn.__module__.removeprefix("linattn.ops.triton."), warps, stages)
-    sys.stdout = log = io.StringIO()
+    found = Kernel(kernel.fn.__name__, kernel.fn.__module__.removeprefix("linattn.ops.triton."), warps, stages)
     with tempfile.TemporaryDirectory() as folder:
         errors = os.open(f"{folder}/errors", os.O_CREAT | os.O_RDWR)
         os.dup2(errors, 2)
         knobs.cache.dir = folder
         try:
-            compiled = _compile(kernel, *args, grid=(1, 1, 1), warmup=True, **options)
-            facts = facts._replace(
-                shared=compiled.metadata.shared, columns=getattr(compiled.metadata, "tmem_size", None) or 0, **_resources(log.getvalue())
-            )
+            found = found._replace(**compiled(kernel, args, options))
         except BaseException as error:
             with open(f"{folder}/errors", errors="replace") as said:
                 first = next((x.partition("error:")[2].strip() for x in said if "error:" in x), "")
-            facts = facts._replace(failure=f"{type(error).__name__}: {str(error).strip()[-200:]}{first and f' ({first[:200]})'}")
-    os.write(write, json.dumps(facts._asdict()).encode())
+            found = found._replace(failure=f"{type(error).__name__}: {str(error).strip()[-200:]}{first and f' ({first[:200]})'}")
+    os.write(write, json.dumps(found._asdict()).encode())
     os._exit(0)
+
+
+def facts(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The resources of a kernel."""
+    with redirect_stdout(io.StringIO()) as log:
+        compiled = _compile(kernel, *args, grid=(1, 1, 1), warmup=True, **options)
+    return dict(shared=compiled.metadata.shared, columns=getattr(compiled.metadata, "tmem_size", None) or 0, **_resources(log.getvalue()))
 
 
 def _resources(log: str) -> dict[str, int]:

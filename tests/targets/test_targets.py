@@ -105,3 +105,37 @@ def test_installed_rows_come_before_those_of_cards():
         assert table.gradients(family, CARDS["sm_100"]) == table.gradients(family)
     finally:
         table.install(None)
+
+
+def fingerprint(folder: Path, cases: str, *arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tests.targets", "--fingerprint", folder / "now.txt", "--memo", folder / "memo", "--cases", cases]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TRITON"))}
+    return subprocess.run([*command, *arguments], cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_fingerprints_tell_another_kernel(tmp_path):
+    """Each kernel of a call has a line, the second time without compiling, and one of other PTX than before is named."""
+    done = fingerprint(tmp_path, "^plain-none-128x256-$")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    before = (tmp_path / "now.txt").read_text()
+    names = [line.split()[2] for line in before.splitlines()]
+    assert {"forward", "backward", "gradients"} == set(names) and all("registers=" in line for line in before.splitlines())
+    last = before.splitlines()[-1]
+    (tmp_path / "before.txt").write_text(before.replace(last, last.replace(" ptx=", " ptx=0")))
+    done = fingerprint(tmp_path, "^plain-none-128x256-$", "--against", tmp_path / "before.txt")
+    assert done.returncode == 1 and f"{len(names)} kernels, 1 that differ" in done.stdout, done.stdout + done.stderr[-4000:]
+    assert (tmp_path / "now.txt").read_text() == before
+
+
+def test_fingerprints_leave_out_what_machines_do_not_run():
+    from tests.targets.fingerprint import instructions, normalized
+
+    def ir(line: int, name: str) -> str:
+        place = f"loc(callsite(#loc1 at #loc{line}))"
+        return f'#loc = loc("a.py":{line}:0)\n%{name} = arith.addi %x, %x : i32 {place}\nuse %{name} loc("b"(#loc))'
+
+    assert normalized(ir(1, "a")) == normalized(ir(22, "b_1")) == "%0 = arith.addi %1, %1 : i32\nuse %0"
+    assert normalized(ir(1, "a")) != normalized(ir(1, "a").replace("addi", "subi"))
+    ptx = '.file 1 "a.py"\n\tadd.s32 %r1, %r2, 1; // a sum\n\t.loc 1 2 3\n$L__tmp1:\n.section .debug_info\n{\n.b32 1\n}\n'
+    assert instructions(ptx) == "add.s32 %r1, %r2, 1;"

@@ -28,14 +28,18 @@ def options(folder: Path, text: str) -> TrainOptions:
     return TrainOptions(mixer="gla", text=(text,), out=folder, resume=True, **small)
 
 
-def live(folder: Path, text: str, die_at: int | None = None, after: float | None = None) -> bool:
-    """One life: dies at its ``die_at``-th call that orders files, or ``after`` seconds. True if it came to the end."""
+def live(folder: Path, text: str, die_at: int | None = None, after: float | None = None, counted: Path | None = None) -> bool:
+    """One life: dies at its ``die_at``-th call that orders files, or ``after`` seconds. True if it came to the end.
+
+    ``counted``: a file that gets the number of calls that order files.
+    """
     pid = os.fork()
     if pid == 0:
         try:
-            if die_at is not None:
-                _arm(die_at)
+            left = _arm(sys.maxsize if die_at is None else die_at)
             train(options(folder, text), progress=False)
+            if counted is not None:
+                counted.write_text(str(sys.maxsize - left[0]))
             os._exit(0)
         except BaseException:
             import traceback
@@ -53,8 +57,8 @@ def live(folder: Path, text: str, die_at: int | None = None, after: float | None
     return True
 
 
-def _arm(die_at: int) -> None:
-    """Let the ``die_at``-th fsync, rename or replace be the last thing that this process begins."""
+def _arm(die_at: int) -> list[int]:
+    """Let the ``die_at``-th fsync, rename or replace be the last thing that this process begins; how many are left until then."""
     left = [die_at]
 
     def guarded(call):
@@ -68,13 +72,15 @@ def _arm(die_at: int) -> None:
 
     for name in ("fsync", "rename", "replace"):
         setattr(os, name, guarded(getattr(os, name)))
+    return left
 
 
 def main(folder: Path, text: str) -> None:
     torch.set_num_threads(1)
     corpus((text,))
     begun = time.perf_counter()
-    assert live(folder / "whole", text)
+    assert live(folder / "whole", text, counted=folder / "calls")
+    calls = int((folder / "calls").read_text())  # of a whole life
     whole = time.perf_counter() - begun
     dice, lives = random.Random(0), {}
     for name in ("points", "moments"):
@@ -82,7 +88,7 @@ def main(folder: Path, text: str) -> None:
         while not live(
             folder / name,
             text,
-            die_at=dice.randrange(24) if name == "points" else None,
+            die_at=dice.randrange(calls // 2) if name == "points" else None,
             after=dice.uniform(0.02, 0.35) * whole if name == "moments" and lives[name] < 8 else None,
         ):
             lives[name] += 1

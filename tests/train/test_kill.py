@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from linattn.train import checkpoint
-
-TEXT = "the quick brown fox jumps over the lazy dog. " * 80
+from tests.train.runs import TEXT
 
 
 def metrics(run: Path) -> list[dict]:

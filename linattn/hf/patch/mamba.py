@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import ModuleType
@@ -30,7 +31,7 @@ FAMILIES = {
 
 def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
     yield module, "mamba_selective_scan", _scan(run)
-    yield module, "mamba_selective_state_update", _step(run)
+    yield module, "mamba_selective_state_update", step_of(run)
     yield module, "mamba_inner_fn", absent
     yield from shared(module, FAMILIES[family], _frozen)
     if family == "jamba":
@@ -90,7 +91,7 @@ def _scan(run: Callable) -> Callable:
         x, B, C = (t.transpose(1, 2) for t in (hidden_states, B, C))
         dt, z = dt.transpose(1, 2), None if z is None else z.transpose(1, 2)
         if call.real is not None:  # only a time step of 0 leaves the state alone
-            dt, delta_bias, delta_softplus = call.only_real(_time_step(dt, delta_bias, delta_softplus)), None, False
+            dt, delta_bias, delta_softplus = call.only_real(time_step(dt, delta_bias, delta_softplus)), None, False
         A = A.to(wide_dtype(x))
         D, bias = (None if t is None else t.to(wide_dtype(x)) for t in (D, delta_bias))
         before = None if call.layer is None else call.layer.recurrent_states[0]
@@ -105,7 +106,9 @@ def _scan(run: Callable) -> Callable:
     return scan
 
 
-def _step(run: Callable) -> Callable:
+def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0.0, math.inf)) -> Callable:
+    """The replacement of a step, whose time steps are kept within ``limit()``; Mamba-2's is the same in heads."""
+
     def step(
         state: Tensor,
         hidden_states: Tensor,
@@ -119,13 +122,16 @@ def _step(run: Callable) -> Callable:
         dt_softplus: bool = False,
         **_: Any,
     ) -> Tensor:
-        """state [B, D, N], brought up to date; hidden_states, dt, z [B, D], A [D, N], B, C [B, N], D, dt_bias [D]."""
-        return in_place(run, state, hidden_states, dt, A, B, C, D, z=z, bias=dt_bias, softplus=dt_softplus)
+        """state [B, D, N], brought up to date; hidden_states, dt, z [B, D], A [D, N], B, C [B, N], D, dt_bias [D].
+
+        In heads [B, H, P, N], [B, H, P], [H, P, N], [B, G, N] and [H, P]: what does not depend on P or N comes expanded.
+        """
+        return in_place(run, state, hidden_states, dt, A, B, C, D, z=z, bias=dt_bias, softplus=dt_softplus, limit=limit())
 
     return step
 
 
-def _time_step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+def time_step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     """float32: rounded time steps decay wrongly over long sequences."""
     dt = wide(dt)
     dt = dt if bias is None else dt + bias.to(dt.dtype)

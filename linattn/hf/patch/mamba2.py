@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.patch.call import Call, Family, Replacement, absent, current, in_place, shared, state_of, wide
+from linattn.hf.patch.call import Call, Family, Replacement, absent, current, shared, state_of
+from linattn.hf.patch.mamba import step_of, time_step
 from linattn.ops import linear_attention
 
 FAMILIES = {
@@ -25,7 +25,7 @@ FAMILIES = {
 
 def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
     yield module, "mamba2_chunk_scan", _scan(run)
-    yield module, "mamba2_selective_state_update", _step(run)
+    yield module, "mamba2_selective_state_update", step_of(run, lambda: current().mixer.time_step_limit)  # as over many tokens
     yield module, "mamba2_split_conv1d_scan_combined", absent
     yield from shared(module, FAMILIES[family])
 
@@ -48,35 +48,11 @@ def _scan(run: Callable) -> Callable:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """hidden_states [B, T, H, P], dt [B, T, H], A, D, dt_bias [H], B, C [B, T, G, N], initial_states [B, H, P, N]."""
         call = current()
-        dt = _time_step(dt, dt_bias, dt_softplus, dt_limit)
+        dt = time_step(dt, dt_bias, dt_softplus).clamp(*dt_limit)
         y, state = _recurrence(run, hidden_states, dt, A, B, C, D, initial_states, call)
         return (y, call.last(state)) if return_final_states else y
 
     return scan
-
-
-def _step(run: Callable) -> Callable:
-    def step(
-        state: Tensor,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        **_: Any,
-    ) -> Tensor:
-        """state [B, H, P, N], brought up to date; hidden_states, dt, z [B, H, P], A [H, P, N], B, C [B, G, N], D, dt_bias [H, P].
-
-        What does not depend on P or N comes expanded. The time step keeps to the limits that it has over many tokens.
-        """
-        limit = current().mixer.time_step_limit
-        return in_place(run, state, hidden_states, dt, A, B, C, D, z=z, bias=dt_bias, softplus=dt_softplus, limit=limit)
-
-    return step
 
 
 def _recurrence(
@@ -92,10 +68,3 @@ def _recurrence(
     )  # fmt: skip
     y = y if D is None else (y + D[:, None] * x).to(x.dtype)
     return y, state.transpose(-1, -2)
-
-
-def _time_step(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:
-    """float32: rounded time steps decay wrongly over long sequences."""
-    dt = wide(dt)
-    dt = dt if bias is None else dt + bias.to(dt.dtype)
-    return (F.softplus(dt) if softplus else dt).clamp(*limit)

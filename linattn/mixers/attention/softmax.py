@@ -51,7 +51,7 @@ class Softmax(Mixer):
     ``causal=False`` every token sees all of its sequence.
     """
 
-    def __init__(
+    def __init__(  # many arguments: saved configs name each of these options, and create() and the docs read them in this signature
         self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
         head_dim: int | None = None, rotated: int | None = None, norm_eps: float | None = None, gated: bool = False,
         bias: bool = False, out_bias: bool = False, causal: bool = True,

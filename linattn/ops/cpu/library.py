@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.ops import choice
+from linattn.ops import tracing
 from linattn.ops.compilers import constant_result
 from linattn.ops.cpu import build
 
 GUARD = 64  # numbers
 LARGE = 1 << 18  # numbers: so many take longer than torch's threads do to come, see pool.h
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
+_TAKEN = (*DTYPES, torch.int32, torch.int64)
+_CPU = torch.device("cpu")
 _lowered: str | None = os.environ.get("LINATTN_CPU_ISA")
 _guards: list[Tensor] | None = None
 
@@ -181,46 +183,12 @@ def _type(argument: Tensor | float | None) -> type:
 
 def refusal(*tensors: Tensor | None) -> str | None:
     """Why no kernel takes ``tensors``, whatever it computes, or None."""
-    there = [t for t in tensors if t is not None]
-    if any(t.device.type != "cpu" for t in there):
-        return "it runs on the CPU only"
-    for t in there:
-        if t.dtype not in DTYPES and t.dtype not in (torch.int32, torch.int64):
-            return f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
-    return choice.transform_refusal() or reason()
-
-
-def traced(*tensors: Tensor | None) -> bool:
-    """Whether something looks on that has to see operators: a compiler, an exporter, a vmap, a dispatch mode, a subclass of tensors."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return True
-    if choice.batched():
-        return True
-    return any(type(t) not in (Tensor, torch.nn.Parameter, type(None)) for t in tensors)
-
-
-def turned(*tensors: Tensor | None) -> str | None:
-    """Why what reads memory as it is does not take ``tensors``, or None: the imaginary part of a conjugate has other signs there."""
-    return "a tensor is a view that turns the signs of another" if any(t is not None and t.is_neg() for t in tensors) else None
-
-
-def wanted(*tensors: Tensor | None) -> bool:
-    """Whether gradients will be asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-_operators = torch.library.Library("linattn", "FRAGMENT")
-
-
-def operator(name: str, schema: str, run: Callable, fake: Callable, backward: Callable, setup: Callable | None = None) -> Callable:
-    """``linattn::name(schema``, on the CPU. By hand, because ``torch.library.custom_op`` would add 10 us of Python to every call."""
-    _operators.define(f"{name}({schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    _operators.impl(name, run, "CPU")
-    torch.library.register_fake(f"linattn::{name}", fake, lib=_operators)
-    torch.library.register_autograd(f"linattn::{name}", backward, setup_context=setup, lib=_operators)
-    return getattr(torch.ops.linattn, name).default
-
-
-def given(tensors: tuple[Tensor | None, ...], like: Tensor) -> tuple[Tensor, ...]:
-    """Operators return tensors, empty ones for what there is not."""
-    return tuple([like.new_empty((0,)) if t is None else t for t in tensors])
+    wrong = None
+    for t in tensors:
+        if t is None:
+            continue
+        if t.device != _CPU:
+            return "it runs on the CPU only"
+        if t.dtype not in _TAKEN:
+            wrong = wrong or f"it takes float32, bfloat16 and float16, and a tensor is {t.dtype}"
+    return wrong or tracing.refusal() or reason()

@@ -1,4 +1,4 @@
-"""The CPU backend of the recurrence: what it refuses, its calls of the kernels, and their operators.
+"""The CPU backend of the recurrence: what it refuses, and its calls of the kernels.
 
 One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short. Where
 the machine multiplies pairs of bfloat16 (AMX, AVX512-BF16, ARM's BF16) the plain rule and the delta rule in bfloat16 go by chunks of 64,
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.cpu import library
-from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.inputs import Inputs
 
 CHUNK = 64  # tokens between the states that are kept for the backward pass, as in linear_attention.h
 TASKS = 8  # where there are fewer states their columns are shared out: by shapes alone, so that the bits are those of any machine
@@ -36,19 +36,6 @@ def refusal(inputs: Inputs, form: str) -> str | None:
     if inputs.v.shape[1] == 0 or inputs.rows == 0 or inputs.v.shape[0] == 0:
         return "there are no tokens"
     return library.refusal(*inputs.differentiable, inputs.cu_seqlens)
-
-
-def linear_attention(inputs: Inputs) -> Outputs:
-    """Run ``inputs``; differentiable once."""
-    x, (read, write) = inputs, inputs.erase or (None, None)
-    tensors = (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens)
-    wanted = library.wanted(*x.differentiable)
-    run: Callable[..., Any] = _forward_operator if library.traced(*tensors) else Walk.apply if wanted else forward
-    o, final, denominator, final_z, _ = run(*tensors, x.scale, x.denominator, wanted)
-    return Outputs(o, denominator, final, final_z) if x.denominator else Outputs(o, None, final, None)
-
-
-FORMS = {"chunk": linear_attention, "recurrent": linear_attention}
 
 
 class _Call:
@@ -137,7 +124,7 @@ def _strided(*tensors: Tensor | None) -> list[int]:
 def forward(*arguments, cleared: bool = False) -> tuple[Any, ...]:
     """Output [B, T, H, V], final state [N, H, K, V], denominator [B, T, H] and final z [N, H, K], and the states that were kept, or None.
 
-    The arguments are those of the operator below; ``cleared``: places for states of chunks that there are not are zeros.
+    The arguments are those of ``linattn::cpu_linear_attention``; ``cleared``: places for states of chunks that there are not are zeros.
     """
     *own, keeps = arguments
     call = _Call(*own)
@@ -212,76 +199,19 @@ def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, .
     return (dq, dk, library.empty(v.shape, v.dtype), ddecay, dbeta, dread, dwrite), (dbonus, *states)
 
 
-def _forward(*arguments) -> tuple[Tensor, ...]:
-    """:func:`forward` as an operator, the same each time: packed sequences may have fewer chunks than there is room for."""
-    return library.given(forward(*arguments, cleared=arguments[10] is not None), arguments[2])
+def forward_whole(*arguments) -> tuple[Any, ...]:
+    """:func:`forward` the same each time: packed sequences may have fewer chunks than there is room for."""
+    return forward(*arguments, cleared=arguments[10] is not None)
 
 
-def _forward_fake(*arguments) -> tuple[Tensor, ...]:
+def outputs(*arguments) -> tuple[Any, ...]:
+    """The results of :func:`forward` without memory."""
     *own, keeps = arguments
-    return library.given(_outputs(_Call(*own), own[2].dtype, keeps, library.like(own[2])), own[2])
+    return _outputs(_Call(*own), own[2].dtype, keeps, library.like(own[2]))
 
 
-def _backward(*arguments) -> tuple[Tensor, ...]:
-    """:func:`backward` as an operator."""
-    return library.given(backward(*arguments), arguments[6])
-
-
-def _backward_fake(*arguments) -> tuple[Tensor, ...]:
+def gradients(*arguments) -> tuple[Tensor | None, ...]:
+    """Those of :func:`backward`."""
     *tensors, of_decay = (*arguments[4:14], arguments[-1])
     tensors[3] = tensors[3] if of_decay else None
-    return library.given(tuple(None if t is None else t.new_empty(t.shape) for t in tensors), tensors[2])
-
-
-def _keep(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, ctx.normalized, keeps = inputs
-    if not keeps:
-        raise RuntimeError("linattn::cpu_linear_attention was told that nobody needs gradients; call linattn.linear_attention instead")
-    ctx.save_for_backward(*tensors, output[4])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx, do, dfinal, ddenominator, dfinal_z, _):
-    *tensors, kept = ctx.saved_tensors
-    v = tensors[2]
-    if do is None:
-        do = v.new_zeros(v.shape)
-    if not ctx.normalized:  # the operator's empty tensors have gradients too
-        ddenominator = dfinal_z = None
-    seen = torch.is_grad_enabled() or library.traced(do, v)  # who asks for a second derivative gets the operator's refusal
-    run = _backward_operator if seen else backward
-    gradients = run(do, dfinal, ddenominator, dfinal_z, *tensors, ctx.scale, ctx.normalized, kept, ctx.needs_input_grad[3])
-    wanted = [g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[:10], strict=True)]
-    return (*wanted, None, None, None, None)
-
-
-def _twice(ctx, *_):
-    raise NotImplementedError('the CPU kernels of linear_attention are differentiable once; backend="torch" has gradients of gradients')
-
-
-class Walk(torch.autograd.Function):
-    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = forward(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_differentiate)
-
-
-_TENSORS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? beta, Tensor? read, Tensor? write, Tensor? bonus, Tensor? initial, "
-    "Tensor? initial_z, Tensor? cu_seqlens, float scale, bool normalized"
-)
-_forward_operator = library.operator(
-    "cpu_linear_attention", f"{_TENSORS}, bool keeps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _forward, _forward_fake, _differentiate, _keep,
-)  # fmt: skip
-_backward_operator = library.operator(
-    "cpu_linear_attention_backward",
-    f"Tensor d_o, Tensor? d_final, Tensor? d_denominator, Tensor? d_final_z, {_TENSORS}, Tensor kept, bool of_decay) -> "
-    f"({', '.join(['Tensor'] * 10)})",
-    _backward, _backward_fake, _twice,
-)  # fmt: skip
+    return tuple(None if t is None else t.new_empty(t.shape) for t in tensors)

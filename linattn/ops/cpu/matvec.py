@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.cpu import library
-from linattn.ops.linears import FINISHES, Finish, Steps
+from linattn.ops.memory import dense
+from linattn.ops.torch.linears import FINISHES, Finish, Steps
 
 VECTORS, MAPS = 8, 8  # at most, as matvec.cpp has room for
 _struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of matvec.cpp
@@ -26,9 +28,9 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
         return f"it takes {MAPS} matrices at once, and {len(weights)} came"
     if any(x.dtype != w.dtype for w in weights):
         return f"all must have one dtype, but x is {x.dtype} and the weights are {', '.join(str(w.dtype) for w in weights)}"
-    if library.wanted(x, *weights):
+    if tracing.wanted(x, *weights):
         return "it has no gradients"
-    if library.traced(x, *weights):
+    if tracing.traced(x, *weights):
         return "it is no operator that a compiler could see"
     return library.refusal(x, *weights)
 
@@ -38,9 +40,9 @@ def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
     tensors = [x, *[other for _, other in steps if isinstance(other, Tensor)]]
     if x.numel() == 0:
         return "there are no numbers"
-    if library.wanted(*tensors):
+    if tracing.wanted(*tensors):
         return "it has no gradients"
-    if library.traced(*tensors):
+    if tracing.traced(*tensors):
         return "it is no operator that a compiler could see"
     return library.refusal(*tensors)
 
@@ -50,16 +52,11 @@ def linears(
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
     """As :func:`linattn.ops.linears.linears`; everything but steps of one dtype, summed in float32 and rounded once."""
-    norm, gate, residual, *biases = (None if t is None else plain(t) for t in (norm, gate, residual, *biases))
-    weights = [w if w.stride(1) == 1 and not w.is_neg() else plain(w) for w in weights]
-    y, run = bound(plain(x), weights, biases, norm, eps, size, gate, residual, gated, finish)
+    norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
+    weights = [w if w.stride(1) == 1 and not w.is_neg() else dense(w) for w in weights]
+    y, run = bound(dense(x), weights, biases, norm, eps, size, gate, residual, gated, finish)
     run()
     return y
-
-
-def plain(t: Tensor) -> Tensor:
-    """``t`` as it lies in memory."""
-    return t.resolve_neg().contiguous()
 
 
 def bound(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty
 
@@ -19,7 +20,7 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
         return f"it gives float32, bfloat16 and float16, and {dtype} was asked for"
     if x.numel() == 0 or x.shape[-1] > WIDEST:
         return f"it takes from 1 to {WIDEST} channels, and some tokens"
-    if library.traced(x, weight, gate):
+    if tracing.traced(x, weight, gate):
         return "who looks on has to see operations of torch"
     return library.refusal(x, weight, gate)
 

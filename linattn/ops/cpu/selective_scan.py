@@ -1,10 +1,10 @@
-"""The selective scan on a CPU: what the kernels refuse, their calls, and their operators."""
+"""The selective scan on a CPU: what the kernels refuse, and their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from linattn.ops.cpu import library
@@ -27,23 +27,12 @@ def refusal(
     return library.refusal(x, dt, a, b, c, d, initial, cu_seqlens)
 
 
-def run(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """As :func:`linattn.selective_scan`, in the dtypes that come: y [B, T, D] in that of ``x``, and the last states [rows, D, N]."""
-    tensors = (x, dt, a, b, c, d, initial)
-    keeps = library.wanted(*tensors)
-    if library.traced(*tensors, cu_seqlens):
-        y, last, _ = _forward_op(*tensors, cu_seqlens, keeps)
-    else:
-        y, last, _ = (Scan.apply if keeps else forward)(*tensors, cu_seqlens, keeps)
-    return y, last
-
-
 def forward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, last states and, if it ``keeps`` any, the states before each chunk."""
+    """As :func:`linattn.selective_scan`, in the dtypes that come: y [B, T, D] in that of ``x``, the last states [rows, D, N], and, if it
+    ``keeps`` any, the states before each chunk.
+    """
     return gated(x, dt, a, b, c, d, initial, cu_seqlens, keeps)
 
 
@@ -105,57 +94,12 @@ def _gradients(
     return dx, ddt, da, db, dc, dd, make((library.sequences(x, cu_seqlens), *a.shape))
 
 
-def _save(ctx, inputs, output) -> None:
-    *tensors, initial, cu_seqlens, keeps = inputs
-    if not keeps:
-        raise RuntimeError("linattn::selective_scan was told that nobody needs gradients; call linattn.selective_scan instead")
-    ctx.save_for_backward(*tensors, cu_seqlens, output[2])
-    ctx.starts = initial is not None
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx, dy: Tensor | None, dlast: Tensor | None, _):
-    x, *rest = ctx.saved_tensors
-    if dy is None:
-        dy = torch.zeros_like(x)
-    # Who asks for a second derivative gets the operator's refusal.
-    function = _backward_op if torch.is_grad_enabled() or library.traced(dy, x) else backward
-    *gradients, dd, dinitial = function(dy, dlast, x, *rest)
-    return *gradients, None if rest[4] is None else dd, dinitial if ctx.starts else None, None, None
-
-
-def _refuse_second(ctx, *gradients: Tensor):
-    raise NotImplementedError('the kernels of the selective scan have no gradients of gradients: ask for backend="torch"')
-
-
-class Scan(torch.autograd.Function):
-    """The same without an operator between."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = forward(*inputs)
-        _save(ctx, inputs, output)
-        ctx.mark_non_differentiable(output[2])
-        return output
-
-    backward = staticmethod(_differentiate)
-
-
-def _fake_outputs(x, _dt, a, _b, _c, _d, _initial, cu_seqlens, keeps):
+def outputs(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of :func:`forward` without memory."""
+    _, a, *_, cu_seqlens, keeps = rest
     return _outputs(library.like(x), x, a, cu_seqlens, keeps)
 
 
-def _fake_gradients(_dy, _dlast, x, *rest):
-    return library.given(_gradients(library.like(x), x, *rest[:-1]), x)
-
-
-_TENSORS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d"
-_forward_op = library.operator(
-    "selective_scan_cpu", f"{_TENSORS}, Tensor? initial, Tensor? cu_seqlens, bool keeps) -> (Tensor, Tensor, Tensor)",
-    forward, _fake_outputs, _differentiate, _save,
-)  # fmt: skip
-_backward_op = library.operator(
-    "selective_scan_cpu_backward",
-    f"Tensor dy, Tensor? dlast, {_TENSORS}, Tensor? cu_seqlens, Tensor kept) -> ({', '.join(['Tensor'] * 7)})",
-    lambda *tensors: library.given(backward(*tensors), tensors[0]), _fake_gradients, _refuse_second,
-)  # fmt: skip
+def gradients(_dy: Tensor, _dlast: Tensor | None, x: Tensor, *rest: Any) -> Gradients:
+    """Those of :func:`backward`."""
+    return _gradients(library.like(x), x, *rest[:-1])

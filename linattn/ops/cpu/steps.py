@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from linattn.ops import memory, tracing
 from linattn.ops.cpu import library
 
 MOST = 256  # numbers of a channel's state, as in steps.cpp
@@ -18,7 +19,7 @@ def selective_refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor
         return f"it takes states of up to N = {MOST} numbers, but there are {state.shape[-1]}"
     if 1 not in state.stride()[-2:]:
         return "neither channels nor numbers of the state lie side by side"
-    return library.turned(state, x, dt, a, b, c, *others) or library.refusal(state, x, dt, a, b, c, *others)
+    return memory.turned(state, x, dt, a, b, c, *others) or library.refusal(state, x, dt, a, b, c, *others)
 
 
 def selective(
@@ -61,9 +62,9 @@ def convolution_refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor |
     """Why the kernel does not run a step, or None if it does."""
     if state.dtype != x.dtype:
         return f"the state is {state.dtype} beside tokens of {x.dtype}"
-    if library.traced(x, state, weight, bias):
+    if tracing.traced(x, state, weight, bias):
         return "who looks on has to see operations of torch"
-    return library.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
+    return memory.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
 
 
 def convolution(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:

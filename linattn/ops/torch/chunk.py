@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import choice
+from linattn.ops import tracing
 from linattn.ops.inputs import Inputs
 from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay, least
 from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
@@ -121,7 +121,7 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
     taken again by every chunk after it, and at β = 2, where nothing is lost on the way, the rounding of float32 sums would add up.
     Gradients need no such care and flow through ``system`` as it is.
     """
-    if choice.forward_mode():  # exact in operations that have such derivatives, and these gradients in turn
+    if tracing.forward_mode():  # exact in operations that have such derivatives, and these gradients in turn
         exact = system(*(f.double() for f in factors) if fresh.device.type != "mps" else factors)
         return _Solve.forward(exact, exact, fresh, reach)[:2]
     if fresh.device.type != "cpu" or fresh.dtype == torch.float64:

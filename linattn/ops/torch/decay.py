@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import choice
+from linattn.ops import tracing
 
 
 class Factor(NamedTuple):
@@ -57,7 +57,7 @@ class HeadDecay(NoDecay):
     def __init__(self, log: Tensor) -> None:
         log = log[..., None]
         sums = log.cumsum(-2)
-        self.weights = (_Weights.forward if choice.forward_mode() else _Weights.apply)(log[..., 0])  # [..., C, C]
+        self.weights = (_Weights.forward if tracing.forward_mode() else _Weights.apply)(log[..., 0])  # [..., C, C]
         self.suffix = _exp(_suffix(log))  # [..., C, 1]
         self.prefix = _exp(sums)  # [..., C, 1]
         self.total = sums[..., -1:, :]  # [..., 1, 1]

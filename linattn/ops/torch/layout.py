@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import choice
+from linattn.ops import tracing
 from linattn.ops.inputs import Inputs
 
 SLAB = 64 * 64 * 64  # entries of all the C x C matrices of one slab on a CPU: with its temporaries it stays in the cache
@@ -139,7 +139,7 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 def _contiguous_gradient(o: Tensor) -> Tensor:
-    return o if torch.compiler.is_compiling() or choice.forward_mode() else _ContiguousGradient.apply(o)  # a compiler lays it out itself
+    return o if torch.compiler.is_compiling() or tracing.forward_mode() else _ContiguousGradient.apply(o)  # a compiler lays it out itself
 
 
 def layout_of(inputs: Inputs, size: int) -> Dense | Packed:

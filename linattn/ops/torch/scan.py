@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.compilers import exporting
+from linattn.ops.operator import register
 from linattn.ops.torch.decay import Factor, halves
 from linattn.ops.torch.layout import SLAB, Dense, Packed
 
@@ -75,15 +76,13 @@ def _carry(join: Join, total: Tensor, last: Tensor, passage) -> Tensor:
     return torch.stack(before)
 
 
-@torch.library.custom_op("linattn::scan", mutates_args=())
-def compiled_scan(maximum: bool, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def _whole(maximum: bool, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """:func:`scan` as an operator: of decayed sums, or of the ``maximum``."""
     h, last = _scan(decayed_max if maximum else decayed_sum, decay, x, initial, cu_seqlens)
     return h.clone(memory_format=torch.contiguous_format), last.clone(memory_format=torch.contiguous_format)
 
 
-@compiled_scan.register_fake
-def _(_maximum: bool, _decay: Tensor, x: Tensor, initial: Tensor, _cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def _fake(_maximum: bool, _decay: Tensor, x: Tensor, initial: Tensor, _cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), initial.new_empty(initial.shape)
 
 
@@ -110,7 +109,10 @@ def _backward(ctx, g: Tensor, g_last: Tensor):
     return None, w * e * (1 if ctx.maximum else before.conj()), (1 - w) * e if ctx.maximum else e, _at_start(w, first, cu_seqlens), None
 
 
-compiled_scan.register_autograd(_backward, setup_context=_keep)
+compiled_scan = register(
+    "scan", "(bool maximum, Tensor decay, Tensor x, Tensor initial, Tensor? cu_seqlens) -> (Tensor, Tensor)", _whole, _fake,
+    gradient=_backward, keep=_keep,
+)  # fmt: skip
 
 
 def _before(h: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

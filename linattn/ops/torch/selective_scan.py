@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.ops import choice
+from linattn.ops import tracing
 from linattn.ops.torch import scan
 from linattn.ops.torch.layout import Dense, Packed
 
@@ -64,7 +64,7 @@ def _slab(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, passage) -> Te
 
 def walk(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """Chunks from the states ``h`` [n, B, D, N] before them: outputs [n, B, C, D] and the states after them."""
-    if choice.forward_mode():
+    if tracing.forward_mode():
         return _steps(x, dt, b, c, a, h)
     y, last = _Walk.apply(x, dt, b, c, a, h)
     return y, last

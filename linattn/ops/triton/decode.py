@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops import gpu
+from linattn.ops import gpu, tracing
 from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.operator import register
 from linattn.ops.triton import launch, table
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
@@ -214,14 +215,6 @@ def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     return o, denominator
 
 
-_library = torch.library.Library("linattn", "FRAGMENT")
-_library.define(
-    "recurrent(Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? beta, Tensor? read, Tensor? write, Tensor? bonus, Tensor? initial, "
-    "Tensor? initial_z, Tensor? cu_seqlens, float scale, bool normalized, bool return_state) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
-)
-
-
 def _recurrent(q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized, return_state):
     """The op: o, the denominator if ``normalized``, and with ``return_state`` the final states."""
     final, final_z = _states(v, k, cu_seqlens, normalized) if return_state else (None, None)
@@ -244,10 +237,12 @@ def _states(v: Tensor, k: Tensor, cu: Tensor | None, normalized: bool) -> tuple[
     return state, torch.empty(size, dtype=torch.float32, device=v.device) if normalized else None
 
 
-# Registered by hand: torch.library.custom_op would add 10 us of Python to every step.
-_library.impl("recurrent", _recurrent, "CompositeExplicitAutograd")
-torch.library.register_fake("linattn::recurrent", _fake, lib=_library)
-_op = torch.ops.linattn.recurrent.default
+_op = register(
+    "recurrent",
+    "(Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? beta, Tensor? read, Tensor? write, Tensor? bonus, Tensor? initial, "
+    "Tensor? initial_z, Tensor? cu_seqlens, float scale, bool normalized, bool return_state) -> Tensor[]",
+    _recurrent, _fake, tags=(torch.Tag.needs_exact_strides,),
+)  # fmt: skip
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -258,7 +253,7 @@ def refusal(inputs: Inputs) -> str | None:
         return "it has no float64"
     if inputs.k.shape[3] > LARGEST:
         return f"its recurrent form takes keys of at most {LARGEST} channels, not {inputs.k.shape[3]}"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs.differentiable):
+    if tracing.wanted(*inputs.differentiable):
         return "its recurrent form has no gradients"
     return None
 
@@ -266,7 +261,7 @@ def refusal(inputs: Inputs) -> str | None:
 def recurrent(inputs: Inputs) -> Outputs:
     """``o`` [B, T, H, V] in v's dtype, in float32 beside a denominator; denominator and states float32, states if they are asked for."""
     _refuse(inputs)
-    out = iter(_op(*_arguments(inputs), inputs.return_state))
+    out = iter(_op(*inputs.flat, inputs.return_state))
     o, denominator = next(out), next(out) if inputs.denominator else None
     return Outputs(o, denominator, next(out, None), next(out, None))
 
@@ -284,7 +279,7 @@ def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None
     if not all(t is None or (t.is_contiguous() and not t.is_neg()) for t in (state, z)):
         raise ValueError("a step in place needs contiguous states with their own signs")
     overlapped = overlapped and gpu.capability(state.device) >= (9, 0)
-    o, denominator = _launch(_arguments(inputs), state, z, overlapped, unit)
+    o, denominator = _launch(inputs.flat, state, z, overlapped, unit)
     return Outputs(o, denominator, state, z)
 
 
@@ -292,8 +287,3 @@ def _refuse(inputs: Inputs) -> None:
     reason = refusal(inputs)
     if reason is not None:
         raise NotImplementedError(f"the decode kernel cannot run this call: {reason}")
-
-
-def _arguments(inputs: Inputs) -> tuple:
-    x, (read, write) = inputs, inputs.erase or (None, None)
-    return (x.q, x.k, x.v, x.decay, x.beta, read, write, x.bonus, x.initial, x.initial_z, x.cu_seqlens, x.scale, x.denominator)

@@ -1,4 +1,4 @@
-"""The elementwise recurrences on a GPU: configurations, launches, and their operators."""
+"""The elementwise recurrences on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
@@ -26,22 +26,15 @@ def processors(device: torch.device) -> int:
     return gpu.card(device).multiprocessors
 
 
-def scan(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``decay`` [B, T, D] or [D], ``x`` [B, T, D], ``initial`` [N, D]: every state [B, T, D] and the last ones [N, D].
-
-    ``kind`` is ``"sum"``, with states [B, T, D] in the dtype of ``x``, or ``"maximum"``, with float32 ones.
-    """
-    tensors = (decay, x) if initial is None else (decay, x, initial)
-    if launch.traced(tensors):
-        return _forward_op(kind, decay, x, initial, cu_seqlens)
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return (Scan.apply if wanted else forward)(kind, decay, x, initial, cu_seqlens)
+def refusal(*_: object) -> str | None:
+    """Why the kernels do not run a call, or None: what runs on a GPU at all they take."""
+    return None
 
 
 def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The states of all tokens, and the last one of each sequence."""
+    """As :func:`linattn.ops.cpu.scan.forward`."""
     if not x.numel():
-        out, final = _outputs(kind, decay, x, initial, cu_seqlens)
+        out, final = outputs(kind, decay, x, initial, cu_seqlens)
         return out, final.fill_(_nothing(kind)) if initial is None else final.copy_(initial)
     out, final, *_ = launch.run(_forward, x, _contiguous(decay, x, initial, cu_seqlens), kind)
     return out, final
@@ -55,7 +48,8 @@ def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
     return tuple([t if t is None else t.contiguous() for t in tensors])
 
 
-def _outputs(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def outputs(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The results of :func:`forward` without memory."""
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return x.new_empty(x.shape, dtype=x.dtype if kind == "sum" else torch.float32), x.new_empty((rows, x.shape[2]), dtype=torch.float32)
 
@@ -145,68 +139,6 @@ class _Launch:
         return words
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.kind, decay, x, initial, cu_seqlens = inputs
-    ctx.save_for_backward(decay, None if ctx.kind == "sum" else x, output[0], initial, cu_seqlens)
-    ctx.set_materialize_grads(False)
-
-
-def _gradient(ctx, d_out: Tensor | None, d_final: Tensor | None):
-    decay, x, out, initial, cu_seqlens = ctx.saved_tensors
-    if d_out is None:
-        d_out = torch.zeros_like(out)
-    of_decay = ctx.needs_input_grad[1]
-    # Who asks for a second derivative gets the operator's refusal. A sum has the shape and the dtype of x, and never reads it.
-    function = _backward_op if torch.is_grad_enabled() or launch.traced((d_out, out)) else backward
-    d_decay, d_x, d_initial = function(ctx.kind, decay, out if x is None else x, out, initial, cu_seqlens, d_out, d_final, of_decay)
-    return None, d_decay if of_decay else None, d_x, None if initial is None else d_initial, None
-
-
-def _refuse_second(ctx, *gradients: Tensor):
-    raise NotImplementedError('the kernels of the scans have no gradients of gradients: ask for backend="torch"')
-
-
-class Scan(torch.autograd.Function):
-    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = forward(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradient)
-
-
-# Registered by hand: torch.library.custom_op would add 10 us of Python to every call.
-_library = torch.library.Library("linattn", "FRAGMENT")
-
-
-def _operator(name: str, schema: str, run, fake, backward, setup=None):
-    _library.define(f"{name}({schema})", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"linattn::{name}", fake, lib=_library)
-    torch.library.register_autograd(f"linattn::{name}", backward, setup_context=setup, lib=_library)
-    return getattr(torch.ops.linattn, name).default
-
-
-def _given(like: Tensor, tensors) -> launch.Tensors:
-    """Operators return tensors, empty ones for what there is not."""
-    return tuple([like.new_empty((0,)) if t is None else t for t in tensors])
-
-
-def _gradients(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> launch.Tensors:
-    return _given(x, [None if t is None else t.new_empty(t.shape) for t in (decay if of_decay else None, x, initial)])
-
-
-_forward_op = _operator(
-    "elementwise_forward",
-    "str kind, Tensor decay, Tensor x, Tensor? initial, Tensor? cu_seqlens) -> (Tensor, Tensor",
-    forward, _outputs, _gradient, _save,
-)  # fmt: skip
-_backward_op = _operator(
-    "elementwise_backward",
-    "str kind, Tensor decay, Tensor x, Tensor out, Tensor? initial, Tensor? cu_seqlens, Tensor d_out, Tensor? d_final, bool of_decay) "
-    "-> (Tensor, Tensor, Tensor",
-    lambda *arguments: _given(arguments[2], backward(*arguments)), _gradients, _refuse_second,
-)  # fmt: skip
+def gradients(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> launch.Tensors:
+    """The results of :func:`backward` without memory."""
+    return tuple([None if t is None else t.new_empty(t.shape) for t in (decay if of_decay else None, x, initial)])

@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops import gpu
-from linattn.ops.linears import FINISHES, Finish, portable
-from linattn.ops.linears import normed as portable_norm
+from linattn.ops import gpu, tracing
+from linattn.ops.memory import dense
+from linattn.ops.torch.linears import FINISHES, Finish, portable
+from linattn.ops.torch.linears import normed as portable_norm
 from linattn.ops.triton import fitting, launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -256,13 +257,13 @@ def tile_kernel(
     _store(y, wide, before * M + place, there, out, constants, index, n, in_n, FINISH)
 
 
-def refusal(x: Tensor, weights: Sequence[Tensor]) -> str | None:
+def refusal(x: Tensor, *weights: Tensor) -> str | None:
     """Why the kernels do not run this; None: they do."""
     if x.dtype == torch.float64 or any(w.dtype != x.dtype for w in weights):
         return f"x and the weights must have one dtype of at most 32 bits, but x is {x.dtype}"
     if not x.numel() or len(weights) > MAPS or x.shape[-1] > LARGEST:
         return f"it takes at most {MAPS} matrices of at most {LARGEST} columns, but x has shape {list(x.shape)}"
-    if launch.traced((x, *weights)):
+    if tracing.traced(x, *weights):
         return "somebody looks on who has to see operations of torch"
     return fitting.refusal(_name(x, weights))
 
@@ -281,8 +282,8 @@ def linears(
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """As :func:`linattn.ops.linears.linears`; summed in float32 and rounded once."""
-    norm, gate, residual, *biases = (None if t is None else plain(t) for t in (norm, gate, residual, *biases))
-    x = plain(x)
+    norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
+    x = dense(x)
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
     sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
     biased = tuple(b is not None for b in biases)
@@ -293,7 +294,7 @@ def linears(
     if size and (vectors > 1 or (size != K and size & (size - 1))):
         x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
-    tensors = (x, tuple(map(plain, weights)), addresses, constants or (x,))
+    tensors = (x, tuple(map(dense, weights)), addresses, constants or (x,))
     shared = launch.FUSED | {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
     shared |= {"launch_pdl": True} if overlapped else {}
     with launch.on_device(x.device):
@@ -304,11 +305,6 @@ def linears(
     ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
     pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
-
-
-def plain(t: Tensor) -> Tensor:
-    """``t`` as it lies in memory."""
-    return t.resolve_neg().contiguous()
 
 
 def _normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None, overlapped: bool) -> Tensor:

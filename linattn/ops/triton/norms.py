@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linattn.ops import tracing
+from linattn.ops.torch.norms import norm as portable
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -106,19 +108,16 @@ def backward_kernel(
 
 def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     """Why the kernels do not run this; None: they do."""
-    tensors = tuple([t for t in (x, weight, gate) if t is not None])
-    if torch.float64 in (dtype, *(t.dtype for t in tensors)):
+    if torch.float64 in (dtype, *(t.dtype for t in (x, weight, gate) if t is not None)):
         return "its sums are float32, and float64 was given"
     if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:
         return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
-    if launch.traced(tensors):
+    if tracing.traced(x, weight, gate):
         return "somebody looks on who has to see operations of torch"
     return fitting.refusal(fitting.alike("norm", x))
 
 
 def _portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, **_: bool) -> Tensor:
-    from linattn.ops.norms import portable
-
     return portable(x, weight, gate, eps, mean, dtype)
 
 

@@ -1,6 +1,6 @@
 """Whether launches can be replayed under the installed triton: a tiny kernel, launched as Triton does it, and replayed.
 
-What a compiled kernel's ``run`` takes is private to Triton, so ``launch.Program`` is tried before it is trusted. What Triton itself
+What a compiled kernel's ``run`` takes is private to Triton, so ``record.Program`` is tried before it is trusted. What Triton itself
 passes is looked at first: a call with other arguments could end the process.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops.triton import launch
+from linattn.ops.triton import record
 
 SIZE, BLOCK, FACTOR = 48, 32, 0.5
 LEADING = 9  # grid, stream, function, packed metadata, launch metadata, two hooks: then come the kernel's arguments
@@ -24,7 +24,7 @@ def scale_and_add(x, absent, y, size, one, factor, BLOCK: tl.constexpr):
     tl.store(y + i, tl.load(x + i, mask=inside) * factor + one, mask=inside)
 
 
-def _twice(recorder: launch.Recorder, x: Tensor) -> launch.Tensors:
+def _twice(recorder: record.Recorder, x: Tensor) -> record.Tensors:
     """Two launches, what is between them in memory of its own; an absent tensor, and numbers as Triton specialises for them and not."""
     between, y = (recorder.empty(SIZE, dtype=torch.float32) for _ in range(2))
     for source, to in ((x, between), (between, y)):
@@ -35,14 +35,14 @@ def _twice(recorder: launch.Recorder, x: Tensor) -> launch.Tensors:
 def refusal(device: torch.device) -> str | None:
     """Why launches on ``device`` cannot be replayed, or None. Takes a compilation and a synchronisation."""
     try:
-        with launch.on_device(device):
+        with record.on_device(device):
             first = torch.linspace(-1, 1, SIZE, device=device)
             second = first.flip(0).contiguous()
-            recorder = launch.Recorder(first, (first,))
-            program = launch.Program(recorder, _twice(recorder, first))
+            recorder = record.Recorder(first, (first,))
+            program = record.Program(recorder, _twice(recorder, first))
             if (reason := unlike_ours(recorder)) is not None:
                 return reason
-            (wanted,) = _twice(launch.Recorder(second, (second,)), second)
+            (wanted,) = _twice(record.Recorder(second, (second,)), second)
             (got,) = program(second, [second.data_ptr()])
             right = torch.equal(got, wanted) and torch.equal(got, second * FACTOR**2 + FACTOR + 1)
     except Exception as error:
@@ -50,19 +50,19 @@ def refusal(device: torch.device) -> str | None:
     return None if right else f"a replayed launch gives another result under triton {triton.__version__}"
 
 
-def unlike_ours(recorder: launch.Recorder) -> str | None:
-    """How what Triton passes to a compiled kernel differs from what ``launch.Program`` would pass, or None if it doesn't."""
+def unlike_ours(recorder: record.Recorder) -> str | None:
+    """How what Triton passes to a compiled kernel differs from what ``record.Program`` would pass, or None if it doesn't."""
     kernel, compiled, grid, tensors, numbers = recorder.launches[0]
     seen: list[tuple] = []
     run = compiled.run
     compiled._run = lambda *arguments: seen.append(arguments)  # what ``run`` returns; the launch itself is left out
     try:
-        launch.Recorder(tensors[0], ()).launch(kernel, grid, tensors, numbers, BLOCK=BLOCK)
+        record.Recorder(tensors[0], ()).launch(kernel, grid, tensors, numbers, BLOCK=BLOCK)
     finally:
         compiled._run = run
     if compiled.run is not run or len(seen) != 1:
         return f"triton {triton.__version__} does not launch by CompiledKernel.run"
-    given = (*grid, launch.current_stream(), compiled.function, compiled.packed_metadata)
+    given = (*grid, record.current_stream(), compiled.function, compiled.packed_metadata)
     arguments = (*tensors, *numbers)
     (told,) = seen
     same = len(told) == LEADING + len(kernel.params) and told[: len(given)] == given

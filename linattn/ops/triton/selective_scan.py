@@ -1,4 +1,4 @@
-"""The selective scan on a GPU: configurations, launches, and its operators."""
+"""The selective scan on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGEST = 256  # states of a channel
 MOST = 32767  # rows of a batch: a grid has room for 65,535 along its second dimension, and each takes two places
 
 
-def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> str | None:
+def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *_: Tensor | None) -> str | None:
     """Why the kernels do not run this; None: they do."""
     if torch.float64 in (t.dtype for t in (x, dt, a, b, c)):
         return "its sums are float32, and float64 was given"
@@ -42,26 +42,16 @@ def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Ten
     return None
 
 
-def run(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``d`` [D], ``initial`` [rows, D, N], which is float32.
-
-    Returns y in the dtype of ``x``, ``d`` x in it, and the last states [rows, D, N], float32.
-    """
-    tensors = tuple([t for t in (x, dt, a, b, c, d, initial) if t is not None])
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    function = _forward_op if launch.traced(tensors) else Scan.apply if wanted else forward
-    y, last, _ = function(x, dt, a, b, c, d, initial, cu_seqlens, wanted)
-    return y, last
-
-
 def forward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, last states, and to ``keep`` for backward the states [B, tiles, N, D] before each tile."""
+    """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``d`` [D], ``initial`` [rows, D, N], which is float32.
+
+    Returns y in the dtype of ``x``, ``d`` x in it, the last states [rows, D, N], float32, and to ``keep`` for backward the states
+    [B, tiles, N, D] before each tile.
+    """
     if not x.numel():
-        y, last, kept = _outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)
+        y, last, kept = outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)
         return y, last.zero_() if initial is None else last.copy_(initial), kept
     tensors = (*_contiguous(x, dt, a), b, c, *_contiguous(d, initial, cu_seqlens))
     y, last, kept, *_ = launch.run(_forward, x, tensors, keep)
@@ -72,7 +62,8 @@ def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
     return tuple([t if t is None else t.contiguous() for t in tensors])
 
 
-def _outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
+def outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of :func:`forward` without memory."""
     batch, tokens, width = x.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     tiles = -(-tokens // TOKENS)
@@ -193,48 +184,6 @@ class _Launch:
         self.recorder.launch(kernel, grid, tensors, numbers, **constants, num_warps=1, maxnreg=config.registers)
 
 
-def _save(ctx, inputs, output) -> None:
-    *tensors, _ = inputs
-    kept = output[2]
-    ctx.mark_non_differentiable(kept)
-    ctx.save_for_backward(*tensors, kept)
-    ctx.set_materialize_grads(False)
-
-
-def _gradient(ctx, d_y: Tensor | None, d_last: Tensor | None, _: Tensor | None):
-    saved: launch.Tensors = ctx.saved_tensors
-    x = saved[0]
-    if d_y is None:
-        d_y = torch.zeros_like(x)
-    # Who asks for a second derivative gets the operator's refusal.
-    function = _backward_op if torch.is_grad_enabled() or launch.traced((d_y, x)) else backward
-    arguments: launch.Tensors = (*saved, d_y, d_last)
-    gradients = function(*arguments)
-    return *(None if t is None else g for t, g in zip(saved[:7], gradients, strict=True)), None, None
-
-
-class Scan(torch.autograd.Function):
-    """The same without an operator between, which would cost a call more than its kernels take on short inputs."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = forward(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradient)
-
-
-def _gradients(*arguments) -> launch.Tensors:
-    return elementwise._given(arguments[0], [None if t is None else t.new_empty(t.shape) for t in arguments[:7]])
-
-
-_INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? initial, Tensor? cu_seqlens"
-_forward_op = elementwise._operator(
-    "selective_scan_forward", f"{_INPUTS}, bool keep) -> (Tensor, Tensor, Tensor", forward, _outputs, _gradient, _save
-)
-_backward_op = elementwise._operator(
-    "selective_scan_backward",
-    f"{_INPUTS}, Tensor kept, Tensor d_y, Tensor? d_last) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor",
-    lambda *arguments: elementwise._given(arguments[0], backward(*arguments)), _gradients, elementwise._refuse_second,
-)  # fmt: skip
+def gradients(*arguments: Tensor | None) -> launch.Tensors:
+    """The results of :func:`backward` without memory."""
+    return tuple([None if t is None else t.new_empty(t.shape) for t in arguments[:7]])

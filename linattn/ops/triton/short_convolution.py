@@ -1,4 +1,4 @@
-"""The short convolution on a GPU: configurations and launches. Its operators stand at the door."""
+"""The short convolution on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BACKWARD = Config(channels=128, warps=1, tokens=8, groups=16)
 WIDEST = 8  # taps
 
 
-def refusal(x: Tensor, weight: Tensor) -> str | None:
+def refusal(x: Tensor, weight: Tensor, *_: Tensor | None) -> str | None:
     """Why the kernels do not run this; None: they do."""
     if torch.float64 in (x.dtype, weight.dtype):
         return "its sums are float32, and float64 was given"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -19,6 +19,19 @@ from tests.conformance.tools import TOKENS, WIDTH, Make, assert_bits, assert_sam
 
 
 def check_compile(make: Make) -> None:
+    """``torch.compile(fullgraph=True)`` takes padding and a step."""
+    mixer, x = build(make), tokens(2, 4)
+    mask = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool()
+
+    def some(x: Tensor, mask: Tensor) -> list[Tensor]:
+        y, state = mixer(x, return_state=True, mask=mask)
+        last, after = mixer(x[:, :1], state, return_state=True)
+        return [y, last, *after.values()]
+
+    assert_compiled(some, x, mask)
+
+
+def check_compile_layouts(make: Make) -> None:
     """``torch.compile(fullgraph=True)`` takes every layout, with states: a batch, padding, packed sequences, a step."""
     mixer, x = build(make), tokens(2, 4)
     mask, cu = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool(), torch.tensor([0, 0, 8])
@@ -29,11 +42,15 @@ def check_compile(make: Make) -> None:
         packed = mixer(x.reshape(1, -1, WIDTH), state, cu_seqlens=cu)
         return [y, padded, packed, mixer(x[:, :1], after), *after.values()]
 
-    torch.compiler.reset()  # the code of `every` is compiled once a mixer
-    compiled = torch.compile(every, fullgraph=True, backend="eager")
+    assert_compiled(every, x, mask, cu)
+
+
+def assert_compiled(function: Callable[..., list[Tensor]], *inputs: Tensor) -> None:
+    """``function`` compiled gives what it gives as it is."""
+    torch.compiler.reset()  # its code is compiled once a mixer
     with quiet():
-        traced = compiled(x, mask, cu)
-    for i, (ours, theirs) in enumerate(zip(traced, every(x, mask, cu), strict=True)):
+        traced = torch.compile(function, fullgraph=True, backend="eager")(*inputs)
+    for i, (ours, theirs) in enumerate(zip(traced, function(*inputs), strict=True)):
         assert_same({"it": ours}, {"it": theirs}, f"compiled output {i}")
 
 

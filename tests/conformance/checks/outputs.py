@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache, partial
 
 import torch
@@ -119,19 +120,23 @@ def check_distinct(make: Make) -> None:
             continue
         if info.kind == "sequence" and not (info.causal if mixer.causal else info.bidirectional):
             continue
-        other = _other(name, mixer.causal)
+        other, theirs = _other(name, mixer.causal)
         if _shapes(other.state_dict()) == shapes:
+            other = deepcopy(other)
             other.load_state_dict(mixer.state_dict())
-        theirs = called(other, tokens(2, TOKENS))
+            theirs = called(other, tokens(2, TOKENS))
         if theirs.shape == y.shape and (y - theirs).abs().max() <= 1e-6 * y.abs().max():
             ours, theirs = (called(m, tokens(1, MANY)) for m in (mixer, other))  # few tokens may all be in one window
             assert (ours - theirs).abs().max() > 1e-6 * ours.abs().max(), f"{mixer.info.name} and {name} compute the same"
 
 
 @cache
-def _other(name: str, causal: bool) -> linattn.mixers.Mixer:
+def _other(name: str, causal: bool) -> tuple[linattn.mixers.Mixer, Tensor]:
+    """A mixer and what it gives for the tokens of :func:`check_distinct`."""
     create = linattn.mixers.create
-    return build(partial(create if causal or linattn.mixers.info(name).kind != "sequence" else linattn.mixers.create_bidirectional, name))
+    made = create if causal or linattn.mixers.info(name).kind != "sequence" else linattn.mixers.create_bidirectional
+    mixer = build(partial(made, name))
+    return mixer, called(mixer, tokens(2, TOKENS))
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

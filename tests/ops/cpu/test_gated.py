@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn import ffn
-from linattn.ops.gated import Gated, gated, portable
+from linattn.ops.gated import KERNELS, gated, portable
 from tests.ops.errors import error, same_bits
 
 
@@ -13,7 +13,7 @@ def arguments(*shape, dtype=torch.float32):
     return {name: (4 * torch.randn(shape, generator=random)).to(dtype) for name in ("gate", "x")}
 
 
-def everything(a, function=Gated.apply):
+def everything(a, function=lambda gate, x: KERNELS(gate, x, True)):
     """The result and both gradients."""
     leaves = {n: t.detach().requires_grad_() for n, t in a.items()}
     y = function(*leaves.values())
@@ -55,8 +55,8 @@ def test_a_layer_runs_them_unless_somebody_looks_on():
     def steps(node):
         return {node.name()} | {name for before, _ in node.next_functions if before is not None for name in steps(before)}
 
-    assert "GatedBackward" in steps(layer(x).grad_fn)
-    assert "GatedBackward" not in steps(layer.double()(x.double()).grad_fn)
+    assert "KernelsBackward" in steps(layer(x).grad_fn)
+    assert "KernelsBackward" not in steps(layer.double()(x.double()).grad_fn)
     compiled = torch.compile(gated, fullgraph=True, backend="eager")
     a = {n: t.requires_grad_() for n, t in arguments(3, 20).items()}
     assert torch.equal(compiled(*a.values()), portable(*a.values()))
@@ -70,7 +70,7 @@ def test_a_layer_runs_them_unless_somebody_looks_on():
 def test_second_derivatives_are_the_definition_s(swish):
     a = [t.requires_grad_() for t in arguments(3, 20).values()]
     second = []
-    for function in (Gated.apply, portable):
+    for function in (KERNELS, portable):
         first = torch.autograd.grad(function(*a, swish).square().sum(), a, create_graph=True)
         second.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), a)])
     for mine, wanted in zip(*second, strict=True):

@@ -168,12 +168,12 @@ def test_the_operator_keeps_its_contract(kind, constant, packed):
     cu = torch.tensor([0, 4, 4, 20]) if packed else None
     from linattn.ops.cpu import scan
 
-    torch.library.opcheck(scan._forward_op, (kind, *leaves, cu))
+    torch.library.opcheck(torch.ops.linattn.scan_cpu.default, (kind, *leaves, cu))
     out = scan.forward(kind, *(t if t is None else t.detach() for t in leaves), cu)[0]
     plain = [t if t is None else t.detach() for t in leaves]
     for of_decay in (False, True):
         arguments_ = (kind, plain[0], plain[1], out, plain[2], cu, torch.randn_like(out), None, of_decay)
-        torch.library.opcheck(scan._backward_op, arguments_)
+        torch.library.opcheck(torch.ops.linattn.scan_cpu_backward.default, arguments_)
 
 
 @pytest.mark.usefixtures("native")

@@ -187,11 +187,13 @@ def test_the_operator_keeps_its_contract(packed):
     a = arguments(70, 1, 6, 3, rows=3 if packed else 1)
     cu = torch.tensor([0, 4, 4, 70]) if packed else None
     leaves = [a[n].requires_grad_() for n in NAMES]
-    torch.library.opcheck(selective_scan._forward_op, (*leaves, cu, True))
+    torch.library.opcheck(torch.ops.linattn.selective_scan_cpu.default, (*leaves, cu, True))
     plain = [t.detach() for t in leaves]
     *_, kept = selective_scan.forward(*plain, cu, True)
     for d, d_last in ((plain[5], None), (None, plain[6])):
-        torch.library.opcheck(selective_scan._backward_op, (torch.randn(1, 70, 6), d_last, *plain[:5], d, cu, kept))
+        torch.library.opcheck(
+            torch.ops.linattn.selective_scan_cpu_backward.default, (torch.randn(1, 70, 6), d_last, *plain[:5], d, cu, kept)
+        )
 
 
 @pytest.mark.usefixtures("native")

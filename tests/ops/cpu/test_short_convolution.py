@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.ops.short_convolution import operator, short_convolution
+from linattn.ops.short_convolution import short_convolution
 from tests.ops.errors import error, same_bits
 
 
@@ -94,7 +94,7 @@ def test_silu_of_any_size(isa, z):
 def test_the_operator_keeps_its_contract():
     a = {n: t.requires_grad_() for n, t in arguments().items()}
     for before, bias in ((a["before"], a["bias"]), (None, None)):
-        torch.library.opcheck(operator, (a["x"], before, a["weight"], bias, True, "cpu"))
+        torch.library.opcheck(torch.ops.linattn.short_convolution.default, (a["x"], before, a["weight"], bias, True, "cpu"))
 
 
 @pytest.mark.usefixtures("native")

@@ -7,9 +7,8 @@ import torch
 
 from linattn.generate import fusion, step_graph
 from linattn.models import LanguageModel, LMConfig
-from linattn.ops import choice, convolution_step, dispatch, linears
+from linattn.ops import dispatch
 from linattn.ops.triton import linear_tiles
-from linattn.ops.triton import linears as gpu
 from linattn.ops.triton.linear_tiles import Tiles
 from linattn.state import State
 from tests.ops.errors import error
@@ -22,12 +21,9 @@ def chosen(monkeypatch):
 
     def choose():
         if INTERPRETED:
-            of_recurrence, of_others = dispatch._gpu_refusal, choice.gpu_refusal
-            monkeypatch.setattr(dispatch, "_gpu_refusal", lambda inputs, form, _: of_recurrence(inputs, form, True))
-            monkeypatch.setattr(choice, "gpu_refusal", lambda x, _: of_others(x, "triton"))
-            monkeypatch.setattr(linears, "_kernels", lambda x, weights: None if gpu.refusal(x, weights) else gpu.linears)
+            refusal = dispatch.device_refusal
+            monkeypatch.setattr(dispatch, "device_refusal", lambda x, _: refusal(x, True))
             monkeypatch.setattr(fusion, "on_gpu", lambda t: True)
-            monkeypatch.setattr(convolution_step, "_takes", lambda x: True)
 
     return choose
 

@@ -160,7 +160,7 @@ def test_op():
     """opcheck, and no graph break."""
     for kind in ("normalize", "erase"):
         x = inputs(make(kind, "BTHK", T=1))
-        torch.library.opcheck(torch.ops.linattn.recurrent.default, (*decode._arguments(x), True))
+        torch.library.opcheck(torch.ops.linattn.recurrent.default, (*x.flat, True))
 
     def outputs(q, k, v, s):
         out = decode.recurrent(Inputs(q, k, v, 1.0, initial=s, return_state=True))

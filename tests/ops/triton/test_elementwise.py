@@ -204,13 +204,12 @@ def test_the_gradient_of_one_result(kind, of, packed, device):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators(kind, packed, device):
-    from linattn.ops.triton import elementwise
 
     a = arguments(device, 3, 1, 3)
     cu = torch.tensor([0, 3], device=device) if packed else None
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     leaves = [t.clone().requires_grad_() for t in a.values()]
-    torch.library.opcheck(elementwise._forward_op, (kind, *leaves, cu), test_utils=tests)
+    torch.library.opcheck(torch.ops.linattn.elementwise_forward.default, (kind, *leaves, cu), test_utils=tests)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from linattn.ops.triton import launch
+from linattn.ops.triton import launch, record
 
 
 class Kernel:
@@ -20,7 +20,7 @@ class Kernel:
 
 def test_launchers_are_built_where_kernels_are_compiled_once_each(monkeypatch):
     built = []
-    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=lambda *of: built.append(of))))
+    monkeypatch.setattr(record, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=lambda *of: built.append(of))))
     done = SimpleNamespace(src="signature", metadata="metadata")
 
     def fails():

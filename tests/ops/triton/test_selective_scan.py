@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.reference.selective_scan import selective_scan as reference
+from linattn.ops.selective_scan import KERNELS
 from linattn.ops.torch.selective_scan import selective_scan as portable
 from tests.ops.errors import error
 
@@ -21,6 +22,12 @@ NAMES = ("x", "dt", "a", "b", "c", "d", "initial")
 LENGTHS = (0, 3, 0, 6, 1, 4, 0)
 LIMIT = {torch.float32: (1e-5, 1e-5), torch.float16: (0.001, 0.005), torch.bfloat16: (0.004, 0.015)}  # of values, of gradients
 FILLED = torch.utils.deterministic.fill_uninitialized_memory
+
+
+def run(*arguments: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs and last states by the kernels."""
+    y, last, _ = KERNELS["triton"](*arguments)
+    return y, last
 
 
 @pytest.fixture
@@ -76,7 +83,7 @@ def results(function, a: dict[str, Tensor | None], cu=None, weights=None) -> dic
 
 
 def check(scan, a: dict[str, Tensor | None], cu=None) -> None:
-    mine = results(scan.run, a, cu)
+    mine = results(run, a, cu)
     wanted = results(definition, {name: None if t is None else t.double() for name, t in a.items()}, cu)
     assert mine["y"].dtype == a["x"].dtype and mine["last"].dtype == torch.float32
     of_values, of_gradients = LIMIT[a["x"].dtype]
@@ -129,7 +136,7 @@ def test_weak_and_strong_decays(strength, scan, device):
 
 def test_a_time_step_of_zero_passes_the_state_on(scan, device):
     a = arguments(device, 9)
-    assert torch.equal(scan.run(*{**a, "dt": torch.zeros_like(a["dt"])}.values(), None)[1], a["initial"])
+    assert torch.equal(run(*{**a, "dt": torch.zeros_like(a["dt"])}.values(), None)[1], a["initial"])
 
 
 def test_parts_of_a_larger_tensor(scan, device):
@@ -137,9 +144,9 @@ def test_parts_of_a_larger_tensor(scan, device):
     a = arguments(device, 9)
     both = torch.cat([a["b"], a["c"]], -1)
     parts = {**a, "b": both[..., :3], "c": both[..., 3:]}
-    wanted = results(scan.run, a)
+    wanted = results(run, a)
     assert not parts["b"].is_contiguous()
-    for mine, right in zip(scan.run(*parts.values(), None), (wanted["y"], wanted["last"]), strict=True):
+    for mine, right in zip(run(*parts.values(), None), (wanted["y"], wanted["last"]), strict=True):
         assert torch.equal(mine, right)
 
 
@@ -147,7 +154,7 @@ def test_parts_of_a_larger_tensor(scan, device):
 def test_nothing_to_do(shape, scan, device):
     B, T, D = shape
     a = arguments(device, T, B, D, rows=B)
-    mine, wanted = results(scan.run, a), results(definition, a)
+    mine, wanted = results(run, a), results(definition, a)
     for name, w in wanted.items():
         assert torch.equal(mine[name], w), name
 
@@ -155,9 +162,9 @@ def test_nothing_to_do(shape, scan, device):
 def test_a_nan_stays_in_its_sequence(scan, device):
     cu = torch.tensor([0, 4, 4, 9, 13], device=device)
     a = arguments(device, 13, 1, rows=4)
-    whole = results(scan.run, a, cu, [torch.ones_like(a["x"]), torch.ones_like(a["initial"])])
+    whole = results(run, a, cu, [torch.ones_like(a["x"]), torch.ones_like(a["initial"])])
     a["x"][0, 5, 3] = torch.nan
-    broken = results(scan.run, a, cu, [torch.ones_like(a["x"]), torch.ones_like(a["initial"])])
+    broken = results(run, a, cu, [torch.ones_like(a["x"]), torch.ones_like(a["initial"])])
     assert broken["y"][0, 5:9, 3].isnan().all() and broken["last"][2, 3].isnan().all()
     for name in ("y", *(f"gradient of {n}" for n in ("x", "dt", "b", "c"))):
         assert torch.equal(broken[name][:, :4], whole[name][:, :4]) and torch.equal(broken[name][:, 9:], whole[name][:, 9:]), name
@@ -168,9 +175,9 @@ def test_a_nan_stays_in_its_sequence(scan, device):
 def test_a_nan_stays_in_its_row_and_channel(scan, device):
     a = arguments(device, 9, 3)
     ones = [torch.ones_like(a["x"]), torch.ones_like(a["initial"])]
-    whole = results(scan.run, a, None, ones)
+    whole = results(run, a, None, ones)
     a["x"][1, 5, 3] = torch.nan
-    broken = results(scan.run, a, None, ones)
+    broken = results(run, a, None, ones)
     others = [0, 1, 2, 4]
     for name in whole.keys() - {"gradient of a", "gradient of d"}:
         assert torch.equal(broken[name][[0, 2]], whole[name][[0, 2]]), name
@@ -188,7 +195,7 @@ def test_the_same_bits_twice(packed, scan, device):
     T, D = (3000, 512) if GPU else (9, 5)
     cu = torch.tensor([0, 2, T], device=device) if packed else None
     a = arguments(device, T, 1, D, rows=2 if packed else 1)
-    one, two = results(scan.run, a, cu), results(scan.run, a, cu)
+    one, two = results(run, a, cu), results(run, a, cu)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -197,7 +204,7 @@ def test_the_same_bits_twice(packed, scan, device):
 def test_the_gradient_of_one_result(of, packed, scan, device):
     cu = torch.tensor([0, 0, 2, 5], device=device) if packed else None
     gradients = []
-    for function, dtype in ((scan.run, torch.float32), (definition, torch.float64)):
+    for function, dtype in ((run, torch.float32), (definition, torch.float64)):
         leaves = [t.to(dtype).requires_grad_() for t in arguments(device, 5, 1, rows=3 if packed else 1).values()]
         gradients.append(torch.autograd.grad(function(*leaves, cu)[of].square().sum(), leaves, materialize_grads=True))
     for name, mine, wanted in zip(NAMES, *gradients, strict=True):
@@ -210,25 +217,27 @@ def test_operators(packed, scan, device):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     leaves = [t.clone().requires_grad_() for t in arguments(device, 3, 1, 3, 2).values()]
     torch.use_deterministic_algorithms(False)
-    torch.library.opcheck(scan._forward_op, (*leaves, cu, True), test_utils=tests)
-    y, last, kept = scan._forward_op(*(t.detach() for t in leaves), cu, True)
+    torch.library.opcheck(torch.ops.linattn.selective_scan_forward.default, (*leaves, cu, True), test_utils=tests)
+    y, last, kept = torch.ops.linattn.selective_scan_forward.default(*(t.detach() for t in leaves), cu, True)
     backward = (*(t.detach() for t in leaves), cu, kept, y, last)
-    torch.library.opcheck(scan._backward_op, backward, test_utils=(tests[0], tests[2]))
-    assert all(t.is_contiguous() for t in scan._backward_op(*backward))  # as compiled graphs take them to be
+    torch.library.opcheck(torch.ops.linattn.selective_scan_backward.default, backward, test_utils=(tests[0], tests[2]))
+    assert all(
+        t.is_contiguous() for t in torch.ops.linattn.selective_scan_backward.default(*backward)
+    )  # as compiled graphs take them to be
 
 
 def test_full_graph(scan, device):
     torch._dynamo.reset()
     a = arguments(device, 6, 1)
-    compiled = torch.compile(scan.run, fullgraph=True, backend="aot_eager")
-    mine, wanted = results(compiled, a), results(scan.run, a)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    mine, wanted = results(compiled, a), results(run, a)
     assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
     torch._dynamo.reset()
 
 
 def test_gradients_of_gradients_are_refused(scan, device):
     leaves = [t.requires_grad_() for t in arguments(device, 5, 1).values()]
-    (g,) = torch.autograd.grad(scan.run(*leaves, None)[0].square().sum(), leaves[0], create_graph=True)
+    (g,) = torch.autograd.grad(run(*leaves, None)[0].square().sum(), leaves[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="gradients of gradients"):
         torch.autograd.grad(g.square().sum(), leaves[0])
 
@@ -247,11 +256,11 @@ def test_captured_in_a_graph(packed, scan):
     cu = torch.tensor([0, 300, 1000], device="cuda") if packed else None
     leaves = [t.requires_grad_() for t in arguments("cuda", 1000, 1, rows=2 if packed else 1).values()]
     others = [t.detach().clone().requires_grad_() for t in leaves]  # what accumulates gradients belongs to the stream that it first ran on
-    wanted = scan.run(*others, cu)
+    wanted = run(*others, cu)
     torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), others)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y, last = scan.run(*leaves, cu)
+        y, last = run(*leaves, cu)
         gradients = torch.autograd.grad(y.sum() + last.sum(), leaves)
     before = None
     for _ in range(3):

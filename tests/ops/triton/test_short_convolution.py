@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn.ops.short_convolution import backward_operator, operator, short_convolution
+from linattn.ops.short_convolution import KERNELS, short_convolution
 from linattn.ops.triton import short_convolution as gpu
 from tests.ops.errors import error
 from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED, LATER, poisoned
@@ -107,6 +107,7 @@ def test_operator():
     a = [t.requires_grad_() for t in arguments(5, 4).values()]
     x, weight, bias, before = a
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    operator, backward_operator = KERNELS.registered
     torch.library.opcheck(operator, (x, before, weight, bias, True, "triton"), test_utils=tests)
     arguments_ = [t.detach().float() for t in (torch.ones_like(x), x, before, weight, bias)]
     torch.library.opcheck(backward_operator, (*arguments_, True, "triton"), test_utils=tests[::2])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.ops import convolution_step
+from linattn.ops import convolution_step, dispatch
 from linattn.ops.inputs import Inputs
 from linattn.ops.recurrent_step import recurrent_step_
 from linattn.ops.triton import convolution_step as convolution
@@ -52,7 +52,7 @@ def test_convolution(slots, layout, dtype, monkeypatch):
     called = []
     run = convolution.step_
     monkeypatch.setattr(convolution, "step_", lambda *a: called.append(1) or run(*a))
-    monkeypatch.setattr(convolution_step, "_takes", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(dispatch, "device_refusal", lambda *_: None)
     x, weight, bias = (torch.randn(shape, device=DEVICE).to(dtype) for shape in ((2, 1, 33), (33, 1, 4), (33,)))
     state = torch.randn(2, slots, 33, device=DEVICE).to(dtype)
     state = state if layout == "rows" else state.mT.contiguous().mT
@@ -67,7 +67,7 @@ def test_convolutions_of_more_rows_than_a_grid_has_room_for(monkeypatch):
     """65,536 rows on a GPU; the interpreter knows no limit, and there it is 2."""
     if INTERPRETED:
         monkeypatch.setattr(convolution, "MOST", 2)
-    monkeypatch.setattr(convolution_step, "_takes", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(dispatch, "device_refusal", lambda *_: None)
     called = []
     run = convolution.step_
     monkeypatch.setattr(convolution, "step_", lambda *a: called.append(1) or run(*a))

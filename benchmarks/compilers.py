@@ -1,0 +1,190 @@
+"""The decoding step by every compiler that could make it: ``python -m benchmarks.compilers``, on a GPU if there is one.
+
+One step of a language model reads one token for each row, moves its states on and gives the next token. The same function is run as
+it is written, by the library's own captured step, by ``torch.compile``, by AOTInductor and, on a GPU, as a plain CUDA graph; all copy
+the new states over the old ones, and choose the largest logit. Ways take turns, so that a busy machine is busy for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import RESULTS, destination, positive
+from linattn.bench import decode
+from linattn.bench.decode import SIZES, Row, greedy, wait
+from linattn.generate import captured
+from linattn.state import State
+
+KEY = ("way", "model", "size", "dtype", "rows", "context")
+Run = Callable[[], object]
+
+
+class Buffers:
+    """A step of ``model`` over tokens and states that stay where they are."""
+
+    def __init__(self, model: Any, state: State) -> None:
+        self.model, self.names = model, [list(layer) for layer in state.layers]
+        self.tokens = torch.zeros(state.rows, dtype=torch.int64, device=model.device)
+        self.leaves = [t.clone() for layer in state.layers for t in layer.values()]
+
+    def step(self, tokens: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """The tokens that come next and the new states."""
+        rest = iter(leaves)
+        state = State([{name: next(rest) for name in names} for names in self.names])
+        hidden, state = self.model.model(tokens[:, None], state, return_state=True)
+        new = [layer[name] for layer, names in zip(state.layers, self.names, strict=True) for name in names]
+        return greedy(self.model.lm_head(hidden)[:, -1]), *new
+
+    def moved(self, step: Callable[..., tuple[Tensor, ...]]) -> Run:
+        """``step``, its results copied over what it has read."""
+
+        def run() -> None:
+            new = step(self.tokens, *self.leaves)
+            torch._foreach_copy_([self.tokens, *self.leaves], list(new))
+
+        return run
+
+
+class _Module(torch.nn.Module):
+    """A step as a module, which exporting asks for."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        super().__init__()
+        self.model, self.step = buffers.model, buffers.step
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self.step(*inputs)
+
+
+def own(buffers: Buffers, state: State) -> Run:
+    """The library's captured step."""
+    step = captured.step_of(buffers.model.model, buffers.model.lm_head, state, 1 << 20)
+    if isinstance(step, str):
+        raise RuntimeError(step)
+    step.load(step, state, buffers.tokens, torch.zeros_like(buffers.tokens, dtype=torch.bool), captured.Choice(greedy, "greedy"))
+    buffers.tokens = step.tokens
+    return step.run
+
+
+def written(buffers: Buffers, _: State) -> Run:
+    return buffers.moved(buffers.step)
+
+
+def graphed(buffers: Buffers, _: State) -> Run:
+    """A plain CUDA graph of the step as it is written."""
+    if buffers.tokens.device.type != "cuda":
+        raise NotImplementedError("CUDA graphs are for GPUs")
+    return captured.Graph(buffers.moved(buffers.step), None).replay
+
+
+def compiled(mode: str | None) -> Callable[[Buffers, State], Run]:
+    def made(buffers: Buffers, _: State) -> Run:
+        if mode == "reduce-overhead" and buffers.tokens.device.type != "cuda":
+            raise NotImplementedError("it is torch.compile with CUDA graphs, which are for GPUs")
+        step = torch.compile(buffers.step, mode=mode, fullgraph=True, dynamic=False)
+        return buffers.moved(lambda *inputs: tuple(t.clone() for t in step(*inputs)) if mode else step(*inputs))
+
+    return made
+
+
+def ahead(buffers: Buffers, _: State) -> Run:
+    """AOTInductor: exported, compiled to a library of its own, loaded."""
+    exported = torch.export.export(_Module(buffers), (buffers.tokens, *buffers.leaves), strict=False)
+    folder = Path(tempfile.mkdtemp())
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(folder / "step.pt2"))
+    return buffers.moved(torch._inductor.aoti_load_package(package))
+
+
+WAYS: dict[str, Callable[[Buffers, State], Run]] = {
+    "captured": own, "as written": written, "torch.compile": compiled(None), "reduce-overhead": compiled("reduce-overhead"),
+    "AOTInductor": ahead, "CUDA graph": graphed,
+}  # fmt: skip
+
+
+def rows(model: Any, state: State, steps: int, turns: int) -> Iterator[Row]:
+    """A row for each way: seconds to make it, milliseconds of a step, and how many of its first tokens are those of the model."""
+    device, runs, expected = model.device.type, {}, None
+    for way, make in WAYS.items():
+        torch.compiler.reset()
+        buffers = Buffers(model, state)
+        start = time.perf_counter()
+        try:
+            run = make(buffers, state)
+            tokens = []
+            for i in range(16):
+                run()
+                tokens.append(buffers.tokens.clone())
+                if i == 0:
+                    wait(device)
+                    made = time.perf_counter() - start
+        except Exception as error:  # a way that fails is a row of the table
+            yield {"way": way, "failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:200]}
+            continue
+        runs[way] = (run, made, tokens)
+    expected = runs["as written"][2]
+    times: dict[str, list[float]] = {way: [] for way in runs}
+    for _ in range(turns):
+        for way, (run, _, _) in runs.items():
+            wait(device)
+            start = time.perf_counter()
+            for _ in range(steps):
+                run()
+            wait(device)
+            times[way].append((time.perf_counter() - start) / steps * 1e3)
+    for way, (_, made, tokens) in runs.items():
+        equal = sum(bool(torch.equal(a, b)) for a, b in zip(tokens, expected, strict=True))
+        yield {"way": way, "step_ms": statistics.median(times[way]), "made_s": made, "equal": equal, "of": len(tokens)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compilers", description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", choices=list(SIZES), help="340M on a GPU, else 130M")
+    parser.add_argument("--mixers", default="gla,gated_deltanet,mamba2")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--rows", type=positive, default=1)
+    parser.add_argument("--context", type=positive, default=64, help="tokens read before")
+    parser.add_argument("--steps", type=positive, default=16, help="in a turn")
+    parser.add_argument("--turns", type=positive, default=7)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, nothing kept")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for compilers-CARD.json")
+    options = parser.parse_args(arguments)
+    from linattn.bench.files import command
+    from linattn.bench.gpu.record import Record
+
+    facts, path = destination(parser, "compilers", options.device, options.out)
+    size = SIZES["tiny" if options.quick else options.size or ("340M" if options.device == "cuda" else "130M")]
+    with Record(None if options.quick else path, KEY, facts) as record, torch.inference_mode(mode=False), torch.no_grad():
+        record.body["runs"][-1]["command"] = command("python -m benchmarks.compilers", arguments or sys.argv[1:])
+        for dtype in options.dtypes.split(","):
+            for mixer in options.mixers.split(","):
+                model = decode.build(mixer, size, options.device, getattr(torch, dtype))
+                state = decode.after(model, options.rows, options.context)
+                what = {"model": mixer, "size": size.name, "dtype": dtype, "rows": options.rows, "context": options.context}
+                for row in rows(model, state, options.steps, options.turns):
+                    record.add({**what, **row})
+                    print(line({**what, **row}), flush=True)
+    print("nothing kept" if options.quick else path)
+    return 0
+
+
+def line(row: Row) -> str:
+    """A row in words."""
+    what = f"{row['model']} {row['size']} {row['dtype']}, {row['rows']} rows, {row['way']:15}"
+    if "failed" in row:
+        return f"{what}: {row['failed']}"
+    return f"{what}: {row['step_ms']:.3f} ms, made in {row['made_s']:.1f} s, {row['equal']} of {row['of']} tokens equal"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

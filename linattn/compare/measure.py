@@ -1,0 +1,63 @@
+"""How long a model takes to read a prompt and to write a token, and how much it keeps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import Tensor
+
+from linattn.experiment.study import LeftOut
+
+DECODED = 16  # tokens timed at each context
+REPEATS = 3  # of a prefill
+ENOUGH = 1.5  # seconds of repeated prefills after which there are no more
+
+
+@torch.inference_mode()
+def at_context(model, ids: Tensor) -> dict:
+    """Read ``ids`` [1, T], then write tokens from the state it leaves, greedily.
+
+    Returns:
+        ``context`` (T), ``prefill_ms`` and ``decode_ms`` (medians after a warm-up) and ``state_bytes`` (after the prefill).
+
+    Raises:
+        LeftOut: there was not enough memory.
+    """
+    try:
+        prefill, (logits, state) = _prefill(model, ids)
+        kept = state.nbytes
+        decode = _decode(model, logits[:, -1:].argmax(-1), state)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            raise LeftOut("there was not enough memory") from error
+        raise
+    return {"context": ids.shape[1], "prefill_ms": 1e3 * prefill, "decode_ms": 1e3 * decode, "state_bytes": kept}
+
+
+def expected_seconds(measured: list[dict], context: int) -> float:
+    """How long one prefill of ``context`` tokens may take, from the last measured one, if time grew with the square."""
+    return 0.0 if not measured else 1e-3 * measured[-1]["prefill_ms"] * (context / measured[-1]["context"]) ** 2
+
+
+def _prefill(model, ids: Tensor) -> tuple[float, tuple]:
+    """Median seconds, and what the last one returned."""
+    out = model(ids, return_state=True)  # warm-up
+    taken: list[float] = []
+    while len(taken) < REPEATS and sum(taken) < ENOUGH:
+        begin = time.perf_counter()
+        out = model(ids, return_state=True)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken), out
+
+
+def _decode(model, token: Tensor, state) -> float:
+    """Median seconds of a token [1, 1] after ``state``."""
+    taken = []
+    for _ in range(DECODED + 2):
+        begin = time.perf_counter()
+        logits, state = model(token, state, return_state=True)
+        token = logits[:, -1:].argmax(-1)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[2:])  # the first two warm up

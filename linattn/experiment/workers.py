@@ -1,0 +1,183 @@
+"""Doing runs in processes of their own: on a CPU one for each core, on a GPU a few, each with several trainings on streams; times alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from linattn import mixers
+from linattn.experiment.study import LeftOut, Result, Run, Study
+
+GPU_PROCESSES = 3  # so that the others go on while one compiles
+STREAMS = 4  # trainings of a process at once: enough that the small kernels of one leave no room unused
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that was done, its result (``{"left_out": reason}`` for what can't be measured) and the seconds from its begin to its end."""
+
+    run: Run
+    result: Result
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that raised an error: a bug or a machine too small. It is not kept, so that it is tried again."""
+
+    run: Run
+    error: str
+
+
+def work(study: Study, runs: Sequence[Run], end: float) -> Iterator[Finished | Failed]:
+    """Do ``runs``, in no promised order; none is begun after ``end`` (of time.monotonic), but what was begun is finished.
+
+    In processes of their own, unless the study wants to be alone or there is a mixer that they could not import.
+    """
+    todo = (run for run in runs if time.monotonic() < end)  # asked for one run at a time
+    if study.alone or _only_here():
+        return (measured(study.measure, run, strict=study.strict) for run in todo)
+    count, together = (GPU_PROCESSES, STREAMS) if torch.cuda.is_available() else (cores(), 1)
+    return _in_processes(study.measure, todo, min(count, len(runs)), together)
+
+
+def _only_here() -> bool:
+    """Whether there is a mixer of an interactive session or a notebook: no other process can import what was registered there."""
+    main = sys.modules["__main__"]
+    importable = hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
+    return not importable and any(mixers.info(name).cls.__module__ == "__main__" for name in mixers.available())
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measured(measure: Callable, run: Run, *, strict: bool = False) -> Finished | Failed:
+    """``measure(run)``, all of it, and how long that took; where that is ``strict``, its errors are raised."""
+    *_, last = steps(measure, run, strict=strict)
+    assert last is not None
+    return last
+
+
+def steps(measure: Callable, run: Run, *, strict: bool = False) -> Generator[Finished | Failed | None, None, None]:
+    """None after every step of ``measure(run)``, in the end what came of it."""
+    begin = time.perf_counter()
+    try:
+        result = measure(run)
+        if isinstance(result, Generator):
+            result = yield from result
+    except LeftOut as reason:
+        result = {"left_out": str(reason)}
+    except Exception as error:  # of whatever mixer this is; the others go on
+        if strict:
+            raise
+        yield Failed(run, f"{type(error).__name__}: {error}")
+        return
+    yield Finished(run, result, time.perf_counter() - begin)
+
+
+def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: int) -> Iterator[Finished | Failed]:
+    """``count`` processes that do up to ``together`` runs at once."""
+    context: Any = multiprocessing.get_context("spawn")
+    tasks, results = context.Queue(), context.Queue()
+
+    def start() -> Any:
+        worker = context.Process(target=_serve, args=(measure, tasks, results, together), daemon=True)
+        worker.start()
+        return worker
+
+    workers: list[Any] = []
+    begun = 0
+    try:
+        workers += (start() for _ in range(count))
+        while True:
+            while begun < count * together and (run := next(todo, None)) is not None:
+                tasks.put(run)
+                begun += 1
+            if not begun:
+                return
+            one = _next(results, workers, start)
+            begun -= 1
+            yield one
+    finally:  # they wait for more, or what they do is of no use any more
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _next(results: Any, workers: list[Any], start: Callable[[], Any]) -> Finished | Failed:
+    """What comes next; a process that gave up, as it lost its device, makes room for another."""
+    while True:
+        for i, worker in enumerate(workers):
+            if worker.exitcode == 0:
+                workers[i] = start()
+        try:
+            return results.get(timeout=1)
+        except queue.Empty:
+            ended = [worker.exitcode for worker in workers if worker.exitcode]
+            if ended:
+                raise RuntimeError(f"a process that did runs ended with exit code {ended[0]}: out of memory?") from None
+
+
+def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
+    """Do what comes until this process is ended; several runs take turns, a step each, every one on its own stream.
+
+    After an error of the device that no later call recovers from (an illegal access to memory), what is under way fails with it, and
+    this process gives up: else every run that is left would fail here within seconds.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)  # more would fight over the cores
+    running: list[tuple[Generator, AbstractContextManager]] = []
+    lost = False
+    while running or not lost:
+        while len(running) < together and not lost:
+            try:
+                run = tasks.get(block=not running)
+            except queue.Empty:
+                break
+            running.append((steps(measure, run), _stream()))
+        for turn in list(running):
+            taking, stream = turn
+            with stream:
+                one = next(taking)
+            if one is not None:
+                running.remove(turn)
+                results.put(one)
+                lost = lost or (isinstance(one, Failed) and device_lost())
+
+
+def device_lost() -> bool:
+    """Whether an error has made the GPU unusable for this process."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it ends, however that comes: nobody would ever send it another run."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _stream() -> AbstractContextManager:
+    """Where the kernels of one run go."""
+    return torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()

@@ -1,0 +1,131 @@
+"""What a call launches, as it is recorded: tensors that it makes, its launches, and how these are replayed or only compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.driver import driver
+
+from linattn.ops.triton import fitting
+from linattn.ops.triton.fitting import Grid, Tiles
+
+ALIGNED = 256  # bytes
+FUSED = {"enable_fp_fusion": True}  # as all were measured: Triton 3.9 warns that the default, which this is so far, will change
+Tensors = tuple[Any, ...]  # each a tensor or None
+
+
+def current_stream() -> int:
+    gpu = driver.active
+    return gpu.get_current_stream(gpu.get_current_device())
+
+
+class Recorder:
+    """Makes tensors and launches kernels, and remembers what it did."""
+
+    def __init__(self, like: Tensor, given: Tensors):
+        self.like, self.given = like, given
+        self.made: list[tuple[Tensor, Callable[..., Tensor]]] = []
+        self.launches: list[tuple] = []
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return self._make(Tensor.new_empty, shape, dtype)
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Only for what the body gives back."""
+        return self._make(Tensor.new_zeros, shape, dtype)
+
+    def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        t = how(self.like, shape, dtype=dtype)
+        self.made.append((t, how))
+        return t
+
+    def launch(
+        self, kernel, grid: Grid, tensors: Tensors, numbers: tuple[int | float, ...], *, tiles: Tiles | None = None, **constants: Any
+    ) -> None:
+        """``kernel`` takes tensors first, then numbers, then constants; ``tiles`` says which of these a card may have smaller."""
+        compiled, grid = fitting.launch(kernel, grid, (*tensors, *numbers), FUSED | constants, tiles)
+        self.launches.append((kernel, compiled, grid, tensors, numbers))
+
+
+class Compiler(Recorder):
+    """Compiles what would be launched, and makes tensors without memory."""
+
+    def __init__(self, like: Tensor, given: Tensors):
+        super().__init__(like, given)
+        self.awaited: set[Future] = set()
+
+    def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return how(self.like, shape, dtype=dtype, device="meta")
+
+    def launch(
+        self,
+        kernel,
+        grid: Grid,
+        tensors: Tensors,
+        numbers: tuple[int | float, ...],
+        *,
+        tiles: Tiles | None = None,
+        **constants,
+    ) -> None:
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **fitting.chosen(kernel, (*tensors, *numbers), FUSED | constants))
+        future = getattr(compiled, "future", None)  # else it was there
+        if future is not None and future not in self.awaited:
+            self.awaited.add(future)
+            future.add_done_callback(_build_launcher)
+
+
+def _build_launcher(compiled: Future) -> None:
+    """The C that passes a kernel its arguments, into the cache: Triton has it compiled at the first launch, one after the other."""
+    with suppress(Exception):  # it fails again, and is reported, when the kernel is launched
+        kernel = compiled.result()
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+
+class Program:
+    """Launches that wait for addresses. What is not given back lies end to end in one piece of memory."""
+
+    def __init__(self, recorder: Recorder, results: Tensors):
+        back = {id(t) for t in results}
+        wanted = [(t, how) for t, how in recorder.made if id(t) in back]
+        spare = [t for t, _ in recorder.made if id(t) not in back]
+        self.results = [(how, t.shape, t.dtype) for t, how in wanted]
+        self.offsets: list[int] = []
+        self.bytes = 0
+        for t in spare:
+            self.offsets.append(self.bytes)
+            self.bytes += -(-t.nbytes // ALIGNED) * ALIGNED
+        made = [id(t) for t, _ in wanted]
+        self.order = [None if t is None else made.index(id(t)) for t in results]
+        places = {id(t): i for i, t in enumerate((*recorder.given, *(t for t, _ in wanted), *spare))}
+        places[id(None)] = len(recorder.given) + len(recorder.made)
+        self.launches = []
+        for kernel, compiled, grid, tensors, numbers in recorder.launches:
+            rest = (None,) * (len(kernel.params) - len(tensors) - len(numbers))  # constants: the launcher skips their places
+            take = itemgetter(*(places[id(t)] for t in tensors))
+            self.launches.append((compiled, grid, take, (*numbers, *rest)))
+
+    def __call__(self, like: Tensor, addresses: list[int]) -> Tensors:
+        results = [make(like, shape, dtype=dtype) for make, shape, dtype in self.results]
+        addresses += [t.data_ptr() for t in results]
+        if self.offsets:
+            spare = like.new_empty(self.bytes, dtype=torch.uint8)
+            start = spare.data_ptr()
+            addresses += [start + offset for offset in self.offsets]
+        addresses.append(0)
+        stream = current_stream()
+        for kernel, grid, take, numbers in self.launches:
+            kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *take(addresses), *numbers)
+        return tuple([None if i is None else results[i] for i in self.order])
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Kernels go to the current device, so it must be that of the tensors."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

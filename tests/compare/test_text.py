@@ -1,0 +1,227 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from linattn.compare import measure
+from linattn.compare import text as run
+from linattn.data import ByteCodec
+from linattn.experiment import sizing
+from linattn.models import LanguageModel
+from linattn.report import CompareOptions, compare
+from linattn.train import load_run, train
+
+TEXT = "".join(f"line {i}: the {w} fox jumps over the {w} dog\n" for i, w in enumerate(["lazy", "quick", "brown", "red"] * 60))
+TINY = {"steps": 3, "dim": 32, "layers": 1, "contexts": (8, 32), "train_context": 32, "batch_size": 2, "sample_tokens": 8}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def options(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text(TEXT)
+    return CompareOptions(mixers=("softmax", "gla"), text=(str(text),), out=tmp_path / "out", **TINY)
+
+
+def test_a_comparison_from_training_to_page(options, tmp_path):
+    report = compare(options)
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(json.dumps(report))
+    assert report["complete"]
+    softmax, gla = report["mixers"]
+    assert abs(softmax["parameters"] - gla["parameters"]) <= 0.02 * softmax["parameters"]
+    for row in report["mixers"]:
+        model, codec = load_run(tmp_path / "out" / row["model"])
+        assert sum(p.numel() for p in model.parameters()) == row["parameters"]
+        assert model.config.ffn_dim == row["ffn_dim"]
+        assert row["training"]["history"][-1]["step"] == 3
+        assert [c["context"] for c in row["contexts"]] == [8, 32]
+        for c in row["contexts"]:
+            _, state = model(torch.zeros(1, c["context"], dtype=torch.int64), return_state=True)
+            assert c["state_bytes"] == state.nbytes
+            assert min(c["prefill_ms"], c["decode_ms"]) > 0
+        assert len(codec.encode(row["sample"])) >= 8
+    assert gla["contexts"][0]["state_bytes"] == gla["contexts"][1]["state_bytes"]
+    assert [c["bytes"] for c in report["key_value_cache"]] == [c["state_bytes"] for c in softmax["contexts"]]
+    assert report["prompt"] in TEXT
+    assert (tmp_path / "out" / "report.html").read_text().count("<figure>") == 6
+
+
+def test_the_same_seed_gives_the_same_models_and_replaces_its_own_report(options):
+    first = compare(options)
+    second = compare(options)
+    for a, b in zip(first["mixers"], second["mixers"], strict=True):
+        assert a["sample"] == b["sample"]
+        assert a["training"]["validation_bits_per_byte"] == b["training"]["validation_bits_per_byte"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mixers": ("softmax", "glaa")}, "did you mean 'gla'"),
+        ({"dim": 33}, "33"),
+        ({"text": ("missing.txt",)}, "missing.txt"),
+        ({"train_context": 5000}, "fewer than the context of 5000"),
+    ],
+)
+def test_what_cannot_be_compared_leaves_nothing_behind(options, change, says):
+    options = CompareOptions(**{**vars(options), **change})
+    with pytest.raises((ValueError, OSError), match=says):
+        compare(options)
+    assert not options.out.exists()
+
+
+def test_unequal_sizes_are_refused_with_the_figures(options, monkeypatch):
+    monkeypatch.setattr(sizing, "TOLERANCE", 0.0)
+    with pytest.raises(ValueError, match=r"softmax [\d,]+ \(feed-forward width [\d,]+\), gla [\d,]+"):
+        compare(options)
+    assert not options.out.exists()
+
+
+def test_what_takes_too_long_is_left_out_and_said(options, monkeypatch):
+    monkeypatch.setattr(run, "expected_seconds", lambda measured, context: 31.0 if context == 32 else 0.0)
+    report = compare(options)
+    for row in report["mixers"]:
+        assert [c["context"] for c in row["contexts"]] == [8]
+        assert row["left_out"] == [{"context": 32, "reason": "expected to take up to 31 s, and 20 s are the most for one measurement"}]
+    assert (options.out / "report.html").read_text().count("at 32 tokens: expected to take up to 31 s") == 2
+
+
+def test_an_interrupted_comparison_keeps_what_it_has_and_says_so(options, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_measure", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compare(options)
+    report = json.loads((options.out / "report.json").read_text())
+    assert not report["complete"]
+    assert [m["name"] for m in report["mixers"]] == ["softmax", "gla"]
+    assert not (options.out / "report.html").exists()
+
+
+def test_all_are_trained_alike(options, monkeypatch):
+    asked = []
+
+    def note(one, **how):
+        asked.append(one)
+        return train(one, **how)
+
+    monkeypatch.setattr(run, "train", note)
+    compare(options)
+    assert [a.mixer for a in asked] == ["softmax", "gla"]
+    same = {replace(a, mixer="", ffn_dim=1, out=None) == replace(asked[0], mixer="", ffn_dim=1, out=None) for a in asked}
+    assert same == {True}
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("half a line\nwhole\n\n  a paragraph\n", "a paragraph\n"),
+        ("half a line\n  whole\nline", "whole\nline"),
+        ("no line at all", "no line at all"),
+        ("ends\n\n", "ends\n\n"),
+        ("x\n\n" + "y" * 99, "y" * run.PROMPT),
+    ],
+)
+def test_the_prompt_begins_where_people_would(text, prompt):
+    codec = ByteCodec()
+    assert run._prompt(SimpleNamespace(validation=np.frombuffer(text.encode(), np.uint8), decode=codec.decode)) == prompt
+
+
+def test_decode_goes_on_from_the_state_of_the_prefill():
+    calls = []
+
+    def model(ids, state=None, *, return_state):
+        calls.append((ids.shape[1], None if state is None else state.seen))
+        seen = ids.shape[1] + (0 if state is None else state.seen)
+        return torch.zeros(1, ids.shape[1], 4), SimpleNamespace(seen=seen, nbytes=100 * seen)
+
+    found = measure.at_context(model, torch.zeros(1, 50, dtype=torch.int64))
+    assert found["context"] == 50
+    assert found["state_bytes"] == 5000
+    assert calls[:4] == [(50, None)] * 4, "a warm-up and three repeats"
+    assert calls[4:] == [(1, 50 + i) for i in range(measure.DECODED + 2)]
+
+
+@pytest.mark.parametrize("last", [float("nan"), 2.5])
+def test_a_training_that_diverges(options, monkeypatch, last):
+    def diverge(asked, **how):
+        result = train(asked, **how)
+        history = [{**result.history[0], "train_loss": float("inf"), "validation_bits_per_byte": float("nan")}, *result.history]
+        return replace(result, history=history, validation_bits_per_byte=last)
+
+    monkeypatch.setattr(run, "train", diverge)
+    if last != last:
+        with pytest.raises(ValueError, match="the training of softmax diverged: its loss is nan"):
+            compare(options)
+    else:
+        assert compare(options)["mixers"][0]["training"]["history"][0]["validation_bits_per_byte"] is None
+
+
+def test_expected_time_grows_with_the_square():
+    assert measure.expected_seconds([], 256) == 0
+    assert measure.expected_seconds([{"context": 100, "prefill_ms": 500.0}], 400) == 8.0
+
+
+def test_no_memory_is_a_reason(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes")
+
+    with pytest.raises(measure.LeftOut, match="not enough memory"):
+        measure.at_context(fail, torch.zeros(1, 4, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="shape"):
+        measure.at_context(lambda *_, **__: (_ for _ in ()).throw(RuntimeError("shape")), torch.zeros(1, 4, dtype=torch.int64))
+
+
+def test_the_command_line_in_its_own_process(options):
+    args = [
+        "--mixers",
+        "softmax,gla",
+        "--text",
+        *options.text,
+        "--steps",
+        "2",
+        "--dim",
+        "32",
+        "--layers",
+        "1",
+        "--contexts",
+        "8",
+        "--quick",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "linattn", "compare", *args, "--out", str(options.out)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"report: {options.out / 'report.html'}"
+    assert [line.split("\t")[0] for line in lines[:-1]] == ["mixer", "softmax", "gla"]
+    assert len({line.count("\t") for line in lines[:-1]}) == 1
+    assert "training gla (2 of 2)" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_parameters_are_counted_as_the_model_has_them(options):
+    sizes = run._sizes(options, 256)
+    for name, size in sizes.items():
+        model = LanguageModel(run._config(options, name, 256, size.ffn_dim))
+        assert sum(p.numel() for p in model.parameters()) == size.parameters
+
+
+def test_all_names_every_mixer_of_a_language_model_the_largest_first():
+    from linattn import mixers
+    from linattn.cli.compare import _every_mixer
+
+    names = _every_mixer()
+    assert set(names) == {n for n in mixers.available() if mixers.info(n).causal and mixers.info(n).kind == "sequence"}
+    first, last = (sum(p.numel() for p in mixers.create(n, dim=64).parameters()) for n in (names[0], names[-1]))
+    assert first > last

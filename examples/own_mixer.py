@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import linattn
-from linattn.mixers import Carry
+from linattn.mixers import CallContext
 from linattn.mixers.parts import ShortConvolution, wide
 
 
@@ -28,7 +28,7 @@ class Glance(linattn.Mixer):
         self.gate = nn.Linear(dim, heads)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> linattn.Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> linattn.Recurrence:
         """[B, T, D] -> q, k, v [B, T, H, D / H] and the decay [B, T, H]."""
         q, k, v = self.qkv(x).chunk(3, -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, self.back(k, state), v))

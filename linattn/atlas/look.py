@@ -17,7 +17,7 @@ from torch import Tensor
 from linattn.atlas import sentence
 from linattn.atlas.chinese import both
 from linattn.atlas.text import Both
-from linattn.mixers import Carry, Mixer, create, info, mixing_matrix
+from linattn.mixers import CallContext, Mixer, create, info, mixing_matrix
 from linattn.mixers.base import Recurrence
 from linattn.mixers.registry import Info
 
@@ -177,7 +177,7 @@ def _is_recurrence(mixer: Mixer, r: Recurrence, x: Tensor) -> bool:
     return torch.allclose(mixer.read(o, x), mixer(*mixer.arguments(x)), rtol=1e-8, atol=1e-10)
 
 
-def _carry(mixer: Mixer, x: Tensor) -> Carry:
+def _carry(mixer: Mixer, x: Tensor) -> CallContext:
     return mixer.begin(*mixer.arguments(x))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linattn.arguments import described, whole
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry, State
+from linattn.mixers.context import CallContext, State
 from linattn.mixers.fault import tensor_fault
 
 
@@ -52,7 +52,7 @@ def values(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
     return r.v.repeat_interleave(max(r.q.shape[2] // r.v.shape[2], 1), 2)
 
 
-def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, Carry]:
+def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, CallContext]:
     info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
     if info is not None and not info.linear_in_values:
         raise ValueError(f"mixer: {info.name} has no mixing matrix: its output is not linear in values that the tokens write")

@@ -14,7 +14,7 @@ from torch import Tensor
 from linattn.arguments import whole
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry, Context, State, from_front, to_front
+from linattn.mixers.context import CallContext, Context, State, from_front, to_front
 from linattn.mixers.fault import telling
 from linattn.ops.checks import tensor
 
@@ -32,8 +32,8 @@ class CrossMixer(Mixer):
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, x
 
-    def begin(self, x: Tensor, *others: Any) -> Carry:
-        return Carry(x, returning=False, context=Context(*others))
+    def begin(self, x: Tensor, *others: Any) -> CallContext:
+        return CallContext(x, returning=False, context=Context(*others))
 
     @telling
     def forward(  # type: ignore[override]
@@ -68,7 +68,7 @@ class CrossMixer(Mixer):
         lengths, order = None, None
         if mask is not None:
             (x, order), lengths = to_front(x, mask), mask.sum(1)
-        carry = Carry(x, state, lengths=lengths, returning=return_state, context=across)
+        carry = CallContext(x, state, lengths=lengths, returning=return_state, context=across)
         y = self.mix(x, carry)
         if mask is not None:
             y = from_front(y, mask, cast(Tensor, order))
@@ -93,9 +93,9 @@ class GridMixer(Mixer):
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, *nearly_square(x.shape[1])
 
-    def begin(self, x: Tensor, *others: Any) -> Carry:
+    def begin(self, x: Tensor, *others: Any) -> CallContext:
         height, width = others
-        return Carry(x, returning=False, grid=(height, width))
+        return CallContext(x, returning=False, grid=(height, width))
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return super().flops(x, past) if x.shape[1] else 0
@@ -134,7 +134,7 @@ class Resampler(Mixer):
         if mask is None:
             return self.mix(x, self.begin(x)), None
         lengths = mask.sum(1)
-        y = self.mix(to_front(x, mask)[0], Carry(x, lengths=lengths, returning=False))
+        y = self.mix(to_front(x, mask)[0], CallContext(x, lengths=lengths, returning=False))
         real = torch.arange(y.shape[1], device=x.device) < self.resampled(lengths)[:, None]
         return torch.where(real[..., None], y, 0.0), real
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.ops.norms import rms_norm, unit_length
 from linattn.ops.short_convolution import short_convolution
 
@@ -84,7 +84,7 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, 1, width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
-    def forward(self, x: Tensor, carry: Carry | None) -> Tensor:
+    def forward(self, x: Tensor, carry: CallContext | None) -> Tensor:
         """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false. The state holds inputs, not outputs.
 
         Without a ``carry`` the first ``width`` - 1 inputs of x are what came before, and have no outputs.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linattn import mixers
 from linattn.arguments import check_fields
-from linattn.mixers.carry import State
+from linattn.mixers.context import State
 from linattn.mixers.fault import telling
 from linattn.mixers.registry import Info
 from linattn.models import stack

@@ -44,7 +44,7 @@ def test_states_are_the_definition_s(name):
     mixer, x = made(name), sentence.embedded()
     seen = look(name).states
     with torch.no_grad():
-        r = mixer.recurrence(x, linattn.mixers.Carry(x, returning=False))
+        r = mixer.recurrence(x, linattn.mixers.CallContext(x, returning=False))
         for t in range(x.shape[1]):
             parts = {k: None if v is None else v[:, : t + 1] for k, v in {"q": r.q, "k": r.k, "v": r.v, "beta": r.beta}.items()}
             decay = r.decay[:, : t + 1] if r.decay is not None and r.decay.ndim > 2 else r.decay
@@ -74,7 +74,7 @@ def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
 
     class Forgetful(gla):
         def attend(self, r, carry):
-            return super().attend(r, linattn.mixers.Carry(r.q, returning=False))
+            return super().attend(r, linattn.mixers.CallContext(r.q, returning=False))
 
     mixer = Forgetful(sentence.DIM).double()
     with torch.no_grad():

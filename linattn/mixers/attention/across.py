@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer
 from linattn.mixers.parts import wide
 from linattn.ops.checks import no_autocast
@@ -20,7 +20,7 @@ class Across(CrossMixer):
 
     piece = PIECE
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         k, v, real = r.k, r.v, carry.written
         if not carry.fresh:
             k, v, real = (cast(Tensor, carry.get(name)) for name in ("k", "v", "real"))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.across import Across
 from linattn.mixers.attention.scores import pieces, softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
 
@@ -44,7 +44,7 @@ class Bahdanau(Across):
         self.k_proj = nn.Linear(dim, hidden)  # U_a
         self.score = nn.Linear(hidden, 1, bias=False)  # v_a
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         context = state.across.tokens
         return Recurrence(self.q_proj(x)[:, :, None], self.k_proj(context)[:, :, None], context[:, :, None])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import pieces
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
 
@@ -65,7 +65,7 @@ class Conformer(Mixer):
         self.ffn2_layer_norm, self.ffn2 = nn.LayerNorm(dim), Half(dim, hidden)
         self.final_layer_norm = nn.LayerNorm(dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         valid = carry.valid
         x = x + self.ffn1(self.ffn1_layer_norm(x)) / 2
         x = x + self.self_attn(self.self_attn_layer_norm(x), valid)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
 
@@ -47,11 +47,11 @@ class DeltaFormer(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0)
         self.b_proj = nn.Linear(dim, heads)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         return Recurrence(r.q, r.k, r.v, beta=wide(self.b_proj(x)).sigmoid())
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.beta is not None
         slots, real, before = cached(carry, k=r.k, u=wide(r.v))
         u, out = slots["u"][:, :before], []

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, head_size, wide
 from linattn.mixers.registry import register
 
@@ -46,7 +46,7 @@ class FoX(Mixer):
             self.g_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.pro:
             k, v = self._shifted("k_last", k, self.k_shift(x), state), self._shifted("v_last", v, self.v_shift(x), state)
@@ -55,7 +55,7 @@ class FoX(Mixer):
             q, k = self.q_norm(q), self.k_norm(k)
         return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.f_proj(x))))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
         (q, _), (f, _) = carry.to_rows(r.q), carry.to_rows(r.decay)
         slots, real, before = cached(carry, k=r.k, v=r.v)
@@ -78,7 +78,7 @@ class FoX(Mixer):
         batch, tokens, heads, size = r.q.shape
         return 2 * batch * heads * (tokens * past + tokens * (tokens + 1) // 2) * (size + r.v.shape[3])
 
-    def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: Carry) -> Tensor:
+    def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: CallContext) -> Tensor:
         """``x`` [B, T, D] mixed with the token before it by a gate per head."""
         longer, places = carry.context(name, x, 1)
         last = longer[:, :-1] if places is None else longer.index_select(1, places - 1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, pieces, upto, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
 
@@ -56,11 +56,11 @@ class Parallax(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0)
         self.probe_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r, probe = super().project(x, state), self.probe_proj(x).unflatten(-1, (self.heads, -1))
         return Probed(r.q, r.k, r.v, probe=self._turned(probe, self.angles(x, state)) if self.rotated else probe)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Probed)
         slots, real, before = cached(carry, k=r.k, v=r.v)
         out = []

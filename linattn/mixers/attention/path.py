@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, unit, wide
 from linattn.mixers.registry import register
 
@@ -62,13 +62,13 @@ class PaTH(Mixer):
         self.f_proj = nn.Linear(dim, heads) if forget else None
         self.q_norm, self.k_norm = (HeadNorm(self.size) if qk_norm else nn.Identity() for _ in range(2))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         w = self.conv(self.w_proj(x), state)
         q, k, v, w = (t.unflatten(-1, (self.heads, -1)) for t in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w))
         decay = None if self.f_proj is None else F.logsigmoid(wide(self.f_proj(x)))
         return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * wide(self.b_proj(x)).sigmoid(), w=unit(w))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Reflected)
         assert r.beta is not None
         (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (wide(r.q), r.w, r.beta))

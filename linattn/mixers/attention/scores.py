@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 
 PIECE = 256  # queries whose scores are held at once
@@ -19,7 +19,7 @@ def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, tokens)
 
 
-def cached(carry: Carry, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
+def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
     """Each of ``new`` [B, T, ...] as one row a sequence, behind what earlier calls kept under its name; keeps them all.
 
     Beside them, which slots are worth a look, [rows, slots], and how many are from earlier calls. Filler behind a row's own

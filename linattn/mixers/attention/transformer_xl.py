@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
 
@@ -77,11 +77,11 @@ class TransformerXL(Mixer):
         self.content_bias = nn.Parameter(0.02 * torch.randn(heads, self.size))  # u
         self.position_bias = nn.Parameter(0.02 * torch.randn(heads, self.size))  # w
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return Hidden(q, k, v, x=x)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         q, _ = carry.to_rows(r.q)
         here, past, table, out = carry.start[:, None, None], self.past(r, carry), self._sinusoids(q), []
         for start, stop in pieces(carry.tokens, self.piece):
@@ -96,7 +96,7 @@ class TransformerXL(Mixer):
         index = slots.distance.clamp(0, len(table) - 1)[:, None].expand(-1, self.heads, -1, -1)
         return softmax((content + position.gather(3, index)) * self.size**-0.5, slots.seen, slots.v)
 
-    def past(self, r: Recurrence, carry: Carry) -> tuple[Past, ...]:
+    def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
         """The tokens of this call behind those that the state kept."""
         assert isinstance(r, Hidden)
         (k, _), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
@@ -170,7 +170,7 @@ class CompressiveTransformer(TransformerXL):
     def reach(self) -> int:
         return self.kept + 1 + self.compressed
 
-    def past(self, r: Recurrence, carry: Carry) -> tuple[Past, ...]:
+    def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
         assert isinstance(r, Hidden)
         hidden, first = self._blocks(r.x, carry)
         k, v = (p(hidden).unflatten(-1, (self.heads, -1)) for p in (self.k_proj, self.v_proj))
@@ -189,7 +189,7 @@ class CompressiveTransformer(TransformerXL):
             torch.cat([now - border + back, near.distance], 2),
         )  # fmt: skip
 
-    def _blocks(self, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+    def _blocks(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
         """Compressed slots, old and of this call [rows, blocks, D], and the number of the first; unfinished ones are at the end."""
         rows, _ = carry.to_rows(x)
         old, memory = carry.get("compressed"), carry.get("memory")

@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.mixers.attention.scores import PIECE, cached, pieces, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 
 
@@ -25,7 +25,7 @@ class Weighed(Softmax):
         """Of scores [rows, H, T, slots], -inf where nothing is to be seen: the same shape, each row of weights adding up to 1."""
         raise NotImplementedError(f"{type(self).__name__} must implement weights(scores)")
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         slots, real, before = cached(carry, k=r.k, v=r.v)
         if not self.causal and carry.valid is not None:
             real = carry.valid | (carry.counts == 0)[:, None]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.kinds import CrossMixer
 from linattn.mixers.parts import wide
@@ -31,7 +31,7 @@ class CrossKernel(CrossMixer, KernelAttention):
     def __init__(self, dim: int, heads: int, *, bias: bool = False) -> None:
         super().__init__(dim, heads, causal=False, bias=bias)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
         q, k, v = (project(t).unflatten(-1, (self.heads, -1)) for project, t in maps)
@@ -62,7 +62,7 @@ class CrossLinearTransformer(CrossKernel):
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads)
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         return elu1(q), elu1(k)
 
 
@@ -89,7 +89,7 @@ class CrossReLUAttention(CrossKernel):
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads, bias=True)
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         return q.relu(), k.relu()
 
     def guard(self, denominator: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class CrossCosFormer(CrossKernel):
             raise ValueError(f"ratio must be a number above 0, target tokens for each of the context, but came as {ratio}")
         self.ratio = ratio
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         n = self._length(k, state)
         state.keep("length", n)
         n = n.clamp(min=1).to(q.dtype)[:, None]
@@ -134,7 +134,7 @@ class CrossCosFormer(CrossKernel):
         expected = ((state.positions + 1) / (self.ratio * n)).clamp(max=1.0)  # [B, Tq]
         return _turned(q.relu(), expected), _turned(k.relu(), places)
 
-    def _length(self, k: Tensor, state: Carry) -> Tensor:
+    def _length(self, k: Tensor, state: CallContext) -> Tensor:
         if not state.fresh:
             return cast(Tensor, state.get("length"))
         assert state.across is not None

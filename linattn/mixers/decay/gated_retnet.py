@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, head_size, positive, rotate, wide
 from linattn.mixers.registry import register
 
@@ -43,7 +43,7 @@ class GatedRetNet(Mixer):
         self.decay_proj = nn.Linear(dim, heads, bias=False)
         self.norm = HeadNorm(self.size, eps=1e-5, affine=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
         angles = state.positions[..., None] * frequencies  # [B, T, K / 2]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry, State
+from linattn.mixers.context import CallContext, State
 from linattn.mixers.parts import HeadNorm, head_size, wide
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
@@ -45,7 +45,7 @@ class GateLoop(Mixer):
         self.decay_proj, self.angle_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.norm = HeadNorm(dim)
 
-    def project(self, x: Tensor, state: Carry) -> tuple[Recurrence, State]:
+    def project(self, x: Tensor, state: CallContext) -> tuple[Recurrence, State]:
         phase, last = self._phase(wide(self.angle_proj(x)), state)
         turn = torch.stack([phase.cos(), phase.sin()], -2).to(wide(x).dtype)  # [B, T, 2, D]
         q, k = (_heads(p(x)[..., None, :] * turn, self.heads) for p in (self.q_proj, self.k_proj))
@@ -56,7 +56,7 @@ class GateLoop(Mixer):
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o.flatten(-2), self.g_proj(x)))
 
-    def _phase(self, angles: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def _phase(self, angles: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         """The sum of ``angles`` [B, T, D] up to each token, and that of all tokens [rows, D] less whole turns."""
         exact = torch.float32 if angles.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         angles = angles.to(exact)

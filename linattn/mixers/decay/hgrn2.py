@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
 from linattn.mixers.registry import register
 
@@ -57,7 +57,7 @@ class HGRN2(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return rising(index, count)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         decay, key = forget(self.f_proj(x), self.lower_bound)
         q, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (F.silu(self.q_proj(x)), key, self.v_proj(x), decay))
         return Recurrence(q, k, v, decay=decay)

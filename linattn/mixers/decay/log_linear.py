@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.mamba2 import Mamba2
 from linattn.mixers.delta.gated_deltanet import GatedDeltaNet
 from linattn.mixers.parts import wide
@@ -52,7 +52,7 @@ class LogLinear(Mixer):
         weights = F.softplus(wide(self.level_scale) * wide(self.level_proj(x).unflatten(-1, (len(self.level_scale), -1))))
         return Levels(r.q, r.k, r.v, decay=r.decay, beta=r.beta, scale=r.scale, skip=r.skip, weights=weights)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Levels)
         assert r.decay is not None
         o = self._own(r)
@@ -113,7 +113,7 @@ class LogLinearMamba2(LogLinear, Mamba2):
         super().__init__(dim, expand=expand, head_dim=head_dim, state_size=state_size, groups=groups, conv_width=conv_width)
         self.add_levels(dim, self.heads, levels)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.weighed(super().project(x, state), x)
 
 
@@ -145,5 +145,5 @@ class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):
         super().__init__(dim, heads, value_heads=value_heads, key_size=key_size, value_size=value_size, conv_width=conv_width)
         self.add_levels(dim, self.value_heads, levels)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.weighed(super().project(x, state), x)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, wide
 from linattn.mixers.registry import register
 
@@ -74,7 +74,7 @@ class Mamba2(Mixer):
         self.norm = HeadNorm((self.groups, self.inner // self.groups), eps=eps)
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         xbc, dt = self.in_proj(x).split((self.convolved, self.heads), -1)
         x, b, c = self.conv(xbc, state).split(self.widths, -1)
         x = x.unflatten(-1, (-1, self.inner // self.heads)).expand(-1, -1, self.heads, -1)  # [B, T, H, P]

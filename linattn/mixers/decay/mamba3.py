@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan, linear_attention
@@ -72,7 +72,7 @@ class Mamba3(Mixer):
         self.D = nn.Parameter(torch.ones(self.heads))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         """q and k [B, T, rank · H, N], the heads of the first rank first; v [B, T, H, P]."""
         x, b, c, dt, a, mix, angles = self.in_proj(x).split(self.parts, -1)
         dt, mix = F.softplus(wide(dt) + self.dt_bias), wide(mix).sigmoid()
@@ -84,7 +84,7 @@ class Mamba3(Mixer):
         skip = (wide(self.D)[:, None] * self.inputs(v)).flatten(2, 3)
         return Trapezoid(q, k, v, decay=-rate * dt, scale=1.0, skip=skip, near=mix * dt, far=(1 - mix) * dt)
 
-    def _phase(self, steps: Tensor, carry: Carry) -> Tensor:
+    def _phase(self, steps: Tensor, carry: CallContext) -> Tensor:
         """Sums of the angles [B, T, H, n] from the start of each sequence; in float64, or 10⁵ tokens would not be exact."""
         kind = steps.dtype if steps.device.type == "mps" else torch.float64
         steps = steps.to(kind).flatten(2)
@@ -114,7 +114,7 @@ class Mamba3(Mixer):
         """What [B, T, H, P] writes, [B, T, rank, H, P]."""
         return wide(v)[:, :, None]
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Trapezoid)
         assert r.decay is not None
         q, k = (wide(t).unflatten(2, (self.rank, -1)) for t in (r.q, r.k))  # [B, T, rank, H, N]
@@ -141,7 +141,7 @@ class Mamba3(Mixer):
             o = o + torch.einsum("bthrs,btshp->btrhp", missing, v_last)
         return (o + own).flatten(2, 3).to(dtype)
 
-    def _last(self, carry: Carry, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
+    def _last(self, carry: CallContext, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
         """All of them one token earlier, zeros at the start of a sequence; keeps the last token."""
         everything = [k, v, near, decay]
         flat = torch.cat([t.flatten(2) for t in everything], -1)

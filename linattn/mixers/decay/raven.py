@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.gsa import SlotMemory, Slots
 from linattn.mixers.parts import HeadNorm, head_size, time_steps, wide
 from linattn.mixers.registry import register
@@ -56,7 +56,7 @@ class Raven(SlotMemory):
         self.q_norm, self.k_norm, self.norm = HeadNorm(size, eps=eps), HeadNorm(size, eps=eps), HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (F.silu(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
         fade = decay[..., None] * self.routed(x)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, time_steps, unit, wide
 from linattn.mixers.registry import register
 
@@ -64,7 +64,7 @@ class Rodimus(Mixer):
         self.tau_proj.bias.uniform_(1 / 16, 0.9).logit_()
         self.beta_proj.get_parameter("1.bias").zero_()
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         u = self.u_proj(x)
         h = self.conv(u, state)
         select, tau = wide(self.select_proj(h)), wide(self.tau_proj(h)).sigmoid()

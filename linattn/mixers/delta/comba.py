@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
 from linattn.mixers.registry import register
 
@@ -50,7 +50,7 @@ class Comba(Mixer):
         self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         k = wide(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote

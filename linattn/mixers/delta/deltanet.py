@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, unit, wide
 from linattn.mixers.registry import register
 
@@ -35,7 +35,7 @@ class DeltaNet(Mixer):
         self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
         return Recurrence(q, k, v, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))

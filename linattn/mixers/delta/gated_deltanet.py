@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 
@@ -53,7 +53,7 @@ class GatedDeltaNet(Mixer):
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
         decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
 from linattn.mixers.registry import register
 
@@ -54,7 +54,7 @@ class KDA(Mixer):
         self.norm = HeadNorm(self.size, eps=eps)
         self.o_proj = nn.Linear(inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
         decay = -self.A_log.exp()[:, None] * F.softplus(wide(self.decay_proj(x).unflatten(-1, (self.heads, -1))) + self.dt_bias)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention
@@ -137,14 +137,14 @@ class MesaNet(Mixer):
         self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.q_conv(self.q_proj(x), state), self.k_conv(self.k_proj(x), state), self.v_proj(x)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         weight = wide(self.b_proj(x)).sigmoid()
         decay = F.logsigmoid(wide(self.a_proj(x)))
         return LeastSquares(unit(q), unit(k).to(v.dtype), weight[..., None] * wide(v), decay=decay, scale=1.0, weight=weight)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, LeastSquares)
         k = wide(r.k)
         system = System(

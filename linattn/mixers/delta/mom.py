@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, unit, wide
 from linattn.mixers.registry import register
 
@@ -74,7 +74,7 @@ class MoM(Mixer):
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(heads * self.value_size, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         """The heads of a memory lie side by side, those of the first memory first, those of the shared one last."""
         q, k, v = self.conv(self.qkv_proj(x), state).split(self.widths, -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size))) for t in (q, k))

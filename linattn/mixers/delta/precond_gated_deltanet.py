@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.gated_deltanet import GatedDeltaNet
 from linattn.mixers.parts import time_steps, wide
 from linattn.mixers.registry import register
@@ -43,7 +43,7 @@ class Preconditioned(Mixer):
         self.curvature_dt_bias = nn.Parameter(time_steps(heads))
         self.curvature_center = nn.Parameter(torch.full((heads,), -0.2, dtype=torch.float32))
 
-    def preconditioned(self, r: Recurrence, x: Tensor, carry: Carry) -> Recurrence:
+    def preconditioned(self, r: Recurrence, x: Tensor, carry: CallContext) -> Recurrence:
         """The delta rule ``r`` of the tokens ``x`` with a preconditioner; keeps the curvature after the last token."""
         assert r.decay is not None
         assert r.beta is not None
@@ -57,7 +57,7 @@ class Preconditioned(Mixer):
         fade = r.decay.exp() if r.decay.ndim == 4 else r.decay.exp()[..., None]
         return Recurrence(r.q, written, beta * wide(r.v), decay=r.decay, erase=(fade * k, -beta * spread))
 
-    def _curvature(self, k: Tensor, x: Tensor, carry: Carry) -> Tensor:
+    def _curvature(self, k: Tensor, x: Tensor, carry: CallContext) -> Tensor:
         """The curvature after each token, [B, T, H, K]."""
         decay = -self.curvature_A_log.exp() * F.softplus(wide(self.curvature_a_proj(x)) + self.curvature_dt_bias)
         decay = decay[..., None].expand_as(k).flatten(-2)
@@ -98,5 +98,5 @@ class PrecondGatedDeltaNet(Preconditioned, GatedDeltaNet):
         )  # fmt: skip
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.preconditioned(super().project(x, state), x, state)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
 from linattn.mixers.registry import register
@@ -87,10 +87,10 @@ class Titans(Mixer):
         self.g_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.finish(self.norm(self.recall(x, carry)).flatten(-2), x)
 
-    def recall(self, x: Tensor, carry: Carry) -> Tensor:
+    def recall(self, x: Tensor, carry: CallContext) -> Tensor:
         """M_t(q_t), what the memory answers to each token after it has learned it: [B, T, H, K]."""
         blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
         placed = [blocks.place(t) for t in self.inputs(self.conv(self.qkv_proj(x), carry), x)]
@@ -109,14 +109,14 @@ class Titans(Mixer):
         """Gate the normed output ``o`` [B, T, D] by the tokens, and map it."""
         return self.o_proj((o * F.silu(wide(self.g_proj(x)))).to(x.dtype))
 
-    def memory_before(self, carry: Carry) -> Memory:
+    def memory_before(self, carry: CallContext) -> Memory:
         """The memory that came in, or the learned one to begin with."""
         if not carry.fresh:
             return Memory(*(wide(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
         memory = wide(self.memory).expand(carry.rows, -1, -1, -1, -1)
         return Memory(memory.clone(), memory.clone(), torch.zeros_like(memory))
 
-    def keep_memory(self, memory: Memory, carry: Carry) -> None:
+    def keep_memory(self, memory: Memory, carry: CallContext) -> None:
         for name, t in {"start": memory.start, "memory": memory.now, "momentum": memory.momentum}.items():
             carry.keep(name, t)
 

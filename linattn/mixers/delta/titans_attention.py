@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
 from linattn.mixers.delta.titans import Titans
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, unit, wide
@@ -61,7 +61,7 @@ class TitansMAC(Titans):
         self.attention_conv = ShortConvolution(3 * dim, conv_width, name="attention_conv")
         self.attention_norm = HeadNorm(self.size)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
         tokens = self.attention_conv(self.attention_proj(x), carry).unflatten(-1, (3, self.heads, -1)).unbind(2)
         asked = unit(self.retrieve_conv(self.retrieve_proj(x), carry).unflatten(-1, (self.heads, -1)))
@@ -90,7 +90,7 @@ class TitansMAC(Titans):
 class Segment:
     """Keys and values of the segment that is being gone through: of its tokens and of the memory's answers to them."""
 
-    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: Carry, like: Tensor) -> None:
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext, like: Tensor) -> None:
         rows, _, heads, n, size = like.shape
         self.mixer, self.blocks = mixer, blocks
         old = carry.get("segment")
@@ -114,7 +114,7 @@ class Segment:
         scores = (wide(q) @ keys.mT) * q.shape[-1] ** -0.5
         return scores.masked_fill(~self.seen, -torch.inf).softmax(-1) @ values
 
-    def keep(self, carry: Carry) -> None:
+    def keep(self, carry: CallContext) -> None:
         carry.keep("segment", self.kept)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Segment:
 class PastOutputs:
     """The short convolution of what the memory learns, which comes segment by segment. State: as :class:`ShortConvolution` keeps it."""
 
-    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: Carry) -> None:
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext) -> None:
         self.conv, self.blocks, self.carry = mixer.conv, blocks, carry
         self.before = self.conv.width - 1
         self.all: list[Tensor] = []  # each segment's inputs, before the first of them those of earlier calls
@@ -149,7 +149,7 @@ class PastOutputs:
         real = F.pad(self.blocks.present[:, 0], (self.before, 0))[..., None]
         return torch.where(real, F.pad(x, (0, 0, self.before, 0)), longer)
 
-    def keep(self, carry: Carry) -> None:
+    def keep(self, carry: CallContext) -> None:
         every = torch.cat([self.all[0], *(longer[:, self.before :] for longer in self.all[1:])], 1)
         last = self.blocks.shift + carry.counts[:, None] + torch.arange(self.before, device=every.device)
         carry.keep(self.conv.name, every.gather(1, last[..., None].expand(-1, -1, every.shape[2])))
@@ -164,7 +164,7 @@ class Window(nn.Module):
         self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
         self.conv = ShortConvolution(3 * dim, conv_width, name="window_conv")
 
-    def forward(self, x: Tensor, carry: Carry, *, always: Tensor | None = None, before: int = 0) -> Tensor:
+    def forward(self, x: Tensor, carry: CallContext, *, always: Tensor | None = None, before: int = 0) -> Tensor:
         """``x`` [B, T, D] to [B, T, H, K]. ``always`` [N, D] are tokens that all see; the state begins with ``before`` tokens already."""
         q, k, v = self.conv(self.qkv_proj(x), carry).chunk(3, -1)
         own, old = torch.cat([k, v], -1), carry.get("window")
@@ -188,7 +188,7 @@ class Window(nn.Module):
         """Keys and values of the tokens that all see, a row for every sequence: [rows, N, 2 D]."""
         if always is None:
             return slots[:, :0]
-        first = self.conv(self.qkv_proj(always[None]), Carry(always[None], returning=False))
+        first = self.conv(self.qkv_proj(always[None]), CallContext(always[None], returning=False))
         return first[..., always.shape[-1] :].to(slots.dtype).expand(slots.shape[0], -1, -1)
 
     def flops(self, x: Tensor, past: int) -> int:
@@ -211,21 +211,21 @@ class Windowed(Titans):
         self.persistent = nn.Parameter(torch.randn(persistent, dim))
         self.window = Window(dim, heads, window, conv_width)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.arrange(x, self._opened(x, carry) if carry.fresh else carry)
 
-    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         """Memory and attention, one beside or above the other: [B, T, D] -> [B, T, D]."""
         raise NotImplementedError
 
-    def _opened(self, x: Tensor, carry: Carry) -> Carry:
+    def _opened(self, x: Tensor, carry: CallContext) -> CallContext:
         """The call as one that comes after the persistent tokens, which are blocks of their own."""
         persistent = self.persistent[None].to(x.dtype)
-        first = Carry(persistent)
+        first = CallContext(persistent)
         self.arrange(persistent, first)
         begun = first.new | {"start": first.new["memory"]}
         state = {name: t.expand(carry.rows, *t.shape[1:]) for name, t in begun.items()} | {"position": carry.start}
-        opened = Carry(x, state, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=carry.returning)
+        opened = CallContext(x, state, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=carry.returning)
         opened.new = carry.new
         return opened
 
@@ -249,7 +249,7 @@ class TitansMAG(Windowed):
         super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
         self.attention_norm = HeadNorm(self.size)
 
-    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         gate = self.norm(self.recall(x, carry)).sigmoid()
         y = self.attention_norm(wide(self.window(x, carry, always=self.persistent.to(x.dtype))))
         return self.finish((y * gate).flatten(-2), x)
@@ -278,7 +278,7 @@ class TitansMAL(Windowed):
         super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
         self.out_proj = nn.Linear(dim, dim, bias=False)
 
-    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         y = super(Windowed, self).mix(x, carry)
         return self.out_proj(self.window(y, carry, before=len(self.persistent)).flatten(-2))
 

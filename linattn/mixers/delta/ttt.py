@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
 from linattn.mixers.parts import WideLayerNorm, head_size, positive, rotate, wide
 from linattn.mixers.registry import register
@@ -73,7 +73,7 @@ class TTT(Mixer):
         own |= {f"norm_{name}": weights[f"ttt_norm_{name}"] for name in ("weight", "bias")}
         self.load_state_dict(own | {"place": weights["learnable_token_idx"]})
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         q, k, v = (wide(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         channel = torch.arange(0, self.size, 2, dtype=q.dtype, device=q.device)
         angles = (carry.positions % self.batch)[..., None] * self.base ** (-channel / self.size)
@@ -84,7 +84,7 @@ class TTT(Mixer):
         o = blocks.back(self._learn(q, k, v, rate, blocks, carry))
         return self.o_proj(self.post_norm(o.flatten(-2)).to(x.dtype))
 
-    def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: Carry) -> list[Tensor]:
+    def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: CallContext) -> list[Tensor]:
         """q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero where no token stands."""
         model = self._first(q, carry)
         place = (wide(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[:, None]  # [n, 1]
@@ -101,7 +101,7 @@ class TTT(Mixer):
                 carry.keep(f"{name}_sum", total)
         return out
 
-    def _first(self, like: Tensor, carry: Carry) -> list[Layer]:
+    def _first(self, like: Tensor, carry: CallContext) -> list[Layer]:
         """The model that came in, or the learned one to begin with, a row for every sequence."""
         model = []
         for names in self.layers:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, wide
 from linattn.ops import diagonal_scan, running_max
 
@@ -56,11 +56,11 @@ class KernelAttention(Mixer):
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return [wide(q), wide(k), v]
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         """φ of queries and of keys."""
         raise NotImplementedError(f"{type(self).__name__} must implement features(q, k, state) or project(x, state)")
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k = self.features(q, k, state)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
@@ -69,7 +69,7 @@ class KernelAttention(Mixer):
         """What is divided by in place of φ(q_t) z_t, [B, T, H]."""
         return denominator
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, carry))  # a pair where r.normalize is "return"
         if isinstance(o, Tensor):
             return o
@@ -80,7 +80,7 @@ class KernelAttention(Mixer):
         return self.o_proj(o.flatten(-2))
 
 
-def maximum_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, Tensor]:
+def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """The largest x [B, T, D] of each sequence before each token, with it, and in all: [B, T, D] twice and [rows, D].
 
     The last is kept under ``name``.
@@ -92,7 +92,7 @@ def maximum_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, 
     return _before(m, first, carry), m, last
 
 
-def logsumexp_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, Tensor]:
+def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same of L_t = log Σ_{i ≤ t} exp(x_i), differentiable. Where no token came before it is :data:`NOTHING`."""
     x = only_real(wide(x), carry)
     first, cu = _first(x, carry, name), carry.cu_seqlens
@@ -111,23 +111,23 @@ def log_fading(before: Tensor, now: Tensor) -> Tensor:
     return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may leave a trace above 0
 
 
-def to_tokens(rows: Tensor, carry: Carry) -> Tensor:
+def to_tokens(rows: Tensor, carry: CallContext) -> Tensor:
     """What every sequence has one of, [rows, D], beside its tokens: [B, 1, D], packed [1, T, D]."""
     return rows[:, None] if carry.cu_seqlens is None else rows[carry.sequence][None]
 
 
-def only_real(x: Tensor, carry: Carry) -> Tensor:
+def only_real(x: Tensor, carry: CallContext) -> Tensor:
     """Logarithms x [B, T, D] with :data:`NOTHING` in place of padding."""
     valid = carry.valid
     return x if valid is None else torch.where(valid[..., None], x, NOTHING)
 
 
-def _first(x: Tensor, carry: Carry, name: str) -> Tensor:
+def _first(x: Tensor, carry: CallContext, name: str) -> Tensor:
     old = carry.get(name)
     return x.new_full((carry.rows, x.shape[-1]), NOTHING) if old is None else old.to(x.dtype)
 
 
-def _before(x: Tensor, first: Tensor, carry: Carry) -> Tensor:
+def _before(x: Tensor, first: Tensor, carry: CallContext) -> Tensor:
     """x [B, T, D] one token later, each sequence's ``first`` [rows, D] in front."""
     if carry.cu_seqlens is None:
         return torch.cat([first[:, None], x], 1)[:, :-1]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention, log_fading, maximum_so_far, only_real, to_tokens
 from linattn.mixers.registry import register
 from linattn.ops.features import orthogonal_gaussian
@@ -113,7 +113,7 @@ class RandomFeatures(KernelAttention):
         """W q, W k [B, T, H, m], and what is subtracted from each, g(q) and g(k) [B, T, H, 1]."""
         raise NotImplementedError(f"{type(self).__name__} must implement exponents(q, k)")
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k, less_q, less_k = self.exponents(q, k)
         k = only_real(k.flatten(-2), state).view_as(k)
@@ -165,7 +165,7 @@ class Performer(RandomFeatures):
         super().__init__(dim, heads, causal, random_features=random_features, eps=eps, out_bias=True, redraw_every=redraw_every)
         self.kernel = kernel
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         if self.kernel == "softmax":
             return super().project(x, state)
         q, k, v = self.heads_of(x)

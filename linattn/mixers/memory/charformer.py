@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
 from linattn.mixers.memory.attention import check_least, look, means
 from linattn.mixers.registry import register
@@ -55,7 +55,7 @@ class Charformer(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return (lengths + self.downsample - 1) // self.downsample
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return x
         if self.conv is not None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import check_least, look
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
@@ -77,7 +77,7 @@ class ETC(Mixer):
         self.global_tokens, self.radius, self.distance, self.segment, self.hard = global_tokens, radius, distance, segment, hard
         self.long, self.globals = (Side(dim, heads, 2 * distance + 3) for _ in range(2))
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         real = torch.ones_like(x[..., 0], dtype=torch.bool) if carry.valid is None else carry.valid
         few, many = x.tensor_split((self.global_tokens,), 1)
         return torch.cat([self._global(few, many, real), self._long(few, many, real)], 1)

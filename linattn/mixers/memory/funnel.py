@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
 from linattn.mixers.memory.attention import check_least, look, means
 from linattn.mixers.parts import head_size, wide
@@ -58,7 +58,7 @@ class Funnel(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return (lengths + 1) // 2
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         pooled = means(torch.cat([x[:, :1], x[:, :-1]], 1) if self.separate_cls else x, 2, carry.counts)
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, pooled), (self.k_proj, x), (self.v_proj, x)))
         near, keys = self._positions(q, x.shape[1])

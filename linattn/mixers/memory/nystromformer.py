@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import BesideSoftmax, check_least
 from linattn.mixers.parts import wide
 from linattn.mixers.pattern.learned import by_head, pick
@@ -48,7 +48,7 @@ class Nystromformer(BesideSoftmax):
         if kernel_size:
             self.conv = nn.Conv2d(heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), groups=heads, bias=False)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
@@ -65,7 +65,7 @@ class Nystromformer(BesideSoftmax):
             o = o + F.conv2d(v, self.conv.weight.to(v.dtype), padding=self.conv.padding, groups=self.heads)
         return by_head(o.to(r.v.dtype))
 
-    def _segments(self, carry: Carry) -> Tensor:
+    def _segments(self, carry: CallContext) -> Tensor:
         """Which tokens each segment has, [B, 1, M, L], -1 for none: token t of n is in segment ⌊t m / n⌋."""
         tokens, device = carry.tokens, carry.counts.device
         count = carry.counts[:, None, None]  # [B, 1, 1]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer, Resampler
 from linattn.mixers.memory.attention import check_least, look
 from linattn.mixers.parts import head_size
@@ -101,7 +101,7 @@ class Perceiver(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return 0 * lengths + self.encoder.latents.shape[0]
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.encoder(x, carry.valid)
 
 
@@ -137,7 +137,7 @@ class PerceiverIO(CrossMixer):
         )
         self.decoder = Layer(dim, cross_heads, widening, cross=True, residual=residual)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         assert carry.across is not None
         z = carry.get("latents")
         z = self.encoder(carry.across.tokens, carry.across.valid) if z is None else z.to(x.dtype)

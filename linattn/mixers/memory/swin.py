@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.memory.attention import Counted, check_least, look
 from linattn.mixers.parts import head_size
@@ -57,11 +57,11 @@ class Swin(Counted, GridMixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"shifted": index % 2 == 1}
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return Recurrence(q, k, v)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         grid = grid_of(carry)
         shift = self.window // 2 if self.shifted and min(grid) > self.window else 0
         q, k, v = (self._windows(t.unflatten(1, grid), shift) for t in (r.q, r.k, r.v))

@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.mixers.attention.scores import cached, pieces, softmax
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.ops.pattern import Pattern, attend
 
@@ -31,11 +31,11 @@ class PatternAttention(Softmax):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True, rotary: bool = True, bias: bool = False) -> None:
         super().__init__(dim, heads, rotated=None if rotary else 0, bias=bias, out_bias=bias, causal=causal)
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         """Who sees whom: one pattern for all heads, or one for each group of them."""
         raise NotImplementedError(f"{type(self).__name__} must implement patterns(carry)")
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         found = self.patterns(carry)
         if carry.fresh:
             if carry.returning:
@@ -48,7 +48,7 @@ class PatternAttention(Softmax):
         """Each pattern with its heads of every tensor [B, T, H, ...]."""
         return list(zip(found, *(t.chunk(len(found), 2) for t in (q, k, v)), strict=True))
 
-    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: Carry) -> Tensor:
+    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: CallContext) -> Tensor:
         """Queries [rows, T, H, K] after a state: slots k, v [rows, slots, H, ...] that stand at ``place`` [rows, slots]."""
         out, position = [], carry.positions
         for start, stop in pieces(carry.tokens, PIECE):
@@ -58,7 +58,7 @@ class PatternAttention(Softmax):
             out.append(softmax(scores, seen, v))
         return torch.cat(out, 1)
 
-    def _slots(self, r: Recurrence, carry: Carry, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
+    def _slots(self, r: Recurrence, carry: CallContext, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of earlier calls and this one, and their positions [rows, slots], -1 for none; keeps what may be seen later."""
         reach = self.reach(found)
         if reach is None:

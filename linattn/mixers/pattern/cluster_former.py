@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.learned import by_head, grouped, pick
 from linattn.mixers.registry import register
 from linattn.ops.tiles import summed
@@ -75,11 +75,11 @@ class ClusterFormer(Softmax):
             counts = members.sum(0)[:, None]
             self.centres.copy_(torch.where(counts > 0, members.T @ x / counts.clamp(min=1), self.centres))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         return Assigned(r.q, r.k, r.v, cluster=self.nearest(x))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Assigned)
         cluster = r.cluster
         if not carry.tokens:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
@@ -48,7 +48,7 @@ class Clustered(Softmax):
         self.register_buffer("planes", torch.randn(self.size, bits))
         self.register_buffer("offsets", torch.randn(bits))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
@@ -56,20 +56,20 @@ class Clustered(Softmax):
         weights = self._looked(q, k, members, carry).softmax(-1)  # [B, H, C, T]
         return by_head(pick(weights.to(v.dtype) @ v, cluster))
 
-    def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: Carry) -> Tensor:
+    def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
         """What the mean queries of the clusters score all keys with, [B, H, C, T]."""
         mean = members.transpose(-1, -2) @ wide(q) / members.sum(-2).clamp(min=1)[..., None]
         scores = mean @ wide(k).transpose(-1, -2) * self.size**-0.5
         return scores if carry.valid is None else scores.masked_fill(~self._real(carry), -1e30)
 
-    def _real(self, carry: Carry) -> Tensor:
+    def _real(self, carry: CallContext) -> Tensor:
         """Which keys there are, [B, 1, 1, T]; for rows without any, all."""
         valid = carry.valid
         assert valid is not None
         return (valid | (carry.counts == 0)[:, None])[:, None, None]
 
     @torch.no_grad()
-    def cluster(self, q: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+    def cluster(self, q: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
         """The cluster of each query of q [B, H, T, K], [B, H, T] int64, and as rows of 0 and 1, [B, H, T, C]."""
         planes = self.planes
         codes = torch.where(q.to(planes.dtype) @ planes > self.offsets, 1.0, -1.0).to(planes.dtype)  # [B, H, T, bits]
@@ -82,7 +82,7 @@ class Clustered(Softmax):
             centres = torch.where((members.sum(-2) > 0)[..., None], torch.where(votes > 0, 1.0, -1.0), centres).to(codes.dtype)
         return self._assigned(codes, centres, known, carry)
 
-    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
         """The nearest centre, the first of several."""
         alike = (codes @ centres.transpose(-1, -2)).masked_fill(~known[:, None, None], -torch.inf)  # bits less twice the distance
         cluster = alike.argmax(-1)
@@ -125,7 +125,7 @@ class ImprovedClustered(Clustered):
             raise ValueError(f"top must be at least 1, but came as {top}")
         self.top = top
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.attention import PatternAttention
 from linattn.mixers.registry import register
 from linattn.ops.pattern import Pattern, blocks
@@ -37,5 +37,5 @@ class Local(PatternAttention):
         super().__init__(dim, heads, causal=causal, rotary=rotary)
         self.pattern = blocks(block, before=memory, after=0 if causal else memory)
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         return [self.pattern & earlier() if self.causal else self.pattern]

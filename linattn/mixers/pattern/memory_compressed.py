@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
 
@@ -59,7 +59,7 @@ class MemoryCompressed(Mixer):
         self.null_key, self.null_value = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
         self.o_proj = nn.Linear(dim, dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         q, k, v = self.qkv_proj(x).chunk(3, -1)
         (k, place), (v, _) = self._slots("k", k, carry), self._slots("v", v, carry)  # [B, slots, D]
         k, v = (torch.cat([null.to(t.dtype).expand(t.shape[0], 1, -1), t], 1) for null, t in ((self.null_key, k), (self.null_value, v)))
@@ -72,13 +72,13 @@ class MemoryCompressed(Mixer):
             out.append(softmax(scores, seen, v))
         return self.o_proj(torch.cat(out, 1).flatten(-2))
 
-    def _seen(self, position: Tensor, place: Tensor, carry: Carry) -> Tensor:
+    def _seen(self, position: Tensor, place: Tensor, carry: CallContext) -> Tensor:
         if self.causal:
             return place[:, None] <= position[..., None]
         real = place < (carry.start + carry.counts + self.rate - 1)[:, None]  # at least one of its tokens is real
         return real[:, None].expand(-1, position.shape[1], -1)
 
-    def _slots(self, name: str, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+    def _slots(self, name: str, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
         """Slots of earlier calls and of this one, and the position of the last token of each, [B, slots] both.
 
         Tokens that do not fill a slot wait in the state, and are put before the next ones.

@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import at_least, wide
 from linattn.mixers.pattern.learned import best, block_means, in_blocks
 from linattn.mixers.registry import register
@@ -58,7 +58,7 @@ class MoBA(Softmax):
         at_least(1, block=block, blocks=blocks)
         self.block, self.blocks = block, blocks
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         position = carry.positions
         slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
         k, v, place = slots["k"], slots["v"], slots["place"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, pieces, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import at_least, wide
 from linattn.mixers.pattern.learned import best, block_means, in_blocks
 from linattn.mixers.registry import register
@@ -90,11 +90,11 @@ class NSA(Softmax):
         self.block, self.blocks, self.near = block, blocks, window
         self.gate_proj = nn.Linear(dim, 3 * heads, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         return Branches(r.q, r.k, r.v, gates=wide(self.gate_proj(x)).sigmoid().unflatten(-1, (self.heads, 3)))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Branches)
         position = carry.positions
         slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))

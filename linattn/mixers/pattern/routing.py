@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
 from linattn.ops.tiles import summed
@@ -50,7 +50,7 @@ class Routing(Softmax):
         self.clusters, self.least = clusters, least
         self.register_buffer("centres", F.normalize(torch.randn(heads, clusters, self.size), dim=-1))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
@@ -60,7 +60,7 @@ class Routing(Softmax):
         return by_head(self._averaged(o.flatten(2, 3), taken.flatten(2), carry.tokens)).to(r.v.dtype)
 
     @torch.no_grad()
-    def routed(self, t: Tensor, carry: Carry) -> Tensor:
+    def routed(self, t: Tensor, carry: CallContext) -> Tensor:
         """The tokens of t [B, H, T, K] that each cluster takes, [B, H, C, w], -1 for none."""
         near = self._near(t)
         if carry.valid is not None:
@@ -86,7 +86,7 @@ class Routing(Softmax):
     @torch.no_grad()
     def learn(self, x: Tensor, decay: float = 0.999) -> None:
         """Move the centres to ``decay`` times themselves and the rest the mean of those tokens x [B, T, D] whose nearest they are."""
-        r = self.project(x, Carry(x, returning=False))
+        r = self.project(x, CallContext(x, returning=False))
         t = torch.cat([by_head(r.q), by_head(r.k)], 2)
         members = F.one_hot(self._near(t).argmax(-1), self.clusters).to(self.centres.dtype)  # [B, H, 2 T, C]
         total = torch.einsum("bhtc,bhtk->hck", members, F.normalize(t.to(self.centres.dtype), dim=-1))

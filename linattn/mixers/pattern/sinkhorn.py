@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.pattern.learned import by_head
 from linattn.mixers.registry import register
@@ -56,7 +56,7 @@ class Sinkhorn(Softmax):
             raise ValueError(f"temperature must be above 0, but came as {temperature}")
         self.block, self.iterations, self.temperature, self.sortcut, self.noise = block, iterations, temperature, sortcut, noise
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         fill = -carry.tokens % self.block

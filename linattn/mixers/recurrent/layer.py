@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 
 
 class RecurrentLayer(Mixer):
@@ -29,11 +29,11 @@ class RecurrentLayer(Mixer):
         for name, parameter in self.layer(dim, dim).named_parameters():
             self.register_parameter(name, parameter)
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
         """Outputs [rows, T, D] of the tokens ``rows`` [rows, T, D] from ``h`` [rows, D]; keeps states besides h."""
         raise NotImplementedError
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         rows, valid = carry.to_rows(x)
         h = self.first("h", rows, carry)
         y = self.run(rows, valid, h, carry)
@@ -44,7 +44,7 @@ class RecurrentLayer(Mixer):
     def flops(self, x: Tensor, past: int = 0) -> int:
         return 2 * x.shape[0] * x.shape[1] * (self.weight_ih_l0.numel() + self.weight_hh_l0.numel())
 
-    def first(self, name: str, rows: Tensor, carry: Carry) -> Tensor:
+    def first(self, name: str, rows: Tensor, carry: CallContext) -> Tensor:
         """The state ``name`` [rows, D] that came in, zeros at the start."""
         old = carry.get(name)
         return rows.new_zeros(rows.shape[0], self.dim) if old is None else old.to(rows.dtype)

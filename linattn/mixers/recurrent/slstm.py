@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.mlstm import HeadLayerNorm
 from linattn.mixers.parts import ShortConvolution, head_size, wide
 from linattn.mixers.registry import register
@@ -56,7 +56,7 @@ class SLSTM(Mixer):
         with torch.no_grad():
             self.bias[1] = 5 - 12 * (torch.arange(size) / max(size - 1, 1)) ** 0.3
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         seen = self.conv(x, carry)
         both = torch.stack([seen, x], 2).unflatten(-1, (self.heads, -1))  # [B, T, 2, H, V]
         both = both.repeat_interleave(2, 2)  # i and f look at the convolution, z and o at the token itself
@@ -84,7 +84,7 @@ class SLSTM(Mixer):
         c, n = f * c + i * torch.tanh(z), f * n + i  # one of i and f is 1, so n is at least 1
         return [torch.sigmoid(o) * c / n, c, n, m]
 
-    def _first(self, name: str, rows: Tensor, carry: Carry) -> Tensor:
+    def _first(self, name: str, rows: Tensor, carry: CallContext) -> Tensor:
         old = carry.get(name)
         start = _NOTHING if name == "m" else 0.0
         return rows.new_full((rows.shape[0], self.dim), start) if old is None else old.to(rows.dtype)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import at_least, check_place, head_size, wide
 from linattn.ops import flops
 
 
-def previous(x: Tensor, carry: Carry, name: str = "last") -> Tensor:
+def previous(x: Tensor, carry: CallContext, name: str = "last") -> Tensor:
     """The token before each of ``x`` [B, T, D], zeros at the start of a sequence; ``name`` keeps the last one [rows, 1, D]."""
     longer, places = carry.context(name, x, 1)
     return longer[:, :-1] if places is None else longer.index_select(1, places - 1)
@@ -70,7 +70,7 @@ class TimeMixing(Mixer):
     :meth:`tokens` gives the recurrence and what is wanted beside it, :meth:`finish` puts the two together.
     """
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         """The recurrence of ``x`` [B, T, D], and tensors for :meth:`finish`."""
         raise NotImplementedError
 
@@ -78,14 +78,14 @@ class TimeMixing(Mixer):
         """From the output of the recurrence [B, T, H, V] to [B, T, D]."""
         raise NotImplementedError
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.tokens(x, state)[0]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         """As at the start of a sequence, where nothing comes before ``x``."""
-        return self.finish(o, self.tokens(x, Carry(x, returning=False))[1])
+        return self.finish(o, self.tokens(x, CallContext(x, returning=False))[1])
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         r, beside = self.tokens(x, carry)
         v = r.v  # in the dtype of the linear maps, which autocast chooses
         r = replace(r, q=r.q.to(v.dtype), k=r.k.to(v.dtype))
@@ -93,7 +93,7 @@ class TimeMixing(Mixer):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         with flops.counter() as counter:
-            r, beside = self.tokens(x, Carry(x, returning=False))
+            r, beside = self.tokens(x, CallContext(x, returning=False))
             self.finish(torch.empty_like(r.v), beside)
         return counter.get_total_flops() + self.attend_flops(r, past)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, previous, ramp, ratios, zigzag
@@ -46,14 +46,14 @@ class RWKV4(RWKV):
         self.time_mix_receptance = nn.Parameter(ramp(dim, 0.5 * almost))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         before = previous(x, carry)
         xk, xv, xr = (torch.lerp(before, x, mix) for mix in (self.time_mix_key, self.time_mix_value, self.time_mix_receptance))
         k, v = self.k_proj(xk)[..., None], self.v_proj(xv)[..., None]  # [B, T, D, 1]
         decay, bonus = -self.time_decay.exp()[:, None], self.time_first[:, None]
         return Recurrence(k, k, v, decay=decay, bonus=bonus, scale=1.0), (self.r_proj(xr),)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         """The weighted mean of v [B, T, D, V]: V values share each channel's weights."""
         assert r.decay is not None
         assert r.bonus is not None
@@ -86,12 +86,12 @@ class RWKV4(RWKV):
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         return self.o_proj(beside[0].sigmoid() * o[..., 0].to(beside[0].dtype))
 
-    def _old(self, carry: Carry, name: str, like: Tensor, fill: float) -> Tensor:
+    def _old(self, carry: CallContext, name: str, like: Tensor, fill: float) -> Tensor:
         old = carry.get(name)
         return like.new_full((carry.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)
 
 
-def _delayed(h: Tensor, initial: Tensor, carry: Carry) -> Tensor:
+def _delayed(h: Tensor, initial: Tensor, carry: CallContext) -> Tensor:
     """What stood before each token: ``h`` [B, T, X] one token on, after ``initial`` [rows, X]."""
     if carry.cu_seqlens is None:
         return torch.cat([initial[:, None], h], 1)[:, :-1]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import at_least, wide
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios, zigzag
@@ -73,7 +73,7 @@ class RWKV5(_Matrix):
         self.time_mix_v = nn.Parameter(ramp(dim, almost) + 0.3 * depth)
         self.time_mix_r, self.time_mix_g = (nn.Parameter(ramp(dim, 0.5 * almost)) for _ in range(2))
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         before = previous(x, carry)
         xk, xv, xr, xg = (torch.lerp(before, x, mix) for mix in (self.time_mix_k, self.time_mix_v, self.time_mix_r, self.time_mix_g))
         r, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.r_proj(xr), self.k_proj(xk), self.v_proj(xv)))
@@ -120,7 +120,7 @@ class RWKV6(_Matrix):
     time_maa_r: nn.Parameter
     time_maa_g: nn.Parameter
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         back = previous(x, carry) - x
         low = torch.tanh((x + back * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (5, -1))
         more = (low.unsqueeze(-2) @ self.time_maa_w2).squeeze(-2)  # [B, T, 5, D]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import at_least, wide
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios
@@ -99,7 +99,7 @@ class RWKV7(RWKV):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"value_residual": index > 0}
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         back = previous(x, carry) - x
         xr, xw, xk, xv, xa, xg = (x + back * mix for mix in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))
         split = lambda t: t.unflatten(-1, (self.heads, -1))  # noqa: E731
@@ -113,7 +113,7 @@ class RWKV7(RWKV):
         erase = (-kappa, kappa * split(rate))
         return Recurrence(r, k, v, decay=split(decay), erase=erase, scale=1.0), (own.flatten(-2), gate)
 
-    def _values(self, xv: Tensor, carry: Carry) -> Tensor:
+    def _values(self, xv: Tensor, carry: CallContext) -> Tensor:
         """The values [B, T, H, V]; passes on those of the first layer."""
         v, first = self.v_proj(xv).unflatten(-1, (self.heads, -1)), carry.shared
         if first is None:

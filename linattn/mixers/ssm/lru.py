@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import positive, wide
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, complex_parameter, shared_flops, shared_states
@@ -56,7 +56,7 @@ class LRU(Mixer):
         self.D = nn.Parameter(torch.randn(dim))
         self.o_proj = nn.Linear(dim, 2 * dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         log = torch.complex(-self.nu_log.exp(), self.theta_log.exp())
         b = self.gamma_log.exp()[:, None] * as_complex(self.B)
         y = shared_states(x, log, b, as_complex(self.C), carry)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.ops import diagonal_scan, lti
 from linattn.ops.checks import no_autocast
@@ -28,7 +28,7 @@ class StateSpace(Mixer):
         """A, B and C as :func:`linattn.lti` takes them."""
         raise NotImplementedError
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         old, (a, b, c) = carry.get("S"), self.system()
         if old is not None and a.is_complex():
             old = torch.view_as_complex(old)
@@ -87,7 +87,7 @@ def as_complex(pair: Tensor) -> Tensor:
     return torch.view_as_complex(wide(pair).contiguous())
 
 
-def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: Carry) -> Tensor:
+def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: CallContext) -> Tensor:
     """``h_t = e^log h_{t-1} + B x_t``, ``y_t = Re(C h_t)``: one system with as many inputs and outputs as there are channels.
 
     ``x`` [B, T, D]; ``log`` [P], ``b`` [P, D] and ``c`` [D, P] complex. Returns y [B, T, D], float32 or float64. State: ``h`` [rows, P, 2].

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import ShortConvolution, at_least, time_steps, wide
 from linattn.mixers.registry import register
 from linattn.ops import selective_scan
@@ -56,7 +56,7 @@ class Mamba(Mixer):
         self.D = nn.Parameter(torch.ones(self.inner))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def select(self, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def select(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What the scan takes: x and Δ [B, T, inner], A [inner, N], B and C [B, T, N]."""
         x = self.conv(self.in_proj(x), carry)
         dt, b, c = self.x_proj(x).split((self.rank, self.state_size, self.state_size), -1)
@@ -64,7 +64,7 @@ class Mamba(Mixer):
             dt, b, c = (F.rms_norm(wide(t), t.shape[-1:], eps=1e-6).to(x.dtype) for t in (dt, b, c))
         return x, F.softplus(wide(self.dt_proj(dt)) + self.dt_bias), -self.A_log.exp(), b, c
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         u, dt, a, b, c = self.select(x, carry)
         if carry.valid is not None:
             dt = torch.where(carry.valid[..., None], dt, 0.0)
@@ -75,7 +75,7 @@ class Mamba(Mixer):
         carry.keep("h", h)
         return self.read(y[..., None], x)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         x, dt, a, b, c = self.select(x, state)
         skip = (x * self.D)[..., None]
         return Recurrence(c[:, :, None], b[:, :, None], (dt * x)[..., None], decay=dt[..., None] * a, scale=1.0, skip=skip)

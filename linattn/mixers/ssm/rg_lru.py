@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import ShortConvolution, head_size, wide
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
@@ -47,7 +47,7 @@ class RGLRU(Mixer):
         self.recurrent_param = nn.Parameter(torch.log(torch.expm1(-radius.log())))  # softplus of it is −log radius
         self.o_proj = nn.Linear(width, dim)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         u = self.conv(self.x_proj(x), state)
         blocks = u.unflatten(-1, (self.heads, -1))  # [B, T, H, W / H]
         recur = self._gate(blocks, self.recurrent_gate_weight, self.recurrent_gate_bias)
@@ -58,7 +58,7 @@ class RGLRU(Mixer):
         one = v.new_ones(()).expand(*v.shape, 1)
         return Recurrence(one, one, v[..., None], decay=log, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
         decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # every signal of a channel fades alike
         h, last = diagonal_scan(decay, r.v.flatten(-2), initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens)

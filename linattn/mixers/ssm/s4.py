@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, values
@@ -89,7 +89,7 @@ class S4(StateSpace):
         cb, cp, pb, pp = _cauchy(torch.stack([c * b, c * p, p.conj() * b, p.conj() * p], 1), eigenvalues, g, s).unbind(1)
         return torch.fft.irfft(2 * (cb - s * cp * pb / (1 + s * pp)), tokens).mT
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return values(x, skip=x * self.D)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, wide
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, log_steps, shared_flops, shared_states
@@ -49,7 +49,7 @@ class S5(Mixer):
         self.log_step = nn.Parameter(log_steps(state_size // 2, dt_min, dt_max)[:, None])
         self.gate_proj = nn.Linear(dim, dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         eigenvalues = torch.complex(self.Lambda_re.clamp(max=-1e-4), self.Lambda_im)
         log = eigenvalues * self.log_step.exp()[:, 0]
         b = (torch.expm1(log) / eigenvalues)[:, None] * as_complex(self.B)

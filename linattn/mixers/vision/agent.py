@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
@@ -64,13 +64,13 @@ class Agent(GridMixer):
         self.ah_bias, self.aw_bias = _table(1, heads, agents, height, 1), _table(1, heads, agents, 1, width)
         self.ha_bias, self.wa_bias = _table(1, heads, height, 1, agents), _table(1, heads, 1, width, agents)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.qkv(x).chunk(3, -1)
         local = to_tokens(self.dwc(to_image(v, *grid_of(state))))
         q, k, v, local = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v, local))
         return Recurrence(q, k, v, skip=local)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         height, width = grid_of(carry)
         parts = F.adaptive_avg_pool2d(to_image(r.q.flatten(-2), height, width), self.side)
         agents = to_tokens(parts).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, agents, K]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.across import Across
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
 
@@ -43,7 +43,7 @@ class CAStream(Across):
         self.heads = heads
         self.proj = nn.Linear(dim, dim)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         features = state.across.tokens
         q, k = (t.unflatten(-1, (self.heads, -1)) for t in (x, features))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.parts import wide
 from linattn.mixers.registry import register
@@ -70,7 +70,7 @@ class EfficientViT(GridMixer):
         self.aggreg = nn.ModuleList(nn.Sequential(depthwise(3 * dim, s, bias=False), _heads(3 * dim, 3 * self.heads)) for s in scales)
         self.proj = Convolution(nn.Conv2d((1 + len(scales)) * dim, dim, 1, bias=False), norm=True)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         qkv = self.qkv(to_image(x, *grid_of(state)))
         scales = torch.cat([qkv, *(neighbourhood(qkv) for neighbourhood in self.aggreg)], 1)
         q, k, v = to_tokens(scales).unflatten(-1, ((1 + len(self.aggreg)) * self.heads, 3, -1)).unbind(3)
@@ -113,7 +113,7 @@ class MBConv(GridMixer):
         self.depth_conv = Convolution(depthwise(inner, kernel_size), activation=True)
         self.point_conv = Convolution(nn.Conv2d(inner, dim, 1, bias=False), norm=True)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return to_tokens(self.point_conv(self.depth_conv(self.inverted_conv(to_image(x, *grid_of(carry))))))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.parts import head_size, wide
 
@@ -46,7 +46,7 @@ def sides(grid: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def grid_of(state: Carry) -> tuple[int, int]:
+def grid_of(state: CallContext) -> tuple[int, int]:
     """Height and width of the call's grid."""
     return cast("tuple[int, int]", state.grid)
 
@@ -80,7 +80,7 @@ class ConvolvedAttention(GridMixer):
         """What is added to φ(q) Σ φ(k)."""
         raise NotImplementedError(f"{type(self).__name__} must implement epsilon(tokens)")
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         height, width = grid_of(state)
         q, k, v = self.qkv(x).chunk(3, -1)
         positions = to_tokens(resized(to_image(self.positional_encoding, *self.grid), height, width))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import depthwise, grid_of, to_image, to_tokens
@@ -53,6 +53,6 @@ class VAN(GridMixer):
         self.proj_1, self.proj_2 = nn.Conv2d(dim, dim, 1), nn.Conv2d(dim, dim, 1)
         self.spatial_gating_unit = LargeKernel(dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         inner = F.gelu(self.proj_1(to_image(x, *grid_of(carry))))
         return x + to_tokens(self.proj_2(self.spatial_gating_unit(inner)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext, State, from_front, to_front
-from linattn.mixers.fault import telling
+from linattn.mixers.fault import explain_failure
 from linattn.ops import flops, linear_attention
 from linattn.ops.checks import flag, packed_lengths, tensor, values_visible
 
@@ -165,7 +165,7 @@ class Mixer(nn.Module):
         extra = sum(n for n, given in ((1, r.decay), (4, r.beta), (4, r.erase), (2, r.bonus)) if given is not None)
         return batch * tokens * heads * r.k.shape[3] * size * (4 + extra)  # 2 to write kᵀv, 2 to read q S
 
-    @telling
+    @explain_failure
     def forward(
         self,
         x: Tensor,

@@ -16,7 +16,7 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 _FAILURES = (RuntimeError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError)
 
 
-def telling(forward: Forward) -> Forward:
+def explain_failure(forward: Forward) -> Forward:
     """Let a module's ``forward`` that fails name the argument that does not fit the module, where there is one.
 
     A call that succeeds pays for one frame of Python and nothing else: devices and dtypes are compared after a failure only.
@@ -24,7 +24,7 @@ def telling(forward: Forward) -> Forward:
     signature = inspect.signature(forward)
 
     @wraps(forward)
-    def told(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def explained(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return forward(self, *args, **kwargs)
         try:
@@ -38,7 +38,7 @@ def telling(forward: Forward) -> Forward:
                 raise
             raise ValueError(line) from error
 
-    return told  # type: ignore[return-value]
+    return explained  # type: ignore[return-value]
 
 
 def _fault(module: nn.Module, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

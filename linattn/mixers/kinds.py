@@ -15,7 +15,7 @@ from linattn.arguments import whole
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext, Context, State, from_front, to_front
-from linattn.mixers.fault import telling
+from linattn.mixers.fault import explain_failure
 from linattn.ops.checks import tensor
 
 
@@ -35,7 +35,7 @@ class CrossMixer(Mixer):
     def begin(self, x: Tensor, *others: Any) -> CallContext:
         return CallContext(x, returning=False, context=Context(*others))
 
-    @telling
+    @explain_failure
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
@@ -100,7 +100,7 @@ class GridMixer(Mixer):
     def flops(self, x: Tensor, past: int = 0) -> int:
         return super().flops(x, past) if x.shape[1] else 0
 
-    @telling
+    @explain_failure
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:  # type: ignore[override]
         """Mix ``x`` [B, height * width, D] over the grid; height and width may be 0.
 
@@ -124,7 +124,7 @@ class Resampler(Mixer):
         """How many tokens come of ``lengths`` tokens, an int or a tensor of them."""
         raise NotImplementedError(f"{type(self).__name__} must implement resampled(lengths)")
 
-    @telling
+    @explain_failure
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """Mix ``x`` [B, T, D] to [B, T', D] and the mask that goes with it, [B, T'] bool; None where ``mask`` is None.
 
@@ -145,7 +145,7 @@ class FeedForward(Mixer):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
-            cls.forward = telling(cls.forward)  # type: ignore[method-assign]
+            cls.forward = explain_failure(cls.forward)  # type: ignore[method-assign]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         raise NotImplementedError(f"{type(self).__name__} must implement forward(x)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops.norms import rms_norm
 
 
@@ -30,4 +30,4 @@ class ZeroCenteredRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, 1 + wide(self.weight), eps=self.eps)
+        return rms_norm(x, 1 + to_float32(self.weight), eps=self.eps)

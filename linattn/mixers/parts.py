@@ -14,9 +14,12 @@ from linattn.ops.norms import rms_norm, unit_length
 from linattn.ops.short_convolution import short_convolution
 
 
-def wide(t: Tensor) -> Tensor:
+def to_float32(t: Tensor) -> Tensor:
     """``t`` in the dtype of gates, norms and states: float64 stays, everything else becomes float32."""
     return t if t.dtype == torch.float64 else t.float()
+
+
+wide = to_float32  # the earlier name
 
 
 def unit(x: Tensor, eps: float = 1e-6, dtype: torch.dtype | None = None) -> Tensor:
@@ -24,9 +27,9 @@ def unit(x: Tensor, eps: float = 1e-6, dtype: torch.dtype | None = None) -> Tens
     return unit_length(x, eps=eps, dtype=torch.promote_types(x.dtype, torch.float32) if dtype is None else dtype)
 
 
-def tame(beta: Tensor, k: Tensor) -> Tensor:
+def clamp_beta(beta: Tensor, k: Tensor) -> Tensor:
     """``beta`` [..., H], at most 2 / ‖k‖²: rounding may leave k longer than 1, and past 2 every repeated token makes the state grow."""
-    return torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
+    return torch.minimum(beta, 2 / to_float32(k).square().sum(-1).clamp(min=1))
 
 
 def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -104,8 +107,8 @@ class WideLayerNorm(nn.LayerNorm):
     """Layer norm in float32 (float64 for float64): sums, weights and result."""
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else wide(self.bias)
-        return F.layer_norm(wide(x), self.normalized_shape, wide(self.weight), bias, self.eps)
+        bias = None if self.bias is None else to_float32(self.bias)
+        return F.layer_norm(to_float32(x), self.normalized_shape, to_float32(self.weight), bias, self.eps)
 
 
 class HeadNorm(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from linattn.mixers import CallContext, Mixer, Recurrence
 from linattn.mixers.decay.gla import GLA
-from linattn.mixers.parts import HeadNorm, ShortConvolution, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, to_float32
 from linattn.mixers.registry import info
 
 FAILS: dict[type[Mixer], tuple[str, ...]] = {}
@@ -46,7 +46,7 @@ class Sound(Mixer):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.qkv_proj(self.conv(x, state)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.decay_proj(x))))
+        return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.decay_proj(x))))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))
@@ -199,7 +199,7 @@ class WrongDtype(Sound):
     """The norm's float32 gets out."""
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return wide(super().read(o, x))
+        return to_float32(super().read(o, x))
 
 
 @fails("shape", "empty", "resume", "packed", "padding")

@@ -11,7 +11,7 @@ from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops.checks import no_autocast
 
 
@@ -40,7 +40,7 @@ class Across(CrossMixer):
         means = []
         with no_autocast(q):
             for start, stop in pieces(q.shape[1], self.piece):
-                scores = torch.einsum("bthk,bshk->bhts", wide(q[:, start:stop]), wide(k)) * q.shape[-1] ** -0.5
+                scores = torch.einsum("bthk,bshk->bhts", to_float32(q[:, start:stop]), to_float32(k)) * q.shape[-1] ** -0.5
                 means.append(softmax(scores, seen[:, None], v))
         return torch.cat(means, 1)
 

@@ -9,7 +9,7 @@ from linattn.mixers.attention.across import Across
 from linattn.mixers.attention.scores import pieces, softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -52,8 +52,8 @@ class Bahdanau(Across):
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         means = []
         for start, stop in pieces(q.shape[1], self.piece):
-            together = torch.tanh(wide(q[:, start:stop, None, 0]) + wide(k[:, None, :, 0]))  # [B, Tq, T, K]
-            scores = (together @ wide(self.score.weight[0]))[:, None]
+            together = torch.tanh(to_float32(q[:, start:stop, None, 0]) + to_float32(k[:, None, :, 0]))  # [B, Tq, T, K]
+            scores = (together @ to_float32(self.score.weight[0]))[:, None]
             means.append(softmax(scores, seen[:, None], v))
         return torch.cat(means, 1)
 

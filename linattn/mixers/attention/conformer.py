@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import pieces
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 _PIECE = 512  # queries whose scores are held at once
@@ -98,8 +98,13 @@ class RelativeAttention(nn.Module):
         """x [B, T, D], of which ``valid`` [B, T] are real (None: all)."""
         tokens = x.shape[1]
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.linear_q, self.linear_k, self.linear_v))
-        q, k, v, distances = wide(q), wide(k), wide(v), wide(self.distances(tokens, x))  # [B, H, T, K] and [H, 2 T - 1, K]
-        content, position = (q + wide(b)[:, None] for b in (self.pos_bias_u, self.pos_bias_v))
+        q, k, v, distances = (
+            to_float32(q),
+            to_float32(k),
+            to_float32(v),
+            to_float32(self.distances(tokens, x)),
+        )  # [B, H, T, K] and [H, 2 T - 1, K]
+        content, position = (q + to_float32(b)[:, None] for b in (self.pos_bias_u, self.pos_bias_v))
         unseen = None if valid is None else (~valid & valid.any(1, keepdim=True))[:, None, None]  # [B, 1, 1, T]
         out = []
         for start, stop in pieces(tokens, _PIECE):
@@ -113,7 +118,7 @@ class RelativeAttention(nn.Module):
 
     def distances(self, tokens: int, like: Tensor) -> Tensor:
         """The mapped sinusoids of the distances from ``tokens`` - 1 down to 1 - ``tokens``, [H, 2 tokens - 1, K]; none of no tokens."""
-        dim, dtype = self.linear_pos.in_features, wide(like).dtype
+        dim, dtype = self.linear_pos.in_features, to_float32(like).dtype
         rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim)
         angles = torch.arange(tokens - 1, -max(tokens, 1), -1, dtype=dtype, device=like.device)[:, None] * rate
         table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)  # sine and cosine by turns
@@ -149,15 +154,15 @@ class RealBatchNorm(nn.BatchNorm1d):
     num_batches_tracked: Tensor
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        mean, variance = (wide(t) for t in (self.running_mean, self.running_var))
-        tokens = wide(x)
+        mean, variance = (to_float32(t) for t in (self.running_mean, self.running_var))
+        tokens = to_float32(x)
         if self.training:
             real = tokens.new_ones(x.shape[:2]) if valid is None else valid.to(tokens.dtype)
             count = real.sum().clamp(min=1)
             mean = (tokens * real[..., None]).sum((0, 1)) / count
             variance = ((tokens - mean).square() * real[..., None]).sum((0, 1)) / count
             self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
-        return ((tokens - mean) * (variance + self.eps).rsqrt() * wide(self.weight) + wide(self.bias)).to(x.dtype)
+        return ((tokens - mean) * (variance + self.eps).rsqrt() * to_float32(self.weight) + to_float32(self.bias)).to(x.dtype)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:

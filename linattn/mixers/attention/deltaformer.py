@@ -9,7 +9,7 @@ from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -49,19 +49,19 @@ class DeltaFormer(Softmax):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
-        return Recurrence(r.q, r.k, r.v, beta=wide(self.b_proj(x)).sigmoid())
+        return Recurrence(r.q, r.k, r.v, beta=to_float32(self.b_proj(x)).sigmoid())
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.beta is not None
-        slots, real, before = cached(carry, k=r.k, u=wide(r.v))
+        slots, real, before = cached(carry, k=r.k, u=to_float32(r.v))
         u, out = slots["u"][:, :before], []
         for start, stop in pieces(carry.tokens, self.piece):
             first, last = before + start, before + stop
-            k, seen = wide(slots["k"][:, :last]), upto(real, first, last)
+            k, seen = to_float32(slots["k"][:, :last]), upto(real, first, last)
             past = seen & torch.ones(stop - start, last, dtype=torch.bool, device=k.device).tril(first - 1)
             met = r.beta[:, start:stop].mT[..., None] * weights(self._scores(k[:, first:], k), past[:, None])
             u = torch.cat([u, _left(slots["u"][:, first:last], u, met)], 1)
-            out.append(softmax(self._scores(wide(r.q[:, start:stop]), k), seen, u))
+            out.append(softmax(self._scores(to_float32(r.q[:, start:stop]), k), seen, u))
         carry.keep("u", u)
         return torch.cat(out, 1).to(r.v.dtype)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.parts import HeadNorm, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -53,7 +53,7 @@ class FoX(Mixer):
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         if self.pro:
             q, k = self.q_norm(q), self.k_norm(k)
-        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.f_proj(x))))
+        return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.f_proj(x))))
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
@@ -64,14 +64,14 @@ class FoX(Mixer):
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
             between, faded = fading(f[:, start:stop], faded)
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(slots["k"][:, :last])) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(slots["k"][:, :last])) * self.size**-0.5
             out.append(softmax(scores + between, upto(real, before + start, last), slots["v"][:, :last]))
         carry.keep("faded", faded)
         return carry.from_rows(torch.cat(out, 1))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         if self.pro:
-            o = (wide(self.norm(o)) * wide(self.g_proj(x)).sigmoid().unflatten(-1, (self.heads, -1))).to(o.dtype)
+            o = (to_float32(self.norm(o)) * to_float32(self.g_proj(x)).sigmoid().unflatten(-1, (self.heads, -1))).to(o.dtype)
         return self.o_proj(o.flatten(-2))
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
@@ -82,5 +82,5 @@ class FoX(Mixer):
         """``x`` [B, T, D] mixed with the token before it by a gate per head."""
         longer, places = carry.context(name, x, 1)
         last = longer[:, :-1] if places is None else longer.index_select(1, places - 1)
-        weight = wide(gate).sigmoid().repeat_interleave(self.size, -1)
-        return (weight * wide(last) + (1 - weight) * wide(x)).to(x.dtype)
+        weight = to_float32(gate).sigmoid().repeat_interleave(self.size, -1)
+        return (weight * to_float32(last) + (1 - weight) * to_float32(x)).to(x.dtype)

@@ -11,7 +11,7 @@ from linattn.mixers.attention.scores import PIECE, cached, pieces, upto, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -66,11 +66,11 @@ class Parallax(Softmax):
         out = []
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
-            k, seen = wide(slots["k"][:, :last]), upto(real, before + start, last)[:, None]
-            scores, probed = (torch.einsum("rthk,rshk->rhts", wide(t[:, start:stop]), k) for t in (r.q, r.probe))
+            k, seen = to_float32(slots["k"][:, :last]), upto(real, before + start, last)[:, None]
+            scores, probed = (torch.einsum("rthk,rshk->rhts", to_float32(t[:, start:stop]), k) for t in (r.q, r.probe))
             p = weights(scores * self.size**-0.5, seen)
             p = p * (1 - probed + (p * probed).sum(-1, keepdim=True))
-            out.append(torch.einsum("rhts,rshv->rthv", p, wide(slots["v"][:, :last])).to(r.v.dtype))
+            out.append(torch.einsum("rhts,rshv->rthv", p, to_float32(slots["v"][:, :last])).to(r.v.dtype))
         return torch.cat(out, 1)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -65,14 +65,14 @@ class PaTH(Mixer):
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         w = self.conv(self.w_proj(x), state)
         q, k, v, w = (t.unflatten(-1, (self.heads, -1)) for t in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w))
-        decay = None if self.f_proj is None else F.logsigmoid(wide(self.f_proj(x)))
-        return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * wide(self.b_proj(x)).sigmoid(), w=unit(w))
+        decay = None if self.f_proj is None else F.logsigmoid(to_float32(self.f_proj(x)))
+        return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * to_float32(self.b_proj(x)).sigmoid(), w=unit(w))
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Reflected)
         assert r.beta is not None
-        (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (wide(r.q), r.w, r.beta))
-        slots, real, before = cached(carry, k=wide(r.k), v=r.v)
+        (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (to_float32(r.q), r.w, r.beta))
+        slots, real, before = cached(carry, k=to_float32(r.k), v=r.v)
         q, w, k = (t.transpose(1, 2) for t in (q, w, slots["k"]))  # [rows, H, T or slots, K]
         beta, out = beta.mT[..., None], []
         gates = None if r.decay is None else carry.to_rows(r.decay)[0]  # [rows, T, H]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 
 PIECE = 256  # queries whose scores are held at once
 
@@ -67,4 +67,4 @@ def softmax(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
     [rows, T, H, V].
     """
     weights = scores.masked_fill(~(seen if seen.ndim == 4 else seen[:, None]), -torch.inf).softmax(-1)
-    return torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype)
+    return torch.einsum("rhts,rshv->rthv", weights, to_float32(v)).to(v.dtype)

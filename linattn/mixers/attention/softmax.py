@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.norms import ZeroCenteredRMSNorm
-from linattn.mixers.parts import at_least, head_size, positive, rotate, wide
+from linattn.mixers.parts import at_least, head_size, positive, rotate, to_float32
 from linattn.mixers.registry import register
 from linattn.ops.one_query import one_query
 
@@ -90,7 +90,7 @@ class Softmax(Mixer):
 
     def angles(self, x: Tensor, state: CallContext) -> Tensor:
         """By how much each pair of channels is turned, [B, T, rotated / 2]."""
-        channel = torch.arange(0, self.rotated, 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        channel = torch.arange(0, self.rotated, 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return state.positions[..., None] * self.base ** (-channel / self.rotated)
 
     def _turned(self, x: Tensor, angles: Tensor) -> Tensor:

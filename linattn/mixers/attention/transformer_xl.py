@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -86,13 +86,13 @@ class TransformerXL(Mixer):
         here, past, table, out = carry.start[:, None, None], self.past(r, carry), self._sinusoids(q), []
         for start, stop in pieces(carry.tokens, self.piece):
             now = here + torch.arange(start, stop, device=q.device)[:, None]  # [rows, queries, 1]: positions
-            out.append(self._look(wide(q[:, start:stop]), self.slots(past, start, stop, now), table))
+            out.append(self._look(to_float32(q[:, start:stop]), self.slots(past, start, stop, now), table))
         return carry.from_rows(torch.cat(out, 1))
 
     def _look(self, q: Tensor, slots: Slots, table: Tensor) -> Tensor:
         """The output of queries [rows, queries, H, K] at ``slots``; ``table`` [distances, H, K] is :meth:`_sinusoids`."""
-        content = torch.einsum("rthk,rshk->rhts", q + wide(self.content_bias), wide(slots.k))
-        position = torch.einsum("rthk,dhk->rhtd", q + wide(self.position_bias), wide(table))
+        content = torch.einsum("rthk,rshk->rhts", q + to_float32(self.content_bias), to_float32(slots.k))
+        position = torch.einsum("rthk,dhk->rhtd", q + to_float32(self.position_bias), to_float32(table))
         index = slots.distance.clamp(0, len(table) - 1)[:, None].expand(-1, self.heads, -1, -1)
         return softmax((content + position.gather(3, index)) * self.size**-0.5, slots.seen, slots.v)
 
@@ -126,7 +126,7 @@ class TransformerXL(Mixer):
     def _sinusoids(self, like: Tensor) -> Tensor:
         """The mapped sines and cosines of all distances that occur, [distances, H, K]."""
         dim = self.r_proj.in_features
-        wide_dtype = wide(like).dtype
+        wide_dtype = to_float32(like).dtype
         rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=wide_dtype, device=like.device) / dim)
         angles = torch.arange(self.reach, dtype=wide_dtype, device=like.device)[:, None] * rate
         return self.r_proj(torch.cat([angles.sin(), angles.cos()], -1).to(self.r_proj.weight.dtype)).unflatten(-1, (self.heads, -1))

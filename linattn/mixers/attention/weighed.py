@@ -9,7 +9,7 @@ from linattn.mixers.attention.scores import PIECE, cached, pieces, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 
 
 class Weighed(Softmax):
@@ -34,8 +34,8 @@ class Weighed(Softmax):
             last = before + stop if self.causal else carry.tokens
             seen = upto(real, before + start, last) if self.causal else real[:, None]
             k, v = (slots[name][:, :last] for name in ("k", "v"))
-            scores = torch.einsum("rthk,rshk->rhts", wide(r.q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(r.q[:, start:stop]), to_float32(k)) * self.size**-0.5
             scores = scores.masked_fill(~seen[:, None], -torch.inf)
             weights = self.weights(scores) if scores.shape[-1] else scores
-            out.append(torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype))
+            out.append(torch.einsum("rhts,rshv->rthv", weights, to_float32(v)).to(v.dtype))
         return torch.cat(out, 1)

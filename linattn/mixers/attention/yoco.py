@@ -11,7 +11,7 @@ from linattn.mixers.attention.scores import PIECE, pieces, softmax, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import rotate, wide
+from linattn.mixers.parts import rotate, to_float32
 from linattn.mixers.registry import register
 
 
@@ -73,7 +73,7 @@ class YOCO(Softmax):
         return Recurrence(q, rotate(k, angles, interleaved=True), v)
 
     def angles(self, x: Tensor, state: CallContext) -> Tensor:
-        frequencies = self.base ** -torch.linspace(0, 1, self.size // 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        frequencies = self.base ** -torch.linspace(0, 1, self.size // 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return state.positions[..., None] * frequencies
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
@@ -89,6 +89,6 @@ class YOCO(Softmax):
         real, out = torch.cat([flag[:, :before, 0] > 0, own], 1), []
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
-            scores = torch.einsum("rthk,rshk->rhts", wide(r.q[:, start:stop]), wide(k[:, :last])) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(r.q[:, start:stop]), to_float32(k[:, :last])) * self.size**-0.5
             out.append(softmax(scores, upto(real, before + start, last), v[:, :last]))
         return torch.cat(out, 1)

@@ -15,7 +15,7 @@ from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.kinds import CrossMixer
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.ops.features import elu1
 
@@ -35,7 +35,7 @@ class CrossKernel(CrossMixer, KernelAttention):
         assert state.across is not None
         maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
         q, k, v = (project(t).unflatten(-1, (self.heads, -1)) for project, t in maps)
-        q, k = self.features(wide(q), wide(k), state)
+        q, k = self.features(to_float32(q), to_float32(k), state)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
 

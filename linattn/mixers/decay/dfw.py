@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops.outer_decay import outer_decay
 
@@ -60,7 +60,7 @@ class DFW(Mixer):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        a, b = (F.logsigmoid(wide(p(x))).unflatten(-1, (self.heads, -1)) for p in (self.a_proj, self.b_proj))
+        a, b = (F.logsigmoid(to_float32(p(x))).unflatten(-1, (self.heads, -1)) for p in (self.a_proj, self.b_proj))
         return OuterDecay(q, k, v, decay=a, value_decay=b, scale=1.0)
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext, State
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.parts import HeadNorm, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -46,10 +46,10 @@ class GateLoop(Mixer):
         self.norm = HeadNorm(dim)
 
     def project(self, x: Tensor, state: CallContext) -> tuple[Recurrence, State]:
-        phase, last = self._phase(wide(self.angle_proj(x)), state)
-        turn = torch.stack([phase.cos(), phase.sin()], -2).to(wide(x).dtype)  # [B, T, 2, D]
+        phase, last = self._phase(to_float32(self.angle_proj(x)), state)
+        turn = torch.stack([phase.cos(), phase.sin()], -2).to(to_float32(x).dtype)  # [B, T, 2, D]
         q, k = (_heads(p(x)[..., None, :] * turn, self.heads) for p in (self.q_proj, self.k_proj))
-        decay = F.logsigmoid(wide(self.decay_proj(x)))[..., None, :].expand_as(turn)
+        decay = F.logsigmoid(to_float32(self.decay_proj(x)))[..., None, :].expand_as(turn)
         v = self.v_proj(x).unflatten(-1, (self.heads, -1))
         return Recurrence(q, k, v, decay=_heads(decay, self.heads), scale=1.0), {"phase": last}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, wide
+from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention
 from linattn.ops.outer_decay import outer_decay
@@ -41,9 +41,9 @@ class SlotMemory(Mixer):
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Slots)
-        k, write = wide(r.k), wide(r.write)
+        k, write = to_float32(r.k), to_float32(r.write)
         scores, keys = outer_decay(
-            wide(r.q), k, write, torch.zeros_like(k), r.fade, scale=r.scale, initial_state=carry.get("keys"), return_state=True,
+            to_float32(r.q), k, write, torch.zeros_like(k), r.fade, scale=r.scale, initial_state=carry.get("keys"), return_state=True,
             cu_seqlens=carry.cu_seqlens,
         )  # fmt: skip
         carry.keep("keys", keys)
@@ -91,7 +91,7 @@ class GSA(SlotMemory):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (F.silu(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        fade = F.logsigmoid(wide(self.f_proj(x)).unflatten(-1, (self.heads, -1))) / self.tau
+        fade = F.logsigmoid(to_float32(self.f_proj(x)).unflatten(-1, (self.heads, -1))) / self.tau
         return Slots(q, k, v, fade=fade, write=-torch.expm1(fade), scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

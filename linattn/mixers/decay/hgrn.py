@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.decay.hgrn2 import bound, forget, rising
-from linattn.mixers.parts import HeadNorm, wide
+from linattn.mixers.parts import HeadNorm, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -62,7 +62,7 @@ class HGRN(Mixer):
 
     def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         decay, new = forget(self.f_proj(x), self.lower_bound)
-        b, old = F.silu(wide(self.v_proj(x))), carry.get("h")
+        b, old = F.silu(to_float32(self.v_proj(x))), carry.get("h")
         if self.theta is None:
             b = b * new
         else:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
+from linattn.mixers.parts import HeadNorm, at_least, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -80,7 +80,7 @@ def bound(dim: int, value: float) -> Tensor:
 
 def forget(x: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
     """log α and 1 − α of the forget gate α = γ + (1 − γ) σ(x) for γ = ``lower``, both exact where α is near 0 or 1."""
-    x, lower = wide(x), lower.to(wide(x).dtype)
+    x, lower = to_float32(x), lower.to(to_float32(x).dtype)
     new = (1 - lower) * torch.sigmoid(-x)
     strong = torch.logaddexp(x, lower.log()) - F.softplus(x)  # would be a difference of near numbers where α is near 1
     return torch.where(new < 0.5, torch.log1p(-new.clamp(max=0.5)), strong), new

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, to_float32
 from linattn.mixers.registry import register
 
 _OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
@@ -81,10 +81,10 @@ class Mamba2(Mixer):
         b, c = (t.unflatten(-1, (-1, self.state_size)) for t in (b, c))
         shared = max(b.shape[2], c.shape[2])
         b, c = (t.expand(-1, -1, shared, -1) for t in (b, c))
-        dt = F.softplus(wide(dt) + self.dt_bias)  # [B, T, H]
+        dt = F.softplus(to_float32(dt) + self.dt_bias)  # [B, T, H]
         dt = dt if self.step_limits is None else dt.clamp(*self.step_limits)
         return Recurrence(c, b, x * dt[..., None], decay=-self.A_log.exp() * dt, scale=1.0, skip=x * self.D[:, None])
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        gated = wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))
+        gated = to_float32(o).flatten(-2) * F.silu(to_float32(self.g_proj(x)))
         return self.o_proj(self.norm(gated.unflatten(-1, (self.groups, -1))).flatten(-2).to(o.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, positive, wide
+from linattn.mixers.parts import head_size, positive, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import running_max
 
@@ -90,7 +90,7 @@ class MLSTM(MatrixMemory):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        i, f = (self.soft_cap * torch.tanh(wide(p(x)) / self.soft_cap) for p in (self.i_proj, self.f_proj))  # [B, T, H]
+        i, f = (self.soft_cap * torch.tanh(to_float32(p(x)) / self.soft_cap) for p in (self.i_proj, self.f_proj))  # [B, T, H]
         return self.memory(q, k, v, i, f, state)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class HeadLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
 
     def forward(self, o: Tensor) -> Tensor:
-        x = wide(o)
+        x = to_float32(o)
         x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         return (x.flatten(-2) * self.weight).to(o.dtype)

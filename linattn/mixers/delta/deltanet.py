@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, clamp_beta, head_size, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -38,7 +38,7 @@ class DeltaNet(Mixer):
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
-        return Recurrence(q, k, v, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))
+        return Recurrence(q, k, v, beta=clamp_beta(self.largest_beta * to_float32(self.b_proj(x)).sigmoid(), k))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 from linattn.ops import flops, linear_attention
 
@@ -56,8 +56,8 @@ class DeltaProduct(Mixer):
         n = self.substeps
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, n * self.keys, n * self.values), -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size)), dtype=t.dtype) for t in (q, k))
-        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
-        return Recurrence(q, k, v.unflatten(-1, (-1, self.value_size)), decay=self.fading(x), beta=tame(beta, k))
+        beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()
+        return Recurrence(q, k, v.unflatten(-1, (-1, self.value_size)), decay=self.fading(x), beta=clamp_beta(beta, k))
 
     def fading(self, x: Tensor) -> Tensor | None:
         """The logarithm of the decay before a token's first substep, [B, T, H]; here none."""
@@ -121,4 +121,4 @@ class GatedDeltaProduct(DeltaProduct):
         self.dt_bias = nn.Parameter(time_steps(heads))
 
     def fading(self, x: Tensor) -> Tensor:
-        return -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        return -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -56,10 +56,10 @@ class GatedDeltaNet(Mixer):
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
-        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
-        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
+        decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
+        beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()
         if self.largest_beta > 1:
-            beta = tame(beta, k.repeat_interleave(self.value_heads // self.heads, -2))
+            beta = clamp_beta(beta, k.repeat_interleave(self.value_heads // self.heads, -2))
         return Recurrence(q, k, v.unflatten(-1, (self.value_heads, -1)), decay=decay, beta=beta)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -80,16 +80,16 @@ class MoM(Mixer):
         q, k = (unit(t.unflatten(-1, (-1, self.key_size))) for t in (q, k))
         chosen, weights = self.routed(x)  # [B, T, memories]
         chosen = chosen.repeat_interleave(self.heads, -1)  # [B, T, memories H]
-        a = wide(self.a_proj(x)).unflatten(-1, (-1, self.heads)) + self.dt_bias
+        a = to_float32(self.a_proj(x)).unflatten(-1, (-1, self.heads)) + self.dt_bias
         decay = (-self.A_log.exp() * F.softplus(a)).flatten(-2)
         return Recurrence(
             (q[:, :, None] * weights[..., None, None]).flatten(2, 3), k, v.unflatten(-1, (-1, self.value_size)),
-            decay=torch.where(chosen, decay, 0.0), beta=torch.where(chosen, wide(self.b_proj(x)).sigmoid(), 0.0),
+            decay=torch.where(chosen, decay, 0.0), beta=torch.where(chosen, to_float32(self.b_proj(x)).sigmoid(), 0.0),
         )  # fmt: skip
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Which memories each token chooses, and what they weigh, [B, T, memories], the shared one's behind them."""
-        best, index = wide(self.router(x)).softmax(-1).topk(self.active, -1)
+        best, index = to_float32(self.router(x)).softmax(-1).topk(self.active, -1)
         none = best.new_zeros(*x.shape[:2], self.memories)
         weights = none.scatter(-1, index, best / best.sum(-1, keepdim=True))
         chosen = none.bool().scatter(-1, index, True)

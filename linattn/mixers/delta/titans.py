@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -103,17 +103,17 @@ class Titans(Mixer):
     def inputs(self, qkv: Tensor, x: Tensor) -> list[Tensor]:
         """q, k, v [..., H, K], and the gates α, η, θ [..., H] of ``x`` [..., D] before their sigmoids."""
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        return [unit(q), unit(k), wide(v), *wide(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(-2)]
+        return [unit(q), unit(k), to_float32(v), *to_float32(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(-2)]
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         """Gate the normed output ``o`` [B, T, D] by the tokens, and map it."""
-        return self.o_proj((o * F.silu(wide(self.g_proj(x)))).to(x.dtype))
+        return self.o_proj((o * F.silu(to_float32(self.g_proj(x)))).to(x.dtype))
 
     def memory_before(self, carry: CallContext) -> Memory:
         """The memory that came in, or the learned one to begin with."""
         if not carry.fresh:
-            return Memory(*(wide(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
-        memory = wide(self.memory).expand(carry.rows, -1, -1, -1, -1)
+            return Memory(*(to_float32(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
+        memory = to_float32(self.memory).expand(carry.rows, -1, -1, -1, -1)
         return Memory(memory.clone(), memory.clone(), torch.zeros_like(memory))
 
     def keep_memory(self, memory: Memory, carry: CallContext) -> None:

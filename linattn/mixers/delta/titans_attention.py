@@ -18,7 +18,7 @@ from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
 from linattn.mixers.delta.titans import Titans
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -110,8 +110,8 @@ class Segment:
         if i == 0:
             here = torch.where(self.blocks.present[:, 0, None, None, :, None], here, self.old)
         self.kept = torch.where(self.open[i], here, self.kept)
-        keys, values = (wide(torch.cat([self.persistent[:, j], here[:, 2 + j], here[:, j]], 2)) for j in range(2))
-        scores = (wide(q) @ keys.mT) * q.shape[-1] ** -0.5
+        keys, values = (to_float32(torch.cat([self.persistent[:, j], here[:, 2 + j], here[:, j]], 2)) for j in range(2))
+        scores = (to_float32(q) @ keys.mT) * q.shape[-1] ** -0.5
         return scores.masked_fill(~self.seen, -torch.inf).softmax(-1) @ values
 
     def keep(self, carry: CallContext) -> None:
@@ -180,7 +180,7 @@ class Window(nn.Module):
             real = carry.start[:, None] + slot - (self.size - 1) >= -before  # [rows, slots]
             seen = F.pad(near & real[:, None], (fixed.shape[1], 0), value=True)
             k, v = torch.cat([fixed, slots[:, start : stop + self.size - 1]], 1).unflatten(-1, (2, self.heads, -1)).unbind(2)
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * k.shape[-1] ** -0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * k.shape[-1] ** -0.5
             out.append(softmax(scores, seen, v))
         return carry.from_rows(torch.cat(out, 1))
 
@@ -251,7 +251,7 @@ class TitansMAG(Windowed):
 
     def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         gate = self.norm(self.recall(x, carry)).sigmoid()
-        y = self.attention_norm(wide(self.window(x, carry, always=self.persistent.to(x.dtype))))
+        y = self.attention_norm(to_float32(self.window(x, carry, always=self.persistent.to(x.dtype))))
         return self.finish((y * gate).flatten(-2), x)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

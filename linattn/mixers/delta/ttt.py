@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
-from linattn.mixers.parts import WideLayerNorm, head_size, positive, rotate, wide
+from linattn.mixers.parts import WideLayerNorm, head_size, positive, rotate, to_float32
 from linattn.mixers.registry import register
 
 
@@ -74,11 +74,11 @@ class TTT(Mixer):
         self.load_state_dict(own | {"place": weights["learnable_token_idx"]})
 
     def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        q, k, v = (wide(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (to_float32(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         channel = torch.arange(0, self.size, 2, dtype=q.dtype, device=q.device)
         angles = (carry.positions % self.batch)[..., None] * self.base ** (-channel / self.size)
         q, k = rotate(q, angles, interleaved=True), rotate(k, angles, interleaved=True)
-        rate = wide(self.rate_proj(x)).sigmoid() / self.size
+        rate = to_float32(self.rate_proj(x)).sigmoid() / self.size
         blocks = Blocks(carry, self.batch, x.device)
         q, k, v, rate = (blocks.place(t) for t in (q, k, v, rate))
         o = blocks.back(self._learn(q, k, v, rate, blocks, carry))
@@ -87,7 +87,9 @@ class TTT(Mixer):
     def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: CallContext) -> list[Tensor]:
         """q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero where no token stands."""
         model = self._first(q, carry)
-        place = (wide(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[:, None]  # [n, 1]
+        place = (to_float32(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[
+            :, None
+        ]  # [n, 1]
         out = []
         for i in range(blocks.count):
             query, key, eta = q[:, i], k[:, i], rate[:, i, :, None]  # [rows, H, 1, n] is eta
@@ -109,7 +111,7 @@ class TTT(Mixer):
             if carry.fresh:
                 model.append(Layer(*parts, *(torch.zeros_like(t) for t in parts)))
             else:
-                model.append(Layer(*(wide(cast(Tensor, carry.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
+                model.append(Layer(*(to_float32(cast(Tensor, carry.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
         return model
 
     def _gradients(self, key: Tensor, target: Tensor, model: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:
@@ -141,13 +143,13 @@ class TTT(Mixer):
         """Layer norm of each head, and what its derivative needs."""
         centred = z - z.mean(-1, keepdim=True)
         inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
-        weight, bias = wide(self.norm_weight)[:, None], wide(self.norm_bias)[:, None]
+        weight, bias = to_float32(self.norm_weight)[:, None], to_float32(self.norm_bias)[:, None]
         return centred * inverse * weight + bias, centred * inverse, inverse
 
     def _error(self, z: Tensor, target: Tensor) -> Tensor:
         """The gradient of half the squared distance of LN(z) and ``target``, for z."""
         y, unit, inverse = self._norm(z)
-        g = (y - target) * wide(self.norm_weight)[:, None]
+        g = (y - target) * to_float32(self.norm_weight)[:, None]
         return inverse * (g - g.mean(-1, keepdim=True) - unit * (g * unit).mean(-1, keepdim=True))
 
     def flops(self, x: Tensor, past: int = 0) -> int:

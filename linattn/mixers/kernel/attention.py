@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.ops import diagonal_scan, running_max
 
 NOTHING = -1e30  # logarithm of what no token has: below every gate, and finite, so that differences of two are no NaN
@@ -54,7 +54,7 @@ class KernelAttention(Mixer):
     def heads_of(self, x: Tensor) -> list[Tensor]:
         """q, k [B, T, H, K] in float32 (float64 for float64) and v [B, T, H, V]."""
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return [wide(q), wide(k), v]
+        return [to_float32(q), to_float32(k), v]
 
     def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         """φ of queries and of keys."""
@@ -74,7 +74,7 @@ class KernelAttention(Mixer):
         if isinstance(o, Tensor):
             return o
         o, denominator = o
-        return (wide(o) / self.guard(denominator)[..., None]).to(o.dtype)
+        return (to_float32(o) / self.guard(denominator)[..., None]).to(o.dtype)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))
@@ -85,7 +85,7 @@ def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Te
 
     The last is kept under ``name``.
     """
-    x = only_real(wide(x), carry)
+    x = only_real(to_float32(x), carry)
     first = _first(x, carry, name)
     m, last = running_max(x.new_zeros(x.shape[-1]), x, initial_state=first, return_state=True, cu_seqlens=carry.cu_seqlens)
     carry.keep(name, last)
@@ -94,7 +94,7 @@ def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Te
 
 def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same of L_t = log Σ_{i ≤ t} exp(x_i), differentiable. Where no token came before it is :data:`NOTHING`."""
-    x = only_real(wide(x), carry)
+    x = only_real(to_float32(x), carry)
     first, cu = _first(x, carry, name), carry.cu_seqlens
     start = first.detach()
     m, m_last = running_max(x.new_zeros(x.shape[-1]), x.detach(), initial_state=start, return_state=True, cu_seqlens=cu)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.ops.features import both_softmaxes
 
@@ -42,6 +42,6 @@ class Hedgehog(KernelAttention):
         self.q_map, self.k_map = (nn.Parameter(identity.clone()) for _ in range(2))
 
     def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-        mapped = (torch.einsum("bthd,hdf->bthf", x, wide(w)) for x, w in ((q, self.q_map), (k, self.k_map)))
+        mapped = (torch.einsum("bthd,hdf->bthf", x, to_float32(w)) for x, w in ((q, self.q_map), (k, self.k_map)))
         q, k = (both_softmaxes(x).clamp_min(_FLOOR) for x in mapped)
         return q, k

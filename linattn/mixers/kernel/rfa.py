@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
-from linattn.mixers.parts import positive, wide
+from linattn.mixers.parts import positive, to_float32
 from linattn.mixers.registry import register
 from linattn.ops.features import waves
 
@@ -61,7 +61,7 @@ class RFA(KernelAttention):
         self.projection.copy_(torch.randn(self.projection.shape, generator=generator))
 
     def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-        w = wide(self.sigma).to(q.dtype) * self.projection.to(q.dtype) / self.tau  # [H, D, d]
+        w = to_float32(self.sigma).to(q.dtype) * self.projection.to(q.dtype) / self.tau  # [H, D, d]
         q, k = (t / (t.norm(dim=-1, keepdim=True) + 1e-3) for t in (q, k))
         q, k = (_SCALE * waves(torch.einsum("bthd,hfd->bthf", t, w)) for t in (q, k))
         return q, k
@@ -91,5 +91,5 @@ class GatedRFA(RFA):
         self.gate_proj = nn.Linear(dim, heads)
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r, gate = super().project(x, state), wide(self.gate_proj(x))
+        r, gate = super().project(x, state), to_float32(self.gate_proj(x))
         return replace(r, k=r.k * (-gate).sigmoid()[..., None], decay=F.logsigmoid(gate))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import check_least, look
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -30,7 +30,7 @@ class Side(nn.Module):
 
     def bias(self, q: Tensor, labels: Tensor) -> Tensor:
         """What the relations ``labels`` [B, T, S] add to the scores of q [B, T, H, K]: [B, H, T, S]."""
-        scores = torch.einsum("bthk,lhk->bhtl", wide(q), wide(self.relation)) + wide(self.relation_bias).T[:, None]
+        scores = torch.einsum("bthk,lhk->bhtl", to_float32(q), to_float32(self.relation)) + to_float32(self.relation_bias).T[:, None]
         return (scores * self.size**-0.5).gather(3, labels[:, None].expand(-1, self.heads, -1, -1))
 
 

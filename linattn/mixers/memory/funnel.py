@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
 from linattn.mixers.memory.attention import check_least, look, means
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -72,8 +72,8 @@ class Funnel(Resampler):
         sin(i - j) and cos(i - j) come apart into products of what hangs on i and what hangs on j.
         """
         i, j = (self._angles(n, step, q) for n, step in ((q.shape[1], 2), (tokens, 1)))
-        weight = wide(self.r_proj.weight).unflatten(0, (self.heads, -1))
-        a, b = torch.einsum("bthk,hkd->bthd", wide(q + self.position_bias), weight).chunk(2, -1)  # of sin(i - j), of cos(i - j)
+        weight = to_float32(self.r_proj.weight).unflatten(0, (self.heads, -1))
+        a, b = torch.einsum("bthk,hkd->bthd", to_float32(q + self.position_bias), weight).chunk(2, -1)  # of sin(i - j), of cos(i - j)
         near = torch.cat([a * i.sin() + b * i.cos(), b * i.sin() - a * i.cos()], -1)
         keys = torch.cat([j.cos(), j.sin()], -1)
         if self.separate_cls:
@@ -82,7 +82,7 @@ class Funnel(Resampler):
 
     def _angles(self, count: int, step: int, like: Tensor) -> Tensor:
         """[count, 1, D / 2]: the positions of tokens, or of the first, second, fourth ... of them, times the frequencies."""
-        dim, dtype = self.r_proj.in_features, wide(like.new_empty(0)).dtype
+        dim, dtype = self.r_proj.in_features, to_float32(like.new_empty(0)).dtype
         place = step * torch.arange(count, device=like.device, dtype=dtype)
         if step == 2 and self.separate_cls:
             place = place - 1

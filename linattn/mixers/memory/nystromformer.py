@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import BesideSoftmax, check_least
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
 
@@ -55,7 +55,7 @@ class Nystromformer(BesideSoftmax):
         places = self._segments(carry)
         there = (places >= 0).any(-1)  # [B, 1, M]
         q_means, k_means = (_means(t, places) for t in (q, k))  # [B, H, M, K]
-        q, k, v = (wide(t) for t in (q, k, v))
+        q, k, v = (to_float32(t) for t in (q, k, v))
         spread = self._softmax(q, k_means, there)
         between = self._softmax(q_means, k_means, there) * there[..., None]
         real = None if carry.valid is None else carry.valid[:, None]
@@ -86,7 +86,7 @@ class Nystromformer(BesideSoftmax):
 def _means(t: Tensor, places: Tensor) -> Tensor:
     """The means of t [B, H, T, K] over the tokens at ``places`` [B, 1, M, L], in float32: [B, H, M, K]."""
     real = places >= 0
-    found = wide(pick(t, places.expand(-1, t.shape[1], -1, -1))) * real[..., None]
+    found = to_float32(pick(t, places.expand(-1, t.shape[1], -1, -1))) * real[..., None]
     return found.sum(-2) / real.sum(-1, keepdim=True).clamp(min=1)
 
 

@@ -12,7 +12,7 @@ from linattn.mixers.attention.scores import cached, pieces, softmax
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops.pattern import Pattern, attend
 
 PIECE = 256  # queries whose scores are held at once, where a state came in
@@ -54,7 +54,7 @@ class PatternAttention(Softmax):
         for start, stop in pieces(carry.tokens, PIECE):
             seen = pattern.sees(position[:, start:stop, None], place[:, None], 0) & (place >= 0)[:, None]
             seen = seen | ~seen.any(-1, keepdim=True)  # filler behind a row's tokens
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return torch.cat(out, 1)
 

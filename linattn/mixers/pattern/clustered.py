@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
 
@@ -58,8 +58,8 @@ class Clustered(Softmax):
 
     def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
         """What the mean queries of the clusters score all keys with, [B, H, C, T]."""
-        mean = members.transpose(-1, -2) @ wide(q) / members.sum(-2).clamp(min=1)[..., None]
-        scores = mean @ wide(k).transpose(-1, -2) * self.size**-0.5
+        mean = members.transpose(-1, -2) @ to_float32(q) / members.sum(-2).clamp(min=1)[..., None]
+        scores = mean @ to_float32(k).transpose(-1, -2) * self.size**-0.5
         return scores if carry.valid is None else scores.masked_fill(~self._real(carry), -1e30)
 
     def _real(self, carry: CallContext) -> Tensor:
@@ -136,7 +136,7 @@ class ImprovedClustered(Clustered):
         rest = pick(weights.scatter(-1, best, 0.0).to(v.dtype) @ v, cluster)
         mass = pick(weights.gather(-1, best).sum(-1), cluster)  # [B, H, T]
         places = pick(best, cluster)  # [B, H, T, top]
-        scores = torch.einsum("bhtk,bhtsk->bhts", wide(q), wide(pick(k, places))) * self.size**-0.5
+        scores = torch.einsum("bhtk,bhtsk->bhts", to_float32(q), to_float32(pick(k, places))) * self.size**-0.5
         if carry.valid is not None:
             scores = scores.masked_fill(~pick(self._real(carry).expand(-1, self.heads, 1, -1)[:, :, 0], places), -1e30)
         near = torch.einsum("bhts,bhtsv->bhtv", scores.softmax(-1).to(v.dtype), pick(v, places))

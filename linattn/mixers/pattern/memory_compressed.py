@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 NEVER = 2**62  # the position of a slot that nobody sees
@@ -68,7 +68,7 @@ class MemoryCompressed(Mixer):
         out, position = [], carry.positions
         for start, stop in pieces(carry.tokens, self.piece):
             seen = self._seen(position[:, start:stop], place, carry)
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return self.o_proj(torch.cat(out, 1).flatten(-2))
 

@@ -9,7 +9,7 @@ from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.pattern.learned import best, block_means, in_blocks
 from linattn.mixers.registry import register
 
@@ -62,11 +62,11 @@ class MoBA(Softmax):
         position = carry.positions
         slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
         k, v, place = slots["k"], slots["v"], slots["place"]
-        means, out = block_means(wide(k), place, self.block), []
+        means, out = block_means(to_float32(k), place, self.block), []
         for start, stop in pieces(carry.tokens, self.piece):
-            last, q = before + stop, wide(r.q[:, start:stop])
+            last, q = before + stop, to_float32(r.q[:, start:stop])
             seen = self._seen(q, means, position[:, start:stop], place[:, :last])
-            scores = torch.einsum("rthk,rshk->rhts", q, wide(k[:, :last])) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", q, to_float32(k[:, :last])) * self.size**-0.5
             out.append(softmax(scores, seen, v[:, :last]))
         return torch.cat(out, 1)
 

@@ -11,7 +11,7 @@ from linattn.mixers.attention.scores import PIECE, cached, pieces, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.pattern.learned import best, block_means, in_blocks
 from linattn.mixers.registry import register
 
@@ -92,16 +92,16 @@ class NSA(Softmax):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
-        return Branches(r.q, r.k, r.v, gates=wide(self.gate_proj(x)).sigmoid().unflatten(-1, (self.heads, 3)))
+        return Branches(r.q, r.k, r.v, gates=to_float32(self.gate_proj(x)).sigmoid().unflatten(-1, (self.heads, 3)))
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Branches)
         position = carry.positions
         slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
-        k, v, place = wide(slots["k"]), wide(slots["v"]), slots["place"]
+        k, v, place = to_float32(slots["k"]), to_float32(slots["v"]), slots["place"]
         past, out = Blocks(k, v, place, *(block_means(t, place, self.block) for t in (k, v))), []
         for start, stop in pieces(carry.tokens, self.piece):
-            q, gates = (t[:, start:stop].unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) for t in (wide(r.q), r.gates))
+            q, gates = (t[:, start:stop].unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) for t in (to_float32(r.q), r.gates))
             o = self._piece(q * self.size**-0.5, gates, position[:, None, None, start:stop, None], past.before(before + stop))
             out.append(o.permute(0, 3, 1, 2, 4).flatten(2, 3).to(r.v.dtype))
         return torch.cat(out, 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.decay.mlstm import HeadLayerNorm
-from linattn.mixers.parts import ShortConvolution, head_size, wide
+from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 
 _STATES = ("h", "c", "n", "m")
@@ -61,7 +61,7 @@ class SLSTM(Mixer):
         both = torch.stack([seen, x], 2).unflatten(-1, (self.heads, -1))  # [B, T, 2, H, V]
         both = both.repeat_interleave(2, 2)  # i and f look at the convolution, z and o at the token itself
         gates = torch.einsum("btghv,ghuv->btghu", both, self.weight.to(both.dtype))
-        rows, valid = carry.to_rows((wide(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
+        rows, valid = carry.to_rows((to_float32(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
         old = [self._first(name, rows, carry) for name in _STATES]
         outputs = []
         for t in range(carry.tokens):

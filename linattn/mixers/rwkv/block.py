@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import at_least, check_place, head_size, wide
+from linattn.mixers.parts import at_least, check_place, head_size, to_float32
 from linattn.ops import flops
 
 
@@ -60,7 +60,7 @@ class GroupNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, o: Tensor) -> Tensor:
-        normed = F.layer_norm(wide(o), (self.size,), eps=self.eps).flatten(-2)
+        normed = F.layer_norm(to_float32(o), (self.size,), eps=self.eps).flatten(-2)
         return (normed * self.weight + self.bias).to(o.dtype)
 
 

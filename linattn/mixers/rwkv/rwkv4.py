@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, previous, ramp, ratios, zigzag
 from linattn.ops import diagonal_scan, running_max
@@ -57,7 +57,7 @@ class RWKV4(RWKV):
         """The weighted mean of v [B, T, D, V]: V values share each channel's weights."""
         assert r.decay is not None
         assert r.bonus is not None
-        k, v, first = wide(r.k)[..., 0], wide(r.v), r.bonus[:, 0]
+        k, v, first = to_float32(r.k)[..., 0], to_float32(r.v), r.bonus[:, 0]
         fade = (r.decay[..., 0] if r.decay.ndim == 4 else r.decay[:, 0].expand(k.shape)).to(k.dtype)  # [B, T, D]
         if carry.valid is not None:
             k = torch.where(carry.valid[..., None], k, _NOTHING)

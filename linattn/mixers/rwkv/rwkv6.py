@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios, zigzag
 
@@ -126,6 +126,6 @@ class RWKV6(_Matrix):
         more = (low.unsqueeze(-2) @ self.time_maa_w2).squeeze(-2)  # [B, T, 5, D]
         mixes = torch.stack([self.time_maa_w, self.time_maa_k, self.time_maa_v, self.time_maa_r, self.time_maa_g])
         xw, xk, xv, xr, xg = (x[..., None, :] + back[..., None, :] * (mixes + more)).unbind(-2)
-        decay = -(self.time_decay + wide(torch.tanh(xw @ self.time_decay_w1) @ self.time_decay_w2)).exp()
+        decay = -(self.time_decay + to_float32(torch.tanh(xw @ self.time_decay_w1) @ self.time_decay_w2)).exp()
         r, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (self.r_proj(xr), self.k_proj(xk), self.v_proj(xv), decay))
         return Recurrence(r, k, v, decay=decay, bonus=self.time_faaaa, scale=1.0), (self.g_proj(xg),)

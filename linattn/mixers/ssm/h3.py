@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, spectrum
 from linattn.ops.checks import no_autocast
@@ -65,8 +65,8 @@ class H3(StateSpace):
     def shift_kernel(self) -> Tensor:
         """The impulse response of the shift system [D, N]: Σ_j B_j C_{j+t}."""
         n = self.state_size
-        shifted = F.pad(wide(self.shift_C), (0, n - 1)).unfold(1, n, 1)  # [D, N, N], entry (t, j) is C_{t + j}
-        return (shifted @ wide(self.shift_B)[..., None])[..., 0]
+        shifted = F.pad(to_float32(self.shift_C), (0, n - 1)).unfold(1, n, 1)  # [D, N, N], entry (t, j) is C_{t + j}
+        return (shifted @ to_float32(self.shift_B)[..., None])[..., 0]
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -74,9 +74,9 @@ class H3(StateSpace):
         return Recurrence(q, k, v, scale=1.0)
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        kv = (wide(r.k)[..., None] * wide(r.v)[..., None, :]).flatten(-2)  # [B, T, H, head_dim · V]
+        kv = (to_float32(r.k)[..., None] * to_float32(r.v)[..., None, :]).flatten(-2)  # [B, T, H, head_dim · V]
         read = super().attend(replace(r, v=kv), carry) + kv * self.D[:, None]
-        return (wide(r.q)[..., None] * read.unflatten(-1, (self.head_dim, -1))).sum(-2).to(r.v.dtype)
+        return (to_float32(r.q)[..., None] * read.unflatten(-1, (self.head_dim, -1))).sum(-2).to(r.v.dtype)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         return super().attend_flops(r, past) * self.head_dim + 2 * r.k.numel() * self.state_size
@@ -91,6 +91,6 @@ class H3(StateSpace):
         if k.shape[1] == 0:
             return k
         with no_autocast(k):
-            y = F.conv1d(wide(longer).mT, self.shift_kernel().flip(-1)[:, None], groups=k.shape[-1]).mT
+            y = F.conv1d(to_float32(longer).mT, self.shift_kernel().flip(-1)[:, None], groups=k.shape[-1]).mT
             y = y if places is None else y.index_select(1, places - past)
-            return (y + wide(k) * self.shift_D).to(k.dtype)
+            return (y + to_float32(k) * self.shift_D).to(k.dtype)

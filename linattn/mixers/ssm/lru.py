@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import positive, wide
+from linattn.mixers.parts import positive, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, complex_parameter, shared_flops, shared_states
 
@@ -60,7 +60,7 @@ class LRU(Mixer):
         log = torch.complex(-self.nu_log.exp(), self.theta_log.exp())
         b = self.gamma_log.exp()[:, None] * as_complex(self.B)
         y = shared_states(x, log, b, as_complex(self.C), carry)
-        y = F.gelu(y + wide(x) * self.D).to(x.dtype)
+        y = F.gelu(y + to_float32(x) * self.D).to(x.dtype)
         return F.glu(self.o_proj(y), -1)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops import diagonal_scan, lti
 from linattn.ops.checks import no_autocast
 
@@ -84,7 +84,7 @@ def complex_parameter(*shape: int, std: float = 1.0) -> nn.Parameter:
 
 def as_complex(pair: Tensor) -> Tensor:
     """[..., 2] -> [...], complex64, or complex128 for float64."""
-    return torch.view_as_complex(wide(pair).contiguous())
+    return torch.view_as_complex(to_float32(pair).contiguous())
 
 
 def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: CallContext) -> Tensor:
@@ -92,7 +92,7 @@ def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: CallConte
 
     ``x`` [B, T, D]; ``log`` [P], ``b`` [P, D] and ``c`` [D, P] complex. Returns y [B, T, D], float32 or float64. State: ``h`` [rows, P, 2].
     """
-    old, x = carry.get("h"), wide(x)
+    old, x = carry.get("h"), to_float32(x)
     with no_autocast(x):
         written = torch.view_as_complex((x @ torch.view_as_real(b).transpose(1, 2).flatten(0, 1).mT).unflatten(-1, (-1, 2)))  # [B, T, P]
         decay = log.to(written.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import ShortConvolution, at_least, time_steps, wide
+from linattn.mixers.parts import ShortConvolution, at_least, time_steps, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import selective_scan
 
@@ -61,15 +61,15 @@ class Mamba(Mixer):
         x = self.conv(self.in_proj(x), carry)
         dt, b, c = self.x_proj(x).split((self.rank, self.state_size, self.state_size), -1)
         if self.norms:
-            dt, b, c = (F.rms_norm(wide(t), t.shape[-1:], eps=1e-6).to(x.dtype) for t in (dt, b, c))
-        return x, F.softplus(wide(self.dt_proj(dt)) + self.dt_bias), -self.A_log.exp(), b, c
+            dt, b, c = (F.rms_norm(to_float32(t), t.shape[-1:], eps=1e-6).to(x.dtype) for t in (dt, b, c))
+        return x, F.softplus(to_float32(self.dt_proj(dt)) + self.dt_bias), -self.A_log.exp(), b, c
 
     def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         u, dt, a, b, c = self.select(x, carry)
         if carry.valid is not None:
             dt = torch.where(carry.valid[..., None], dt, 0.0)
         y, h = selective_scan(
-            u, dt, a, b.to(u.dtype), c.to(u.dtype), wide(self.D),
+            u, dt, a, b.to(u.dtype), c.to(u.dtype), to_float32(self.D),
             initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens,
         )  # fmt: skip
         carry.keep("h", h)

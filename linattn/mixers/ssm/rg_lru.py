@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import ShortConvolution, head_size, wide
+from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -54,7 +54,7 @@ class RGLRU(Mixer):
         log = -8.0 * recur * F.softplus(self.recurrent_param)  # [B, T, W]
         first = (state.positions == 0)[..., None]
         size = torch.where(first, 1.0, _root(-torch.expm1(2 * log)))
-        v = size * self._gate(blocks, self.input_gate_weight, self.input_gate_bias) * wide(u)
+        v = size * self._gate(blocks, self.input_gate_weight, self.input_gate_bias) * to_float32(u)
         one = v.new_ones(()).expand(*v.shape, 1)
         return Recurrence(one, one, v[..., None], decay=log, scale=1.0)
 
@@ -73,7 +73,7 @@ class RGLRU(Mixer):
 
     @staticmethod
     def _gate(blocks: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return wide(torch.einsum("bthi,hij->bthj", blocks, weight) + bias).sigmoid().flatten(-2)
+        return to_float32(torch.einsum("bthi,hij->bthj", blocks, weight) + bias).sigmoid().flatten(-2)
 
 
 def _root(x: Tensor) -> Tensor:

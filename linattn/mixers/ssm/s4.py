@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, values
 from linattn.ops import hippo
@@ -96,7 +96,7 @@ class S4(StateSpace):
         return F.glu(self.o_proj(F.gelu(o[..., 0])), -1)
 
     def _eigenvalues(self) -> Tensor:
-        return torch.complex(-wide(self.log_A_real).exp(), wide(self.A_imag))
+        return torch.complex(-to_float32(self.log_A_real).exp(), to_float32(self.A_imag))
 
 
 def _cauchy(v: Tensor, eigenvalues: Tensor, g: Tensor, s: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, log_steps, shared_flops, shared_states
 from linattn.ops import hippo
@@ -54,7 +54,7 @@ class S5(Mixer):
         log = eigenvalues * self.log_step.exp()[:, 0]
         b = (torch.expm1(log) / eigenvalues)[:, None] * as_complex(self.B)
         y = shared_states(x, log, b, 2 * as_complex(self.C), carry)
-        y = F.gelu(y + wide(x) * self.D).to(x.dtype)
+        y = F.gelu(y + to_float32(x) * self.D).to(x.dtype)
         return y * torch.sigmoid(self.gate_proj(y)).to(x.dtype)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

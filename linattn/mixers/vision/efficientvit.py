@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import depthwise, grid_of, to_image, to_tokens
 
@@ -74,7 +74,7 @@ class EfficientViT(GridMixer):
         qkv = self.qkv(to_image(x, *grid_of(state)))
         scales = torch.cat([qkv, *(neighbourhood(qkv) for neighbourhood in self.aggreg)], 1)
         q, k, v = to_tokens(scales).unflatten(-1, ((1 + len(self.aggreg)) * self.heads, 3, -1)).unbind(3)
-        return Recurrence(F.relu(wide(q)), F.relu(wide(k)), v, normalize=self.eps, scale=1.0)
+        return Recurrence(F.relu(to_float32(q)), F.relu(to_float32(k)), v, normalize=self.eps, scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return to_tokens(self.proj(to_image(o.flatten(-2), o.shape[1], 1)))  # whatever the grid: it looks at one token at a time

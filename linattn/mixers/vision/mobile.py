@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import NOTHING
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 _EPSILON = 1e-6
@@ -49,7 +49,7 @@ class Mobile(Mixer):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.query_projection, self.key_projection, self.value_projection))
-        q, k = wide(q).sigmoid(), wide(k).sigmoid()
+        q, k = to_float32(q).sigmoid(), to_float32(k).sigmoid()
         into, out_of = 1 / _flow(q, k), 1 / _flow(k, q)  # [B, T, H, 1]
         kept, offered = _flow(q, k * out_of), _flow(k, q * into).clamp(-1, 1)
         return Recurrence(q * into * kept.sigmoid(), k * _competition(offered, state), v, scale=1.0)

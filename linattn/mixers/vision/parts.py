@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 
 
 def to_image(x: Tensor, height: int, width: int) -> Tensor:
@@ -28,7 +28,7 @@ def resized(table: Tensor, height: int, width: int) -> Tensor:
     """``table`` [.., h, w], learned at one resolution, at another: bilinear, as it is where the resolution is the same."""
     if table.shape[-2:] == (height, width):
         return table
-    return F.interpolate(wide(table), (height, width), mode="bilinear").to(table.dtype)
+    return F.interpolate(to_float32(table), (height, width), mode="bilinear").to(table.dtype)
 
 
 def depthwise(channels: int, kernel_size: int, *, bias: bool = True) -> nn.Conv2d:
@@ -84,7 +84,9 @@ class ConvolvedAttention(GridMixer):
         height, width = grid_of(state)
         q, k, v = self.qkv(x).chunk(3, -1)
         positions = to_tokens(resized(to_image(self.positional_encoding, *self.grid), height, width))
-        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.feature(wide(q)), self.feature(wide(k) + wide(positions)), v))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)) for t in (self.feature(to_float32(q)), self.feature(to_float32(k) + to_float32(positions)), v)
+        )
         return Recurrence(q, k, v, normalize=self.epsilon(x.shape[1]), scale=1.0, skip=self._convolved(v, height, width))
 
     def _convolved(self, v: Tensor, height: int, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What attentions to a context share: keys and values of it are kept, and padding of it is not seen."""
+"""Base of attention to a context: its keys and values are kept, and its padding is masked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Across(CrossMixer):
         return self.look(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """What queries q [B, Tq, H, K] get of k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
+        """Attention of queries q [B, Tq, H, K] to k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
 
         The weights are kept for the gradient, in float32 at least. Torch's fused attention forms them again there, as
         exp(score - log of the sum), and nothing bounds the scores of features as they are: from about 1e9 on, two roundings of one

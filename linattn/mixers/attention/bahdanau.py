@@ -1,4 +1,4 @@
-"""Additive attention (arXiv 1409.0473), where attention began: a decoder's state asks which words of the source it needs."""
+"""Additive attention (arXiv 1409.0473): a decoder's state selects the words of the source it needs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from linattn.mixers.registry import register
     chinese={"Additive attention (Bahdanau)": "加性注意力（Bahdanau）", "with its scaling of {}": "缩放取 {}"},
 )
 class Bahdanau(Across):
-    """The tokens s_t (the decoder's last states in the paper) look at the context h_j; what comes out is a mean of the context itself.
+    """The tokens s_t (the decoder's last states in the paper) attend to the context h_j; the output is a mean of the context.
 
     Args:
         dim: width D of the model.
-        hidden: channels in which both are compared; dim by default (the paper: 1000 of both).
+        hidden: channels in which both are compared; dim by default (the paper: 1000 for both).
     """
 
     def __init__(self, dim: int, hidden: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""DeltaFormer (arXiv 2505.19488): softmax attention by the delta rule, what the past says of a key is taken from its value."""
+"""DeltaFormer (arXiv 2505.19488): softmax attention with a delta rule that subtracts from a value what the past predicts for its key."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from linattn.mixers.registry import register
     oracle="fla-core 0.6.0, naive_forgetting_attn",
 )
 class FoX(Mixer):
-    """Without positions: the gates take their place. State: the cache, and how much each slot has faded so far (logarithm).
+    """Attention without positions, which the gates replace. State: the cache, and the logarithmic decay of each slot so far.
 
     ``pro`` is the paper's larger block: keys and values mixed with the last token's by a gate per head, RMS norm on queries and
     keys, and RMS norm and a sigmoid gate on the output; without it the block is the plain one. Checked against the authors'
@@ -79,7 +79,7 @@ class FoX(Mixer):
         return 2 * batch * heads * (tokens * past + tokens * (tokens + 1) // 2) * (size + r.v.shape[3])
 
     def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: CallContext) -> Tensor:
-        """``x`` [B, T, D] mixed with the token before it by a gate per head."""
+        """Mix ``x`` [B, T, D] with the token before it by a gate per head."""
         longer, places = carry.context(name, x, 1)
         last = longer[:, :-1] if places is None else longer.index_select(1, places - 1)
         weight = to_float32(gate).sigmoid().repeat_interleave(self.size, -1)

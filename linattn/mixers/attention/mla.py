@@ -60,14 +60,14 @@ class MLA(Softmax):
         return Recurrence(q * scale, torch.cat([c, common], -1), c)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-        """Values are the first channels of the keys: those are read alone, and of one size, as torch's quick form wants it."""
+        """Attend to the keys alone, whose first channels are the values: torch's fast path needs one size for both."""
         return one_query(q, k, k, seen, taken)[..., : v.shape[-1]]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(torch.einsum("bthc,hvc->bthv", o, self._maps(o)[1]).flatten(-2))
 
     def _maps(self, like: Tensor) -> tuple[Tensor, ...]:
-        """What makes each head's key and value of a latent: [H, head_dim, rank] and [H, value_dim, rank].
+        """Maps from a latent to each head's key and value: [H, head_dim, rank] and [H, value_dim, rank].
 
         Where more than its weight makes the map (an adapter of PEFT, accelerate bringing the weight into memory), the map is asked.
         """

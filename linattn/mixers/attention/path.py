@@ -1,4 +1,4 @@
-"""PaTH attention (arXiv 2505.16381): between a key and a later query stand reflections, one for every token in between.
+"""PaTH attention (arXiv 2505.16381): every token between a key and a later query applies a reflection.
 
 PaTH-FoX is the same with a forget gate, which makes the scores fade as well.
 """
@@ -91,7 +91,7 @@ class PaTH(Mixer):
         return carry.from_rows(torch.cat(out, 1))
 
     def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Of queries in the slots from ``first`` on: the keys ``k`` [rows, H, slots, K] as they leave them, and the scores."""
+        """Scores of the queries in the slots from ``first`` on, and the keys ``k`` [rows, H, slots, K] after them."""
         tokens, slots = q.shape[2], k.shape[2]
         behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # keys before a reflection
         met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: what each reflection would take of each key, alone

@@ -1,4 +1,4 @@
-"""What attentions with scores of their own share: the cache, and softmax over what a token may see, some queries at a time."""
+"""Parts of attentions that compute their own scores: the cache, and softmax over visible tokens, a block of queries at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE = 256  # queries whose scores are held at once
 
 
 def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
-    """Borders of the pieces of at most ``size`` tokens; of no tokens one empty piece."""
+    """Borders of blocks of at most ``size`` tokens; one empty block for no tokens."""
     for start in range(0, max(tokens, 1), size):
         yield start, min(start + size, tokens)
 
@@ -37,7 +37,7 @@ def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor
 
 
 def upto(real: Tensor, first: int, last: int) -> Tensor:
-    """What queries in the slots from ``first`` to before ``last`` may see of the slots before ``last``: [rows, queries, last]."""
+    """Visible slots before ``last`` for the queries in the slots from ``first`` to ``last``: [rows, queries, last]."""
     causal = torch.ones(last - first, last, dtype=torch.bool, device=real.device).tril(first)
     return real[:, None, :last] & causal
 

@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions: every token is kept, and looked at again by every later one."""
+"""Softmax attention with rotary positions: every token is kept and read by all later tokens."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Softmax(Mixer):
         return Recurrence(self._turned(q, angles), self._turned(k, angles), v)
 
     def angles(self, x: Tensor, state: CallContext) -> Tensor:
-        """By how much each pair of channels is turned, [B, T, rotated / 2]."""
+        """Rotation angle of each pair of channels, [B, T, rotated / 2]."""
         channel = torch.arange(0, self.rotated, 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return state.positions[..., None] * self.base ** (-channel / self.rotated)
 
     def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
-        """The first ``rotated`` channels of each head of x [B, T, H, K] turned, the others as they are."""
+        """Rotate the first ``rotated`` channels of each head of x [B, T, H, K]; the others stay."""
         if self.rotated == self.size:
             return rotate(x, angles)
         return torch.cat([rotate(x[..., : self.rotated], angles), x[..., self.rotated :]], -1)
@@ -105,7 +105,7 @@ class Softmax(Mixer):
         return ("k", "v", "valid") if own and self.window is None and self.causal else ()
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-        """What one query a row, q [B, 1, H, K], makes of a cache with room: see :func:`linattn.ops.one_query.one_query`."""
+        """Attend with one query a row, q [B, 1, H, K], to a preallocated cache: see :func:`linattn.ops.one_query.one_query`."""
         return one_query(q, k, v, seen, taken)
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
@@ -147,9 +147,9 @@ class Softmax(Mixer):
         return [carry.append(name, new) for name, new in (("k", k), ("v", v), ("valid", valid))]
 
     def _step(self, r: Recurrence, carry: CallContext, taken: Tensor) -> Tensor:
-        """One real token of every row, behind a cache with room."""
+        """Step of one real token in every row on a preallocated cache."""
         if carry.tokens != 1 or carry.lengths is not None or carry.cu_seqlens is not None:
-            raise ValueError("a state with room takes one token of every row at a time: it is a captured step's own")
+            raise ValueError("a preallocated state takes one token of every row at a time: it belongs to a captured step")
         k, v, valid = self._cache(r, carry)
         carry.keep("taken", taken + carry.counts)
         return self.look(r.q, k, v, valid, taken)
@@ -171,7 +171,7 @@ class Softmax(Mixer):
         return _apart(r.q, k, v, torch.cat([before.flatten(1), seen], 1)[None])
 
     def _windowed(self, r: Recurrence, carry: CallContext, n: int) -> Tensor:
-        """Every token sees itself and the ``n`` before it, of which earlier calls may have kept some."""
+        """Attend from every token to itself and the ``n`` before it, some of which earlier calls may have kept."""
         (k, places), (v, _) = (carry.context(name, t.flatten(2), n) for name, t in (("k", r.k), ("v", r.v)))
         k, v = k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:])
         if places is None:
@@ -206,7 +206,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 def _apart(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """The same with NaN kept to those that see it: a weight of 0 times NaN would be NaN for all."""
+    """:meth:`_plain` with NaN confined to the tokens that see it: a weight of 0 times NaN would reach all."""
     q_bad, k_bad, v_bad = (~t.isfinite().flatten(2).all(-1) for t in (q, k, v))  # [B, T], [B, slots], [B, slots]
     q, k, v = (torch.where(bad[..., None, None], 0.0, t) for t, bad in ((q, q_bad), (k, k_bad), (v, v_bad)))
     hit = q_bad | (seen & (k_bad | v_bad)[:, None]).any(-1)  # [B, T]

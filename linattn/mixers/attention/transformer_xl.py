@@ -33,7 +33,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Slots:
-    """What may be looked at: ``k`` and ``v`` [rows, slots, H, ...], ``seen`` and ``distance`` [rows, T, slots]."""
+    """Visible slots: ``k`` and ``v`` [rows, slots, H, ...], ``seen`` and ``distance`` [rows, T, slots]."""
 
     k: Tensor
     v: Tensor
@@ -108,7 +108,7 @@ class TransformerXL(Mixer):
         return (Past(k, v, before, carry.start - before),)
 
     def slots(self, past: tuple[Past, ...], start: int, stop: int, now: Tensor) -> Slots:
-        """What the queries from ``start`` to before ``stop`` of this call, at positions ``now`` [rows, queries, 1], may look at."""
+        """Slots for the queries from ``start`` to before ``stop`` of this call, at positions ``now`` [rows, queries, 1]."""
         tokens = past[-1]
         low, high = max(0, tokens.before + start - self.kept), tokens.before + stop  # nobody looks further back
         slot = tokens.first[:, None, None] + torch.arange(low, high, device=now.device)  # [rows, 1, slots]: positions

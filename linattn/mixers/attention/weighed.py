@@ -1,4 +1,4 @@
-"""What attentions share that are softmax attention but for the weights that they make of the scores."""
+"""Base of attentions that differ from softmax attention only in the weights that they make of the scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Weighed(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0, causal=causal)
 
     def weights(self, scores: Tensor) -> Tensor:
-        """Of scores [rows, H, T, slots], -inf where nothing is to be seen: the same shape, each row of weights adding up to 1."""
+        """Weights for scores [rows, H, T, slots], -inf where a slot is hidden: the same shape, each row adding up to 1."""
         raise NotImplementedError(f"{type(self).__name__} must implement weights(scores)")
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:

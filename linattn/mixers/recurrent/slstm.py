@@ -35,7 +35,7 @@ _NOTHING = -1e30  # m of a memory without tokens: less than every gate, and fini
     },
 )
 class SLSTM(Mixer):
-    """The gates look at the last output, so this goes token by token, in a plain loop.
+    """Gates read the last output, so tokens are processed one by one, in a plain loop.
 
     Short convolution and SiLU before the input and forget gates, all maps of a head see that head alone, layer norm per head, no
     output map. c and n are kept divided by e^m, m the larger of the input gate and of the last m faded; states [rows, dim].
@@ -74,7 +74,7 @@ class SLSTM(Mixer):
         return self.norm(h.unflatten(-1, (self.heads, -1))).to(x.dtype)
 
     def _step(self, gates: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> list[Tensor]:
-        """One token: ``gates`` [rows, 4, D], the states [rows, D]."""
+        """Step of one token: ``gates`` [rows, 4, D], the states [rows, D]."""
         heads = h.unflatten(-1, (self.heads, -1))
         recurrent = torch.einsum("rhv,ghuv->rghu", heads, self.recurrent_weight.to(h.dtype)).flatten(-2)
         i, f, z, o = (gates + recurrent).unbind(1)

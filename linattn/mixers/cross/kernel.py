@@ -1,4 +1,4 @@
-"""Linear attention to a context: what a sequence says is summed once, and then every query reads the sum.
+"""Linear attention to a context: the context is summed once, and every query reads the sum.
 
 The three are those among which modular linearized attention (arXiv 2304.08453) chooses beside softmax, and the Linear Transformer's.
 """
@@ -84,7 +84,7 @@ class CrossLinearTransformer(CrossKernel):
     },
 )
 class CrossReLUAttention(CrossKernel):
-    """Without a scale; a query that meets little gives little, since it is divided by 0.1 at least."""
+    """Attention without a scale; the division is by at least 0.1, so a query with few matches gives a small output."""
 
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads, bias=True)
@@ -114,7 +114,7 @@ class CrossReLUAttention(CrossKernel):
     },
 )
 class CrossCosFormer(CrossKernel):
-    """Where a query stands in the target is measured by how long that will be: ρ = ``ratio`` times the n tokens of the context.
+    """Position of a query relative to an estimated target length: ρ = ``ratio`` times the n tokens of the context.
 
     A decoder does not know the length of what it has begun; the paper estimates it so. Of positions beyond the estimate the
     authors' code makes weights below 0; here they count as its end. What is kept beside S and z is n, ``length`` [B].

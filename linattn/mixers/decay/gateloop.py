@@ -57,7 +57,7 @@ class GateLoop(Mixer):
         return self.o_proj(self.norm(o.flatten(-2), self.g_proj(x)))
 
     def _phase(self, angles: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-        """The sum of ``angles`` [B, T, D] up to each token, and that of all tokens [rows, D] less whole turns."""
+        """Sum of ``angles`` [B, T, D] up to each token, and over all tokens [rows, D] modulo whole turns."""
         exact = torch.float32 if angles.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         angles = angles.to(exact)
         if state.valid is not None:

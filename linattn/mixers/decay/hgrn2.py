@@ -72,7 +72,7 @@ def rising(index: int, count: int) -> dict[str, Any]:
 
 
 def bound(dim: int, value: float) -> Tensor:
-    """A lower bound of forget gates, the same for ``dim`` channels."""
+    """Lower bound of forget gates, equal for ``dim`` channels."""
     if not 0 <= value < 1:
         raise ValueError(f"lower_bound must be at least 0 and less than 1, but came as {value}")
     return torch.full((dim,), float(value), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Log-linear attention (arXiv 2506.04761): a past that lies in buckets of doubling length, each with a weight of its own."""
+"""Log-linear attention (arXiv 2506.04761): the past is split into buckets of doubling length, each with its own weight."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LogLinear(Mixer):
         return (o + torch.einsum("bthl,btlhp->bthp", weights, to_float32(out).unflatten(2, (levels, -1)))).to(r.v.dtype)
 
     def _own(self, r: Levels) -> Tensor:
-        """What each token reads of itself [B, T, H, V]: the bucket that is no block of a level."""
+        """Output that each token reads of itself, [B, T, H, V], the bucket below all levels."""
         met = (to_float32(r.q) * to_float32(r.k)).sum(-1).repeat_interleave(r.v.shape[2] // r.q.shape[2], 2)  # [B, T, H]
         met = met * (r.q.shape[-1] ** -0.5 if r.scale is None else r.scale)
         return (met * r.weights[..., 0] * (1.0 if r.beta is None else r.beta))[..., None] * r.v

@@ -111,7 +111,7 @@ class Mamba3(Mixer):
         return (torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)).flatten(2, 3)
 
     def inputs(self, v: Tensor) -> Tensor:
-        """What [B, T, H, P] writes, [B, T, rank, H, P]."""
+        """Values [B, T, rank, H, P] that [B, T, H, P] writes."""
         return to_float32(v)[:, :, None]
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
@@ -142,7 +142,7 @@ class Mamba3(Mixer):
         return (o + own).flatten(2, 3).to(dtype)
 
     def _last(self, carry: CallContext, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
-        """All of them one token earlier, zeros at the start of a sequence; keeps the last token."""
+        """Shift all of them by one token, zeros at the start of a sequence; keeps the last token."""
         everything = [k, v, near, decay]
         flat = torch.cat([t.flatten(2) for t in everything], -1)
         longer, places = carry.context("pending", flat, 1)

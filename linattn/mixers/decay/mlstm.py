@@ -17,7 +17,7 @@ from linattn.ops import running_max
 
 @dataclass(frozen=True)
 class Stabilised(Recurrence):
-    """All of it divided by e^m_t; ``floor`` [B, T, H] is then what the normaliser is at least, e^-m_t."""
+    """Recurrence divided by e^m_t; ``floor`` [B, T, H] is the least value of the normaliser, e^-m_t."""
 
     floor: Tensor | None = None
 
@@ -98,7 +98,7 @@ class MLSTM(MatrixMemory):
 
 
 def _maxima(decay: Tensor, gate: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-    """The stabiliser m before and after each token, [B, T, H] each; it starts at 0.
+    """Stabiliser m before and after each token, [B, T, H] each; it starts at 0.
 
     In float64, which costs nothing for one number a head: a decay is a difference of two m, and what float32 would round there
     at every token would add up.

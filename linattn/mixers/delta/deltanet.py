@@ -1,4 +1,4 @@
-"""DeltaNet (arXiv 2406.06484; 2102.11174): before a value is written, what its key reads so far is taken out."""
+"""DeltaNet (arXiv 2406.06484; 2102.11174): before a value is written, the value stored under its key is removed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from linattn.mixers.registry import register
     oracle="transformers, Qwen3NextGatedDeltaNet",
 )
 class GatedDeltaNet(Mixer):
-    """As in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
+    """Gated DeltaNet with grouped heads, as in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate. Time steps
     start between 0.001 and 0.1 as in the authors' code (NVlabs/GatedDeltaNet); transformers' class leaves the biases at ones, where

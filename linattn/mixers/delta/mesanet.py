@@ -1,4 +1,4 @@
-"""MesaNet (arXiv 2506.05233): for every token the linear map that fits all pairs of key and value so far best, by least squares."""
+"""MesaNet (arXiv 2506.05233): for every token the least-squares linear map of all key-value pairs so far."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ class MoM(Mixer):
     Args:
         dim: width D of the model.
         heads: H of each memory.
-        memories: how many there are to choose from.
-        active: how many a token chooses.
-        shared: whether there is one besides that all tokens have.
+        memories: number of memories to choose from.
+        active: memories that a token chooses.
+        shared: adds a memory that all tokens use.
         key_size: channels of a head's keys; dim / heads by default.
-        value_size: of its values; as many by default (fla: twice).
+        value_size: channels of its values; equal by default (fla: twice).
         conv_width: tokens in the short convolution.
-        eps: of the norm.
+        eps: epsilon of the norm.
     """
 
     keep_float32 = ("A_log", "dt_bias")
@@ -88,7 +88,7 @@ class MoM(Mixer):
         )  # fmt: skip
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Which memories each token chooses, and what they weigh, [B, T, memories], the shared one's behind them."""
+        """Memories that each token chooses, and their weights [B, T, memories], the shared one's last."""
         best, index = to_float32(self.router(x)).softmax(-1).topk(self.active, -1)
         none = best.new_zeros(*x.shape[:2], self.memories)
         weights = none.scatter(-1, index, best / best.sum(-1, keepdim=True))

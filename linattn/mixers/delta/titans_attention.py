@@ -39,7 +39,7 @@ def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[
     r"\quad o_t = y_t \otimes M_t(y_t),\quad s = n \lfloor (t - 1) / n \rfloor",
 )
 class TitansMAC(Titans):
-    """Segments of ``segment`` tokens attend to themselves, to what the memory told them, and to ``persistent`` learned tokens.
+    """Segments of ``segment`` tokens that attend to themselves, to the memory's answers, and to ``persistent`` learned tokens.
 
     The memory answers the tokens of a segment as it was at the segment's start, learns the outputs y of attention, a segment
     being its block, and gates them by what it answers to them: RMS norm of both, and a sigmoid. All is causal: token t sees
@@ -88,7 +88,7 @@ class TitansMAC(Titans):
 
 
 class Segment:
-    """Keys and values of the segment that is being gone through: of its tokens and of the memory's answers to them."""
+    """Keys and values of the current segment: of its tokens and of the memory's answers to them."""
 
     def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext, like: Tensor) -> None:
         rows, _, heads, n, size = like.shape
@@ -105,7 +105,7 @@ class Segment:
         self.open = [end // n == i for i in range(blocks.count)]  # where a segment has begun, but not ended
 
     def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor, h: Tensor) -> Tensor:
-        """Of the ``i``-th segment, q, k and v [rows, H, n, K] and the answers h [rows, n, D]: the output of attention [rows, H, n, K]."""
+        """Attention of the ``i``-th segment, q, k and v [rows, H, n, K] and the answers h [rows, n, D]: output [rows, H, n, K]."""
         here = torch.cat([torch.stack([k, v], 1), self._keys_and_values(h).to(k.dtype)], 1)  # [rows, 4, H, n, K]
         if i == 0:
             here = torch.where(self.blocks.present[:, 0, None, None, :, None], here, self.old)
@@ -118,14 +118,14 @@ class Segment:
         carry.keep("segment", self.kept)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Of tokens [rows, n, D] that stand outside time: [rows, 2, H, n, K]."""
+        """Keys and values of tokens [rows, n, D] outside time: [rows, 2, H, n, K]."""
         mixer = self.mixer
         mapped = F.silu(mixer.attention_proj(x)[..., x.shape[-1] :])
         return mapped.unflatten(-1, (2, mixer.heads, -1)).permute(0, 2, 3, 1, 4)
 
 
 class PastOutputs:
-    """The short convolution of what the memory learns, which comes segment by segment. State: as :class:`ShortConvolution` keeps it."""
+    """Short convolution of the memory's inputs, which come segment by segment. State: that of :class:`ShortConvolution`."""
 
     def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext) -> None:
         self.conv, self.blocks, self.carry = mixer.conv, blocks, carry
@@ -133,14 +133,14 @@ class PastOutputs:
         self.all: list[Tensor] = []  # each segment's inputs, before the first of them those of earlier calls
 
     def convolved(self, i: int, x: Tensor) -> Tensor:
-        """Of the inputs ``x`` [rows, n, D] of the ``i``-th segment."""
+        """Convolve the inputs ``x`` [rows, n, D] of the ``i``-th segment."""
         n = x.shape[1]
         longer = torch.cat([self.all[-1][:, n:], x], 1) if i else self._first(x)
         self.all.append(longer)
         return self.conv(longer, None)
 
     def _first(self, x: Tensor) -> Tensor:
-        """Behind the inputs that earlier calls kept, right before the first token of this one."""
+        """Index behind the kept inputs, right before the first token of this call."""
         old = self.carry.get(self.conv.name)
         longer = x.new_zeros(x.shape[0], self.before + x.shape[1], x.shape[2])
         if old is not None:
@@ -165,7 +165,7 @@ class Window(nn.Module):
         self.conv = ShortConvolution(3 * dim, conv_width, name="window_conv")
 
     def forward(self, x: Tensor, carry: CallContext, *, always: Tensor | None = None, before: int = 0) -> Tensor:
-        """``x`` [B, T, D] to [B, T, H, K]. ``always`` [N, D] are tokens that all see; the state begins with ``before`` tokens already."""
+        """Map ``x`` [B, T, D] to [B, T, H, K]. All tokens see ``always`` [N, D]; the state begins with ``before`` tokens already."""
         q, k, v = self.conv(self.qkv_proj(x), carry).chunk(3, -1)
         own, old = torch.cat([k, v], -1), carry.get("window")
         past = own.new_zeros(carry.rows, self.size - 1, own.shape[-1]) if old is None else old.to(own.dtype)
@@ -192,7 +192,7 @@ class Window(nn.Module):
         return first[..., always.shape[-1] :].to(slots.dtype).expand(slots.shape[0], -1, -1)
 
     def flops(self, x: Tensor, past: int) -> int:
-        """Of the maps, the convolution and the pairs in sight."""
+        """Operations of the maps, the convolution and the visible pairs."""
         batch, tokens, dim = x.shape
         pairs = sum(min(t + 1, self.size) for t in range(past, past + tokens))
         return 2 * batch * (tokens * 3 * dim * (dim + self.conv.width) + 2 * dim * pairs)
@@ -219,7 +219,7 @@ class Windowed(Titans):
         raise NotImplementedError
 
     def _opened(self, x: Tensor, carry: CallContext) -> CallContext:
-        """The call as one that comes after the persistent tokens, which are blocks of their own."""
+        """Context of the call after the persistent tokens, which are blocks of their own."""
         persistent = self.persistent[None].to(x.dtype)
         first = CallContext(persistent)
         self.arrange(persistent, first)
@@ -237,7 +237,7 @@ class Windowed(Titans):
     r"y_t = \mathrm{Attend}\big(x_t;\ p_1,\dots,p_N,\ x_{t-w+1},\dots,x_t\big),\quad o_t = y_t \otimes M_t(x_t)",
 )
 class TitansMAG(Windowed):
-    """Attention in a window of ``window`` tokens and to the persistent tokens, gated by what the memory answers to the token.
+    """Attention in a window of ``window`` tokens and to the persistent tokens, gated by the memory's output for the token.
 
     Both are normed, and the memory's goes through a sigmoid. The memory has learned the persistent tokens before the first token.
     """

@@ -61,7 +61,7 @@ class TTT(Mixer):
         self.post_norm = WideLayerNorm(dim, eps=1e-6)
 
     def widths(self) -> list[tuple[int, int]]:
-        """Of what goes into each map and comes out of it."""
+        """Input and output widths of each map."""
         raise NotImplementedError
 
     def load_ttt_lm(self, weights: Mapping[str, Tensor]) -> None:
@@ -85,7 +85,7 @@ class TTT(Mixer):
         return self.o_proj(self.post_norm(o.flatten(-2)).to(x.dtype))
 
     def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: CallContext) -> list[Tensor]:
-        """q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero where no token stands."""
+        """Learn from q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero for missing tokens."""
         model = self._first(q, carry)
         place = (to_float32(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[
             :, None
@@ -104,7 +104,7 @@ class TTT(Mixer):
         return out
 
     def _first(self, like: Tensor, carry: CallContext) -> list[Layer]:
-        """The model that came in, or the learned one to begin with, a row for every sequence."""
+        """Incoming model, or the learned initial one, a row for every sequence."""
         model = []
         for names in self.layers:
             parts = [getattr(self, name).to(like.dtype).expand(carry.rows, -1, -1, -1).clone() for name in names]
@@ -115,7 +115,7 @@ class TTT(Mixer):
         return model
 
     def _gradients(self, key: Tensor, target: Tensor, model: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:
-        """Of half the squared distance of LN(model(k)) and ``target``: for each map its inputs and the errors at its outputs."""
+        """Gradients of ½‖LN(model(k)) − target‖²: for each map its inputs and the errors at its outputs."""
         inputs, outputs = [key], []
         for layer in model:
             outputs.append(inputs[-1] @ layer.W + layer.b)
@@ -126,7 +126,7 @@ class TTT(Mixer):
         return inputs[:-1], errors
 
     def _read(self, q: Tensor, model: list[Layer], inputs: list[Tensor], errors: list[Tensor], eta: Tensor, place: Tensor) -> Tensor:
-        """model_t(q_t) before its norm, without ever forming model_t: each map less what the gradients so far take from it."""
+        """Compute model_t(q_t) before its norm without forming model_t: each map less the gradients so far."""
         for level, (layer, a, d) in enumerate(zip(model, inputs, errors, strict=True)):
             q = gelu(q) if level else q
             met = (eta * (q @ a.mT + 1)).tril()  # 1: what the gradients of b take
@@ -134,7 +134,7 @@ class TTT(Mixer):
         return q
 
     def _after_block(self, layer: Layer, a: Tensor, d: Tensor, eta: Tensor, last: Tensor, done: Tensor) -> Layer:
-        """The map with the gradients of a block in its sums, and, where the block is ``done``, with the sums in the map."""
+        """Map with the gradients of a block added to its sums, and the sums applied where the block is ``done``."""
         w_sum, b_sum = layer.W_sum + (eta.mT * a).mT @ d, layer.b_sum + eta @ d
         w, b = torch.where(done, layer.W - last * w_sum, layer.W), torch.where(done, layer.b - last * b_sum, layer.b)
         return Layer(w, b, torch.where(done, 0.0, w_sum), torch.where(done, 0.0, b_sum))
@@ -162,7 +162,7 @@ class TTT(Mixer):
 
 
 def gelu(z: Tensor) -> Tensor:
-    """With the approximation by tanh, as the authors have it."""
+    """GELU in its tanh approximation, as in the authors' code."""
     return F.gelu(z, approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of the similarity share: φ(q_t) S_t / (φ(q_t) z_t), causal or over all tokens, and exponentials that never overflow."""
+"""Base of kernel attention: φ(q_t) S_t / (φ(q_t) z_t), causal or over all tokens, and exponentials that never overflow."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class KernelAttention(Mixer):
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        causal: whether a token sees the earlier ones and itself, or all.
+        causal: True lets a token see earlier ones and itself, False all.
         feature_dim: channels of each head's queries and keys before the feature map; those of the values if None.
-        bias: whether the projections of queries, keys and values have one.
-        out_bias: whether the last projection has one; as ``bias`` if None.
+        bias: adds biases to the projections of queries, keys and values.
+        out_bias: adds a bias to the last projection; as ``bias`` if None.
     """
 
     normalize: float | str = 1e-6
@@ -57,7 +57,7 @@ class KernelAttention(Mixer):
         return [to_float32(q), to_float32(k), v]
 
     def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-        """φ of queries and of keys."""
+        """Feature map φ of queries and of keys."""
         raise NotImplementedError(f"{type(self).__name__} must implement features(q, k, state) or project(x, state)")
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
@@ -66,7 +66,7 @@ class KernelAttention(Mixer):
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
     def guard(self, denominator: Tensor) -> Tensor:
-        """What is divided by in place of φ(q_t) z_t, [B, T, H]."""
+        """Denominator in place of φ(q_t) z_t, [B, T, H]."""
         return denominator
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
@@ -81,7 +81,7 @@ class KernelAttention(Mixer):
 
 
 def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest x [B, T, D] of each sequence before each token, with it, and in all: [B, T, D] twice and [rows, D].
+    """Largest x [B, T, D] of each sequence before each token, up to it, and in all: [B, T, D] twice and [rows, D].
 
     The last is kept under ``name``.
     """
@@ -93,7 +93,7 @@ def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Te
 
 
 def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of L_t = log Σ_{i ≤ t} exp(x_i), differentiable. Where no token came before it is :data:`NOTHING`."""
+    """Running L_t = log Σ_{i ≤ t} exp(x_i) like :func:`maximum_so_far`, differentiable; :data:`NOTHING` before the first token."""
     x = only_real(to_float32(x), carry)
     first, cu = _first(x, carry, name), carry.cu_seqlens
     start = first.detach()
@@ -107,12 +107,12 @@ def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, 
 
 
 def log_fading(before: Tensor, now: Tensor) -> Tensor:
-    """The decay that takes sums in units of exp(before) to units of exp(now); 0 at the start, where there is nothing to fade."""
+    """Decay from sums in units of exp(before) to units of exp(now); 0 at the start, where there is nothing to fade."""
     return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may leave a trace above 0
 
 
 def to_tokens(rows: Tensor, carry: CallContext) -> Tensor:
-    """What every sequence has one of, [rows, D], beside its tokens: [B, 1, D], packed [1, T, D]."""
+    """Expand one vector per sequence, [rows, D], to its tokens: [B, 1, D], packed [1, T, D]."""
     return rows[:, None] if carry.cu_seqlens is None else rows[carry.sequence][None]
 
 
@@ -128,7 +128,7 @@ def _first(x: Tensor, carry: CallContext, name: str) -> Tensor:
 
 
 def _before(x: Tensor, first: Tensor, carry: CallContext) -> Tensor:
-    """x [B, T, D] one token later, each sequence's ``first`` [rows, D] in front."""
+    """Shift x [B, T, D] by one token, each sequence's ``first`` [rows, D] in front."""
     if carry.cu_seqlens is None:
         return torch.cat([first[:, None], x], 1)[:, :-1]
     if carry.tokens == 0 or carry.rows == 0:

@@ -26,12 +26,12 @@ def _watch(mixer: RandomFeatures) -> None:
 
 @cache
 def _hook() -> None:
-    """Have every optimizer call :func:`_after`: which one will train a mixer, nobody can know when it is made."""
+    """Hook :func:`_after` into every optimizer: which one will train a mixer is unknown when the mixer is made."""
     register_optimizer_step_post_hook(_after)
 
 
 def _after(optimizer: Optimizer, *_: object) -> None:
-    """Count a step for the mixers that ``optimizer`` trains: that hold its parameters, the first of those that learn."""
+    """Count a step for the mixers trained by ``optimizer``, those whose first learning parameter it holds."""
     mixers = [m for m in _watched if m.training]
     own = {id(p) for group in optimizer.param_groups for p in group["params"]} if mixers else set()
     for mixer in mixers:
@@ -91,7 +91,7 @@ class RandomFeatures(KernelAttention):
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Count a step of training, and draw new random features if it is their turn."""
+        """Count a training step, and draw new random features when they are due."""
         assert self.redraw_every is not None
         known = self._counted is not None and self._counted[0] is self.steps  # else it was moved or loaded
         count = 1 + (self._counted[1] if known and self._counted is not None else int(self.steps))

@@ -24,7 +24,7 @@ from linattn.ops.features import squares
     oracle="fla-core 0.6.0, naive_parallel_rebased",
 )
 class ReBased(KernelAttention):
-    """As in the authors' code: one layer norm over the channels of all heads for queries, one for keys, 16 channels a head, ε = 1e-12."""
+    """ReBased as in the authors' code: one layer norm over all heads for queries, one for keys, 16 channels a head, ε = 1e-12."""
 
     normalize = 1e-12
 

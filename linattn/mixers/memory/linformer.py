@@ -43,5 +43,5 @@ class Linformer(BesideSoftmax):
         return look(r.q, self._slots(r.k, self.proj_k), self._slots(r.v, self.proj_k if self.proj_v is None else self.proj_v))
 
     def _slots(self, t: Tensor, weight: Tensor) -> Tensor:
-        """Of t [B, T, H, K], whose padding is 0, the mixtures [B, slots, H, K]."""
+        """Mix t [B, T, H, K], whose padding is 0, into [B, slots, H, K]."""
         return torch.einsum("bthk,ts->bshk", t, weight[: t.shape[1]].to(t.dtype))

@@ -29,7 +29,7 @@ class MAB(nn.Module):
         self.ln0, self.ln1 = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
-        """x [B, T, D] looks at y [B, S, D] where ``real`` [B, S]."""
+        """Attend from x [B, T, D] to y [B, S, D] where ``real`` [B, S]."""
         mapped = [self.fc_q(x), self.fc_k(y), self.fc_v(y)]
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in mapped)
         o = look(q, k, v, real, scale=mapped[0].shape[-1] ** -0.5)

@@ -1,4 +1,4 @@
-"""What fixed patterns share: softmax attention where :mod:`linattn.ops.pattern` sees, sequences tile by tile, states slot by slot."""
+"""Base of fixed patterns: softmax attention where :mod:`linattn.ops.pattern` allows, sequences tile by tile, states slot by slot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PatternAttention(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0, bias=bias, out_bias=bias, causal=causal)
 
     def patterns(self, carry: CallContext) -> Sequence[Pattern]:
-        """Who sees whom: one pattern for all heads, or one for each group of them."""
+        """Visibility patterns: one for all heads, or one for each group of them."""
         raise NotImplementedError(f"{type(self).__name__} must implement patterns(carry)")
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
@@ -45,11 +45,11 @@ class PatternAttention(Softmax):
         return torch.cat([self._continued(*given, place, carry) for given in self._grouped(found, r.q, k, v)], 2)
 
     def _grouped(self, found: Sequence[Pattern], q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Pattern, Tensor, Tensor, Tensor]]:
-        """Each pattern with its heads of every tensor [B, T, H, ...]."""
+        """Pair each pattern with its heads of every tensor [B, T, H, ...]."""
         return list(zip(found, *(t.chunk(len(found), 2) for t in (q, k, v)), strict=True))
 
     def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: CallContext) -> Tensor:
-        """Queries [rows, T, H, K] after a state: slots k, v [rows, slots, H, ...] that stand at ``place`` [rows, slots]."""
+        """Attend with queries [rows, T, H, K] after a state to slots k, v [rows, slots, H, ...] at ``place`` [rows, slots]."""
         out, position = [], carry.positions
         for start, stop in pieces(carry.tokens, PIECE):
             seen = pattern.sees(position[:, start:stop, None], place[:, None], 0) & (place >= 0)[:, None]
@@ -70,7 +70,7 @@ class PatternAttention(Softmax):
         return k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:]), place
 
     def reach(self, found: Sequence[Pattern]) -> int | None:
-        """How many tokens back any head looks; None where there is no bound."""
+        """Largest distance back that any head sees; None if unbounded."""
         known = [p.reach for p in found]
         return None if None in known else max(cast("list[int]", known))
 
@@ -86,6 +86,6 @@ class PatternAttention(Softmax):
 
 
 def check_groups(name: str, groups: Sequence[object], heads: int) -> None:
-    """Refuse what the heads cannot be divided among."""
+    """Raise ValueError if the heads cannot be divided into the groups."""
     if not groups or heads % len(groups):
         raise ValueError(f"{name} must be as many as divide the {heads} heads, but came as {groups!r}")

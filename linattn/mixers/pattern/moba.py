@@ -46,7 +46,7 @@ class MoBA(Softmax):
         dim: width D of the model.
         heads: H; dim must be a multiple.
         block: tokens in a block.
-        blocks: how many of them a query reads, its own among them.
+        blocks: number of blocks that a query reads, its own included.
         rotary: whether queries and keys are turned by their positions.
     """
 
@@ -71,7 +71,7 @@ class MoBA(Softmax):
         return torch.cat(out, 1)
 
     def _seen(self, q: Tensor, means: Tensor, now: Tensor, place: Tensor) -> Tensor:
-        """What queries q [rows, T, H, K] at positions ``now`` [rows, T] read of the slots at ``place``: [rows, H, T, slots]."""
+        """Slots at ``place`` visible to queries q [rows, T, H, K] at positions ``now`` [rows, T]: [rows, H, T, slots]."""
         own = (now // self.block)[:, None, :, None]  # [rows, 1, T, 1]
         fits = torch.einsum("rthk,rbhk->rhtb", q.detach(), means.detach())
         block = torch.arange(means.shape[1], device=q.device)

@@ -73,8 +73,8 @@ class NSA(Softmax):
         heads: H; dim must be a multiple.
         kv_heads: groups G of heads.
         block: tokens in a block.
-        blocks: how many of them are read token by token, at least 3.
-        window: how many tokens, itself among them, a query reads besides.
+        blocks: number of them that are read token by token, at least 3.
+        window: number of last tokens, itself included, that a query also reads.
         rotary: whether queries and keys are turned by their positions.
     """
 
@@ -107,7 +107,7 @@ class NSA(Softmax):
         return torch.cat(out, 1)
 
     def _piece(self, q: Tensor, gates: Tensor, now: Tensor, past: Blocks) -> Tensor:
-        """Queries q [rows, G, H / G, T, K] with their gates at positions ``now`` [rows, 1, 1, T, 1]: [rows, G, H / G, T, V]."""
+        """Output for queries q [rows, G, H / G, T, K] with gates at positions ``now`` [rows, 1, 1, T, 1]: [rows, G, H / G, T, V]."""
         mean, top, near = gates.split(1, -1)
         block = torch.arange(past.k_mean.shape[1], device=q.device)
         matters = weights(torch.einsum("rgntk,rbgk->rgntb", q, past.k_mean), (block + 1) * self.block <= now + 1)
@@ -120,7 +120,7 @@ class NSA(Softmax):
         return o + torch.einsum("rgnts,rsgv->rgntv", tokens, past.v)
 
     def _chosen(self, matters: Tensor, now: Tensor) -> Tensor:
-        """Which blocks are read token by token, by how much they matter [rows, G, T, blocks]."""
+        """Choose the blocks to read token by token from their weights [rows, G, T, blocks]."""
         own, block = now // self.block, torch.arange(matters.shape[-1], device=now.device)
         always = (block == 0) | (block == own) | (block == own - 1)
         return best(matters.masked_fill(always, torch.inf).masked_fill(block > own, -torch.inf), self.blocks)

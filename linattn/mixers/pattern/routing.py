@@ -35,7 +35,7 @@ class Routing(Softmax):
 
     C should be about the root of the length; the default is that of 16,384 tokens. The centres are no parameters: :meth:`learn` moves
     them by the paper's moving average of spherical k-means, and training should call it. Without causality alone: which tokens a
-    cluster takes hangs on all of them, so a causal model would hear of later ones. Maps, no positions, as in the oracle.
+    cluster takes depends on all of them, so a causal model would see later ones. Maps, no positions, as in the oracle.
     """
 
     packs = False
@@ -61,7 +61,7 @@ class Routing(Softmax):
 
     @torch.no_grad()
     def routed(self, t: Tensor, carry: CallContext) -> Tensor:
-        """The tokens of t [B, H, T, K] that each cluster takes, [B, H, C, w], -1 for none."""
+        """Tokens of t [B, H, T, K] that each cluster takes, [B, H, C, w], -1 for none."""
         near = self._near(t)
         if carry.valid is not None:
             near = near.masked_fill(~carry.valid[:, None, :, None], -torch.inf)
@@ -71,11 +71,11 @@ class Routing(Softmax):
         return torch.where(torch.arange(width, device=t.device) < own[:, None, None, None], best, -1)
 
     def _near(self, t: Tensor) -> Tensor:
-        """How near each token of t [B, H, T, K] is to each centre, [B, H, T, C]."""
+        """Similarity of each token of t [B, H, T, K] to each centre, [B, H, T, C]."""
         return F.normalize(t.detach().to(self.centres.dtype), dim=-1) @ self.centres.transpose(-1, -2)
 
     def _averaged(self, o: Tensor, places: Tensor, tokens: int) -> Tensor:
-        """The mean of all outputs o [B, H, N, V] for the token at ``places`` [B, H, N]: [B, H, T, V]."""
+        """Mean of all outputs o [B, H, N, V] of the token at ``places`` [B, H, N]: [B, H, T, V]."""
         batch, heads = o.shape[:2]
         at = (torch.arange(batch * heads, device=o.device).view(batch, heads, 1) * tokens + places.clamp(min=0)).flatten()
         real = (places >= 0).flatten()[:, None].to(o.dtype)

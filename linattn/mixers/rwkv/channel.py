@@ -32,7 +32,7 @@ from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
     },
 )
 class RWKVChannel(Mixer):
-    """A model of RWKV blocks is the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: each block of RWKV is two of ours.
+    """Channel mixing. RWKV's blocks are the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: two of this library's blocks each.
 
     ``gated=False`` leaves out the receptance, as RWKV-7 does. How much of the token before is mixed in at the start depends on the place,
     ``layer`` of ``layers``. The state is the last token [rows, 1, D].

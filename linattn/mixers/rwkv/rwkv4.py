@@ -54,7 +54,7 @@ class RWKV4(RWKV):
         return Recurrence(k, k, v, decay=decay, bonus=bonus, scale=1.0), (self.r_proj(xr),)
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        """The weighted mean of v [B, T, D, V]: V values share each channel's weights."""
+        """Weighted mean of v [B, T, D, V]: V values share each channel's weights."""
         assert r.decay is not None
         assert r.bonus is not None
         k, v, first = to_float32(r.k)[..., 0], to_float32(r.v), r.bonus[:, 0]
@@ -92,7 +92,7 @@ class RWKV4(RWKV):
 
 
 def _delayed(h: Tensor, initial: Tensor, carry: CallContext) -> Tensor:
-    """What stood before each token: ``h`` [B, T, X] one token on, after ``initial`` [rows, X]."""
+    """Shift ``h`` [B, T, X] by one token, ``initial`` [rows, X] in front."""
     if carry.cu_seqlens is None:
         return torch.cat([initial[:, None], h], 1)[:, :-1]
     token, n = torch.arange(carry.tokens, device=h.device), carry.sequence

@@ -19,7 +19,7 @@ _NAMES = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "gate": "g
 
 
 class _Matrix(RWKV):
-    """What the two share: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
+    """Base of both: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
 
     The initialisation depends on the place in a stack, ``layer`` of ``layers``; ``depth`` is the first of its :func:`ratios`.
     """
@@ -61,7 +61,7 @@ class _Matrix(RWKV):
     oracle="rwkv 0.8.32, att_seq_v5_2",
 )
 class RWKV5(_Matrix):
-    """Time mixing of version 5.2, whose decay is learned for each channel and the same for all tokens.
+    """Time mixing of version 5.2, with a learned decay per channel, equal for all tokens.
 
     Checked against RWKV-LM (RWKV_Tmix_x052); its norm of o / 8 with eps 1e-5 is that of o with 64e-5.
     """

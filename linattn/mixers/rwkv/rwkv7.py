@@ -114,7 +114,7 @@ class RWKV7(RWKV):
         return Recurrence(r, k, v, decay=split(decay), erase=erase, scale=1.0), (own.flatten(-2), gate)
 
     def _values(self, xv: Tensor, carry: CallContext) -> Tensor:
-        """The values [B, T, H, V]; passes on those of the first layer."""
+        """Values [B, T, H, V]; passes on those of the first layer."""
         v, first = self.v_proj(xv).unflatten(-1, (self.heads, -1)), carry.shared
         if first is None:
             carry.shared = v

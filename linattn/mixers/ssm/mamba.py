@@ -31,8 +31,8 @@ from linattn.ops import selective_scan
 class Mamba(Mixer):
     """The paper's block: short convolution and SiLU on x, its scan, a swish gate. Every channel is a head with a value of size 1.
 
-    Run by :func:`linattn.selective_scan`; :meth:`project` says the same in the words of the general recurrence, where the decay
-    is a tensor [B, T, expand · dim, state_size], for what looks into a mixer.
+    Run by :func:`linattn.selective_scan`; :meth:`project` expresses it as the general recurrence, where the decay
+    is a tensor [B, T, expand · dim, state_size], for inspection.
 
     ``norms`` puts RMS norms without weights on B, C and the low-rank Δ, as Falcon Mamba does (arXiv 2410.05355).
     """
@@ -57,7 +57,7 @@ class Mamba(Mixer):
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
     def select(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What the scan takes: x and Δ [B, T, inner], A [inner, N], B and C [B, T, N]."""
+        """Inputs of the scan: x and Δ [B, T, inner], A [inner, N], B and C [B, T, N]."""
         x = self.conv(self.in_proj(x), carry)
         dt, b, c = self.x_proj(x).split((self.rank, self.state_size, self.state_size), -1)
         if self.norms:

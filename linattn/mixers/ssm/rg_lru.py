@@ -77,7 +77,7 @@ class RGLRU(Mixer):
 
 
 def _root(x: Tensor) -> Tensor:
-    """√x, at whose foot the gradient is that of a line as steep as ``STEEPEST``."""
+    """Square root of x whose slope is at most ``STEEPEST`` near 0."""
     flat = x > 1 / (2 * STEEPEST) ** 2
     foot = x.sqrt().detach() + STEEPEST * (x - x.detach())
     return torch.where(flat, torch.where(flat, x, 1.0).sqrt(), foot)

@@ -56,7 +56,7 @@ class S4(StateSpace):
         self.o_proj = nn.Linear(dim, 2 * dim)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In real numbers, since P P* joins a number with its conjugate: real parts, then imaginary ones.
+        """Discrete system in real numbers, since P P* mixes a number and its conjugate: real parts, then imaginary ones.
 
         There A is a rotation of each pair minus 2 p pᵀ, so (2/Δ − A)⁻¹ is its reciprocals corrected once (Sherman-Morrison),
         Ā = 4/Δ (2/Δ − A)⁻¹ − I and B̄ = 2 (2/Δ − A)⁻¹ B.
@@ -72,7 +72,7 @@ class S4(StateSpace):
         return a, b, 2 * _real(as_complex(self.C).conj())
 
     def kernel(self, tokens: int) -> Tensor:
-        """The impulse response [T, D] by its generating function at the T roots of unity, and an inverse Fourier transform.
+        """Impulse response [T, D] by its generating function at the T roots of unity, and an inverse Fourier transform.
 
         Σ_l K_l ω^l over l < T is C (I − Ā^T) [2/Δ (1 − ω) − (1 + ω) A]⁻¹ 2 B. Multiplied by 1 + ω like this it is finite at
         ω = −1 too; what is to be inverted is diagonal plus rank 1.
@@ -100,7 +100,7 @@ class S4(StateSpace):
 
 
 def _cauchy(v: Tensor, eigenvalues: Tensor, g: Tensor, s: Tensor) -> Tensor:
-    """Σ_n v_n / (g − s λ_n) over n and their conjugates: v [D, X, K / 2], λ [D, K / 2], g [D, L], s [L] -> [D, X, L].
+    """Sum Σ_n v_n / (g − s λ_n) over n and conjugates: v [D, X, K / 2], λ [D, K / 2], g [D, L], s [L] -> [D, X, L].
 
     A pair together is (2 g Re v − 2 s Re(v λ̄)) / ((g − s λ)(g − s λ̄)), with real numbers above, so one matrix serves both.
     """
@@ -111,7 +111,7 @@ def _cauchy(v: Tensor, eigenvalues: Tensor, g: Tensor, s: Tensor) -> Tensor:
 
 
 def _real(z: Tensor) -> Tensor:
-    """Complex [D, K / 2] -> [D, K]: real parts, then imaginary ones."""
+    """Convert complex [D, K / 2] to [D, K]: real parts, then imaginary ones."""
     return torch.cat([z.real, z.imag], -1)
 
 

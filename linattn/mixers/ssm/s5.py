@@ -62,6 +62,6 @@ class S5(Mixer):
 
 
 def _normal(*shape: int, fan: int) -> Tensor:
-    """Normal numbers of variance 1 / ``fan``, none beyond two standard deviations of what is cut."""
+    """Normal numbers of variance 1 / ``fan``, truncated at two standard deviations of the untruncated distribution."""
     std = fan**-0.5 / 0.8796256610342398  # the standard deviation that the cut leaves
     return nn.init.trunc_normal_(torch.empty(*shape, dtype=torch.float32), std=std, a=-2 * std, b=2 * std)

@@ -1,4 +1,4 @@
-"""CA-Stream (arXiv 2404.14996): a class token asks the features of a convolutional network, stage by stage, instead of their mean."""
+"""CA-Stream (arXiv 2404.14996): a class token attends to a convolutional network's features, stage by stage, instead of their mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from linattn.mixers.registry import register
     chinese={"CA-Stream, cross-attention pooling": "CA-Stream：交叉注意力池化"},
 )
 class CAStream(Across):
-    """One step of the stream: the features f_j of a stage are keys and values as they are, and one map takes what they say on.
+    """Step of the stream: the features f_j of a stage are keys and values without maps; one map follows their weighted mean.
 
     A class token that goes through such a step beside every stage takes the place of the mean over the last one; its weights are a map of
     where the network looked, ``linattn.mixing_matrix(mixer, token, features)``.

@@ -17,7 +17,7 @@ _BATCH_NORM = "in training its batch norm takes the mean over all rows"
 
 
 class Convolution(nn.Module):
-    """A convolution, and behind it a batch norm and an activation if the paper has them there."""
+    """Convolution, followed by a batch norm and an activation where the paper has them."""
 
     def __init__(self, conv: nn.Conv2d, *, norm: bool = False, activation: bool = False) -> None:
         super().__init__()
@@ -96,12 +96,12 @@ class EfficientViT(GridMixer):
     chinese={"MBConv, mobile inverted bottleneck": "MBConv：移动端倒残差块"},
 )
 class MBConv(GridMixer):
-    """The second half of an EfficientViT block, its feed-forward with a depthwise convolution: a model is ``"efficientvit, mbconv"``.
+    """Feed-forward of an EfficientViT block with a depthwise convolution: a model is ``"efficientvit, mbconv"``.
 
     Args:
         dim: width D of the model.
         expansion: inner channels for each of D.
-        kernel_size: of the convolution, tokens on a side.
+        kernel_size: side of the convolution in tokens.
     """
 
     def __init__(self, dim: int, *, expansion: int = 4, kernel_size: int = 3) -> None:
@@ -118,5 +118,5 @@ class MBConv(GridMixer):
 
 
 def _heads(channels: int, groups: int) -> nn.Conv2d:
-    """A map of each head's q, k and v on its own."""
+    """Map of each head's q, k and v on its own."""
     return nn.Conv2d(channels, channels, 1, groups=groups, bias=False)

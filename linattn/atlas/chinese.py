@@ -162,8 +162,8 @@ SHARED = {
     "a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition":
         "float64 逐 token 循环：记忆对论文中的损失用 torch.autograd 求导，注意力按定义计算",
     "in training its batch norm takes the mean over all rows": "训练时它的批归一化对所有行求均值",
-    "an expert has room for so many tokens of a row, and a list of tokens is one row":
-        "每个专家对一行只容得下若干 token，而一串 token 就是一行",
+    "an expert has a capacity for each row of tokens, and a list of tokens is one row":
+        "每个专家对每行 token 有容量上限，而一串 token 就是一行",
     "all for ": "全部，若 ",
 }  # fmt: skip
 CHINESE = {**STUDIES, **TASKS, **BENCHMARKS, **SHARED}

@@ -73,8 +73,8 @@ class DeltaFormer(Softmax):
 
 
 def _left(v: Tensor, u: Tensor, met: Tensor) -> Tensor:
-    """What is left of values v [rows, T, H, V]: ``met`` [rows, H, T, slots + T] says how much of u [rows, slots, H, V], and of what is left
-    of those before, is taken from each.
+    """Remainders of values v [rows, T, H, V]: ``met`` [rows, H, T, slots + T] is the share of u [rows, slots, H, V], and of the remainders
+    before, that is subtracted from each.
     """
     old, own = met.split((u.shape[1], v.shape[1]), -1)
     rest = v.transpose(1, 2) - old @ u.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Clustered attention (arXiv 2007.04825): queries that are alike share one look at all keys, with the mean of them."""
+"""Clustered attention (arXiv 2007.04825): similar queries share one attention over all keys, that of their mean."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class Clustered(Softmax):
         return by_head(pick(weights.to(v.dtype) @ v, cluster))
 
     def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
-        """What the mean queries of the clusters score all keys with, [B, H, C, T]."""
+        """Scores of all keys for the mean queries of the clusters, [B, H, C, T]."""
         mean = members.transpose(-1, -2) @ to_float32(q) / members.sum(-2).clamp(min=1)[..., None]
         scores = mean @ to_float32(k).transpose(-1, -2) * self.size**-0.5
         return scores if carry.valid is None else scores.masked_fill(~self._real(carry), -1e30)
 
     def _real(self, carry: CallContext) -> Tensor:
-        """Which keys there are, [B, 1, 1, T]; for rows without any, all."""
+        """Mask of real keys, [B, 1, 1, T]; all for rows without any."""
         valid = carry.valid
         assert valid is not None
         return (valid | (carry.counts == 0)[:, None])[:, None, None]
 
     @torch.no_grad()
     def cluster(self, q: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
-        """The cluster of each query of q [B, H, T, K], [B, H, T] int64, and as rows of 0 and 1, [B, H, T, C]."""
+        """Cluster of each query of q [B, H, T, K], [B, H, T] int64, and as one-hot rows, [B, H, T, C]."""
         planes = self.planes
         codes = torch.where(q.to(planes.dtype) @ planes > self.offsets, 1.0, -1.0).to(planes.dtype)  # [B, H, T, bits]
         count = min(self.clusters, q.shape[2])
@@ -83,7 +83,7 @@ class Clustered(Softmax):
         return self._assigned(codes, centres, known, carry)
 
     def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
-        """The nearest centre, the first of several."""
+        """Nearest centre, the first of several."""
         alike = (codes @ centres.transpose(-1, -2)).masked_fill(~known[:, None, None], -torch.inf)  # bits less twice the distance
         cluster = alike.argmax(-1)
         members = torch.nn.functional.one_hot(cluster, centres.shape[2]).to(codes.dtype)
@@ -111,7 +111,7 @@ class Clustered(Softmax):
     chinese={"Improved clustered attention": "改进的聚类注意力"},
 )
 class ImprovedClustered(Clustered):
-    """Clustered attention in which every query looks itself at the ``top`` keys that its cluster scores highest.
+    """Clustered attention in which every query also attends to the ``top`` keys of highest score for its cluster.
 
     They share the weight that the cluster gives them all together. With ``top`` at least as large as the number of tokens this is
     softmax attention.

@@ -1,4 +1,4 @@
-"""Visual Attention Network (arXiv 2202.09741): a large convolution, in three small steps, says by how much to multiply each place."""
+"""Visual Attention Network (arXiv 2202.09741): a large convolution, in three small steps, gates each place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LargeKernel(nn.Module):
     chinese={"VAN, large kernel attention": "VAN：大核注意力"},
 )
 class VAN(GridMixer):
-    """Its kernel covers 23 x 23 places: 5 x 5, then 7 x 7 that are 3 apart. Parameters have the names of the authors' code.
+    """Large-kernel attention over 23 x 23 places: 5 x 5, then 7 x 7 spaced by 3. Parameters have the names of the authors' code.
 
     What comes out has the tokens themselves in it, x + .., beside the residual of the block around, as the authors have it.
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import linattn
-from linattn.mixers import Carry
-from linattn.mixers.parts import ShortConvolution, wide
+from linattn.mixers import CallContext
+from linattn.mixers.parts import ShortConvolution, to_float32
 
 
 @linattn.register("glance", title="Fading memory with a glance back", year=2026, equation=r"S_t = \alpha_t S_{t-1} + k_t^\top v_t")
@@ -28,11 +28,11 @@ class Glance(linattn.Mixer):
         self.gate = nn.Linear(dim, heads)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> linattn.Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> linattn.Recurrence:
         """[B, T, D] -> q, k, v [B, T, H, D / H] and the decay [B, T, H]."""
         q, k, v = self.qkv(x).chunk(3, -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, self.back(k, state), v))
-        return linattn.Recurrence(q, F.normalize(k, dim=-1), v, decay=F.logsigmoid(wide(self.gate(x)) + 4))
+        return linattn.Recurrence(q, F.normalize(k, dim=-1), v, decay=F.logsigmoid(to_float32(self.gate(x)) + 4))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         """[B, T, H, V] -> [B, T, D]."""

@@ -1,6 +1,6 @@
-"""Arguments against their annotations: what is of another type ends in one line with its name, what came and what was wanted.
+"""Checks of arguments against their annotations: one error line with the argument's name, what came and what was wanted.
 
-For functions that are called now and then. The ops, which are called for every token, check theirs by hand (:mod:`linattn.ops.checks`).
+For functions that are called rarely. The ops, which are called for every token, check by hand (:mod:`linattn.ops.checks`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DICTS = ("dict", "Mapping")
 
 
 def typed(function: Function) -> Function:
-    """Check the arguments of every call by the annotations of ``function``; those it does not understand admit anything.
+    """Decorate ``function`` to check the arguments of every call by its annotations; unsupported ones admit any value.
 
     Raises:
         TypeError: in the call, for the first argument that is of another type.
@@ -64,7 +64,7 @@ def typed(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Option:
-    """What the command line and the checks know of a dataclass's field, in its metadata; see :func:`option`."""
+    """Metadata of a dataclass's field for the command line and the checks; see :func:`option`."""
 
     text: str
     metavar: str | None
@@ -82,15 +82,15 @@ def option(
     separated: bool = False,
     least: int | None = None,
 ) -> Default:
-    """A field of a dataclass of options, which is also an option of the command line where it has a ``text``.
+    """Make a field of a dataclass of options, which is also a command-line option if it has a ``text``.
 
     Args:
-        default: of the field.
+        default: default of the field.
         text: the option's help.
-        metavar: what stands for the value in the help; None for a flag.
-        shown: what the help says of the default in place of its value.
-        separated: whether the values of a tuple come in one argument with commas between them, not as an option each.
-        least: the smallest value, which :func:`check_fields` looks at.
+        metavar: name of the value in the help; None for a flag.
+        shown: description of the default in the help, in place of its value.
+        separated: takes the values of a tuple from one argument with commas between them, not from an option each.
+        least: the smallest value, checked by :func:`check_fields`.
     """
     return field(default=default, metadata={"option": Option(text, metavar, shown, separated, least)})
 
@@ -138,9 +138,9 @@ def command_line(options: Any, names: Sequence[str], start: Any = None) -> list[
 
 
 def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any]) -> str | None:
-    """The error line for an argument that does not fit ``annotation``; None if it fits, or if the annotation says nothing here.
+    """Error line for an argument that does not fit ``annotation``; None if it fits or the annotation is not supported.
 
-    ``namespace`` has the classes that the annotation names. NaN is no number.
+    ``namespace`` holds the classes that the annotation names. NaN is not accepted as a number.
     """
     if "PathLike" in annotation and isinstance(value, str) and "\0" in value:
         return f"{name} must be a path, but came as {described(value)}"
@@ -151,15 +151,15 @@ def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any
 
 
 def written(annotation: Any) -> str:
-    """An annotation as it stands in the source."""
+    """Annotation as written in the source."""
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """``value`` as an integer of at least ``low``, and at most ``high``.
+    """Return ``value`` as an integer of at least ``low`` and at most ``high``.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is not one.
     """
     number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number is None or number < low or (high is not None and number > high):
@@ -169,10 +169,10 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def known_device(name: str, value: Any) -> torch.device:
-    """``value`` as a device.
+    """Return ``value`` as a device.
 
     Raises:
-        ValueError: where it names none.
+        ValueError: if it does not name one.
     """
     import torch
 
@@ -185,12 +185,12 @@ def known_device(name: str, value: Any) -> torch.device:
 
 
 def beyond_memory(error: BaseException) -> bool:
-    """Whether ``error`` is what Python and torch say of sizes that no memory holds, or that no 64-bit integer counts."""
+    """True if ``error`` is Python's or torch's for sizes beyond memory or beyond a 64-bit integer."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _TOO_MUCH)
 
 
 def described(value: Any) -> str:
-    """What came, on one line: a tensor by its dtype and shape, what is long by its type."""
+    """Describe a value on one line: a tensor by its dtype and shape, a long value by its type."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return f"a tensor of {value.dtype}" + ("" if value.is_nested else f" {list(value.shape)}")
@@ -203,7 +203,7 @@ def described(value: Any) -> str:
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, ``*args`` and ``**kwargs`` aside; none where they do not fit, which the call itself says better."""
+    """Arguments by name, without ``*args`` and ``**kwargs``; empty if they do not fit, which the call itself reports."""
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:
@@ -217,7 +217,7 @@ def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 @cache
 def _parts(annotation: str) -> tuple[str, ...]:
-    """``"Tensor | dict[str, int | None]"`` -> its two parts."""
+    """Split ``"Tensor | dict[str, int | None]"`` into its two parts."""
     parts, depth = [""], 0
     for c in annotation:
         depth += (c == "[") - (c == "]")
@@ -256,7 +256,7 @@ def _of(inner: str) -> str:
 
 
 def _item(inner: str) -> str:
-    """``"str | Path, ...]"`` -> ``"str | Path"``."""
+    """Cut ``"str | Path, ...]"`` to ``"str | Path"``."""
     return inner.removesuffix("]").removesuffix(", ...")
 
 

@@ -1,4 +1,4 @@
-"""Write the site: pages, one style sheet, one script; nothing else is needed to open it from disk."""
+"""Build of the site: pages, one style sheet and one script, which open from disk without anything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType
 
 import linattn
 from linattn.atlas.bundle import bundle
-from linattn.atlas.look import Look, look
+from linattn.atlas.inspection import Inspection, inspect_mixer
 from linattn.atlas.page import Page, render
 from linattn.mixers import available, info
 from linattn.report.folder import write_text
@@ -21,7 +21,7 @@ from linattn.report.progress import Progress
 from linattn.state import empty, only_writer, read_json
 
 # The parts of the site in the order of the navigation. Each is a module here with ENTRY, an Entry, and pages(atlas), which yields Pages.
-SECTIONS = ("story", "systems", "triangle", "price", "capacity", "lab", "slips")
+SECTIONS = ("story", "systems", "triangle", "cost_page", "capacity", "lab", "pitfalls")
 SCHEMA = "linattn.atlas"
 MARK = "atlas.json"
 FIRST_PAGE = "index.html"
@@ -29,12 +29,12 @@ FIRST_PAGE = "index.html"
 
 @dataclass(frozen=True)
 class Atlas:
-    """What the parts of the site are made from.
+    """Input of the parts of the site.
 
     Args:
-        names: the systems that are shown, of every kind.
+        names: the systems to show, of every kind.
         results: the folder of measured results (``benchmarks/results`` of a checkout), or None.
-        progress: who is told how far it is.
+        progress: receives the progress.
     """
 
     names: tuple[str, ...]
@@ -42,12 +42,12 @@ class Atlas:
     progress: Progress = field(default_factory=lambda: Progress(shown=False))
 
     @cached_property
-    def looks(self) -> dict[str, Look]:
-        """Every system on the running sentence, computed once."""
-        return {name: look(name) for name in self.each("looking at", self.names)}
+    def inspections(self) -> dict[str, Inspection]:
+        """Inspections of all systems on the running sentence, computed once."""
+        return {name: inspect_mixer(name) for name in self.each("inspecting", self.names)}
 
     def each(self, doing: str, names: Sequence[str]) -> Iterator[str]:
-        """``names`` one by one, for what takes its time: a bar on a terminal says how far it is, a line elsewhere what is done."""
+        """Iterate over ``names`` with progress: a bar on a terminal, a line elsewhere."""
         if not self.progress.bars:
             self.progress.say(f"{doing} {len(names)} system{'s' * (len(names) != 1)}")
             yield from names
@@ -58,23 +58,23 @@ class Atlas:
                 tell(name)
 
     def measured(self, pattern: str) -> Iterator[tuple[Path, dict]]:
-        """The result files whose names match ``pattern``, such as ``ops-*.json``, and what they hold."""
+        """Result files whose names match ``pattern``, such as ``ops-*.json``, with their contents."""
         return ((path, body) for path, body in self._bodies if fnmatch(path.name, pattern))
 
     @cached_property
     def _bodies(self) -> list[tuple[Path, dict]]:
-        """Every result file, read once."""
+        """All result files, read once."""
         paths = sorted(self.results.glob("*.json")) if self.results else []
         return [(path, read_json(path)) for path in paths]
 
 
 def sections() -> list[ModuleType]:
-    """The modules of :data:`SECTIONS`."""
+    """Modules of :data:`SECTIONS`."""
     return [import_module(f"linattn.atlas.{name}") for name in SECTIONS]
 
 
 def files(atlas: Atlas) -> Iterator[tuple[str, str]]:
-    """Every file of the site: path and content."""
+    """Generate every file of the site: path and content."""
     parts = sections()
     entries = [part.ENTRY for part in parts]
     yield "atlas.css", Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -89,13 +89,13 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
     """Write the atlas into ``folder`` and return its first page.
 
     Nothing is written before all pages are made. An earlier atlas is replaced file by file, other files beside it are left alone; the
-    first page comes last, so that a build which was cut off is no atlas to :func:`serve`, and the next one takes its place.
+    first page comes last, so that :func:`serve` ignores an interrupted build and the next build replaces it.
 
     Args:
         folder: a new or an empty one, or one with an earlier atlas, which is replaced.
         names: the systems to show; all that are registered if None.
         results: measured results to draw beside the theory; those of the checkout, if this is one, if None.
-        progress: show on stderr how far it is.
+        progress: show the progress on stderr.
 
     Raises:
         ValueError: for no name at all, or one that is not registered, for a damaged file of results, for a folder that holds something else, and for one in which a page
@@ -116,7 +116,7 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
 
 
 def _results(given: Path | str | None) -> Path | None:
-    """``given``, or where a checkout keeps its results."""
+    """Folder of results: ``given``, or the checkout's own."""
     if given is not None:
         if not Path(given).is_dir():
             raise ValueError(f"results must be a folder, but {given} is none")
@@ -126,7 +126,7 @@ def _results(given: Path | str | None) -> Path | None:
 
 
 def _earlier(folder: Path) -> list[str]:
-    """The files of an earlier atlas in ``folder``; refuses a folder that holds anything else."""
+    """Files of an earlier atlas in ``folder``; raise ValueError if it holds anything else."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"the atlas needs a folder, but {folder} is a file")
     if empty(folder):
@@ -141,7 +141,7 @@ def _earlier(folder: Path) -> list[str]:
 
 
 def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> None:
-    """Put the files ``made`` in the place of the ``earlier`` ones, each whole or not at all."""
+    """Replace the ``earlier`` files by those ``made``, each atomically."""
     root = folder.resolve()
     for path in made:
         if not (root / path).resolve().is_relative_to(root):
@@ -160,6 +160,6 @@ def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> Non
 
 
 def _mark(root: Path, names: Iterable[str]) -> None:
-    """Say in the folder which files of it are an atlas's, so that a later build may replace them."""
+    """List the atlas's files in the folder, so that a later build may replace them."""
     mark = {"schema": SCHEMA, "linattn": linattn.__version__, "files": sorted(names)}
     write_text(root / MARK, json.dumps(mark, indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""The site's one script: the modules of ``script/`` behind each other, each once, what it imports before it.
+"""Bundle of the site's script: the modules of ``script/`` in sequence, each once, its imports before it.
 
-Browsers refuse modules from ``file://``, so imports and exports end here: every top-level name is one name of the bundle.
+Browsers refuse modules from ``file://``, so imports and exports are removed and all top-level names share one scope.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ NAME = re.compile(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", re.M)
 
 
 def bundle(entry: Path = FOLDER / "main.js") -> str:
-    """A classic script that does what the module ``entry`` does.
+    """Make a classic script equivalent to the module ``entry``.
 
     Raises:
-        ValueError: where two modules have one name at their top level, import in a circle, or import in another form.
+        ValueError: if two modules share a top-level name, import in a circle, or import in another form.
     """
     parts: dict[Path, str] = {}
     _collect(entry.resolve(), parts, ())
@@ -32,7 +32,7 @@ def bundle(entry: Path = FOLDER / "main.js") -> str:
 
 
 def _collect(path: Path, parts: dict[Path, str], above: tuple[Path, ...]) -> None:
-    """Put what ``path`` imports, and then its own code, into ``parts``."""
+    """Append the imports of ``path``, then its own code, to ``parts``."""
     if path in above:
         raise ValueError(f"modules import in a circle: {' > '.join(p.name for p in (*above, path))}")
     if path in parts:

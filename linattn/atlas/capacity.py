@@ -52,7 +52,7 @@ def unit(*shape: int, seed: int) -> Tensor:
 
 
 def states(keys: Tensor, values: Tensor, *, decay: float = 1.0, beta: float | None = None) -> Tensor:
-    """The states [B, d, d] after writing the pairs ``keys``, ``values`` [B, n, d] in this order."""
+    """Compute the states [B, d, d] after writing the pairs ``keys``, ``values`` [B, n, d] in this order."""
     log = torch.tensor([decay], dtype=torch.float64).log() if decay < 1 else None
     strength = None if beta is None else torch.full((*keys.shape[:2], 1), beta, dtype=torch.float64)
     k, v = keys[:, :, None], values[:, :, None]
@@ -68,19 +68,19 @@ RULES = {
 
 
 def error(state: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """‖K S − V‖ / ‖V‖ of each of B states."""
+    """Relative error ‖K S − V‖ / ‖V‖ of each of B states."""
     return torch.linalg.matrix_norm(keys @ state - values) / torch.linalg.matrix_norm(values)
 
 
 def recognised(state: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The fraction of pairs whose reading is nearer to their own value than to any other's, for each of B states."""
+    """Fraction of pairs whose reading is nearest to their own value, for each of B states."""
     nearest = (keys @ state @ values.mT).argmax(-1)
     return (nearest == torch.arange(keys.shape[1])).double().mean(-1)
 
 
 @cache
 def live() -> dict[str, object]:
-    """What the figure "capacity" writes: the same values under random keys, keys of which each 16 are orthogonal, and a few keys in turn."""
+    """Data of the figure "capacity": equal values under random keys, keys orthogonal in groups of 16, and a few repeated keys."""
     keys, values = unit(PAIRS, SIZE, seed=1), unit(PAIRS, SIZE, seed=2)
     turns = [
         torch.linalg.qr(torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(3 + i), dtype=torch.float64))[0]
@@ -107,7 +107,7 @@ def live() -> dict[str, object]:
 
 @cache
 def curves() -> dict[str, object]:
-    """What the figure "curves" draws: mean error and mean fraction recognised against pairs per row of the state."""
+    """Data of the figure "curves": mean error and mean fraction recognised against pairs per row of the state."""
     sizes = []
     for d in SIZES:
         keys, values = unit(DRAWS, int(TIMES[-1] * d), d, seed=4), unit(DRAWS, int(TIMES[-1] * d), d, seed=5)
@@ -125,7 +125,7 @@ def curves() -> dict[str, object]:
 
 @cache
 def exact() -> dict[str, object]:
-    """Twenty times as many numbers as the state has: what the best of all states keeps of random and of linear values, and d pairs of each rule."""
+    """Storage of 20 times the state's size in random and in linear values by the best state, and of d pairs by each rule."""
     rows = []
     for d in SIZES:
         n = MANY * d
@@ -162,7 +162,7 @@ COLUMNS = (
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
-    """The page alone."""
+    """Make the page."""
     found = exact()
     numbers = {"exact": found, "live": live(), "curves": curves()}
     body = written(Path(__file__).with_name("capacity.html"), numbers, {"table": _table(found["rows"])})  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""The recurrent cell, drawn from a specification: what fades, what is erased, what is written, what is read.
+"""Drawing of the recurrent cell from a specification: decay, erasure, write and read.
 
-All cells have one skeleton, so that two of them differ only where the systems do: a step that a system does not take is a ghost.
+All cells have one skeleton, so that two of them differ only where the systems do: a step that a system omits is a ghost.
 """
 
 from __future__ import annotations
 
-from linattn.atlas.look import Look, Spec
+from linattn.atlas.inspection import Inspection, Spec
 from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both
 
@@ -25,17 +25,17 @@ ERASES = {
 }
 
 
-def cell(look: Look) -> str:
-    """The cell of ``look`` as an SVG element."""
-    if look.family == "scores" and look.info.resumable and look.matrix is not None:
-        return _growing(look)
-    if look.spec is None:
-        return _other(look)
-    return _recurrent(look.title, look.spec) if look.info.causal else _summed(look.title, look.spec)
+def cell(seen: Inspection) -> str:
+    """Draw the cell of ``seen`` as an SVG element."""
+    if seen.family == "scores" and seen.info.resumable and seen.matrix is not None:
+        return _growing(seen)
+    if seen.spec is None:
+        return _other(seen)
+    return _recurrent(seen.title, seen.spec) if seen.info.causal else _summed(seen.title, seen.spec)
 
 
 def sentences(spec: Spec) -> list[Both]:
-    """The cell in words, one sentence for each thing that it does."""
+    """Describe the cell in words, one sentence for each operation."""
     written = {
         "delta": Both("written is what is new: the value less what the key held", "写入的是新东西：值减去键上已有的"),
     }.get(spec.erase, Both("written is the key times the value", "写入键与值的外积"))
@@ -72,7 +72,7 @@ def _recurrent(title: Both, spec: Spec) -> str:
 
 
 def _summed(title: Both, spec: Spec) -> str:
-    """The cell of what reads both ways: one sum over all tokens, which every query reads."""
+    """Draw the cell of a bidirectional system: one sum over all tokens, which every query reads."""
     _, k, v = spec.sizes
     label = Both(f"The cell of {title.en}: the sum over all tokens of key times value is read by every query.",
                  f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读取。")  # fmt: skip
@@ -137,13 +137,13 @@ def _read(spec: Spec, k: int, v: int) -> list[str]:
     return parts
 
 
-def _growing(look: Look) -> str:
-    """What keeps every token: a list that a row is put under, and a query that is compared with all of it."""
+def _growing(seen: Inspection) -> str:
+    """Draw the cell of a system that keeps every token: a growing list, and a query that is compared with all of it."""
     label = Both(
-        f"The cell of {look.title.en}: a row is kept for every token; the query is compared with each of them.",
-        f"{look.title.zh} 的单元：每个 token 留下一行，查询与每一行比较。",
+        f"The cell of {seen.title.en}: a row is kept for every token; the query is compared with each of them.",
+        f"{seen.title.zh} 的单元：每个 token 留下一行，查询与每一行比较。",
     )
-    k, v = (look.shapes[name][-1] if name in look.shapes else "…" for name in ("k", "v"))
+    k, v = (seen.shapes[name][-1] if name in seen.shapes else "…" for name in ("k", "v"))
     rows = [(58, "t−1", 3), (AFTER, "t", 4)]
     lists = [
         f'<g class="t tstate"><rect class="box" x="{x - 40}" y="{LINE - 36 + 18 * i}" width="80" height="16" rx="3"/></g>'
@@ -181,13 +181,13 @@ def _growing(look: Look) -> str:
     )
 
 
-def _other(look: Look) -> str:
-    """What can be said of any mixer: tokens in, tokens out, and the states that it hands on, by name and shape."""
-    states = list(look.shapes.items())[:6]
+def _other(seen: Inspection) -> str:
+    """Draw the cell of any other mixer: tokens in, tokens out, and its states by name and shape."""
+    states = list(seen.shapes.items())[:6]
     height = max(150, 66 + 34 * len(states))
     middle = height / 2
-    label = Both(f"{look.title.en}: tokens in, its own rules, tokens out; states: {', '.join(look.shapes) or 'none'}.",
-                 f"{look.title.zh}：输入 token，按自己的规则，输出 token；状态：{'、'.join(look.shapes) or '无'}。")  # fmt: skip
+    label = Both(f"{seen.title.en}: tokens in, its own rules, tokens out; states: {', '.join(seen.shapes) or 'none'}.",
+                 f"{seen.title.zh}：输入 token，按自己的规则，输出 token；状态：{'、'.join(seen.shapes) or '无'}。")  # fmt: skip
     parts = [
         box(44, middle, "x_t", "[D]", "v"), wire([(80, middle), (126, middle)], "v"),
         f'<g class="t tstate"><rect class="box" x="130" y="20" width="220" height="{height - 40}" rx="8"/></g>',

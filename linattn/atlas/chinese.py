@@ -1,4 +1,4 @@
-"""Chinese for what the rest of the library says in English alone: the results of studies, tasks and benchmarks, and what mixers share.
+"""Chinese translations of text that the rest of the library has in English only: studies, tasks, benchmarks and shared phrases of mixers.
 
 The words of the atlas itself stand where they are used, in both languages, and those of one mixer beside its ``@register``. These come
 from elsewhere, a file of results even from another day, and so they are looked up. Names (systems, papers, code, units) stay as they are.
@@ -162,8 +162,8 @@ SHARED = {
     "a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition":
         "float64 逐 token 循环：记忆对论文中的损失用 torch.autograd 求导，注意力按定义计算",
     "in training its batch norm takes the mean over all rows": "训练时它的批归一化对所有行求均值",
-    "an expert has room for so many tokens of a row, and a list of tokens is one row":
-        "每个专家对一行只容得下若干 token，而一串 token 就是一行",
+    "an expert has a capacity for each row of tokens, and a list of tokens is one row":
+        "每个专家对每行 token 有容量上限，而一串 token 就是一行",
     "all for ": "全部，若 ",
 }  # fmt: skip
 CHINESE = {**STUDIES, **TASKS, **BENCHMARKS, **SHARED}
@@ -171,18 +171,18 @@ NUMBER = re.compile(r"(?<![\w.])\d(?:[\d.,]*\d)?")
 
 
 def both(english: str, own: Mapping[str, str] | None = None) -> Both:
-    """``english`` in both languages, with the phrases of a registration, ``own``; what has no Chinese stays as it is."""
+    """Pair ``english`` with its Chinese, using the phrases of a registration, ``own``; text without Chinese stays."""
     return Both(english, _chinese(english, {**CHINESE, **(own or {})}) or english)
 
 
 def equation(latex: str, own: Mapping[str, str]) -> Both:
-    r"""``latex`` in both languages: they differ in what stands in ``\text{...}``, piece by piece."""
+    r"""Pair ``latex`` with its Chinese, which differs in the contents of ``\text{...}``, piece by piece."""
     words = {**SHARED, **own}
     return Both(latex, re.sub(r"\\text\{([^}]*)\}", lambda m: rf"\text{{{words.get(m[1], m[1])}}}", latex))
 
 
 def _chinese(text: str, known: Mapping[str, str]) -> str | None:
-    """``text`` as a whole, with its numbers put where ``{}`` stands, or clause by clause; None where there is no Chinese for any of it."""
+    """Translate ``text`` as a whole, with its numbers in place of ``{}``, or clause by clause; None if no part has Chinese."""
     if text in known:
         return known[text]
     if found := known.get(NUMBER.sub("{}", text)):

@@ -1,10 +1,10 @@
-"""One drawing of one system as an SVG file, for papers and slides: the atlas's own cell, matrix, state and cost."""
+"""Drawings of one system as SVG files, for papers and slides: the atlas's cell, matrix, state and cost."""
 
 from __future__ import annotations
 
 from linattn.atlas import sentence
 from linattn.atlas.cell import cell
-from linattn.atlas.look import Look, look
+from linattn.atlas.inspection import Inspection, inspect_mixer
 from linattn.atlas.svg import alone, grid
 from linattn.atlas.text import Both
 from linattn.mixers import cost, info
@@ -23,22 +23,22 @@ LENGTHS = tuple(1 << n for n in range(8, 21, 2))  # tokens of the cost's axis
 
 
 def draw(name: str, what: str, *, language: str = "en", scheme: str = "light", head: int = 0) -> str:
-    """An SVG file's content.
+    """Draw one figure and return the content of an SVG file.
 
     Args:
         name: a registered mixer.
         what: "cell" (what fades, is erased, written, read), "mask" (the mixing matrix on the running sentence), "state" (after
             the last token) or "cost" (bytes kept against length, beside softmax).
-        language: of its words, "en" or "zh".
-        scheme: whether its colours are for a "light" or a "dark" background.
-        head: which one of a matrix or state, from 0.
+        language: language of its words, "en" or "zh".
+        scheme: colours for a "light" or a "dark" background.
+        head: head of a matrix or state, from 0.
 
     Raises:
-        ValueError: for another name, kind, language, scheme or head, and for what this mixer does not have, with the reason.
+        ValueError: for another name, kind, language, scheme or head, and for a figure that this mixer does not have, with the reason.
     """
     if what not in KINDS:
         raise ValueError(f"what must be one of {', '.join(KINDS)}, but came as {what!r}")
-    seen = look(name)
+    seen = inspect_mixer(name)
     made = {
         "cell": lambda: cell(seen),
         "mask": lambda: mask(seen, head, named=True),
@@ -48,8 +48,8 @@ def draw(name: str, what: str, *, language: str = "en", scheme: str = "light", h
     return alone(made[what](), language, scheme)
 
 
-def mask(seen: Look, head: int, *, named: bool = False) -> str:
-    """A head's mixing matrix as an SVG element, with the words of the sentence beside it if ``named``."""
+def mask(seen: Inspection, head: int, *, named: bool = False) -> str:
+    """Draw a head's mixing matrix as an SVG element, with the words of the sentence beside it if ``named``."""
     if seen.matrix is None:
         raise ValueError(f"{seen.info.name} has no matrix to draw: {seen.missing['matrix'].en}")
     matrix = _chosen(seen.matrix, head)
@@ -59,7 +59,7 @@ def mask(seen: Look, head: int, *, named: bool = False) -> str:
     return grid(shown, _largest(seen.matrix), label, names, names)
 
 
-def _state(seen: Look, head: int) -> str:
+def _state(seen: Inspection, head: int) -> str:
     if seen.states is None:
         raise ValueError(f"{seen.info.name} has no state to draw: {seen.missing['states'].en}")
     values = _chosen(seen.states.values[-1], head)
@@ -79,8 +79,8 @@ def _largest(values: object) -> float:
     return abs(values) if isinstance(values, float | int) else 0.0
 
 
-def _cost(seen: Look, language: str) -> str:
-    """Bytes against length; a plot of the reports, whose words are in one language."""
+def _cost(seen: Inspection, language: str) -> str:
+    """Plot bytes against length as the reports do, with words in one language."""
     if not seen.info.resumable:
         raise ValueError(f"{seen.info.name} keeps nothing from token to token, so there are no bytes to draw")
     words = {key: both.zh if language == "zh" else both.en for key, both in {**COST, "name": seen.title}.items()}
@@ -96,5 +96,5 @@ def _cost(seen: Look, language: str) -> str:
 
 
 def _kept(name: str, tokens: int) -> int:
-    """Bytes of state after ``tokens`` tokens; what does not grow is the same after a few, and known sooner."""
+    """Bytes of state after ``tokens`` tokens; a state that does not grow is measured after a few."""
     return cost(name, dim=512, tokens=LENGTHS[0] if info(name).recurrent else tokens).state_bytes or 0

@@ -1,4 +1,4 @@
-"""The first page: what the atlas is, the one recurrence, and where to go."""
+"""First page: an introduction to the atlas, the one recurrence, and links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOW = Both(
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
-    """The first page alone."""
+    """Make the first page."""
     from linattn.atlas.build import sections
 
     terms = "".join(f'<div class="term t{tensor}">{mathml(latex)}<span>{spoken(words)}</span></div>' for latex, words, tensor in RECURRENCE)
@@ -52,6 +52,6 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 
 
 def _gallery(atlas: Atlas) -> str:
-    """Some matrices, each with its family's name and a way to its page."""
-    shown = gallery([look for name in GALLERY if (look := atlas.looks.get(name))])
+    """Show some matrices, each with its family's name and a link to its page."""
+    shown = gallery([seen for name in GALLERY if (seen := atlas.inspections.get(name))])
     return f"<h2>{spoken(SHOWN)}</h2>{spoken(HOW, 'p')}{shown}" if shown else ""

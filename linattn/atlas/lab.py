@@ -1,8 +1,8 @@
-"""The lab: a sentence, a system reduced to its rule, and what each token does to the state, computed in the page by a small reference of the recurrence.
+"""Lab: a sentence, a system reduced to its rule, and the effect of each token on the state, computed in the page by a small recurrence.
 
 Every word is a vector that its letters choose, so that any sentence can be typed. A token's key is the word before it and its value the
 word itself; its query is the word itself. What is read after a word is thus what has followed it so far, and one can see at a glance
-which words a state still holds. ``script/lab.js`` does the same in the page; the tests compare the two cell by cell.
+which words a state still holds. ``script/lab.js`` repeats this in the page; the tests compare the two cell by cell.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to update the state, by the arguments of :func:`linattn.linear_attention` that it uses.
+    """Update rule of the state, by the arguments of :func:`linattn.linear_attention` that it uses.
 
     Args:
-        key: its name in the page's data.
+        key: name in the page's data.
         name: the system whose recurrence this is.
         equation: LaTeX.
         decay: "none", "constant", "head" or "channel".
         erase: "none", "delta" or "pair" (a read and a write direction, with a rate for every channel).
-        normalize: divide what is read by q z; keys and queries are then made positive.
+        normalize: divides the output by q z; keys and queries are then made positive.
     """
 
     key: str
@@ -96,7 +96,7 @@ RULES = (
 
 
 def numbers(word: str, count: int) -> list[float]:
-    """``count`` numbers in [-1, 1) that the letters of ``word`` choose: FNV-1a, then a mixing of its bits for each number."""
+    """Derive ``count`` numbers in [-1, 1) from the letters of ``word``: FNV-1a, then mixed bits for each number."""
     h = (2166136261 ^ SALT) & 0xFFFFFFFF
     for byte in word.encode():
         h = ((h ^ byte) * 16777619) & 0xFFFFFFFF
@@ -104,31 +104,31 @@ def numbers(word: str, count: int) -> list[float]:
 
 
 def _mixed(h: int) -> int:
-    """The finaliser of MurmurHash3: every bit of ``h`` reaches every bit of the result."""
+    """Finaliser of MurmurHash3: every bit of ``h`` reaches every bit of the result."""
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return h ^ (h >> 16)
 
 
 def vector(word: str) -> list[float]:
-    """The word as :data:`SIZE` numbers of length 1."""
+    """Vector of the word: :data:`SIZE` numbers of length 1."""
     raw = numbers(word, SIZE)
     length = math.sqrt(sum(x * x for x in raw))
     return [x / length for x in raw]
 
 
 def gates(word: str) -> list[float]:
-    """How many times as fast as usual each channel fades at this word: :data:`SIZE` numbers in [0, 5], 1 in the mean, most of them small."""
+    """Factors on the decay of each channel at this word: :data:`SIZE` numbers in [0, 5], of mean 1, most of them small."""
     return [5 * x**4 for x in numbers(word, 2 * SIZE)[SIZE:]]
 
 
 def shares(word: str) -> list[float]:
-    """How much of β each channel takes at this word: :data:`SIZE` numbers in [0, 1)."""
+    """Share of β for each channel at this word: :data:`SIZE` numbers in [0, 1)."""
     return [(1 + x) / 2 for x in numbers(word, 3 * SIZE)[2 * SIZE :]]
 
 
 def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA) -> dict[str, Any]:
-    """The arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64, one head.
+    """Arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64, one head.
 
     The first token has no word before it: its key is 0, and it writes nothing.
     """
@@ -159,26 +159,26 @@ def _token(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """What a rule does with a sentence: outputs [T, V], and the states [T, K, V] after each token."""
+class Run:
+    """Result of a rule on a sentence: outputs [T, V], and the states [T, K, V] after each token."""
 
     outputs: Tensor
     states: Tensor
 
 
-def trace(made: dict[str, Any]) -> Trace:
-    """Run the library's op on ``made``, the arguments that :func:`inputs` makes, in one pass and token by token."""
+def run(made: dict[str, Any]) -> Run:
+    """Run the library's op on ``made``, the arguments from :func:`inputs`, in one pass and token by token."""
     length = made["q"].shape[1]
     whole = linattn.linear_attention(**made)
     states, state = [], None
     for t in range(length):
         _, state = linattn.linear_attention(**_only(made, t), initial_state=state, return_state=True)
         states.append(state[0] if isinstance(state, tuple) else state)
-    return Trace(whole[0, :, 0], torch.cat(states)[:, 0])
+    return Run(whole[0, :, 0], torch.cat(states)[:, 0])
 
 
 def _only(made: dict[str, Any], t: int) -> dict[str, Any]:
-    """The arguments of token ``t`` alone."""
+    """Arguments of token ``t`` alone."""
 
     def one(value: object) -> object:
         if isinstance(value, tuple):
@@ -189,21 +189,21 @@ def _only(made: dict[str, Any], t: int) -> dict[str, Any]:
 
 
 def recalled(outputs: Tensor, words: Sequence[str]) -> Tensor:
-    """How strongly each output [T, V] speaks of each of ``words``: [T, W], 1 where it is exactly that word's value."""
+    """Projection of each output [T, V] on each of ``words``: [T, W], 1 where it equals that word's value."""
     return outputs @ torch.tensor([vector(word) for word in words], dtype=torch.float64).T
 
 
 def vocabulary() -> list[Both]:
-    """The words of the running sentence, each once."""
+    """Words of the running sentence, each once."""
     return list(dict.fromkeys(sentence.SENTENCE))
 
 
 def data() -> dict[str, object]:
-    """What the figure "lab" draws, and the library's own outputs and last states on the running sentence, by which the page checks itself."""
+    """Data of the figure "lab", and the op's outputs and last states on the running sentence, by which the page checks itself."""
     words = [word.en for word in sentence.SENTENCE]
     rules = []
     for rule in RULES:
-        found = trace(inputs(words, rule))
+        found = run(inputs(words, rule))
         own = {"outputs": found.outputs.tolist(), "state": found.states[-1].tolist()}
         rules.append(
             {"key": rule.key, "name": rule.name._asdict(), "decay": rule.decay, "erase": rule.erase, "normalize": rule.normalize, **own}
@@ -234,7 +234,7 @@ CAPTION = Both(
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
-    """The page alone."""
+    """Make the page."""
     rows = "".join(f'<dt>{spoken(rule.name)}</dt><dd tabindex="0">{mathml(rule.equation)}</dd>' for rule in RULES)
     rules = f'<h2>{spoken(Both("Their recurrences", "各自的递推"))}</h2><dl class="facts equations">{rows}</dl>'
     body = "".join(spoken(text, "p") for text in TEXT) + figure("lab", "lab", caption=CAPTION) + rules

@@ -44,10 +44,10 @@ TOKEN = re.compile(r"\\(?:operatorname\*|[A-Za-z]+|.)|\d+(?:\.\d+)?|\s+|.", re.S
 
 
 def mathml(latex: str, display: bool = False) -> str:
-    """The ``<math>`` element of ``latex``; ``display`` sets it as a formula of its own.
+    """Convert ``latex`` to a ``<math>`` element; ``display`` sets it as a formula of its own.
 
     Raises:
-        ValueError: with the command, for what is not in the subset, and for braces and fences that do not match.
+        ValueError: for a command outside the subset, which it names, and for braces and fences that do not match.
     """
     body = _Parser(latex).whole()
     kind = ' display="block"' if display else ""
@@ -56,7 +56,7 @@ def mathml(latex: str, display: bool = False) -> str:
 
 
 class _Parser:
-    """Recursive descent: every method takes what it names off the front of the tokens and returns MathML."""
+    """Recursive-descent parser: every method consumes the tokens of its element and returns MathML."""
 
     def __init__(self, latex: str) -> None:
         self.latex = latex
@@ -84,14 +84,14 @@ class _Parser:
         return part
 
     def row(self, ends: tuple[str, ...]) -> str:
-        r"""Elements up to one of ``ends`` (not taken), a closing brace, ``\right`` or the end."""
+        r"""Parse elements up to one of ``ends`` (not consumed), a closing brace, ``\right`` or the end."""
         parts = []
         while self.peek() and self.peek() not in (*ends, "}", r"\right"):
             parts.append(self.scripted())
         return "".join(parts)
 
     def scripted(self) -> str:
-        """An element with its subscript and superscript, in either order."""
+        """Parse an element with its subscript and superscript, in either order."""
         limits = self.peek()[1:] in (*SUMS, *LIMITS, "operatorname*")
         if self.peek() in ("^", "_"):
             base = "<mrow></mrow>"
@@ -118,7 +118,7 @@ class _Parser:
         return f"<{under}>{base}{low}</{under}>{applied}" if below else f"<{over}>{base}{high}</{over}>{applied}"
 
     def argument(self) -> str:
-        """One element, or what stands in braces."""
+        """Parse one element, or a group in braces."""
         if self.peek()[:1].isdigit() and len(self.peek()) > 1:  # of a number, its first digit
             first, self.tokens[self.at] = self.peek()[0], self.peek()[1:]
             return f"<mn>{first}</mn>"
@@ -177,7 +177,7 @@ class _Parser:
         raise self.wrong(f"\\{name} is not known")
 
     def upright(self, name: str) -> str:
-        r"""``\mathrm{...}``: one word, or words and other elements set upright; ``\text{...}`` keeps its blanks."""
+        r"""Parse ``\mathrm{...}``: one word, or words and other elements set upright; ``\text{...}`` keeps its blanks."""
         start = self.at
         if name in ("text", "textrm"):
             return self.words()
@@ -202,7 +202,7 @@ class _Parser:
         return f"<mtext>{text.replace(' ', chr(0xA0))}</mtext>"
 
     def fenced(self) -> str:
-        r"""``\left( ... \right)``."""
+        r"""Parse ``\left( ... \right)``."""
         opening = self.fence()
         body = self.row(())
         if self.peek() != r"\right":

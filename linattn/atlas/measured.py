@@ -1,4 +1,4 @@
-"""What the project has measured of one system: rows of the result files of ``benchmarks/results``, each with where it comes from."""
+"""Measurements of one system: rows of the result files of ``benchmarks/results``, each with its source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from linattn.atlas.chinese import both
-from linattn.atlas.look import Look, Spec
+from linattn.atlas.inspection import Inspection, Spec
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import usual
 from linattn.compare.tasks import load
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """A table of figures with what was measured and where: ``heads`` name the columns of ``rows``.
+    """Table of figures with its subject and source: ``heads`` name the columns of ``rows``.
 
     ``source`` and ``rows`` are in English, as the files of results have them; :func:`linattn.atlas.chinese.both` knows their Chinese.
     """
@@ -32,24 +32,24 @@ class Measured:
     rows: list[list[str]]
 
 
-def of(atlas: Atlas, look: Look) -> Iterator[Measured]:
-    """All tables for one system; none where nothing was measured."""
+def of(atlas: Atlas, seen: Inspection) -> Iterator[Measured]:
+    """Tables for one system; empty if nothing was measured."""
     for path, body in atlas.measured("*.json"):
         with content_of(path):
-            table = _READERS.get(str(body.get("schema")), _nothing)(body, look)
+            table = _READERS.get(str(body.get("schema")), _nothing)(body, seen)
         if table is not None and table.rows:
             yield table
 
 
-def recurrence(look: Look) -> str | None:
-    """The kind of recurrence of ``linattn bench ops`` whose kernels this system runs; None where it is none of them."""
-    if look.info.name == "softmax":
+def recurrence(seen: Inspection) -> str | None:
+    """Kind of recurrence of ``linattn bench ops`` whose kernels this system runs; None for any other."""
+    if seen.info.name == "softmax":
         return "softmax"
-    return _kind(look.spec) if look.spec and look.info.causal else None
+    return _kind(seen.spec) if seen.spec and seen.info.causal else None
 
 
 def _scanned(spec: Spec) -> bool:
-    """Whether keys or values are single numbers: such a recurrence runs as a scan, by other kernels."""
+    """True if keys or values are single numbers: such a recurrence runs as a scan, by other kernels."""
     return 1 in spec.sizes[1:]
 
 
@@ -75,9 +75,9 @@ def _threads(machine: dict) -> str:
     return "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
 
 
-def _ops(body: dict, look: Look) -> Measured | None:
-    """Milliseconds of one pass of the recurrence, ours and the others'."""
-    kind = recurrence(look)
+def _ops(body: dict, seen: Inspection) -> Measured | None:
+    """Milliseconds of one pass of the recurrence, for this library and others."""
+    kind = recurrence(seen)
     ours = "torch" if kind == "softmax" else "linattn"
     times: dict[tuple[str, str], dict[str, float]] = {}
     for row in body["rows"]:
@@ -99,50 +99,50 @@ def _ops(body: dict, look: Look) -> Measured | None:
     )
 
 
-def _train(body: dict, look: Look) -> Measured | None:
+def _train(body: dict, seen: Inspection) -> Measured | None:
     """Tokens per second of a whole language model."""
     rows = [
         [r["library"], "torch.compile" if r.get("compiled") else "–", f"{r['tokens_per_second']:,.0f}", f"{r['peak_gb']:.1f} GB"]
         for r in body["rows"]
-        if r.get("model") == look.info.name and r.get("tokens_per_second")
+        if r.get("model") == seen.info.name and r.get("tokens_per_second")
     ]
     heads = [Both("library", "库"), Both("compiled", "编译"), Both("tokens/s", "token/秒"), Both("peak memory", "峰值显存")]
     return Measured(Both("Training a language model", "训练语言模型"), _where(body), heads, rows)
 
 
-def _train_cpu(body: dict, look: Look) -> Measured | None:
-    """The same of a small one on a CPU, whose steps took turns with Llama's."""
+def _train_cpu(body: dict, seen: Inspection) -> Measured | None:
+    """Tokens per second of a small model on a CPU, whose steps alternated with Llama's."""
     rows = [
         [r["library"], r["dtype"], f"{r['tokens_per_second']:,.0f}", f"{r['times_llama']:.2f}"]
         for r in body["rows"]
-        if r["model"] == look.info.name
+        if r["model"] == seen.info.name
     ]
     heads = [Both("library", "库"), Both("dtype", "数据类型"), Both("tokens/s", "token/秒"), Both("beside Llama", "与 Llama 之比")]
     title = Both("Training a small language model on a CPU", "在 CPU 上训练小语言模型")
     return Measured(title, _where(body), heads, rows)
 
 
-def _vision(body: dict, look: Look) -> Measured | None:
+def _vision(body: dict, seen: Inspection) -> Measured | None:
     """Tokens per second of one layer over images of growing size, softmax beside it."""
     sides = sorted({r["side"] for r in body["rows"]})
     speeds: dict[tuple[str, str], dict[int, float]] = {}
     for r in body["rows"]:
-        if r["mixer"] in (look.info.name, "softmax"):
+        if r["mixer"] in (seen.info.name, "softmax"):
             speeds.setdefault((r["mixer"], r["mode"]), {})[r["side"]] = r["tokens_per_second"]
     rows = [[*name, *(figure(found[n] / 1e3) if n in found else "–" for n in sides)] for name, found in speeds.items()]
-    if not any(r["mixer"] == look.info.name for r in body["rows"]):
+    if not any(r["mixer"] == seen.info.name for r in body["rows"]):
         rows = []
     heads = [Both("mixer", "混合层"), Both("pass", "计算"), *(Both(f"{n} × {n}", f"{n} × {n}") for n in sides)]
     title = Both("Over images, thousand tokens per second", "处理图像的速度（千 token/秒）")
     return Measured(title, _where(body), heads, rows)
 
 
-def _decode(body: dict, look: Look) -> Measured | None:
+def _decode(body: dict, seen: Inspection) -> Measured | None:
     """Milliseconds of a token of a whole language model, and of reading its weights and state once."""
     rows = [
         [r["size"], r["dtype"], f"{r['rows']}", f"{r['context']:,}", f"{r['step_ms']:.3f}", f"{r['floor_ms']:.3f}"]
         for r in body["rows"]
-        if r["library"] == "linattn" and r["model"] == look.info.name and r.get("step_ms")
+        if r["library"] == "linattn" and r["model"] == seen.info.name and r.get("step_ms")
     ]
     heads = [
         Both("parameters", "参数量"), Both("dtype", "数据类型"), Both("rows", "行数"), Both("tokens before", "此前的 token 数"),
@@ -155,16 +155,16 @@ def _decode(body: dict, look: Look) -> Measured | None:
 _SUITES = {"times_llama": _train_cpu, "side": _vision, "floor_ms": _decode, "tokens_per_second": _train, "family": _ops}
 
 
-def _bench(body: dict, look: Look) -> Measured | None:
+def _bench(body: dict, seen: Inspection) -> Measured | None:
     read = next((read for key, read in _SUITES.items() if any(key in row for row in body["rows"])), _nothing)
-    return read(body, look)
+    return read(body, seen)
 
 
-def _compared(body: dict, look: Look) -> Measured | None:
-    """A model of ``linattn compare``: of text, or for one of its tasks."""
+def _compared(body: dict, seen: Inspection) -> Measured | None:
+    """Results of a model in ``linattn compare``: on text, or on one of its tasks."""
     machine = body["machine"]
     made = f"{machine['accelerator'] or machine['cpu']}, {_threads(machine)}, {body['created'][:10]}"
-    own = [m for m in body["mixers"] if m["name"] == look.info.name]
+    own = [m for m in body["mixers"] if m["name"] == seen.info.name]
     return (_judged if "task" in body else _of_text)(body, own, made)
 
 
@@ -190,21 +190,21 @@ def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
 
 
 def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
-    """What the task judges by, the mean of its seeds with their spread; not the speed, which tells of the machine."""
+    """Scores of the task, the mean and spread over its seeds, without the speed, which depends on the machine."""
     figures = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
     rows = [[f.cell(m) for f in figures] for m in mixers]
     return Measured(both(body["title"]), made, [both(f.heading) for f in figures], rows)
 
 
-def _reproduced(body: dict, look: Look) -> Measured | None:
-    """Rows of a study of ``linattn reproduce`` whose mixer this is, written as in its report."""
-    heads, rows = results.of(body, look.info.name)
+def _reproduced(body: dict, seen: Inspection) -> Measured | None:
+    """Rows of a study of ``linattn reproduce`` with this mixer, written as in its report."""
+    heads, rows = results.of(body, seen.info.name)
     kinds = dict.fromkeys(m["accelerator"] or m["cpu"] for m in body["machines"])  # a study may have gone on on another of a kind
     made = [str(body["command"]), *kinds, str(body["created"])[:10]]
     return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
 
 
-def _nothing(_body: dict, _look: Look) -> Measured | None:
+def _nothing(_body: dict, _seen: Inspection) -> Measured | None:
     return None
 
 

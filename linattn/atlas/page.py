@@ -1,4 +1,4 @@
-"""One page of the site: head, navigation, body, data. Nothing on it is loaded from elsewhere."""
+"""Page of the site: head, navigation, body, data. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'u
 
 @dataclass(frozen=True)
 class Page:
-    """A page: where it lies in the site, its title, its body, and its data sets by name.
+    """Page with its path in the site, its title, its body, and its data sets by name.
 
     Args:
         path: such as ``systems/gla.html``; at most one folder deep.
-        title: of the window and of the heading.
+        title: title of the window and of the heading.
         body: HTML below the heading.
-        data: what the page's figures draw: ``<figure data-figure="mask" data-set="gla">`` draws ``data["gla"]``.
+        data: data sets of the page's figures: ``<figure data-figure="mask" data-set="gla">`` draws ``data["gla"]``.
         lead: a sentence below the heading.
-        heading: whether title and lead are shown above the body.
+        heading: shows title and lead above the body.
     """
 
     path: str
@@ -36,13 +36,13 @@ class Page:
 
     @property
     def root(self) -> str:
-        """The way from this page to the first one's folder."""
+        """Relative path from this page to the first one's folder."""
         return "../" * self.path.count("/")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the navigation: the page it leads to, its name, and a sentence on what is there for the first page."""
+    """Entry of the navigation: its page, its name, and a sentence for the first page."""
 
     path: str
     name: Both
@@ -50,14 +50,14 @@ class Entry:
 
 
 def figure(name: str, data: str, *, caption: Both | None = None, label: Both | None = None, kind: str = "") -> str:
-    """The place of a figure that the script's function ``name`` draws from the page's data set ``data``."""
+    """Element for a figure that the script's function ``name`` draws from the page's data set ``data``."""
     told = f"<figcaption>{spoken(caption)}</figcaption>" if caption else ""
     aria = f" {labelled(label)}" if label else ""
     return f'<figure class="{kind}" data-figure="{name}" data-set="{data}"{aria}>{told}</figure>'
 
 
 def render(page: Page, entries: Sequence[Entry]) -> str:
-    """The whole file."""
+    """Render the whole file."""
     sets = "\n".join(f'<script type="application/json" id="data-{escape(k)}">{inlined(v)}</script>' for k, v in page.data.items())
     title = f"{page.title.en} · linattn atlas"
     heading = ""
@@ -114,10 +114,10 @@ def _navigation(page: Page, entries: Sequence[Entry]) -> str:
 
 
 def rounded(value: object, digits: int = 3) -> object:
-    """``value`` (numbers, nested lists, dictionaries) with ``digits`` significant digits; whole numbers stay as they are.
+    """Round ``value`` (numbers, nested lists, dictionaries) to ``digits`` significant digits; whole numbers stay.
 
     Raises:
-        ValueError: for what is no number of JSON, such as NaN.
+        ValueError: for a value that JSON cannot hold, such as NaN.
     """
     if isinstance(value, float):
         short = float(f"{value:.{digits}g}")

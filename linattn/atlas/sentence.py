@@ -1,6 +1,6 @@
-"""The one sentence on which every system is shown: twelve tokens, word for word the same in English and in Chinese.
+"""Running sentence on which every system is shown: twelve tokens, word for word the same in English and in Chinese.
 
-A fact is told and later replaced by another, so that one sees what fades, what is erased and what is still read.
+A fact is stated and later replaced, to show what fades, what is erased and what is still read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SEED = 0
 
 
 def tokens() -> list[dict[str, str]]:
-    """The sentence as the script wants it: one {en, zh} for each token."""
+    """Sentence in the script's form: one {en, zh} for each token."""
     return [word._asdict() for word in SENTENCE]
 
 
 def embedded(dim: int = DIM) -> Tensor:
-    """The sentence as numbers [1, 12, dim], float64: a normal vector for each word, the same wherever the word stands."""
+    """Sentence as numbers [1, 12, dim], float64: a normal vector for each word, equal at all of its positions."""
     known = list(dict.fromkeys(word.en for word in SENTENCE))
     table = torch.randn(len(known), dim, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     return table[[known.index(word.en) for word in SENTENCE]][None]

@@ -1,4 +1,4 @@
-"""Show a built site on this machine alone."""
+"""Server of a built site for this machine alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files below one resolved root; what leads out of it, a link too, is not there. No lists of folders.
+    """Handler of files below one resolved root; paths and links out of it are not found. No lists of folders.
 
-    Only who asks by this machine's own name is answered: a page elsewhere, whose name was made to lead here, reads nothing.
+    Foreign Host headers are rejected, so that a page elsewhere whose name was pointed here reads nothing.
     """
 
     def send_head(self) -> Any:
@@ -30,7 +30,7 @@ class Handler(SimpleHTTPRequestHandler):
             return None
 
     def _wanted(self) -> Path:
-        """The file that was asked for; raises OSError or ValueError where it is none."""
+        """Path of the requested file; raise OSError or ValueError if there is none."""
         root = Path(self.directory).resolve()
         wanted = (root / posixpath.normpath(unquote(urlsplit(self.path).path)).lstrip("/")).resolve()
         if wanted.is_dir():
@@ -49,15 +49,15 @@ class Handler(SimpleHTTPRequestHandler):
         return content
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
-        """Say nothing of what was asked for."""
+        """Suppress the log of requests."""
 
 
 def server(folder: Path, port: int = 8000) -> ThreadingHTTPServer:
-    """A server of ``folder`` on 127.0.0.1, not yet running; ``port`` 0 takes a free one.
+    """Make a server of ``folder`` on 127.0.0.1, not yet running; ``port`` 0 takes a free one.
 
     Raises:
-        ValueError: where ``folder`` holds no index.html.
-        OSError: where ``port`` is another program's, or not to be had.
+        ValueError: if ``folder`` holds no index.html.
+        OSError: if ``port`` is in use or not permitted.
     """
     root = folder.resolve()
     if not (root / "index.html").is_file():

@@ -1,4 +1,4 @@
-"""Pieces of drawings. On a page the style sheet colours them; alone, for papers and slides, they carry its colours with them."""
+"""Parts of drawings. On a page the style sheet colours them; standalone files carry its colours with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMES = ("light", "dark")  # of colours, in the order in which the style sheet
 
 
 def drawing(width: float, height: float, parts: Iterable[str], label: Both, kind: str = "") -> str:
-    """An SVG element of ``parts`` with a name for those who cannot see it."""
+    """SVG element of ``parts`` with an accessible name."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" viewBox="0 0 {width:g} {height:g}" style="max-width:{width * 1.25:g}px" '
         f'role="img" aria-label="{escape(label.en)}" data-label-en="{escape(label.en)}" data-label-zh="{escape(label.zh)}">'
@@ -24,7 +24,7 @@ def drawing(width: float, height: float, parts: Iterable[str], label: Both, kind
 
 
 def text(x: float, y: float, words: Both | str, kind: str = "", anchor: str = "middle", extra: str = "") -> str:
-    """Words at a place: one element, or one for each language."""
+    """Text at a position: one element, or one for each language."""
     place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}"{extra}'
     if isinstance(words, str) or words.en == words.zh:
         return f"<text {place}>{escape(words if isinstance(words, str) else words.en)}</text>"
@@ -32,7 +32,7 @@ def text(x: float, y: float, words: Both | str, kind: str = "", anchor: str = "m
 
 
 def symbol(x: float, y: float, name: str, kind: str = "t name") -> str:
-    """A formula of one line: ``_t`` or ``_{t−1}`` stands below, ``^⊤`` above."""
+    """Formula of one line: ``_t`` or ``_{t−1}`` is a subscript, ``^⊤`` a superscript."""
     parts = []
     for plain, mark, index in re.findall(r"([^_^]+)|([_^])(\{[^}]*\}|.)", name):
         if plain:
@@ -44,7 +44,7 @@ def symbol(x: float, y: float, name: str, kind: str = "t name") -> str:
 
 
 def box(x: float, y: float, name: str, shape: str, tensor: str, width: float = 66, height: float = 44) -> str:
-    """A tensor: its symbol and its shape in a frame of its colour, around (x, y)."""
+    """Box of a tensor: its symbol and its shape in a frame of its colour, around (x, y)."""
     place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}"'
     return (
         f'<g class="t t{tensor}"><rect class="box" {place} rx="6"/>'
@@ -53,7 +53,7 @@ def box(x: float, y: float, name: str, shape: str, tensor: str, width: float = 6
 
 
 def wire(points: Sequence[tuple[float, float]], tensor: str = "", tip: bool = True, dashed: bool = False) -> str:
-    """A line through ``points``, with an arrow's head at its last one."""
+    """Line through ``points`` with an arrowhead at its last one."""
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
     dash = ' stroke-dasharray="4 4"' if dashed else ""
     (x0, y0), (x, y) = points[-2:]
@@ -67,7 +67,7 @@ def wire(points: Sequence[tuple[float, float]], tensor: str = "", tip: bool = Tr
 
 
 def node(x: float, y: float, sign: str, tensor: str, ghost: bool = False) -> str:
-    """An operation on a line: a disc with its sign; ``ghost`` where nothing is done."""
+    """Operation on a line: a disc with its sign; ``ghost`` if it is omitted."""
     dash = ' stroke-dasharray="3 3" opacity=".45"' if ghost else ""
     mark = "" if ghost else text(x, y + 5.5, sign, "t name")
     return f'<g class="t t{tensor}"><circle class="box" cx="{x:g}" cy="{y:g}" r="15"{dash}/>{mark}</g>'
@@ -80,7 +80,7 @@ def grid(
     row_names: Sequence[Both] | None = None,
     col_names: Sequence[Both] | None = None,
 ) -> str:
-    """A matrix as cells, the same as script/grid.js paints: strength is size, squares are positive, discs negative, None is no cell."""
+    """Matrix as cells, as in script/grid.js: size is magnitude, squares are positive, discs negative, None is no cell."""
     left, top = LEFT if row_names else 2, TOP if col_names else 2
     rows, cols = len(values), len(values[0]) if values else 0
     parts = [text(left - 7, top + (r + 0.5) * CELL + 4, name, "tick", "end") for r, name in enumerate(row_names or ())]
@@ -102,7 +102,7 @@ def _cell(value: float, scale: float, row: int, col: int) -> str:
 
 
 def alone(svg: str, language: str, scheme: str = "light") -> str:
-    """``svg`` as a file of its own: in one language, with the colours of one scheme of the style sheet written out, on no background.
+    """Make ``svg`` a file of its own: in one language, with the colours of one scheme written out, on no background.
 
     Raises:
         ValueError: for a language that is not "en" or "zh", and a scheme that is not "light" or "dark".
@@ -120,7 +120,7 @@ def alone(svg: str, language: str, scheme: str = "light") -> str:
 
 
 def _style(scheme: str) -> str:
-    """Rules for a drawing that stands alone, in the colours of the style sheet and without variables, which few programs know."""
+    """Style rules of a standalone drawing, in the style sheet's colours without variables, which few programs support."""
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", css)
     colours = {name: pair[SCHEMES.index(scheme)] for name, *pair in found}
@@ -145,6 +145,6 @@ def _style(scheme: str) -> str:
 
 
 def _pale(colour: str, back: str) -> str:
-    """An eighth of ``colour`` on ``back``."""
+    """Mix an eighth of ``colour`` into ``back``."""
     parts = ((int(colour[i : i + 2], 16), int(back[i : i + 2], 16)) for i in (1, 3, 5))
     return "#" + "".join(f"{round(0.88 * under + 0.12 * own):02x}" for own, under in parts)

@@ -1,4 +1,4 @@
-"""A page for every registered system, made from the register, its mixer and what was measured; a new mixer gets its page by registering."""
+"""Pages of all registered systems, made from the registry, the mixer and its measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from linattn.atlas import measured, sentence
 from linattn.atlas.cell import cell, sentences
 from linattn.atlas.chinese import both, equation
 from linattn.atlas.draw import mask
-from linattn.atlas.look import FAMILIES, Look
+from linattn.atlas.inspection import FAMILIES, Inspection
 from linattn.atlas.page import Entry, Page, figure, rounded
 from linattn.atlas.text import Both, labelled, spoken
 from linattn.mixers import Cost, cost
@@ -27,7 +27,7 @@ ENTRY = Entry(
     Both("Systems", "方法"),
     Both(
         "A page for every system: equation, cell, matrix, state, code, cost, and what it was checked against.",
-        "每种方法一页：公式、单元、矩阵、状态、代码、代价，以及拿什么验证过。",
+        "每种方法一页：公式、单元、矩阵、状态、代码、开销，以及拿什么验证过。",
     ),
 )
 FAMILY = {
@@ -67,78 +67,78 @@ DIM, TOKENS = 512, 4096  # of the cost sheet
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
-    """A list of all, and one page for each."""
+    """Make a list of all systems, and one page for each."""
     yield _index(atlas)
     order = list(atlas.names)
     for i, name in enumerate(atlas.each("a page for", order)):
         around = (order[i - 1] if i else None, order[i + 1] if i + 1 < len(order) else None)
-        yield _page(atlas, atlas.looks[name], around)
+        yield _page(atlas, atlas.inspections[name], around)
 
 
 def _index(atlas: Atlas) -> Page:
     parts = []
     for family in FAMILIES:
-        members = sorted((look for look in atlas.looks.values() if look.family == family), key=lambda x: (x.info.year, x.info.name))
+        members = sorted((seen for seen in atlas.inspections.values() if seen.family == family), key=lambda x: (x.info.year, x.info.name))
         if members:
             cards = "".join(f'<li><a class="card small" href="{escape(x.info.name)}.html">{spoken(x.title, "b")}'
                             f'<p>{x.info.year or ""} · <code>{escape(x.info.name)}</code></p></a></li>' for x in members)  # fmt: skip
             parts.append(f'<h2 id="{family}">{spoken(FAMILY[family])}</h2>{spoken(ABOUT[family], "p")}<ul class="cards">{cards}</ul>')
     lead = Both(
-        f"{len(atlas.looks)} systems, sorted by what happens to the state before something new is written into it.",
-        f"{len(atlas.looks)} 种方法，按“写入新内容之前，状态发生什么”来分类。",
+        f"{len(atlas.inspections)} systems, sorted by what happens to the state before something new is written into it.",
+        f"{len(atlas.inspections)} 种方法，按“写入新内容之前，状态发生什么”来分类。",
     )
     return Page(ENTRY.path, ENTRY.name, "\n".join(parts), lead=lead)
 
 
-def gallery(looks: Iterable[Look], root: str = "") -> str:
-    """The first matrices of ``looks``, each with its family's name and a way to its page; ``root`` leads to the first page's folder."""
+def gallery(inspections: Iterable[Inspection], root: str = "") -> str:
+    """Show the first matrices of ``inspections``, with family names and links to their pages; ``root`` is the path to the first page."""
     items = "".join(
         f'<li><a href="{root}systems/{x.info.name}.html">{mask(x, 0)}{spoken(x.title, "b")}{spoken(FAMILY[x.family])}</a></li>'
-        for x in looks
+        for x in inspections
         if x.matrix is not None
     )
     return f'<ul class="gallery">{items}</ul>' if items else ""
 
 
-def _page(atlas: Atlas, look: Look, around: tuple[str | None, str | None]) -> Page:
-    i = look.info
+def _page(atlas: Atlas, seen: Inspection, around: tuple[str | None, str | None]) -> Page:
+    i = seen.info
     data: dict[str, object] = {}
-    if look.matrix is not None:
-        data["mask"] = mask_data(look)
-    if look.states is not None:
-        data["state"] = state_data(look)
-    parts = [_facts(look), _equation(i), _cell(look), _mask(look), _state(look), _cost(look), _checked(look)]
-    parts += [*_measured(atlas, look), _code(look), _around(around)]
-    return Page(f"systems/{i.name}.html", look.title, "\n".join(parts), data, lead=about(look))
+    if seen.matrix is not None:
+        data["mask"] = mask_data(seen)
+    if seen.states is not None:
+        data["state"] = state_data(seen)
+    parts = [_facts(seen), _equation(i), _cell(seen), _mask(seen), _state(seen), _cost(seen), _checked(seen)]
+    parts += [*_measured(atlas, seen), _code(seen), _around(around)]
+    return Page(f"systems/{i.name}.html", seen.title, "\n".join(parts), data, lead=about(seen))
 
 
-def about(look: Look) -> Both:
-    """What a page says first: what its kind does, or its family."""
-    if look.info.kind == "feed-forward":
+def about(seen: Inspection) -> Both:
+    """Lead of a page: a description of its kind, or of its family."""
+    if seen.info.kind == "feed-forward":
         return FEED_FORWARD
-    return AT_ONCE if look.family == "scores" and not look.info.causal else ABOUT[look.family]
+    return AT_ONCE if seen.family == "scores" and not seen.info.causal else ABOUT[seen.family]
 
 
-def mask_data(look: Look) -> dict[str, object]:
-    """What the figure "mask" draws."""
-    return {"tokens": sentence.tokens(), "causal": look.info.causal, "matrix": rounded(look.matrix)}
+def mask_data(seen: Inspection) -> dict[str, object]:
+    """Data of the figure "mask"."""
+    return {"tokens": sentence.tokens(), "causal": seen.info.causal, "matrix": rounded(seen.matrix)}
 
 
-def state_data(look: Look) -> dict[str, object]:
-    """What the figure "state" draws."""
-    assert look.states is not None
-    return {"tokens": sentence.tokens(), "name": look.states.name, "grows": look.states.grows, "values": rounded(look.states.values)}
+def state_data(seen: Inspection) -> dict[str, object]:
+    """Data of the figure "state"."""
+    assert seen.states is not None
+    return {"tokens": sentence.tokens(), "name": seen.states.name, "grows": seen.states.grows, "values": rounded(seen.states.values)}
 
 
-def _facts(look: Look) -> str:
-    i = look.info
+def _facts(seen: Inspection) -> str:
+    i = seen.info
     paper = f"<cite>{escape(i.paper)}</cite>" if i.paper else "–"
     if i.arxiv:
         paper += f' <a href="https://arxiv.org/abs/{escape(i.arxiv)}">arXiv {escape(i.arxiv)}</a>'
     facts = [
         (Both("name", "名称"), f"<code>{escape(i.name)}</code>"),
         (Both("paper", "论文"), paper + (f" ({i.year})" if i.year else "")),
-        (Both("family", "类别"), f'<a href="index.html#{look.family}">{spoken(FAMILY[look.family])}</a>'),
+        (Both("family", "类别"), f'<a href="index.html#{seen.family}">{spoken(FAMILY[seen.family])}</a>'),
         (Both("in Python", "在 Python 中"), f'<code>linattn.mixers.create("{escape(i.name)}", dim=512)</code>'),
     ]
     return _listed(facts)
@@ -149,7 +149,7 @@ def _listed(facts: list[tuple[Both, str]]) -> str:
 
 
 def _equation(info: Info) -> str:
-    """MathML; of a plugin's equation that the subset does not know its source."""
+    """MathML of the equation; the source for a plugin's equation outside the subset."""
     try:
         shown = spoken(Both(*(rf"\[{words}\]" for words in equation(info.equation, info.chinese))), "div") if info.equation else ""
     except ValueError:
@@ -165,28 +165,28 @@ def _note(words: Both) -> str:
     return f'<div class="note">{spoken(words, "p")}</div>'
 
 
-def _cell(look: Look) -> str:
-    if look.spec is None:
-        why = look.missing["spec"]
+def _cell(seen: Inspection) -> str:
+    if seen.spec is None:
+        why = seen.missing["spec"]
         told_html = _note(Both(f"This is no case of the one recurrence: {why.en}.", f"这不是那个统一递推的特例：{why.zh}。"))
     else:
-        told_html = '<ul class="said">' + "".join(f"<li>{spoken(s)}</li>" for s in sentences(look.spec)) + "</ul>"
+        told_html = '<ul class="said">' + "".join(f"<li>{spoken(s)}</li>" for s in sentences(seen.spec)) + "</ul>"
     title = Both("The cell", "单元")
-    drawing = f'<figure class="drawn"><div class="wide" tabindex="0" role="group" {labelled(title)}>{cell(look)}</div></figure>'
+    drawing = f'<figure class="drawn"><div class="wide" tabindex="0" role="group" {labelled(title)}>{cell(seen)}</div></figure>'
     return _section("cell", title, drawing, told_html)
 
 
-def _mask(look: Look) -> str:
+def _mask(seen: Inspection) -> str:
     title = Both("Who reads whom", "谁读了谁")
-    if look.matrix is None:
-        why = look.missing["matrix"]
+    if seen.matrix is None:
+        why = seen.missing["matrix"]
         return _section("mask", title, _note(Both(f"There is no such matrix: {why.en}.", f"没有这样的矩阵：{why.zh}。")))
     heads = Both(
-        f"Heads 1 to {len(look.matrix)} of {look.heads}." if look.heads > len(look.matrix) else f"All heads: {look.heads}.",
-        f"共 {look.heads} 个头，显示前 {len(look.matrix)} 个。" if look.heads > len(look.matrix) else f"共 {look.heads} 个头。",
+        f"Heads 1 to {len(seen.matrix)} of {seen.heads}." if seen.heads > len(seen.matrix) else f"All heads: {seen.heads}.",
+        f"共 {seen.heads} 个头，显示前 {len(seen.matrix)} 个。" if seen.heads > len(seen.matrix) else f"共 {seen.heads} 个头。",
     )
-    grid = look.info.kind == "grid"
-    cross = look.info.kind == "cross"
+    grid = seen.info.kind == "grid"
+    cross = seen.info.kind == "cross"
     how = Both(
         "A row is an output, a column the token whose value it reads. "
         + ("The twelve tokens lie on a grid of 3 by 4. " if grid else "The sentence looks at itself as its context. " if cross else "")
@@ -198,11 +198,11 @@ def _mask(look: Look) -> str:
     return _section("mask", title, figure("mask", "mask", caption=how))
 
 
-def _state(look: Look) -> str:
+def _state(seen: Inspection) -> str:
     title = Both("What it remembers", "它记住了什么")
-    s = look.states
+    s = seen.states
     if s is None:
-        why = look.missing.get("states", Both("it keeps no numbers", "它不保存数值"))
+        why = seen.missing.get("states", Both("it keeps no numbers", "它不保存数值"))
         return _section("state", title, _note(Both(f"There is no state to show: {why.en}.", f"没有可展示的状态：{why.zh}。")))
     shape = "×".join(map(str, s.shape))
     rows, cols = len(s.values[-1][0]), len(s.values[-1][0][0]) if s.values[-1][0] else 0
@@ -221,9 +221,9 @@ def _state(look: Look) -> str:
     return _section("state", title, figure("state", "state", caption=how))
 
 
-def _cost(look: Look) -> str:
-    c = cost(look.info.name, dim=DIM, tokens=TOKENS)
-    title = Both("What it costs", "代价")
+def _cost(seen: Inspection) -> str:
+    c = cost(seen.info.name, dim=DIM, tokens=TOKENS)
+    title = Both("Cost", "开销")
     how = Both(
         f"One layer of width {DIM} with its own defaults, one sequence of {TOKENS:,} tokens, bfloat16; FLOPs count "
         "multiplications and additions.",
@@ -233,7 +233,7 @@ def _cost(look: Look) -> str:
 
 
 def cost_facts(c: Cost) -> list[tuple[Both, str]]:
-    """The cost sheet: what, and how much with its unit."""
+    """Cost sheet: quantities, with their values and units."""
     facts = [
         (Both("parameters", "参数"), f'<span data-value="{c.parameters}">{c.parameters:,}</span>'),
         (Both("prefill", "预填充"), f'<span data-value="{c.flops}">{three(c.flops / 1e9)} GFLOPs</span>'),
@@ -251,9 +251,9 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
     return facts
 
 
-def _checked(look: Look) -> str:
-    facts = [(Both("oracle", "对照实现"), spoken(both(look.info.oracle or "–", look.info.chinese)))]
-    if errors := measured_errors(look.info.name):
+def _checked(seen: Inspection) -> str:
+    facts = [(Both("oracle", "对照实现"), spoken(both(seen.info.oracle or "–", seen.info.chinese)))]
+    if errors := measured_errors(seen.info.name):
         found = ", ".join(
             f'<span data-value="{error!r}">{f"{error:.1e}" if error else "0"}</span> {dtype}' for dtype, error in errors.largest.items()
         )
@@ -262,22 +262,22 @@ def _checked(look: Look) -> str:
         count = Both(f" (relative, {number.en}, ", f"（相对误差，{number.zh}，")
         where = f"<code>{escape(errors.test)}</code>{spoken(Both(')', '）'))}"
         facts.append((Both("distance to it", "与它的差距"), f"{found}{spoken(count)}{where}"))
-    if look.stepping is not None:
-        told = f'<span data-value="{look.stepping:.3g}">{look.stepping:.0e}</span>'
+    if seen.stepping is not None:
+        told = f'<span data-value="{seen.stepping:.3g}">{seen.stepping:.0e}</span>'
         facts.append(
             (
                 Both("one pass against single steps", "整段计算与逐步计算之差"),
                 f"{told}{spoken(Both(' (relative, float64, this sentence)', '（相对误差，float64，本句）'))}",
             )
         )
-    for check, reason in look.info.exemptions.items():
-        words = spoken(Both(f": {reason}", f"：{both(reason, look.info.chinese).zh}"))
+    for check, reason in seen.info.exemptions.items():
+        words = spoken(Both(f": {reason}", f"：{both(reason, seen.info.chinese).zh}"))
         facts.append((Both("exempt", "豁免"), f"<code>{escape(check)}</code>{words}"))
     return _section("checked", Both("What it was checked against", "拿什么验证"), _listed(facts))
 
 
-def _measured(atlas: Atlas, look: Look) -> Iterator[str]:
-    tables = list(measured.of(atlas, look))
+def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
+    tables = list(measured.of(atlas, seen))
     if not tables:
         return
     parts = []
@@ -290,11 +290,11 @@ def _measured(atlas: Atlas, look: Look) -> Iterator[str]:
     yield _section("measured", Both("What was measured", "实测"), *parts)
 
 
-def _code(look: Look) -> str:
-    module = look.info.cls.__module__
-    lines = look.code.count("\n")
+def _code(seen: Inspection) -> str:
+    module = seen.info.cls.__module__
+    lines = seen.code.count("\n")
     told = Both(f"The whole of {module}, {lines} lines: this is what runs.", f"{module} 的全部 {lines} 行：运行的就是它。")
-    source = f'<pre tabindex="0"><code>{escape(look.code)}</code></pre>'
+    source = f'<pre tabindex="0"><code>{escape(seen.code)}</code></pre>'
     return _section("code", Both("Its code", "代码"), f"<details><summary>{spoken(told)}</summary>{source}</details>")
 
 

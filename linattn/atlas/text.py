@@ -1,4 +1,4 @@
-"""Words in two languages, and the HTML that holds both so that a switch, not a server, chooses one."""
+"""Text in two languages, and the HTML that holds both so that a switch, not a server, chooses one."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute l
 
 
 class Both(NamedTuple):
-    r"""The same words in English and in Chinese: plain text, in which ``\(...\)`` is LaTeX."""
+    r"""Text in English and in Chinese: plain text, in which ``\(...\)`` is LaTeX."""
 
     en: str
     zh: str
 
 
 def spoken(words: Both, tag: str = "span") -> str:
-    """``words`` as two elements ``tag``, of which the style sheet shows one."""
+    """Set ``words`` as two elements ``tag``, of which the style sheet shows one."""
     if words.en == words.zh:
         return f"<{tag}>{marked(escape(words.en))}</{tag}>"
     return "".join(f'<{tag} lang="{CODES[k]}">{marked(escape(getattr(words, k)))}</{tag}>' for k in CODES)
 
 
 def labelled(words: Both) -> str:
-    """``words`` as an accessible name: attributes of an element, between which the script chooses."""
+    """Set ``words`` as an accessible name: attributes of an element, between which the script chooses."""
     return f'aria-label="{escape(words.en)}" data-label-en="{escape(words.en)}" data-label-zh="{escape(words.zh)}"'
 
 
 def marked(html: str) -> str:
-    r"""``html`` with MathML for ``\(...\)`` within a line and ``\[...\]`` as a line of its own."""
+    r"""Replace ``\(...\)`` in ``html`` by MathML within a line and ``\[...\]`` by a line of its own."""
     html = re.sub(r"([“‘（(]?)\\\((.+?)\\\)([,.;:!?，。；：、！？…’”）)]*)", _kept, html, flags=re.S)
     return re.sub(r"\\\[(.+?)\\\]", lambda m: mathml(_plain(m[1]), display=True), html, flags=re.S)
 
 
 def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
-    """A piece of a page that was written by hand, made ready.
+    """Fill a handwritten part of a page.
 
     ``{{place}}`` and ``{{place:.2f}}`` become the number that stands in ``numbers`` at that place (names and indices with points
-    between them: ``pot.error.3``), so that prose never holds a figure that nobody computed. LaTeX becomes MathML.
+    between them: ``pot.error.3``), so that every figure in prose is computed. LaTeX becomes MathML.
 
     Raises:
-        ValueError: for a place that is not there, and where English and Chinese are not element by element as many.
+        ValueError: for a missing place, and if English and Chinese differ in their numbers of elements.
     """
     html = re.sub(r"\{\{\s*([\w.-]+)(?::([^}]*))?\s*\}\}", lambda m: escape(_written(_at(numbers or {}, m[1]), m[2])), html)
     counts = [len(re.findall(rf'lang="{code}"', html)) for code in CODES.values()]
@@ -54,7 +54,7 @@ def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
 
 
 def _kept(found: re.Match[str]) -> str:
-    """A formula and the marks around it on one line: between such a box and a mark a browser would break it."""
+    """Keep a formula and the marks around it on one line: a browser would break between them."""
     before, latex, behind = found.groups()
     formula = mathml(_plain(latex))
     return f'<span class="kept">{before}{formula}{behind}</span>' if before or behind else formula
@@ -65,7 +65,7 @@ def _plain(html: str) -> str:
 
 
 def _written(value: object, form: str | None) -> str:
-    """``value`` by its format, with a minus sign before a negative number, which a hyphen is not."""
+    """Format ``value``, with a minus sign, not a hyphen, before a negative number."""
     return re.sub(r"^-", "−", format(value, (form or "").strip()))
 
 

@@ -1,4 +1,4 @@
-"""A traced step of a generation as a drawing, and as a page that holds the drawing and the figures."""
+"""Drawing of a traced generation step, and a page with the drawing and the figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CHIP = 7.8  # mean width of a character
 
 
 def svg(trace: Trace) -> str:
-    """A file of its own."""
+    """Draw the trace as an SVG file."""
     return alone(_drawn(trace), "en")
 
 
 def page(trace: Trace) -> str:
-    """A page that needs nothing else."""
+    """Make a self-contained page."""
     title = f"From text to text: {quoted(trace.prompt)}"
     picture = svg(trace).partition("\n")[2]
     return f"""<!doctype html>
@@ -52,7 +52,7 @@ pre {{ overflow-x: auto; padding: .8rem; background: #f6f8fa; border-radius: 8px
 
 
 def _drawn(trace: Trace) -> str:
-    """From top to bottom: tokens, a strip for every stage, the candidates, the loop."""
+    """Draw from top to bottom: tokens, a strip for every stage, the candidates, the loop."""
     parts: list[str] = []
     y = 20.0
     y = _add(parts, *_chips("1 tokenise", trace.tokens, y))
@@ -74,7 +74,7 @@ def _add(parts: list[str], drawn: str, y: float) -> float:
 
 
 def _chips(title: str, tokens: Sequence[Token], y: float) -> tuple[str, float]:
-    """Tokens in boxes, line after line, and where the next thing may stand; of many the first and the last."""
+    """Draw tokens in boxes, line after line, and return the next free y; of many the first and the last."""
     parts, x = [text(8, y + 15, title, "name", "start")], float(LEFT)
     for word in _words(tokens):
         width = CHIP * len(word) + 12
@@ -95,7 +95,7 @@ def _words(tokens: Sequence[Token], most: int = 60) -> Iterator[str]:
 
 
 def _strip(stage: Stage, title: str, y: float) -> str:
-    """The last token's vector in cells, size as strength, sign as colour and form; its shape, its largest entries, what it keeps."""
+    """Draw the last token's vector in cells (magnitude as size, sign as colour and shape), its shape, its largest entries, its state."""
     count = min(CELLS, len(stage.vector))
     bins = [part[part.abs().argmax()].item() for part in stage.vector.tensor_split(count)]
     scale = max(map(abs, bins)) or 1.0
@@ -115,7 +115,7 @@ def _strip(stage: Stage, title: str, y: float) -> str:
 
 
 def _candidates(trace: Trace, y: float) -> tuple[str, float]:
-    """Logits of the likeliest tokens, and their probabilities as bars; the chosen one is marked."""
+    """Draw the logits of the most likely tokens, and their probabilities as bars; the chosen one is marked."""
     size = trace.stages[-1].shape
     parts = [text(8, y + 13, "4 classify", "name", "start"), text(LEFT, y + 13, f"{shape(size)}: a logit for each token", "shape", "start")]
     y += 26

@@ -1,4 +1,4 @@
-"""The one triangle: the mixing matrices of all systems on one sentence, side by side, and any two of them cell by cell."""
+"""Triangle page: the mixing matrices of all systems on one sentence, side by side, and any two of them cell by cell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from linattn.atlas import sentence
-from linattn.atlas.look import FAMILIES, Look
+from linattn.atlas.inspection import FAMILIES, Inspection
 from linattn.atlas.page import Entry, Page, figure, rounded
 from linattn.atlas.systems import FAMILY
 from linattn.atlas.text import Both, spoken
@@ -39,34 +39,34 @@ HOW = Both(
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
-    """The page alone."""
+    """Make the page."""
     body = spoken(TEXT, "p") + figure("triangles", "triangles", caption=HOW, kind="plain")
     yield Page(ENTRY.path, ENTRY.name, body, {"triangles": data(atlas)}, lead=ENTRY.summary)
 
 
 def data(atlas: Atlas) -> dict[str, object]:
-    """What the figure "triangles" draws: the systems that have a matrix, each with its first head."""
-    shown = [look for look in atlas.looks.values() if look.matrix is not None]
-    families = [{"key": key, "name": FAMILY[key]._asdict()} for key in FAMILIES if any(look.family == key for look in shown)]
-    return {"tokens": sentence.tokens(), "families": families, "systems": [_system(look) for look in shown]}
+    """Data of the figure "triangles": the systems that have a matrix, each with its first head."""
+    shown = [seen for seen in atlas.inspections.values() if seen.matrix is not None]
+    families = [{"key": key, "name": FAMILY[key]._asdict()} for key in FAMILIES if any(seen.family == key for seen in shown)]
+    return {"tokens": sentence.tokens(), "families": families, "systems": [_system(seen) for seen in shown]}
 
 
-def _system(look: Look) -> dict[str, object]:
-    assert look.matrix is not None
-    head = look.matrix[0]
+def _system(seen: Inspection) -> dict[str, object]:
+    assert seen.matrix is not None
+    head = seen.matrix[0]
     return {
-        "name": look.info.name,
-        "title": look.title._asdict(),
-        "year": look.info.year,
-        "family": look.family,
-        "causal": look.info.causal,
+        "name": seen.info.name,
+        "title": seen.title._asdict(),
+        "year": seen.info.year,
+        "family": seen.family,
+        "causal": seen.info.causal,
         "reach": rounded(reach(head)),
         "matrix": rounded(head),
     }
 
 
 def reach(matrix: list[list[float]]) -> float:
-    """How far back a matrix looks on average: the distance |i − j| weighed by the size of its cells."""
+    """Mean distance |i − j| of a matrix, weighted by the magnitude of its cells."""
     cells = [(abs(i - j), abs(value)) for i, row in enumerate(matrix) for j, value in enumerate(row)]
     total = sum(size for _, size in cells)
     return sum(distance * size for distance, size in cells) / total if total else 0.0

@@ -1,4 +1,4 @@
-"""Text as tokens: where it comes from, how it is packed into a memory-mapped file, and in which order it is read."""
+"""Text as tokens: its sources, the memory-mapped files it is packed into, and the order in which it is read."""
 
 from linattn.data.codec import ByteCodec as ByteCodec
 from linattn.data.codec import Codec as Codec

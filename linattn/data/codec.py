@@ -1,4 +1,4 @@
-"""Text to tokens and back, whole or as the tokens come."""
+"""Conversion of text to tokens and back, whole or token by token."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ REPLACEMENT = "\ufffd"  # what half a character decodes to
 
 
 class Stream(Protocol):
-    """Text of tokens that come one by one; a character appears once all of its tokens are there."""
+    """Text of tokens that arrive one by one; a character appears once all of its tokens are there."""
 
     def push(self, token: int) -> str:
-        """What ``token`` completes, often one character, at times none."""
+        """Text that ``token`` completes, often one character, sometimes none."""
         ...
 
     def end(self) -> str:
-        """What remains."""
+        """Remaining text."""
         ...
 
 
@@ -73,7 +73,7 @@ class TokenizerCodec:
     """A Hugging Face ``tokenizer.json``, read with the ``tokenizers`` package."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises OSError where there is no such file and ValueError where it holds no tokenizer."""
+        """Raise OSError if there is no such file and ValueError if it holds no tokenizer."""
         from tokenizers import Tokenizer
 
         self.path = Path(path)
@@ -90,7 +90,7 @@ class TokenizerCodec:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Many texts at once, in parallel."""
+        """Encode many texts in parallel."""
         return [e.ids for e in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A text as two memory-mapped files of tokens, one to learn from and one to validate on."""
+"""Text as two memory-mapped files of tokens, for training and for validation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to learn from and to validate on, and how they came about.
+    """Training and validation tokens, with their origin.
 
     Args:
         train, validation: one-dimensional memory maps of token ids.
         vocab_size: number of different tokens.
-        sha256: of the text, file by file, and of the tokenizer.
-        validation_bytes: length of the validation text in UTF-8, so that losses can be told in bits per byte.
+        sha256: hash of the text, file by file, and of the tokenizer.
+        validation_bytes: length of the validation text in UTF-8, so that losses can be given in bits per byte.
         codec: encodes and decodes text.
     """
 
@@ -47,7 +47,7 @@ class Corpus:
         return self.codec.decode(tokens)
 
     def bits_per_byte(self, loss: float) -> float:
-        """From a mean validation loss in nats per token."""
+        """Convert a mean validation loss in nats per token."""
         return loss / np.log(2.0).item() * len(self.validation) / self.validation_bytes
 
 
@@ -56,14 +56,14 @@ def corpus(paths: Sequence[str | os.PathLike[str]] | None = None, tokenizer: str
     """Read, split and tokenize a text; the same text and tokenizer are packed once and then mapped from the cache folder.
 
     Args:
-        paths: UTF-8 files, or patterns such as ``"texts/*.txt"``, joined in this order. None or none: the source of Python's
+        paths: UTF-8 files, or patterns such as ``"texts/*.txt"``, concatenated in this order. None or empty: the source of Python's
             standard library, tests left out (it differs between Python versions, so compare ``sha256``).
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
 
     The cache is ``$XDG_CACHE_HOME/linattn`` (``~/.cache/linattn``).
 
     Raises:
-        OSError, ValueError: one line that names the file that is missing, a folder, empty or no UTF-8.
+        OSError, ValueError: for a file that is missing, a folder, empty or not UTF-8, named in one line.
     """
     codec = ByteCodec() if tokenizer is None else TokenizerCodec(tokenizer)
     texts = [sources.read(path) for path in sources.files(paths)] if paths else sources.standard_library()
@@ -79,7 +79,7 @@ def corpus(paths: Sequence[str | os.PathLike[str]] | None = None, tokenizer: str
 
 
 def cache_folder() -> Path:
-    """Where linattn keeps what it can make again."""
+    """Folder in which linattn keeps files that it can make again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linattn"
 
 
@@ -110,7 +110,7 @@ def _pack(folder: Path, text: bytes, codec: Codec) -> None:
     except OSError as error:
         if _open(folder) is not None:  # another process was quicker
             return
-        raise OSError(f"the tokens cannot be kept in {folder.parent}: {error}; set XDG_CACHE_HOME to a folder with room") from error
+        raise OSError(f"the tokens cannot be kept in {folder.parent}: {error}; set XDG_CACHE_HOME to a folder with free space") from error
 
 
 def _write_splits(aside: Path, text: bytes, codec: Codec) -> dict:
@@ -127,7 +127,7 @@ def _write_splits(aside: Path, text: bytes, codec: Codec) -> dict:
 
 
 def _open(folder: Path) -> dict | None:
-    """The splits in ``folder``, or None where they are missing or damaged."""
+    """Open the splits in ``folder``; None if they are missing or damaged."""
     try:
         about = json.loads((folder / "corpus.json").read_text())
         dtype = np.dtype(about["dtype"])

@@ -19,7 +19,7 @@ _TEST = 5  # every fifth image in a mixed order is not learned from
 
 @dataclass(frozen=True)
 class Digits:
-    """Images [N, 1, 8, 8] float32 from -1 (paper) to 1 (ink) and what they show, [N] int64, to learn from and to be tested on."""
+    """Images [N, 1, 8, 8] float32 from -1 (paper) to 1 (ink) and their digits [N] int64, for training and for the test."""
 
     train: Tensor
     train_labels: Tensor
@@ -30,7 +30,7 @@ class Digits:
 
 @cache
 def digits() -> Digits:
-    """The digits, always split in the same way: 1,437 to learn from and 360 for the test (UCI's optical recognition of digits).
+    """Load the digits in a fixed split: 1,437 for training and 360 for the test (UCI's optical recognition of digits).
 
     Raises:
         ModuleNotFoundError: scikit-learn, whose installation holds them, is not there.
@@ -47,7 +47,7 @@ def digits() -> Digits:
 
 
 def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Each of ``images`` [B, 1, height, width] moved by up to ``most`` pixels along both sides, paper coming in."""
+    """Shift each of ``images`` [B, 1, height, width] by up to ``most`` pixels along both sides, filled with paper."""
     height, width = images.shape[2:]
     padded = torch.nn.functional.pad(images, (most,) * 4, value=-1.0)
     down, right = torch.randint(0, 2 * most + 1, (2, len(images), 1), generator=generator)

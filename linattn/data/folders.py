@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all."""
+"""Atomic creation of folders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def new_folder(path: Path, kept: Callable[[], bool] = lambda: False) -> Iterator[Path]:
-    """Give a new folder beside ``path`` to fill; on leaving, sync what is in it and rename it to ``path``.
+    """Yield a new folder beside ``path`` to fill; on exit, sync its content and rename it to ``path``.
 
-    A folder that stands there by then is replaced, unless it is ``kept``: others may be reading what a quicker process put there. If the
+    An existing folder is replaced, unless ``kept``: other processes may be reading what a quicker one put there. If the
     block raises, nothing stays behind and ``path`` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def new_folder(path: Path, kept: Callable[[], bool] = lambda: False) -> Iterator
 
 
 def publish(aside: Path, path: Path, kept: Callable[[], bool] = lambda: False) -> None:
-    """Sync the folder ``aside`` with the files in it, then give it the name ``path``; what had that name goes, unless it is ``kept``."""
+    """Sync the folder ``aside`` with its files and rename it to ``path``; an existing one is removed, unless ``kept``."""
     for file in (*aside.iterdir(), aside):
         sync(file)
     try:
@@ -44,7 +44,7 @@ def publish(aside: Path, path: Path, kept: Callable[[], bool] = lambda: False) -
 
 
 def sync(path: Path) -> None:
-    """Wait until ``path``, a file or a folder, is on the disk."""
+    """Sync ``path``, a file or a folder, to the disk."""
     if os.name == "nt" and path.is_dir():  # Windows has no handle of a folder, and its renames are already ordered
         return
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Who took what when: interactions of users with items, read from a CSV or drawn from a Markov chain whose best forecast is known."""
+"""Interactions of users with items, read from a CSV or drawn from a Markov chain whose best forecast is known."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHOWN = 5  # bad rows whose line numbers are told
 
 @dataclass(frozen=True)
 class Interactions:
-    """A history for every user: numbers of items from 0, the earliest first.
+    """History of every user: numbers of items from 0, the earliest first.
 
     Args:
         histories: for each user the items, [n] int64.
         items: the items' names, by number.
-        sha256: of what the histories were made from.
-        bad: how many rows could not be read.
+        sha256: hash of the source of the histories.
+        bad: number of rows that could not be read.
         bad_lines: the first of their line numbers, from 1.
     """
 
@@ -37,7 +37,7 @@ class Interactions:
     bad_lines: list[int] = field(default_factory=list)
 
     def told(self) -> str:
-        """How many rows were left out and where the first of them stand; empty where none was."""
+        """Number of rows left out and the first line numbers; empty if there are none."""
         if not self.bad:
             return ""
         lines = ", ".join(map(str, self.bad_lines)) + (", ..." if self.bad > len(self.bad_lines) else "")
@@ -46,15 +46,15 @@ class Interactions:
 
 
 def read_interactions(path: str | os.PathLike[str]) -> Interactions:
-    """The interactions in a CSV file with the columns user, item and time.
+    """Read the interactions in a CSV file with the columns user, item and time.
 
     The first line that is not blank may name the columns, in any order and among others; without such a line there are these three. A
     time is a number, whole ones of any size kept exactly, or a date by ISO 8601; interactions at the same time keep their order. Rows
-    that are none of this are left out and counted.
+    of any other form are left out and counted.
 
     Raises:
-        OSError: where the file cannot be read.
-        ValueError: where no row of it can.
+        OSError: if the file cannot be read.
+        ValueError: if no row of it can.
     """
     path = Path(path)
     if path.is_dir():
@@ -87,7 +87,7 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
 
 
 def _rows(content: bytes) -> Iterator[list[str] | None]:
-    """The cells of each line, none of a blank one, None where the line is no CSV. A quote that never ends spoils its own line only."""
+    """Cells of each line, empty for a blank one, None for one that is not CSV. An unclosed quote spoils its own line only."""
     for line in content.removeprefix(b"\xef\xbb\xbf").splitlines():
         try:
             yield next(csv.reader([line.decode()], strict=True), []) if line.strip() else []
@@ -96,7 +96,7 @@ def _rows(content: bytes) -> Iterator[list[str] | None]:
 
 
 def _header(cells: Sequence[str]) -> tuple[int, int, int] | None:
-    """Where user, item and time stand, if ``cells`` names them."""
+    """Column numbers of user, item and time, if ``cells`` names them."""
     names = [cell.strip().lower() for cell in cells]
     if any(names.count(column) != 1 for column in COLUMNS):
         return None
@@ -113,7 +113,7 @@ def _parsed(cells: list[str] | None, places: tuple[int, int, int], width: int) -
 
 
 def _seconds(text: str) -> int | float:
-    """A number as it is, a date in seconds since 1970, UTC where it names no zone; NaN for anything else."""
+    """Convert a number, or a date to seconds since 1970, UTC where it names no zone; NaN for anything else."""
     for number in (int, float):  # nanoseconds since 1970 have more digits than a float
         try:
             return number(text)
@@ -128,12 +128,12 @@ def _seconds(text: str) -> int | float:
 
 @dataclass(frozen=True)
 class Chain:
-    """A Markov chain over items: with chances ``weights`` the next one follows from the last, from the one before it, or from neither.
+    """Markov chain over items: with probabilities ``weights`` the next item follows from the last, the one before, or neither.
 
     Args:
-        last, before: [items, items] float64, rows of chances: of the next item given the last, and given the one before that.
-        popular: [items] float64: of any item without regard to the past.
-        weights: of the three, sum 1.
+        last, before: [items, items] float64, probabilities of the next item given the last, and given the one before that.
+        popular: [items] float64: probabilities without regard to the past.
+        weights: probabilities of the three, sum 1.
     """
 
     last: Tensor
@@ -143,7 +143,7 @@ class Chain:
 
     @classmethod
     def drawn(cls, items: int, generator: torch.Generator, *, followers: int = 4) -> Chain:
-        """A chain in which an item has a few likely followers, their chances falling by halves, and popularity falls as 1 / rank."""
+        """Draw a chain in which an item has a few likely followers of halving probability, and popularity falls as 1 / rank."""
 
         def table() -> Tensor:
             chances = torch.zeros(items, items, dtype=torch.float64)
@@ -155,12 +155,12 @@ class Chain:
         return cls(table(), table(), popular / popular.sum())
 
     def chances(self, history: Tensor) -> Tensor:
-        """Of each item being next, [N, items] float64, after histories [N, T], T at least 2. No forecast ranks better than these."""
+        """Probability of each next item, [N, items] float64, after histories [N, T], T at least 2. No forecast ranks better than these."""
         a, b, c = self.weights
         return a * self.last[history[:, -1]] + b * self.before[history[:, -2]] + c * self.popular
 
     def histories(self, users: int, length: int, generator: torch.Generator) -> Tensor:
-        """[users, length] int64, drawn from the chain; the first two items by popularity."""
+        """Draw histories [users, length] int64 from the chain; the first two items by popularity."""
         taken = torch.multinomial(self.popular.expand(users, -1), 2, replacement=True, generator=generator)
         while taken.shape[1] < length:
             taken = torch.cat([taken, torch.multinomial(self.chances(taken), 1, generator=generator)], 1)
@@ -168,7 +168,7 @@ class Chain:
 
 
 def markov_interactions(users: int = 4000, items: int = 100, length: int = 24, *, seed: int = 0) -> tuple[Interactions, Chain]:
-    """A made-up log, the same for the same arguments on every machine, and the chain that it was drawn from.
+    """Make a synthetic log, equal for equal arguments on every machine, and the chain that it was drawn from.
 
     Histories have from half of ``length`` to ``length`` items.
     """

@@ -24,7 +24,7 @@ class PackedTokens(Dataset):
         Args:
             tokens: one-dimensional array of ids, a memory map for instance.
             context: tokens of one sample.
-            seed: of the order.
+            seed: seed of the order.
             samples: the length of the dataset; more than the text has windows means more than one pass.
         """
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -40,7 +40,7 @@ class PackedTokens(Dataset):
         return self.samples
 
     def place(self, i: int) -> int:
-        """Where sample ``i`` begins in the text."""
+        """Offset of sample ``i`` in the text."""
         epoch, rank = divmod(i, self.windows)
         key = _mix(_mix(self.seed) ^ epoch)
         offset = _mix(key ^ 1) % min(self.context, len(self.tokens) - self.windows * self.context + 1)
@@ -54,7 +54,7 @@ class PackedTokens(Dataset):
 
 
 class Windows(Dataset):
-    """``count`` windows of ``context`` tokens, evenly spaced over the text: what losses are measured on."""
+    """Evenly spaced ``count`` windows of ``context`` tokens of the text, on which losses are measured."""
 
     def __init__(self, tokens: np.ndarray, context: int, count: int) -> None:
         if len(tokens) < context:
@@ -73,7 +73,7 @@ class Windows(Dataset):
 
 
 def permuted(i: int, n: int, key: int) -> int:
-    """The image of ``i`` under the permutation of range(n) that ``key`` names.
+    """Image of ``i`` under the permutation of range(n) that ``key`` selects.
 
     Four rounds of a Feistel network over the next even number of bits; images outside range(n) are sent through again.
     """

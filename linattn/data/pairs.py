@@ -1,4 +1,4 @@
-"""Sentences in two languages: of a file with a tab in each line, or of the Debian handbook where that is installed."""
+"""Sentence pairs in two languages, from a file with a tab in each line or from the installed Debian handbook."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _END = {"en": re.compile(r"(?<=[.!?])\s+(?=[A-Z])"), "zh": re.compile(r"(?<=[。
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sources and targets, no pair twice.
+    """Pairs of source and target, without repeats.
 
     Args:
-        pairs: in the order in which they stand.
-        sha256: of them all.
-        bad: how many lines were no pair.
+        pairs: the pairs in their order.
+        sha256: hash of all pairs.
+        bad: number of lines that were no pair.
         bad_lines: the first of their numbers, from 1.
     """
 
@@ -32,7 +32,7 @@ class Pairs:
     bad_lines: list[int] = field(default_factory=list)
 
     def told(self) -> str:
-        """How many lines were left out and where the first of them stand; empty where none was."""
+        """Number of lines left out and the first line numbers; empty if there are none."""
         if not self.bad:
             return ""
         lines = ", ".join(map(str, self.bad_lines)) + (", ..." if self.bad > len(self.bad_lines) else "")
@@ -41,11 +41,11 @@ class Pairs:
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
-    """The pairs in a UTF-8 file, a source, a tab and its target in each line; other lines are left out and counted.
+    """Read the pairs in a UTF-8 file, a source, a tab and its target in each line; other lines are left out and counted.
 
     Raises:
-        OSError: where the file cannot be read.
-        ValueError: where no line of it is a pair.
+        OSError: if the file cannot be read.
+        ValueError: if no line of it is a pair.
     """
     path = Path(path)
     if path.is_dir():
@@ -63,13 +63,13 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
 
 
 def handbook(folder: str | os.PathLike[str] = HANDBOOK) -> Pairs:
-    """The Debian Administrator's Handbook, sentence by sentence in English and Chinese.
+    """Read the Debian Administrator's Handbook, sentence by sentence in English and Chinese.
 
     Its pages are the same in all languages, paragraph by paragraph; paragraphs that are not translated are left out. Where both
     have as many sentences these are paired, else the whole paragraphs are.
 
     Raises:
-        FileNotFoundError: where it is not installed.
+        FileNotFoundError: if it is not installed.
     """
     english, chinese = Path(folder) / "en-US", Path(folder) / "zh-CN"
     found = []
@@ -103,7 +103,7 @@ def _paragraphs(page: Path) -> list[str]:
 
 
 class _Paragraphs(HTMLParser):
-    """The texts of a page's headings and paragraphs, which the handbook's pages have as div elements of the class "para"."""
+    """Parser for a page's headings and paragraphs, div elements of the class "para" in the handbook's pages."""
 
     def __init__(self) -> None:
         super().__init__()

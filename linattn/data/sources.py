@@ -1,4 +1,4 @@
-"""Where text comes from: the user's files, or the source of Python's standard library, which is on every machine."""
+"""Sources of text: the user's files, or the source of Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAGIC = set("*?[")
 
 
 def standard_library() -> list[bytes]:
-    """The standard library's Python files in the order of their names, tests left out."""
+    """List the standard library's Python files in the order of their names, without tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files: list[Path] = []
     for folder, below, names in os.walk(root):
@@ -24,7 +24,7 @@ def standard_library() -> list[bytes]:
 
 
 def files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """``paths`` in their order, patterns such as ``texts/*.txt`` replaced by the sorted files that match."""
+    """Expand ``paths`` in their order: patterns such as ``texts/*.txt`` become the sorted files that match."""
     found: list[Path] = []
     for path in [os.fspath(p) for p in paths]:
         if set(path) & _MAGIC and not Path(path).exists():
@@ -38,11 +38,11 @@ def files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def read(path: Path) -> bytes:
-    """The UTF-8 text in ``path``.
+    """Read the UTF-8 text in ``path``.
 
     Raises:
         OSError: if it is missing, a folder, or cannot be read.
-        ValueError: if it is empty or no UTF-8.
+        ValueError: if it is empty or not UTF-8.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name text files, or a pattern such as {path / '*.txt'}")

@@ -1,4 +1,4 @@
-"""Feed-forwards by name: what a block does to each token on its own. They are registered as mixers are, of the kind "feed-forward"."""
+"""Feed-forwards by name, the token-wise layers of a block. They are registered like mixers, with the kind "feed-forward"."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def available() -> list[str]:
 
 
 def options(name: str) -> list[str]:
-    """What can be said of a feed-forward beside its width."""
+    """Options of a feed-forward besides its width."""
     return registry.info(name).options
 
 
 def create(name: str, dim: int, hidden: int | None = None, **options) -> Mixer | None:
-    """A new feed-forward [.., dim] -> [.., dim] with ``hidden`` inner channels (its own default if None); None for ``"none"``.
+    """Create a feed-forward [.., dim] -> [.., dim] with ``hidden`` inner channels (its own default if None); None for ``"none"``.
 
     Raises:
-        ValueError: for a name that is none of :func:`available`, and for ``hidden`` that is no number of channels.
+        ValueError: for a name that is not in :func:`available`, and for a ``hidden`` that is not a number of channels.
         TypeError: for an option that the feed-forward does not have.
     """
     if name == NONE:

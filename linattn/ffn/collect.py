@@ -1,4 +1,4 @@
-"""What feed-forwards have to say of a pass beside its output: losses of their own, and how many tokens found no room."""
+"""Reports of feed-forwards on a pass besides its output: losses of their own, and numbers of tokens beyond the capacity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _open: list[list[Report]] = []  # of the process, the innermost last; a list, si
 
 @dataclass(frozen=True)
 class Report:
-    """Of one layer in one pass: ``losses``, weighed already, to be added to that of the model, and ``counts`` of tokens; scalars all."""
+    """Report of one layer on one pass: weighted ``losses`` to add to the model's, and ``counts`` of tokens; all scalars."""
 
     losses: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, Tensor | int] = field(default_factory=dict)
@@ -21,9 +21,9 @@ class Report:
 
 @contextmanager
 def reports() -> Iterator[list[Report]]:
-    """Collect the reports of every pass within: one for each layer that has something to say, in the order of the layers.
+    """Collect the reports of every pass in the context, one for each reporting layer, in the order of the layers.
 
-    Of one thread: passes of several at a time would be told apart by nothing.
+    Use one thread: concurrent passes could not be told apart.
     """
     collected: list[Report] = []
     _open.append(collected)
@@ -34,23 +34,23 @@ def reports() -> Iterator[list[Report]]:
 
 
 def listening() -> bool:
-    """Whether somebody collects."""
+    """True inside :func:`reports`."""
     return bool(_open)
 
 
 def report(losses: dict[str, Tensor], counts: dict[str, Tensor | int]) -> None:
-    """Hand a layer's report to whoever collects; nobody does when gradient checkpointing runs the layer again."""
+    """Pass a layer's report to :func:`reports`; discarded when gradient checkpointing runs the layer again."""
     if _open:
         _open[-1].append(Report(losses, counts))
 
 
 def added_loss(told: Iterable[Report]) -> Tensor | float:
-    """What the reports add to the loss of the model: the sum over the layers, 0.0 where they have none."""
+    """Sum of the reported losses over the layers, 0.0 if there are none."""
     return sum((loss for r in told for loss in r.losses.values()), 0.0)
 
 
 def added_counts(told: Iterable[Report]) -> dict[str, Tensor | int]:
-    """The counts of all layers added up, by name."""
+    """Sum of the counts over the layers, by name."""
     total: dict[str, Tensor | int] = {}
     for r in told:
         for name, count in r.counts.items():

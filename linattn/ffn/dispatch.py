@@ -1,4 +1,4 @@
-"""How tokens come to their experts and back. Choices are [G, S, k]: of G groups, each of S tokens, the numbers of k experts."""
+"""Dispatch of tokens to their experts and back. Choices are [G, S, k]: the expert numbers of k choices for S tokens in G groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from linattn.mixers.pattern.learned import ranks
 
 
 def ragged(x: Tensor, chosen: Tensor, count: int, run: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Every token at all of its experts: x [G, S, D] -> [G, S, k, D], ``run(e, tokens)`` being expert number e on tokens [n, D].
+    """Run every token through all of its experts: x [G, S, D] -> [G, S, k, D]; ``run(e, tokens)`` is expert e on tokens [n, D].
 
-    How many tokens an expert gets depends on them, so this is no part of a compiled full graph.
+    The number of tokens of an expert depends on them, so this cannot be part of a compiled full graph.
     """
     tokens, experts, active = x.flatten(0, 1), chosen.flatten(), chosen.shape[-1]
     order = experts.argsort(stable=True)  # a token's copies, expert by expert
@@ -23,10 +23,10 @@ def ragged(x: Tensor, chosen: Tensor, count: int, run: Callable[[int, Tensor], T
 
 
 def slots(chosen: Tensor, wanted: Tensor, count: int, capacity: int) -> Tensor:
-    """Where each choice stands among the slots of all experts, [count, G, capacity] flat, or ``count * G * capacity``: nowhere.
+    """Slot of each choice among the slots of all experts, [count, G, capacity] flat; ``count * G * capacity`` for no slot.
 
     Slots are given by choice and then by token: all first choices of a group come before all second ones (GShard, algorithm 1).
-    ``wanted`` [G, S, k] bool says which choices are made at all.
+    ``wanted`` [G, S, k] bool marks the choices that are made at all.
     """
     groups, length, active = chosen.shape
     expert = torch.where(wanted, chosen, count).transpose(1, 2).flatten(1)  # [G, k S]
@@ -38,7 +38,7 @@ def slots(chosen: Tensor, wanted: Tensor, count: int, capacity: int) -> Tensor:
 
 
 def slotted(x: Tensor, slot: Tensor, count: int, capacity: int, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tokens at the experts that have a ``slot`` [G, S, k] for them, 0 elsewhere: x [G, S, D] -> [G, S, k, D].
+    """Run tokens through the experts that have a ``slot`` [G, S, k] for them, 0 elsewhere: x [G, S, D] -> [G, S, k, D].
 
     ``run`` is all experts at once on [count, G capacity, D]; a slot without a token is 0. All shapes are known beforehand.
     """

@@ -45,7 +45,7 @@ class Experts(Mixture):
     ``"sigmoid"`` scores are each expert's own, and what is chosen, not its weight, also depends on ``score_bias``
     (arXiv 2408.15664). ``renormalize`` lets the weights of a token add up to 1, then ``scale`` multiplies them.
 
-    How many tokens an expert gets depends on them, so this is no part of a compiled full graph. There is no balancing loss.
+    The number of tokens of an expert depends on them, so this cannot be part of a compiled full graph. There is no balancing loss.
     """
 
     def __init__(

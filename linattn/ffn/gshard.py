@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from linattn.ffn.mixture import ROOM, ReluExperts
+from linattn.ffn.mixture import CAPACITY, ReluExperts
 from linattn.mixers.registry import register
 
 
@@ -18,14 +18,14 @@ from linattn.mixers.registry import register
     causal=False,
     linear_in_values=False,
     oracle="mixture-of-experts 0.2.3, MoE",
-    exemptions={"feed-forward.leading": ROOM},
+    exemptions={"feed-forward.leading": CAPACITY},
     families=("sparse",),
     chinese={" the largest of ": " 取最大的两个，出自 "},
 )
 class GShard(ReluExperts):
     """The two experts with the highest scores, weighed by their shares of both; E a feed-forward with ReLU and without biases.
 
-    All first choices of a row get room before any second one, so in training a token's second expert may hang on later tokens.
+    All first choices of a row get slots before any second one, so in training a token's second expert may depend on later tokens.
 
     Args:
         dim: width D of the model.

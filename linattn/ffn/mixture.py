@@ -1,4 +1,4 @@
-"""What mixtures of experts share: the router's way from scores to experts, capacity, the losses, what is told of a pass."""
+"""Base of mixtures of experts: from scores to experts, capacity, the losses, the reports on a pass."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from linattn.mixers import FeedForward
 from linattn.mixers.parts import wide
 from linattn.ops.checks import no_autocast
 
-ROOM = "an expert has room for so many tokens of a row, and a list of tokens is one row"
+CAPACITY = "an expert has a capacity for each row of tokens, and a list of tokens is one row"
 
 
 class Mixture(FeedForward):
     """Base of feed-forwards in which a token goes through a few of ``count`` experts.
 
-    The experts' weights are parameters [count, ...], named in ``stacked``, and :meth:`expert` says what they do.
+    The experts' weights are parameters [count, ...], named in ``stacked``; :meth:`expert` computes with them.
     """
 
     stacked: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
@@ -59,9 +59,9 @@ class Mixture(FeedForward):
         return self.expert(x, *(getattr(self, name)[e] for name in self.stacked))
 
     def dispatched(self, x: Tensor, chosen: Tensor, wanted: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-        """What comes back from the experts ``chosen`` [G, S, k] of x [G, S, D], [G, S, k, D], and which choices found room.
+        """Outputs [G, S, k, D] of the experts ``chosen`` [G, S, k] for x [G, S, D], and a mask of the choices within the capacity.
 
-        At most ``capacity`` tokens of a group find room with an expert; None: all do.
+        An expert takes at most ``capacity`` tokens of a group; None: all.
         """
         if capacity is None and self.share is None:
             return ragged(x, chosen, self.count, self.one), wanted
@@ -71,7 +71,7 @@ class Mixture(FeedForward):
         return slotted(x, slot, self.count, capacity, self.all_at_once), slot < self.count * x.shape[0] * capacity
 
     def flops(self, x: Tensor, past: int = 0) -> int:
-        """Of every token at all of its experts, whether they find room or not."""
+        """Operations of every token at all of its experts, refused ones included."""
         tokens, stacked = math.prod(x.shape[:-1]), [getattr(self, name) for name in self.stacked]
         own = {id(p) for p in stacked}
         rest = sum(p.numel() for p in self.parameters() if p.ndim == 2 and id(p) not in own)
@@ -84,11 +84,11 @@ class Routed(Mixture):
     """Base of the mixtures with a capacity: Switch, GShard, ST-MoE.
 
     A group is a row of tokens: x [.., S, D]. An expert takes at most ⌈capacity · S / count⌉ tokens of a group, those that come
-    first; a token that no expert has room for comes out as 0, so that only the residual around the feed-forward carries it on.
-    The router computes in float32 at least, autocast or not. Padding is not told from tokens here: it takes its place in the row.
+    first; a token that no expert takes becomes 0, so that only the residual around the feed-forward carries it on.
+    The router computes in float32 at least, autocast or not. Padding is treated as tokens: it takes its place in the row.
 
-    Within :func:`linattn.ffn.reports` a pass tells the losses ``balance`` and ``z``, weighed, where their weights are not 0, and the
-    counts ``tokens``, ``dropped`` (tokens without any expert) and ``refused`` (choices that found no room).
+    Within :func:`linattn.ffn.reports` a pass reports the losses ``balance`` and ``z``, weighted, where their weights are not 0, and the
+    counts ``tokens``, ``dropped`` (tokens without any expert) and ``refused`` (choices beyond the capacity).
     """
 
     adds_loss = True
@@ -100,7 +100,7 @@ class Routed(Mixture):
         super().__init__(dim, count)
         for name, value in (("capacity", capacity), ("eval_capacity", eval_capacity)):
             if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a number above 0, or None for room for all, but came as {value!r}")
+                raise ValueError(f"{name} must be a number above 0, or None for no limit, but came as {value!r}")
         for name, value in (("balance", balance), ("z", z), ("jitter", jitter), ("threshold", threshold)):
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be at least 0, but came as {value!r}")
@@ -117,13 +117,13 @@ class Routed(Mixture):
         gates, chosen = scores.topk(self.active, -1)  # [G, S, k]
         gates = self.weights(gates)
         wanted = self.wanted(gates)
-        back, room = self.dispatched(groups, chosen, wanted, self.room(groups.shape[1]))
+        back, kept = self.dispatched(groups, chosen, wanted, self.expert_capacity(groups.shape[1]))
         if torch.is_grad_enabled() or listening():  # the same when checkpointing runs it again, and nobody collects
-            report(self.losses(logits, scores, chosen), _counts(wanted, room))
-        return (back * (gates * room).to(back.dtype)[..., None]).sum(2).to(x.dtype).view_as(x)
+            report(self.losses(logits, scores, chosen), _counts(wanted, kept))
+        return (back * (gates * kept).to(back.dtype)[..., None]).sum(2).to(x.dtype).view_as(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The router's, [G, S, count], in float32, float64 for float64; in training of tokens that ``jitter`` shakes."""
+        """Logits of the router [G, S, count] in float32, float64 for float64; in training of tokens with ``jitter``."""
         with no_autocast(x):
             x = wide(x)
             if self.training and self.jitter:
@@ -131,23 +131,23 @@ class Routed(Mixture):
             return F.linear(x, wide(self.router.weight))
 
     def weights(self, gates: Tensor) -> Tensor:
-        """By what the experts' outputs are multiplied, from the scores [G, S, k] of the experts chosen."""
+        """Weights of the experts' outputs, from the scores [G, S, k] of the chosen experts."""
         return gates / gates.sum(-1, keepdim=True).clamp(min=1e-9)
 
     def wanted(self, gates: Tensor) -> Tensor:
-        """Which choices are made, [G, S, k] bool: all but, in training, those after the first that chance leaves out."""
+        """Mask [G, S, k] of the choices that are made: all, but in training later ones may be left out at random."""
         if not (self.training and self.threshold):
             return torch.ones_like(gates, dtype=torch.bool)
         by_chance = torch.rand_like(gates) < gates / self.threshold
         return by_chance | (torch.arange(self.active, device=gates.device) == 0)
 
-    def room(self, tokens: int) -> int | None:
-        """How many of so many tokens an expert takes; None: all."""
+    def expert_capacity(self, tokens: int) -> int | None:
+        """Number of ``tokens`` tokens of a row that an expert takes; None: all."""
         capacity = self.capacity if self.training else self.eval_capacity
         return None if capacity is None else min(tokens, math.ceil(capacity * tokens / self.count - 1e-9))
 
     def losses(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-        """Means over the groups, weighed: count Σ_e f_e P_e with f the shares of first choices and P the mean scores, and log² Σ exp."""
+        """Weighted means over the groups: count Σ_e f_e P_e, f the shares of first choices and P the mean scores, and log² Σ exp."""
         found, many = {}, max(scores.shape[0] * scores.shape[1], 1)
         if self.balance:
             first = F.one_hot(chosen[..., 0], self.count).to(scores.dtype)
@@ -176,6 +176,6 @@ class ReluExperts(Routed):
         return F.relu(x @ up.mT) @ down.mT
 
 
-def _counts(wanted: Tensor, room: Tensor) -> dict[str, Any]:
-    served = room.any(-1)
-    return {"tokens": served.numel(), "dropped": (~served).sum(), "refused": (wanted & ~room).sum()}
+def _counts(wanted: Tensor, kept: Tensor) -> dict[str, Any]:
+    served = kept.any(-1)
+    return {"tokens": served.numel(), "dropped": (~served).sum(), "refused": (wanted & ~kept).sum()}

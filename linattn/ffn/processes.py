@@ -20,7 +20,7 @@ def spread(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Modul
     """Let each process of ``group`` (None: all) keep its share of the experts of every mixture in ``model``, and return ``model``.
 
     The model must be whole and the same on every process; it is changed in place, before optimizers and wrappers are made.
-    ``DistributedDataParallel`` is told to leave the experts alone. :func:`gathered` makes a whole ``state_dict`` again.
+    ``DistributedDataParallel`` is set to ignore the experts. :func:`gathered` makes a whole ``state_dict`` again.
 
     Raises:
         ValueError: where there are no mixtures, for one that is spread already, and for a number of experts that the number of
@@ -48,7 +48,7 @@ def spread(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Modul
 
 
 def gathered(model: nn.Module) -> dict[str, Tensor]:
-    """The ``state_dict`` of the whole model that :func:`spread` made parts of; every process must call this, and gets it."""
+    """Gather the ``state_dict`` of the whole model that :func:`spread` divided; every process must call this, and gets it."""
     whole = dict(model.state_dict())
     for place, mixture in _mixtures(model):
         share = mixture.share

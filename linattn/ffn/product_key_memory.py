@@ -1,4 +1,4 @@
-"""Product-key memory (arXiv 1907.05242): a large table of values, of which a token finds its few by two short lists of keys."""
+"""Product-key memory (arXiv 1907.05242): a large table of values, a few of which a token finds by two short lists of keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ProductKeyMemory(FeedForward):
         heads: H; their results are added up.
         active: values that a head takes.
         key_dim: channels of either half of a query.
-        norm: of each half of the queries: ``"layer"``, ``"none"``, or ``"batch"`` as in the paper, which in training takes the mean over
+        norm: norm of each query half: ``"layer"``, ``"none"``, or ``"batch"`` as in the paper, which in training takes the mean over
             all tokens of the batch, later ones too.
     """
 
@@ -75,7 +75,7 @@ class ProductKeyMemory(FeedForward):
         return y.to(x.dtype).view(x.shape)
 
     def found(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The highest scores of each head's pairs of keys for ``tokens`` [N, D], and the numbers of their values: [N, H, active]."""
+        """Highest scores of each head's pairs of keys for ``tokens`` [N, D], and the numbers of their values: [N, H, active]."""
         q = self.q_proj(tokens).unflatten(-1, (2, self.heads, -1))  # [N, 2, H, K]
         q = self.q_norm(q.flatten(0, 2)).view(q.shape)
         halves, place = torch.einsum("nphk,hipk->nphi", q, self.keys.to(q.dtype)).topk(self.active, -1)  # [N, 2, H, active]

@@ -1,4 +1,4 @@
-"""The part of a mixture's experts that one process keeps, and the way of tokens to the others."""
+"""One process's part of a mixture's experts, and the exchange of tokens with the others."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 class Share:
-    """This process's part of the experts of a mixture: an equal number on each process of ``group``, in order."""
+    """Part of a mixture's experts on this process: an equal number on each process of ``group``, in order."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def elsewhere(self, rows: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """``rows`` [count, n, D] at the processes that have their experts, and back: [count, n, D].
+        """Send ``rows`` [count, n, D] to the processes of their experts and back: [count, n, D].
 
-        ``run`` is this process's experts on [count / size, n of all processes, D]. Every process must come here as often as the
-        others; n may be different on each.
+        ``run`` is this process's experts on [count / size, n of all processes, D]. Every process must make equally many calls;
+        n may differ between them.
         """
         count, own, dim = rows.shape
         mine = count // self.size

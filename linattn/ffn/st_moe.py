@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ffn.mixture import ROOM, Routed
+from linattn.ffn.mixture import CAPACITY, Routed
 from linattn.mixers.registry import register
 
 
@@ -22,11 +22,11 @@ from linattn.mixers.registry import register
     causal=False,
     linear_in_values=False,
     oracle="st-moe-pytorch 0.1.8, MoE",
-    exemptions={"feed-forward.leading": ROOM},
+    exemptions={"feed-forward.leading": CAPACITY},
     families=("sparse",),
 )
 class STMoE(Routed):
-    """As GShard, with GEGLU experts and the z loss. The paper puts a dense feed-forward behind a sparse one: a layer more in a stack.
+    """GShard with GEGLU experts and the z loss. The paper puts a dense feed-forward behind a sparse one: a layer more in a stack.
 
     Args:
         dim: width D of the model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from linattn.ffn.mixture import ROOM, ReluExperts
+from linattn.ffn.mixture import CAPACITY, ReluExperts
 from linattn.mixers.registry import register
 
 
@@ -21,7 +21,7 @@ from linattn.mixers.registry import register
     causal=False,
     linear_in_values=False,
     oracle="transformers, SwitchTransformersSparseMLP and load_balancing_loss_func; the paper's equations as a loop in float64",
-    exemptions={"feed-forward.leading": ROOM},
+    exemptions={"feed-forward.leading": CAPACITY},
     families=("sparse",),
     chinese={"SwitchTransformersSparseMLP and load_balancing_loss_func": "SwitchTransformersSparseMLP 与 load_balancing_loss_func"},
 )
@@ -33,7 +33,7 @@ class Switch(ReluExperts):
         hidden: inner width of each expert; 4 D by default.
         count: number of experts.
         capacity: an expert takes ⌈capacity · S / count⌉ of a row's S tokens in training; the paper has 1.0 to 1.25. None: all.
-        eval_capacity: the same out of training, where by default no token is dropped: what a token becomes then hangs on no
+        eval_capacity: the same outside of training, where by default no token is dropped: a token's output then depends on no
             other, and decoding gives what one pass gives.
         balance: weight of the load-balancing loss.
         z: weight of the router's z loss (ST-MoE); the paper has none.

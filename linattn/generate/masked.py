@@ -1,4 +1,4 @@
-"""Filling in masked tokens a few at a time, as MaskGIT makes images (arXiv 2202.04200): any model that reads both ways serves."""
+"""Iterative filling of masked tokens as in MaskGIT (arXiv 2202.04200), for any bidirectional model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linattn.generate.sampling import Sampling, probabilities, sample
 
 
 def schedule(masked: int, steps: int) -> list[int]:
-    """How many of ``masked`` tokens are still masked after each of ``steps`` steps: ⌊masked · cos(π t / 2 steps)⌋, one fewer at least."""
+    """Number of tokens still masked after each of ``steps`` steps: ⌊masked · cos(π t / 2 steps)⌋, at least one fewer per step."""
     left, after = masked, []
     for t in range(1, steps + 1):
         left = max(0, min(left - 1, math.floor(masked * math.cos(math.pi * t / (2 * steps))))) if t < steps else 0
@@ -32,22 +32,22 @@ def fill(
     noise: float = 4.5,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Fill in the tokens of ``ids`` [B, T] where ``masked`` [B, T] bool, as many in each row: a new tensor [B, T].
+    """Fill in the tokens of ``ids`` [B, T] where ``masked`` [B, T] bool, equally many in each row; returns a new tensor [B, T].
 
-    Every step all masked tokens are drawn at once, and those stay that the model is surest of: the others are masked again.
+    Each step draws all masked tokens at once, keeps those of highest confidence and masks the others again.
 
     Args:
         model: ids [B, T] -> logits [B, T, V], every token reading all others.
-        ids: tokens; what stands where ``masked`` has no meaning.
-        masked: which are to be filled in.
+        ids: tokens; values where ``masked`` is true are ignored.
+        masked: True for tokens to fill in.
         mask_id: the token that stands for a masked one.
         steps: calls of the model.
-        sampling: how tokens are drawn; plainly where it is None.
-        noise: how much chance enters which ones stay; it falls to 0 with the steps.
-        generator: of the chance; the device's own where it is None.
+        sampling: how tokens are drawn; None: from the model's own distribution.
+        noise: scale of the random term in the confidence; it falls to 0 with the steps.
+        generator: for the random numbers; None: the device's default.
 
     Raises:
-        ValueError: for rows with different numbers of masked tokens, and for steps below 1.
+        ValueError: for rows with different numbers of masked tokens and for steps below 1.
     """
     counts = masked.sum(1)
     if steps < 1:

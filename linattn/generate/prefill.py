@@ -1,4 +1,4 @@
-"""Reading tokens into a state, piece by piece."""
+"""Prefill: reads tokens into a state, a segment at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from linattn.models import Backbone
     from linattn.state import State
 
-PREFILL = 4096  # tokens that are read at once: a longer prompt takes no more memory
+PREFILL = 4096  # tokens of a segment: a longer prompt takes no more memory
 
 
 @torch.no_grad()
 def prefill(
     model: Backbone, ids: Tensor, state: State | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, State]:
-    """Read ``ids`` [B, T], T at least 1; the hidden states [B, t, D] of the last piece and the state after it.
+    """Read ``ids`` [B, T], T at least 1; returns the hidden states [B, t, D] of the last segment and the state after it.
 
-    ``state`` is what has been read before, ``mask`` [B, T] bool marks real tokens, and with ``cu_seqlens`` [N + 1] B is 1 and N
+    ``state`` is the state after earlier tokens, ``mask`` [B, T] bool marks real tokens, and with ``cu_seqlens`` [N + 1] B is 1 and N
     sequences lie end to end.
     """
     if not isinstance(model, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A flat graph as a list of calls on memory that stays where it is: what Python does between them is next to nothing."""
+"""Step graph as a list of bound calls on fixed memory, with next to no Python between them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from linattn.generate.flat import step_in_place
-from linattn.generate.joins import UNARY, Node
+from linattn.generate.fusion import UNARY, Node
+from linattn.generate.step_graph import step_in_place
 from linattn.ops import one_query
 from linattn.ops.cpu import linear_attention, matvec
 from linattn.ops.linears import linears
 from linattn.ops.memory import dense
 
 Step = Callable[[], Any]
-FEW = 1 << 12  # numbers
+FEW = 1 << 12  # elements
 _COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
 
 
 class Program:
-    """``module``, bound to ``inputs`` on a CPU; every call computes ``outputs`` again, in place, from what the inputs hold then.
+    """Step graph ``module`` bound to ``inputs`` on a CPU; every call recomputes ``outputs`` in place from the inputs' current values.
 
-    Each operation is run once. One whose result lies in the memory of its arguments and that writes to none of them is a view, and never
-    run again; of the others the first result is where later ones go.
+    Each operation is run once here. An operation that writes to nothing and whose result shares memory with its arguments is a view
+    and is never run again; every other operation writes later results over its first one.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
         self.steps: list[Step] = []
-        self.copied: list[Tensor] = []  # weights, of which a copy that lies otherwise is read
+        self.copied: list[Tensor] = []  # weights that are read through a copy of another layout
         values: dict[Node, Any] = {}
         given = iter(inputs)
         for node in module.graph.nodes:
@@ -91,7 +91,7 @@ class Program:
         return y
 
     def _dense(self, x: Any) -> Any:
-        """``x``, or what is filled with a dense copy of it before its user runs."""
+        """Return ``x`` if it is dense, else a buffer that each call fills with a dense copy of ``x`` before its user runs."""
         if not isinstance(x, Tensor) or (x.is_contiguous() and not x.is_neg()):
             return x
         copy = dense(x)
@@ -104,7 +104,7 @@ class Program:
 
 
 def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Kernels take no norm, gate, bias or residual of another dtype."""
+    """True if norm, gate, bias and residual have one dtype, as the kernels require."""
     return len({t.dtype for name, given in (("", args), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
 
 
@@ -113,7 +113,7 @@ def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float,
 
 
 def _few(x: Any) -> bool:
-    """Numbers that a core is through with before torch's threads have come for them: beside a busy process they come late."""
+    """True for tensors so small that one core finishes before torch's threads wake, which takes long beside a busy process."""
     return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and matvec.steps_refusal(x) is None
 
 
@@ -128,7 +128,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _again(target: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Step:
-    """What computes ``value`` once more, where it is."""
+    """Call that recomputes ``value`` in place."""
     if isinstance(value, Tensor) and isinstance(target, torch._ops.OpOverload):
         if target.namespace == "aten" and target._schema.name.removeprefix("aten::") in _COPIES:
             return partial(value.copy_, args[0])
@@ -144,7 +144,7 @@ def _again(target: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Step
 
 
 def _writing(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """The same operation that writes into a tensor ``out``."""
+    """Overload of ``target`` that writes into a tensor ``out``; None if there is none."""
     packet, wanted = target._overloadpacket, [(a.name, str(a.type)) for a in target._schema.arguments]
     for name in packet.overloads():
         schema = getattr(packet, name)._schema

@@ -1,6 +1,6 @@
-"""What is left between the kernels of a step, many small operations on few numbers, compiled: each region is one launch or two.
+"""Compilation of the small operations between the kernels of a step: each region of them becomes one launch or two.
 
-Regions of layers of one kind are alike, and each kind is compiled once.
+Regions of layers of one kind are equal, and each kind is compiled once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from linattn.generate.joins import Node
+from linattn.generate.fusion import Node
 from linattn.ops.torch.norms import norm as portable
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ _OTHERS = frozenset((
 
 
 def compile_regions(module: fx.GraphModule) -> fx.GraphModule:
-    """``module`` with its small operations compiled."""
+    """Compile the small operations of ``module`` and return it."""
     partitioner = CapabilityBasedPartitioner(module, _Small(), allows_single_node_partition=False)
     partitions = [p for p in partitioner.propose_partitions() if any(_computes(node) for node in p.nodes)]
     module = partitioner.fuse_partitions(partitions, prefix="region_")
@@ -52,7 +52,7 @@ def compile_regions(module: fx.GraphModule) -> fx.GraphModule:
 
 
 class _Small(OperatorSupportBase):
-    """What a compiler may have."""
+    """Operations that may become part of a compiled region."""
 
     def is_node_supported(self, submodules: Any, node: Node) -> bool:
         if node.op != "call_function" or not _on_gpu(node.meta.get("val")):
@@ -73,7 +73,7 @@ def _on_gpu(value: Any) -> bool:
 
 
 def _complex(value: Any) -> bool:
-    """Of complex numbers torch's compiler makes no code."""
+    """True for complex tensors, which torch's compiler does not support."""
     return any(map(_complex, value)) if isinstance(value, (tuple, list)) else isinstance(value, Tensor) and value.is_complex()
 
 
@@ -83,7 +83,7 @@ def _computes(node: Node) -> bool:
 
 
 def _kind(region: Any, call: Node) -> Hashable:
-    """Equal for regions that do the same to tensors of the same shapes, strides and dtypes."""
+    """Key that is equal for regions with the same operations on tensors of the same shapes, strides and dtypes."""
     number = {node: i for i, node in enumerate(region.graph.nodes)}
     given = tuple((str(n.meta["val"].dtype), tuple(n.meta["val"].shape), n.meta["val"].stride()) for n in call.all_input_nodes)
     nodes = []

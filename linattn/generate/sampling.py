@@ -1,4 +1,4 @@
-"""Choosing the next token: greedy, temperature, top-k, top-p."""
+"""Sampling of the next token: greedy, temperature, top-k, top-p."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from linattn.ops.checks import tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose, in this order: divide the logits by the temperature, keep the top k, keep the top p of what is left.
+    """Sampling parameters, applied in this order: divide the logits by the temperature, keep the top k, then the top p.
 
     Args:
-        temperature: 0 takes the likeliest token.
-        top_k: how many of the likeliest tokens stay; None: all.
-        top_p: the likeliest tokens stay until their probabilities sum to this, at least one; None: all.
+        temperature: 0 takes the most likely token.
+        top_k: number of most likely tokens that stay; None: all.
+        top_p: the most likely tokens stay until their probabilities sum to this, at least one; None: all.
     """
 
     temperature: float = 1.0
@@ -37,7 +37,7 @@ class Sampling:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """A generator on the CPU that begins at ``seed``, None: somewhere else each time."""
+    """Make a generator on the CPU seeded with ``seed``; None: a random seed."""
     made = torch.Generator()
     if seed is None:
         made.seed()
@@ -48,10 +48,10 @@ def generator(seed: int | None) -> torch.Generator:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """[B, V] logits -> [B, V] float32 probabilities; ``sampling.temperature`` is not 0."""
+    """Turn logits [B, V] into float32 probabilities [B, V]; ``sampling.temperature`` must be above 0."""
     _check(logits, sampling)
     if sampling.temperature == 0:
-        raise ValueError("sampling must have a temperature above 0 here: at 0 the likeliest token is taken, without probabilities")
+        raise ValueError("sampling must have a temperature above 0 here: at 0 the most likely token is taken, without probabilities")
     return _probabilities(logits, sampling)
 
 
@@ -59,18 +59,18 @@ def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     logits, order = logits.float() / float(sampling.temperature), None
     size = logits.shape
     if sampling.top_k is not None and sampling.top_k < size[-1]:
-        logits, order = logits.topk(sampling.top_k)  # the likeliest first
+        logits, order = logits.topk(sampling.top_k)  # most likely first
     p = logits.softmax(-1)
     if sampling.top_p is not None:
         if order is None:
             p, order = p.sort(descending=True, stable=True)
-        p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # what stands before a token does not reach top_p yet
+        p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # the tokens before it do not reach top_p
         p = p / p.sum(-1, keepdim=True)
     return p if order is None else p.new_zeros(size).scatter(-1, order, p)
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> Tensor:
-    """[B, V] logits -> [B] int64 tokens."""
+    """Draw tokens [B] int64 from logits [B, V]."""
     _check(logits, sampling)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, but came as {described(generator)}")
@@ -87,5 +87,5 @@ def _check(logits: Tensor, sampling: Sampling) -> None:
 
 
 def draw(p: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """[B, V] probabilities -> [B] int64: the tokens that ``torch.multinomial`` draws, but without its waiting for the device."""
+    """Draw tokens [B] int64 from probabilities [B, V], as ``torch.multinomial`` does but without a synchronisation."""
     return (p / torch.empty_like(p).exponential_(1, generator=generator)).argmax(-1)

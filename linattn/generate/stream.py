@@ -39,18 +39,18 @@ def stream(
     Args:
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin.
         ids: the prompt: [T] or a list of integers, or a batch [B, T]; at least one token.
-        max_new_tokens: how many tokens at most.
+        max_new_tokens: number of tokens at most.
         temperature, top_k, top_p: see :class:`linattn.generate.Sampling`; temperature 0 is greedy.
-        stop: tokens that end a sequence; the one that did is still given out.
-        generator: of the random numbers, on the model's device; None: torch's own.
-        state: what has been read before ``ids``, with a row for each sequence; None: nothing.
+        stop: tokens that end a sequence; the stop token itself is returned too.
+        generator: for the random numbers, on the model's device; None: torch's default.
+        state: the state after the tokens before ``ids``, with a row for each sequence; None: no tokens.
 
     Returns:
         An iterator of integers for one sequence, of tensors [B] for a batch. A row that has ended repeats its stop token,
         and the iterator ends when all have. Its ``state`` can be continued.
 
     Raises:
-        ValueError: at once, for an empty prompt and arguments out of range.
+        ValueError: at the call, for an empty prompt and arguments out of range.
     """
     sampling = Sampling(temperature, top_k, top_p)
     given: object = stop
@@ -73,7 +73,7 @@ def stream(
 
 
 def language_model(name: str, model: Any) -> Any:
-    """``model``, where it has what decoding takes."""
+    """Return ``model`` if it has the parts that decoding needs; else raise TypeError."""
     if not isinstance(getattr(getattr(model, "lm_head", None), "weight", None), Tensor) or not hasattr(model, "model"):
         raise TypeError(f"{name} must be a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}")
     return model
@@ -90,10 +90,10 @@ def _prompt(ids: Any, device: torch.device) -> Tensor:
 
 
 class Tokens(Iterator[Any]):
-    """The tokens that :func:`stream` gives out, and the state behind them.
+    """Iterator over the tokens of :func:`stream`, with the state after them.
 
-    The prompt and the token after it are read as the model is written; then, where that can be and is worth it, a step that is captured
-    (``linattn.generate.captured``) reads the others. ``how`` says which, and why.
+    The model's own code reads the prompt and the token after it. A captured step (``linattn.generate.captured``) reads the others
+    where one can be made and enough tokens are left. ``how`` says which of the two runs, and why.
     """
 
     def __init__(
@@ -103,16 +103,16 @@ class Tokens(Iterator[Any]):
         self._unread, self._state, self._left = ids, state, count
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._last, self._hidden = ids[:, -1], ids.new_empty(0)
-        self._known: Tensor | None = None  # the next token, where a captured step has found it before it was given up
+        self._known: Tensor | None = None  # the next token, if a captured step found it before it was given up
         self._step: Step | None = None
-        self._captures = True  # whether a step may still be captured
-        self._runs_ahead, self._ahead = ahead and ids.is_cuda, False  # whether the step has read the last token that was given out
+        self._captures = True  # a step may still be captured
+        self._runs_ahead, self._ahead = ahead and ids.is_cuda, False  # _ahead: the step has read the last token
         self.how = "no token has been read yet"
 
     @property
     def state(self) -> State:
-        """The state after the prompt and every token that has been given out."""
-        self._make_room()
+        """State after the prompt and all tokens returned so far."""
+        self._extend_capacity()
         with self._held():
             if self._step is not None:
                 self._run()
@@ -123,7 +123,7 @@ class Tokens(Iterator[Any]):
 
     @property
     def unfinished_state(self) -> State:
-        """The same without the last token, where nobody has read it yet."""
+        """State without the last token if it has not been read yet."""
         with self._held():
             if self._step is not None:
                 return self._step.state
@@ -132,7 +132,7 @@ class Tokens(Iterator[Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state so far; unlike :attr:`state` it reads nothing."""
+        """Bytes of the current state; unlike :attr:`state` it reads no token."""
         if (step := self._step) is not None:
             return step.nbytes
         return 0 if self._state is None else self._state.nbytes
@@ -140,12 +140,12 @@ class Tokens(Iterator[Any]):
     def __iter__(self) -> Self:
         return self
 
-    @torch.no_grad()  # and no inference mode: tokens and state may go into a call that has a gradient
+    @torch.no_grad()  # not inference mode: tokens and state may enter a call with gradients
     def __next__(self) -> Any:
         if self._left == 0:
             raise StopIteration
-        self._make_room()
-        with self._held():  # in which a generation of another thread does not take the step
+        self._extend_capacity()
+        with self._held():  # keeps the generation of another thread from taking the step
             token = self._captured() if self._step is not None else self._eager()
             self._left -= 1
             if not self._single and not self._choice.stops:
@@ -156,7 +156,7 @@ class Tokens(Iterator[Any]):
         return nullcontext() if (step := self._step) is None else step.lock
 
     def _eager(self) -> Tensor:
-        """The next token, as the model is written."""
+        """Compute the next token by the model's own code."""
         before, one, model = self._state, self._unread.shape[1] == 1, self._model
         if self._known is None:
             self._read()
@@ -175,7 +175,7 @@ class Tokens(Iterator[Any]):
         return token
 
     def _capture(self) -> None:
-        """Let a captured step go on behind the last token, which is unread, if there is one."""
+        """Continue with a captured step, if there is one, from the last token, which is unread."""
         assert self._state is not None
         model, self._captures = self._model, False
         step = captured.refusal(model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
@@ -186,8 +186,8 @@ class Tokens(Iterator[Any]):
             step.load(self, self._state, self._last, self._ended, self._choice)
             self._step, self._state, self.how = step, None, f"by a captured step, {step.how}"
 
-    def _make_room(self) -> None:
-        """Go on with another step where the state has grown through all the room that there was."""
+    def _extend_capacity(self) -> None:
+        """Continue with a step of larger cache capacity if the slots of the current one are used up."""
         with self._held():
             if self._step is None or self._ahead or self._step.free:
                 return
@@ -201,14 +201,14 @@ class Tokens(Iterator[Any]):
         return self._step.tokens.clone()
 
     def _run(self) -> None:
-        """Let the captured step read the last token, unless it has."""
+        """Let the captured step read the last token if it has not yet."""
         assert self._step is not None
         if not self._ahead:
             self._step.run()
             self._ahead = True
 
     def _seen(self, token: Tensor) -> Any:
-        """``token`` [B] as it is given out, once it is known whether it was the last one. Meanwhile a GPU goes on with the next."""
+        """Return ``token`` [B] once it is known whether it is the last; meanwhile a GPU computes the next."""
         ended = (self._ended if self._step is None else self._step.ended).all()
         if self._runs_ahead and self._step is not None and self._step.free and self._left:
             note = torch.cat([token, ended[None]]).to("cpu", non_blocking=True)
@@ -229,18 +229,18 @@ class Tokens(Iterator[Any]):
         self._hidden, self._unread = hidden[:, -1], self._unread[:, :0]
 
     def mark_ended(self, token: Tensor) -> None:
-        """Rows whose ``token`` [B] is a stop have ended: for who has chosen the first token himself."""
+        """Mark rows whose ``token`` [B] is a stop token as ended: for callers that chose the first token."""
         for stop in self._choice.stops:
             self._ended = self._ended | (token == stop)
 
     def give_up(self) -> None:
-        """Go on without the captured step, which somebody else wants."""
+        """Continue without the captured step, which another generation needs."""
         self._leave()
         self.how = "as it is written: another generation took the captured step"
 
     @torch.no_grad()
     def _leave(self) -> None:
-        """Have the state back from the captured step, and the token that it has found or has not read yet."""
+        """Take back the state from the captured step, and the token that it found or has not read yet."""
         step = self._step
         assert step is not None
         self._state, self._ended, token = step.state, step.ended.clone(), step.tokens.clone()

@@ -1,4 +1,4 @@
-"""Text as it comes: stop texts, and what a terminal must not see."""
+"""Streaming text: stop texts, and removal of characters that are unsafe in a terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from linattn.data.codec import Stream
 
 
 def stream_text(tokens: Iterable[int], decoder: Stream, stop: Sequence[str] = ()) -> Iterator[str]:
-    """Decode ``tokens`` as they come; end before the first text of ``stop``.
+    """Decode ``tokens`` as they arrive; end before the first text of ``stop``.
 
-    What may be the beginning of a stop text is held back until it is known not to be.
+    Text that may begin a stop text is held back until it is known not to.
     """
     if not isinstance(tokens, Iterable):
         raise TypeError(f"tokens must be integers one after the other, but came as {described(tokens)}")
@@ -36,7 +36,7 @@ def stream_text(tokens: Iterable[int], decoder: Stream, stop: Sequence[str] = ()
 
 
 def printable(text: str) -> str:
-    """``text`` without control codes and direction overrides; line ends and tabs stay."""
+    """Remove control codes and direction overrides from ``text``; line ends and tabs stay."""
     return "".join(c for c in text if c in "\n\t" or not (unicodedata.category(c) == "Cc" or c in _DIRECTIONS))
 
 
@@ -52,5 +52,5 @@ def _pieces(tokens: Iterable[int], decoder: Stream) -> Iterator[str]:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` with which ``stop`` begins."""
+    """Length of the longest suffix of ``text`` that is a prefix of ``stop``."""
     return next((n for n in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""One step of a generation, looked at from the text to the next token: what comes out of every stage, and the loop behind it."""
+"""Record of one generation step from text to next token: the output of every stage, and the loop behind it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from linattn.data.codec import Codec
     from linattn.models import LanguageModel
 
-LARGEST, LIKELIEST = 3, 8  # entries of a vector, and tokens, that are told
+LARGEST, LIKELIEST = 3, 8  # entries of a vector, and tokens, that are shown
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token, the text that it decodes to (of half a character its byte), its logit and its probability, 0 for those that were given."""
+    """Token with its decoded text (a lone byte's code if it is half a character), logit and probability, 0 for prompt tokens."""
 
     number: int
     text: str
@@ -32,17 +32,17 @@ class Token:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a part of the model gave, and what it gave for the last token.
+    """Output of one part of the model, and its output for the last token.
 
     Args:
         part: "embedding", "mixer", "ffn", "norm" or "classifier".
         layer: number of the block, from 1; 0 outside of blocks.
-        name: of the mixer or feed-forward.
-        shape: of its output.
-        vector: its output for the last token, [D] or [vocab] float32.
-        state: for a mixer the shape of each tensor that it keeps.
-        state_bytes: of those.
-        experts: for a mixture of experts the ones that the last token went to, with their weights.
+        name: mixer or feed-forward.
+        shape: shape of the output.
+        vector: output for the last token, [D] or [vocab] float32.
+        state: for a mixer the shape of each tensor of its state.
+        state_bytes: bytes of that state.
+        experts: for a mixture of experts those of the last token, with their weights.
     """
 
     part: str
@@ -56,29 +56,29 @@ class Stage:
 
     @property
     def rms(self) -> float:
-        """Root of the mean square of ``vector``."""
+        """Root mean square of ``vector``."""
         return self.vector.square().mean().sqrt().item()
 
     @property
     def largest(self) -> list[tuple[int, float]]:
-        """The channels of ``vector`` that are farthest from 0, with their values."""
+        """Channels of ``vector`` of largest magnitude, with their values."""
         places = self.vector.abs().topk(min(LARGEST, len(self.vector))).indices.tolist()
         return [(place, self.vector[place].item()) for place in places]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One step of a generation and what followed.
+    """Record of one generation step and of the tokens after it.
 
     Args:
-        prompt: its text.
-        tokens: of the prompt.
-        stages: in the order in which they ran.
-        likeliest: the tokens that could have come next, the likeliest first.
-        sampling: how one of them was chosen.
-        written: the tokens that were chosen, this step's first.
-        text: what they decode to, up to the stop text.
-        ended: why the loop ended.
+        prompt: text of the prompt.
+        tokens: tokens of the prompt.
+        stages: stages in the order in which they ran.
+        likeliest: candidates for the next token, the most likely first.
+        sampling: parameters by which the token was chosen.
+        written: the chosen tokens, this step's first.
+        text: the decoded text of ``written`` up to the stop text.
+        ended: reason why the loop ended.
     """
 
     prompt: str
@@ -92,7 +92,7 @@ class Trace:
 
     @property
     def candidates(self) -> list[Token]:
-        """The likeliest, and behind them the one that was chosen if it is another."""
+        """Most likely tokens, and the chosen one behind them if it is not among them."""
         first = self.written[0]
         return self.likeliest if any(t.number == first.number for t in self.likeliest) else [*self.likeliest, first]
 
@@ -108,16 +108,16 @@ def trace(
     stop: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> Trace:
-    """Read ``prompt`` in one pass, look at every stage of it, choose the next token, and go on until a stop.
+    """Read ``prompt`` in one pass, record every stage of it, choose the next token, and continue until a stop.
 
     Args:
         model: a :class:`linattn.LanguageModel`, in ``eval``.
         codec: turns text into its tokens and back.
         prompt: the text to continue, at least one token.
-        max_new_tokens: how many are written at most, at least 1.
-        sampling: how one is chosen; None: with their probabilities.
+        max_new_tokens: tokens to write at most, at least 1.
+        sampling: parameters of the choice; None: the model's own probabilities.
         stop: the loop ends before the first of these texts.
-        generator: of the random numbers; None: torch's own.
+        generator: for the random numbers; None: torch's default.
 
     Raises:
         ValueError: for an empty prompt and a number out of range.
@@ -156,7 +156,7 @@ def _text(codec: Codec, number: int) -> str:
 
 
 def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """[1, V]; where the likeliest is taken, what the model itself says."""
+    """Probabilities [1, V]; for greedy decoding those of the model itself."""
     return logits.float().softmax(-1) if sampling.temperature == 0 else probabilities(logits, sampling)
 
 
@@ -174,7 +174,7 @@ def _chosen(logits: Tensor, sampling: Sampling, codec: Codec, generator: torch.G
 
 @contextmanager
 def _watched(model: LanguageModel) -> Iterator[list[Stage]]:
-    """Within it every part of ``model`` that runs leaves a stage."""
+    """Record a stage for every part of ``model`` that runs in the context."""
     stages: list[Stage] = []
     handles = []
 
@@ -206,7 +206,7 @@ def _watched(model: LanguageModel) -> Iterator[list[Stage]]:
 
 
 def experts_of(ffn: nn.Module, x: Tensor) -> list[tuple[int, float]]:
-    """The experts that a mixture sends the token x [1, D] to, and their weights; none of another feed-forward."""
+    """Experts that a mixture sends the token x [1, D] to, with their weights; empty for other feed-forwards."""
     router, active = getattr(ffn, "router", None), getattr(ffn, "active", None)
     if router is None or active is None:
         return []

@@ -1,8 +1,9 @@
-"""How a sequence becomes (q, k, v, decay, ...) and back: one file per system."""
+"""Mixers: the maps of a sequence to (q, k, v, decay, ...) and back, one file per system."""
 
 from linattn.mixers.base import Mixer as Mixer
 from linattn.mixers.base import Recurrence as Recurrence
-from linattn.mixers.carry import Carry as Carry
+from linattn.mixers.context import CallContext as CallContext
+from linattn.mixers.context import CallContext as Carry  # noqa: F401  the earlier name of CallContext
 from linattn.mixers.cost import Cost as Cost
 from linattn.mixers.cost import cost as cost
 from linattn.mixers.inspect import check_forms as check_forms

@@ -1,4 +1,4 @@
-"""A mixer is two functions: ``project(x, state) -> Recurrence`` and ``read(o, x) -> y``. The rest is here, once for all."""
+"""Base class of mixers: a mixer implements ``project(x, state) -> Recurrence`` and ``read(o, x) -> y``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry, State, from_front, to_front
-from linattn.mixers.fault import telling
+from linattn.mixers.context import CallContext, State, from_front, to_front
+from linattn.mixers.fault import explain_failure
 from linattn.ops import flops, linear_attention
 from linattn.ops.checks import flag, packed_lengths, tensor, values_visible
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a mixer hands to :func:`linattn.linear_attention`, in its shapes and with its meaning.
+    """Arguments of :func:`linattn.linear_attention`, with its shapes and meanings, as a mixer's ``project`` returns them.
 
     ``skip`` [B, T, H, V] is added to the output of the recurrence (the D of state-space models).
     """
@@ -37,7 +37,7 @@ class Recurrence:
     skip: Tensor | None = None
 
     def masked(self, valid: Tensor | None) -> Recurrence:
-        """The same where tokens outside ``valid`` [B, T] write nothing, fade nothing and erase nothing."""
+        """Copy in which tokens outside ``valid`` [B, T] write, fade and erase nothing."""
         if valid is None:
             return self
         token, channel = valid[..., None], valid[..., None, None]  # beside [B, T, H] and [B, T, H, K]
@@ -57,23 +57,23 @@ class Recurrence:
 
 
 class Mixer(nn.Module):
-    """Base of every sequence mixer: [B, T, D] -> [B, T, D], causal, resumable at any token. :mod:`linattn.mixers.kinds` has the others.
+    """Base of sequence mixers: [B, T, D] -> [B, T, D], causal, resumable at any token; :mod:`linattn.mixers.kinds` has the other kinds.
 
-    A linear attention implements :meth:`project` and :meth:`read`. One whose tokens mix by something else than the
-    recurrence replaces :meth:`attend` (softmax), and what has no queries, keys and values replaces :meth:`mix` (LSTM).
-    Where ``causal`` is false every token may read all of its sequence, as in an encoder: there is no state, and one is refused.
+    A linear attention implements :meth:`project` and :meth:`read`. A mixer without the recurrence replaces :meth:`attend`
+    (softmax); a mixer without queries, keys and values replaces :meth:`mix` (LSTM). If ``causal`` is false every token may read
+    its whole sequence, as in an encoder; there is no state, and a given one is refused.
     """
 
     info: ClassVar[Info]
-    keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that no conversion takes below float32: time constants
-    shares: ClassVar[bool] = False  # whether layers of this kind pass a tensor on, up through a model: see ``forward``
-    adds_loss: ClassVar[bool] = False  # whether it reports losses of its own, see ``linattn.ffn.reports``
-    packs: ClassVar[bool] = True  # whether ``mix`` knows packed sequences; where not, each one comes to it as a row
-    causal: bool = True  # set by ``register``, and by mixers that are both
-    form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; the same numbers
-    piece: int | None = None  # how many tokens are worked on at once where there are scores to hold for each; the same numbers
+    keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that stay at least float32 in every conversion: time constants
+    shares: ClassVar[bool] = False  # layers of this kind pass a tensor up through the model: see ``forward``
+    adds_loss: ClassVar[bool] = False  # reports losses of its own, see ``linattn.ffn.reports``
+    packs: ClassVar[bool] = True  # ``mix`` supports packed sequences; otherwise each comes to it as a row
+    causal: bool = True  # set by ``register``, and by mixers that support both
+    form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; results are equal
+    piece: int | None = None  # tokens per block where scores are held for each; results are equal
 
-    dim: int | None = None  # the model's width; ``create`` fills it in where a mixer does not
+    dim: int | None = None  # the model's width; set by ``create`` if the mixer does not set it
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
@@ -82,24 +82,24 @@ class Mixer(nn.Module):
 
     @classmethod
     def placed(cls, index: int, count: int) -> dict[str, Any]:
-        """Options of the layer that is number ``index``, from 0, of ``count`` layers of this kind in a model; those of its config win."""
+        """Default options of layer ``index``, from 0, of ``count`` layers of this kind in a model; its config overrides them."""
         return {}
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """What of the state has a slot for every token, [rows, slots, ...], and may be given room for more: see :meth:`Carry.append`."""
+        """Names of states with a slot per token, [rows, slots, ...], which may be preallocated: see :meth:`CallContext.append`."""
         return ()
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence | tuple[Recurrence, State]:
-        """What the tokens ``x`` [B, T, D] write, fade, erase and read; beside it, if there are any, states of one's own."""
+    def project(self, x: Tensor, state: CallContext) -> Recurrence | tuple[Recurrence, State]:
+        """Map the tokens ``x`` [B, T, D] to what they write, fade, erase and read; optionally also return own states."""
         raise NotImplementedError(f"{type(self).__name__} must implement project(x, state) and read(o, x), or mix(x, carry)")
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        """From the output of the recurrence [B, T, H, V] and the tokens back to [B, T, D]."""
+        """Map the recurrence's output [B, T, H, V] and the tokens to [B, T, D]."""
         raise NotImplementedError(f"{type(self).__name__} must implement read(o, x)")
 
-    def recurrence(self, x: Tensor, carry: Carry) -> Recurrence:
-        """:meth:`project` with padding silenced; q, k, v and what erases in the dtype of ``x``, under autocast in that of autocast."""
+    def recurrence(self, x: Tensor, carry: CallContext) -> Recurrence:
+        """Run :meth:`project` and mask padding; q, k, v and erase in the dtype of ``x``, under autocast in autocast's."""
         projected = self.project(x, carry)
         if isinstance(projected, tuple):
             projected, own = projected
@@ -112,8 +112,8 @@ class Mixer(nn.Module):
         erase = projected.erase and (projected.erase[0].to(dtype), projected.erase[1].to(dtype))
         return replace(projected, q=q, k=k, v=v, erase=erase).masked(carry.written)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
-        """Run the recurrence from the state that came in: the output [B, T, H, V]; keeps the state after it."""
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+        """Run the recurrence from the incoming state; returns the output [B, T, H, V] and keeps the state after it."""
         s = carry.get("S")
         initial = s if s is None or r.normalize is False else (s, cast(Tensor, carry.get("z")))
         o = linear_attention(
@@ -126,24 +126,24 @@ class Mixer(nn.Module):
                 carry.keep(name, value)
         return o
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         """Project, run the recurrence, read: [B, T, D] -> [B, T, D]."""
         r = self.recurrence(x, carry)
         o = self.attend(r, carry)
         return self.read(o if r.skip is None else (o + r.skip).to(o.dtype), x)
 
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
-        """What a call takes for tokens ``x`` [B, T, D] when nothing else is known: the costs are those of such a call."""
+        """Default arguments of a call for tokens ``x`` [B, T, D], for which costs are computed."""
         return (x,)
 
-    def begin(self, x: Tensor, *others: Any) -> Carry:
-        """What the call ``mixer(x, *others)`` carries, where ``others`` are as in :meth:`arguments`."""
-        return Carry(x, returning=False)
+    def begin(self, x: Tensor, *others: Any) -> CallContext:
+        """Call context of ``mixer(x, *others)``, with ``others`` as in :meth:`arguments`."""
+        return CallContext(x, returning=False)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         """Multiplications and additions of mixing ``x`` [B, T, D] after ``past`` tokens; see :func:`linattn.cost`.
 
-        Those of :meth:`mix` are counted while it runs where a mixer has its own.
+        If the mixer replaces :meth:`mix`, its operations are counted while it runs.
         """
         if type(self).mix is not Mixer.mix:
             return self.counted(x)
@@ -154,18 +154,18 @@ class Mixer(nn.Module):
         return counter.get_total_flops() + self.attend_flops(r, past)
 
     def counted(self, x: Tensor) -> int:
-        """Those of a call with tokens ``x`` [B, T, D] and no state, counted while it runs."""
+        """Count the operations of a call with tokens ``x`` [B, T, D] and no state while it runs."""
         with flops.counter() as counter:
             self(*self.arguments(x))
         return counter.get_total_flops()
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
-        """Those of :meth:`attend`: what every token does to every entry of its head's state."""
+        """Operations of :meth:`attend`: those of every token on every entry of its head's state."""
         batch, tokens, heads, size = r.v.shape
         extra = sum(n for n, given in ((1, r.decay), (4, r.beta), (4, r.erase), (2, r.bonus)) if given is not None)
         return batch * tokens * heads * r.k.shape[3] * size * (4 + extra)  # 2 to write kᵀv, 2 to read q S
 
-    @telling
+    @explain_failure
     def forward(
         self,
         x: Tensor,
@@ -181,12 +181,12 @@ class Mixer(nn.Module):
 
         Args:
             x: tokens [B, T, D]; T may be 0, and T = 1 with a state is a decoding step.
-            state: what an earlier call returned, a dict of tensors with one row a sequence.
+            state: state returned by an earlier call, a dict of tensors with one row a sequence.
             return_state: also return the state after the last real token.
             mask: [B, T] bool, True = real token. Padding writes nothing, fades nothing, shifts nothing; its output is 0.
             cu_seqlens: [N + 1] int: B is 1 and N sequences lie end to end; the state has N rows.
-            shared: what the last layer of this kind passed on for the same tokens, mask and cu_seqlens; None for the first layer.
-            return_shared: return the triple (y, state or None, what is passed on): a mixer that ``shares`` has it.
+            shared: tensor from the last layer of this kind, for the same tokens, mask and cu_seqlens; None for the first layer.
+            return_shared: return the triple (y, state or None, tensor for the next layer), of a mixer that ``shares``.
 
         Raises:
             ValueError: for a shape that does not fit, for a state of another mixer, for ``mask`` with ``cu_seqlens``, and for a
@@ -204,7 +204,7 @@ class Mixer(nn.Module):
             if cu_seqlens is not None and not self.packs:
                 y, carry = self._mix_apart(x, state, return_state, cu_seqlens, shared)
             else:
-                carry = Carry(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
+                carry = CallContext(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
                 y = self.mix(x, carry)
         carry.keep("position", carry.start + carry.counts if return_state else None)
         if return_shared:
@@ -213,31 +213,31 @@ class Mixer(nn.Module):
 
     def _mix_real(
         self, x: Tensor, mask: Tensor, state: State | None, returning: bool, cu: Tensor | None, shared: Tensor | None
-    ) -> tuple[Tensor, Carry]:
-        """Mix each row's real tokens, moved to its front with zeros behind them, and put the outputs back in their places."""
+    ) -> tuple[Tensor, CallContext]:
+        """Mix each row's real tokens at its front, zeros behind them, and put the outputs back in their places."""
         if cu is not None:
             raise ValueError("mask and cu_seqlens exclude each other: packed sequences have no padding")
         front, order = to_front(x, mask)
-        carry = Carry(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
+        carry = CallContext(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
         return from_front(self.mix(front, carry), mask, order), carry
 
-    def _mix_apart(self, x: Tensor, state: State | None, returning: bool, cu: Tensor, shared: Tensor | None) -> tuple[Tensor, Carry]:
-        """Mix packed sequences as rows of their own; where nobody may look how long the longest is, as long as all of them."""
-        layout = Carry(x, cu_seqlens=cu)
+    def _mix_apart(self, x: Tensor, state: State | None, returning: bool, cu: Tensor, shared: Tensor | None) -> tuple[Tensor, CallContext]:
+        """Mix packed sequences as rows; if the longest length cannot be read, rows are as long as all sequences together."""
+        layout = CallContext(x, cu_seqlens=cu)
         longest = int(layout.counts.amax()) if layout.rows and values_visible(cu) else layout.tokens
         rows = layout.to_rows(x)[0][:, :longest]
-        carry = Carry(rows, state, lengths=layout.counts, returning=returning, shared=shared)
+        carry = CallContext(rows, state, lengths=layout.counts, returning=returning, shared=shared)
         return layout.from_rows(self.mix(rows, carry)), carry
 
     def check_width(self, name: str, x: Tensor) -> None:
-        """Refuse what is not [B, T, D] of the mixer's width, in floating point."""
+        """Raise ValueError unless ``x`` is floating point [B, T, D] of the mixer's width."""
         if not tensor(name, x).is_floating_point():
             raise ValueError(f"{name} must be floating point, but came as {x.dtype}")
         if x.ndim != 3 or (self.dim is not None and x.shape[2] != self.dim):
             raise ValueError(f"{name} must have shape [B, T, D] with D = {self.dim}, but came with {list(x.shape)}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Mixer:
-        """What ``.to``, ``.bfloat16()`` and their like call: parameters in ``keep_float32`` move, but stay wide."""
+        """Apply ``fn`` as ``.to`` and ``.bfloat16()`` do; parameters in ``keep_float32`` move but stay at least float32."""
         own = [t for name in self.keep_float32 if (t := getattr(self, name)) is not None]
         kept = [*own, *(p.grad for p in own if p.grad is not None)]
 

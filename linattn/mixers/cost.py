@@ -1,4 +1,4 @@
-"""What a mixer costs, derived from the mixer itself on tensors without storage: nothing here knows any mixer by name."""
+"""Cost of a mixer, derived from the mixer itself on tensors without storage, for any mixer alike."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST = 10**15  # tokens and rows: their product with a width is a size that 64 
 
 @dataclass(frozen=True)
 class Cost:
-    """One layer's cost.
+    """Cost of one layer.
 
     ``flops`` counts multiplications and additions (a product of matrices [m, k] and [k, n] is 2mkn) of one pass over
     ``batch`` sequences of ``tokens``, and ``step_flops`` those of one more token in each of them: linear maps, convolutions
     and the recurrence token by token; softmax over the tokens that causality admits. Gates and norms are not counted.
     A backward pass is about twice as much again.
 
-    ``state_bytes`` is the size of what ``mixer(x, return_state=True)`` hands on after ``tokens`` tokens in ``dtype``:
+    ``state_bytes`` is the size of the state that ``mixer(x, return_state=True)`` returns after ``tokens`` tokens in ``dtype``:
     every tensor of it, positions (int64) and float32 states included. ``softmax_cache_bytes`` is the same for softmax
     attention of the same width with as many key-value heads as heads. A mixer without states, such as a bidirectional one, has
     neither steps nor state: both are None. ``tokens`` is then the length of the sequence and of the context, or the places of a grid
@@ -48,7 +48,7 @@ class Cost:
 def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16, **options) -> Cost:
     """Parameters, operations and bytes of state of the mixer ``name``; ``options`` are those of ``create``.
 
-    No tensor is ever stored, so that most of them take no longer for ``tokens=1_000_000`` than for 100.
+    No tensor is ever stored, so most mixers take no longer for ``tokens=1_000_000`` than for 100.
 
     Raises:
         ValueError: for a name that is not registered, for ``tokens`` and ``batch`` that are no integers of at least 0, and for a ``dtype``
@@ -80,20 +80,20 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
 
 @cache
 def _softmax_cache_bytes(dim: int, tokens: int, batch: int, dtype: torch.dtype) -> int:
-    """The same for all that stand beside softmax, and for any number of heads: one that is not turned stands for them in every width."""
+    """Bytes of softmax attention's cache at the same width; one mixer without rotary positions stands for every number of heads."""
     softmax = _on_meta("softmax", dim, dtype, {"heads": 1, "rotated": 0})
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         return _state_bytes(softmax.to_empty(device="cpu"), torch.empty(batch, tokens, dim, dtype=dtype))
 
 
 def _on_meta(name: str, dim: int, dtype: torch.dtype, options: dict) -> Mixer:
-    """Made and converted there, since a fake parameter cannot be converted to another dtype."""
+    """Make and convert the mixer on the meta device, since a fake parameter cannot be converted to another dtype."""
     with torch.device("meta"):
         return registry.create(name, dim=dim, **options).to(dtype)
 
 
 def _state_bytes(mixer: Mixer, x: Tensor) -> int:
-    """Run the mixer; one whose state does not grow shows it after a token, one that works piece by piece does it in large ones."""
+    """Bytes of the state after running the mixer: on one token if the state does not grow, in large segments if it works piece by piece."""
     if mixer.piece is not None:
         mixer.piece = 1 << 16  # small pieces spare memory, of which nothing is taken here
     _, state = mixer(x[:, :1] if mixer.info.recurrent else x, return_state=True)

@@ -1,4 +1,4 @@
-"""Every system that the five documents behind this library name, and where it is here."""
+"""Systems named by the five documents behind this library, and their places in it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _NEIGHBOURS = (
 
 @dataclass(frozen=True)
 class Named:
-    """A system, and which of :data:`DOCUMENTS` name it.
+    """System, and the :data:`DOCUMENTS` that name it.
 
-    ``name`` is what ``linattn.mixers.create`` makes it by, None of what is no mixer; ``where`` says where it is.
+    ``name`` is its name for ``linattn.mixers.create``, None for a system that is no mixer; ``where`` is its place.
     """
 
     name: str | None
@@ -65,7 +65,7 @@ class Named:
 
 
 def named() -> list[Named]:
-    """Every system that a document names: the registered ones by name, then what is elsewhere."""
+    """List every system that a document names: registered mixers by name, then the others."""
     known = [info(name) for name in available()]
     ours = [Named(i.name, i.title, i.seeds, f'linattn.mixers.create("{i.name}", dim=...)') for i in known if i.seeds]
     elsewhere = [Named(None, title, tuple(documents.split()), where) for title, documents, where in _ELSEWHERE]

@@ -1,6 +1,6 @@
-"""How far each mixer was from what it is compared with: the largest relative errors that the tests of its oracle found.
+"""Largest relative errors between each mixer and its oracle, as its tests recorded them.
 
-``python -m tests.oracles.record`` writes them anew, in a checkout.
+``python -m tests.oracles.record`` rewrites them, in a checkout.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FILE = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class Errors:
-    """What a file of tests found of outputs, states and gradients, ‖ours − theirs‖ / ‖theirs‖ each.
+    """Errors of outputs, states and gradients found by a file of tests, ‖ours − theirs‖ / ‖theirs‖ each.
 
     Args:
         test: the file, in a checkout.
-        comparisons: how many there were.
+        comparisons: number of comparisons.
         largest: the largest error by the precision of the comparison, "float64" for example: that of the less precise side.
     """
 
@@ -28,14 +28,14 @@ class Errors:
     largest: dict[str, float]
 
     def told(self) -> str:
-        """In a line."""
+        """Summarise the errors in one line."""
         largest = ", ".join(f"{error:.1e} in {dtype}" for dtype, error in self.largest.items())
         count = "the only comparison" if self.comparisons == 1 else f"the largest of {self.comparisons:,} comparisons"
         return f"{largest} ({count}, {self.test})"
 
 
 def measured_errors(name: str) -> Errors | None:
-    """Those of the mixer ``name``; None where nothing was recorded of it, as of every plugin."""
+    """Errors of the mixer ``name``; None if none are recorded, as for every plugin."""
     entry = _recorded().get(name)
     return None if entry is None else Errors(**entry)
 

@@ -1,4 +1,4 @@
-"""What was wrong with the arguments of a module's call that has failed inside of torch: said in a line, looked for only then."""
+"""Explanation of a module's call that failed inside torch: one line that names the argument, made only after a failure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 _FAILURES = (RuntimeError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError)
 
 
-def telling(forward: Forward) -> Forward:
-    """Let a module's ``forward`` that fails name the argument that does not fit the module, where there is one.
+def explain_failure(forward: Forward) -> Forward:
+    """Decorate a module's ``forward`` so that a failure names the argument that does not fit the module, if there is one.
 
-    A call that succeeds pays for one frame of Python and nothing else: devices and dtypes are compared after a failure only.
+    A call that succeeds costs one more Python frame; devices and dtypes are compared only after a failure.
     """
     signature = inspect.signature(forward)
 
     @wraps(forward)
-    def told(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def explained(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return forward(self, *args, **kwargs)
         try:
@@ -38,7 +38,7 @@ def telling(forward: Forward) -> Forward:
                 raise
             raise ValueError(line) from error
 
-    return told  # type: ignore[return-value]
+    return explained  # type: ignore[return-value]
 
 
 def _fault(module: nn.Module, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -61,7 +61,7 @@ def _fault(module: nn.Module, signature: inspect.Signature, args: tuple[Any, ...
 
 
 def tensor_fault(name: str, t: Any, weights: list[Tensor]) -> str | None:
-    """Why the argument ``name`` is no tensor that works with ``weights``; None: it does, as far as can be told."""
+    """Reason why the argument ``name`` does not work with ``weights``; None if none is found."""
     if not isinstance(t, Tensor):
         return f"{name} must be a tensor, but came as {described(t)}"
     if t.layout != torch.strided or t.is_nested:
@@ -77,7 +77,7 @@ def tensor_fault(name: str, t: Any, weights: list[Tensor]) -> str | None:
 
 
 def _state_fault(module: nn.Module, state: Any, given: dict[str, Any]) -> str | None:
-    """How ``state`` differs from what the module itself gives after a token; sizes that grow with the tokens may."""
+    """Difference between ``state`` and the module's own state after a token; sizes that grow with the tokens may differ."""
     layers = getattr(state, "layers", None)
     x = next((t for t in given.values() if isinstance(t, Tensor) and t.ndim >= 2), None)
     if x is None:
@@ -110,5 +110,5 @@ def _state_fault(module: nn.Module, state: Any, given: dict[str, Any]) -> str | 
 
 
 def _alike(t: Tensor, own: Tensor) -> bool:
-    """Equal sizes; the second may grow."""
+    """True if sizes are equal, except the second dimension, which may grow."""
     return t.shape[:1] == own.shape[:1] and t.shape[2:] == own.shape[2:]

@@ -1,4 +1,4 @@
-"""Looking into a mixer: how much of each token reaches each other one, and whether its forms agree."""
+"""Inspection of a mixer: its mixing matrix, and the agreement of its forms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from linattn.arguments import described, whole
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry, State
+from linattn.mixers.context import CallContext, State
 from linattn.mixers.fault import tensor_fault
 
 
 def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
-    """How much of token j's value reaches output i: [B, H, T, T], zero above the diagonal where the mixer is causal.
+    """Mixing matrix: share of token j's value in output i, [B, H, T, T], zero above the diagonal if the mixer is causal.
 
     The mixer itself is run with the unit vectors of the tokens as values, so delta rules, normalisers and softmax need no
     equations of their own here. Times :func:`values` it is the output of the recurrence, before ``skip`` and ``read``.
@@ -27,11 +27,11 @@ def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
     Args:
         mixer: any mixer whose output is linear in its values.
         x: tokens [B, T, D].
-        others: what a call takes beside them: height and width of a grid, or the context [B, S, D], whose tokens are then the
+        others: further arguments of a call: height and width of a grid, or the context [B, S, D], whose tokens are then the
             columns, [B, H, T, S].
 
     Raises:
-        ValueError: where there is no such matrix (``info.linear_in_values`` is False, as for the LSTM).
+        ValueError: if there is no such matrix (``info.linear_in_values`` is False, as for the LSTM).
     """
     if not isinstance(mixer, Mixer):
         raise TypeError(f"mixer must be a linattn.Mixer, but came as {described(mixer)}")
@@ -47,12 +47,12 @@ def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
 
 
 def values(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
-    """What :func:`mixing_matrix` weighs: the values [B, T, H, V] that the tokens ``x`` [B, T, D] write, for every head of the output."""
+    """Values that :func:`mixing_matrix` weighs, [B, T, H, V], written by the tokens ``x`` [B, T, D], for every head of the output."""
     r, _ = _recurrence(mixer, x, *others)
     return r.v.repeat_interleave(max(r.q.shape[2] // r.v.shape[2], 1), 2)
 
 
-def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, Carry]:
+def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, CallContext]:
     info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
     if info is not None and not info.linear_in_values:
         raise ValueError(f"mixer: {info.name} has no mixing matrix: its output is not linear in values that the tokens write")
@@ -62,7 +62,7 @@ def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, Carr
 
 @dataclass(frozen=True)
 class Forms:
-    """How far each way of running a mixer is from its steps, token by token: relative errors (values, gradients)."""
+    """Relative errors (values, gradients) of each way of running a mixer against single steps."""
 
     mixer: str
     tolerance: float
@@ -78,20 +78,20 @@ class Forms:
 
 
 def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-9, seed: int = 0) -> Forms:
-    """Show that a mixer gives the same numbers and gradients however it is run, in float64.
+    """Check in float64 that a mixer gives the same values and gradients however it is run.
 
     One pass in every form of the recurrence (parallel, chunk, recurrent) and pieces with the state handed on are compared
     with single steps: outputs, the last state, and the gradients of both for the tokens and every parameter.
 
     Args:
-        mixer: any mixer; it is copied and stays as it is.
+        mixer: any mixer; it is copied and not changed.
         x: tokens [B, T, D]; random ones [2, 100, D] if None.
         tolerance: the largest relative error.
-        seed: of the random tokens and of the gradients that flow back.
+        seed: for the random tokens and for the incoming gradients.
 
     Raises:
-        AssertionError: with the table of errors, where one is larger.
-        ValueError: where ``x`` has no tokens, and where there are no steps to compare with: the mixer is not causal.
+        AssertionError: with the table of errors, if one exceeds ``tolerance``.
+        ValueError: if ``x`` has no tokens or the mixer is not causal, so that it has no steps to compare with.
     """
     whole("seed", seed, 0, 2**63 - 1)
     if not isinstance(tolerance, (int, float)) or not tolerance >= 0:
@@ -137,7 +137,7 @@ def _ways(mixer: Mixer, tokens: int) -> Iterator[tuple[str, str, list[int]]]:
 
 
 def _run(mixer: Mixer, x: Tensor, borders: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs and last state of the pieces between ``borders``, and the gradients of both along a random direction."""
+    """Outputs and last state of the segments between ``borders``, and the gradients of both along a random direction."""
     state: State = {}
     pieces = []
     for start, stop in pairwise(borders):
@@ -151,7 +151,7 @@ def _run(mixer: Mixer, x: Tensor, borders: Sequence[int], seed: int) -> tuple[li
 
 
 def _distance(got: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest ‖got − wanted‖ / ‖wanted‖; 0 where both are 0."""
+    """Largest ‖got − wanted‖ / ‖wanted‖; 0 if both are 0."""
     errors = [0.0]
     for a, b in zip(got, wanted, strict=True):
         size = b.norm()

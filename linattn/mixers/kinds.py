@@ -1,6 +1,6 @@
-"""The kinds of mixers beside those of sequences: to a context, over a grid, to another length, each token on its own.
+"""Kinds of mixers besides sequence mixers: to a context, over a grid, to another length, each token on its own.
 
-All are :class:`Mixer`: ``project``, ``attend`` and ``read`` (or ``mix``) are what they are there, and the carry knows the rest.
+All are :class:`Mixer` with the same ``project``, ``attend`` and ``read`` (or ``mix``); the call context holds the rest.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from linattn.arguments import whole
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry, Context, State, from_front, to_front
-from linattn.mixers.fault import telling
+from linattn.mixers.context import CallContext, Context, State, from_front, to_front
+from linattn.mixers.fault import explain_failure
 from linattn.ops.checks import tensor
 
 
 class CrossMixer(Mixer):
-    """Base of what looks at another sequence: x [B, Tq, D] and a context [B, T, D] -> [B, Tq, D].
+    """Base of mixers that attend to another sequence: x [B, Tq, D] and a context [B, T, D] -> [B, Tq, D].
 
     ``project`` makes queries of x, and keys and values of ``carry.across.tokens``. Every token reads the whole context and none
     reads another token of x, so x may come in pieces: ``y, state = mixer(x, context, return_state=True)``, then
-    ``mixer(further, state=state)``, where the context has no tokens and what is known of it is what the first call kept.
+    ``mixer(further, state=state)``, whose context has no tokens: the state holds what the first call kept of it.
     """
 
     causal = False
@@ -32,10 +32,10 @@ class CrossMixer(Mixer):
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, x
 
-    def begin(self, x: Tensor, *others: Any) -> Carry:
-        return Carry(x, returning=False, context=Context(*others))
+    def begin(self, x: Tensor, *others: Any) -> CallContext:
+        return CallContext(x, returning=False, context=Context(*others))
 
-    @telling
+    @explain_failure
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
@@ -46,18 +46,18 @@ class CrossMixer(Mixer):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, State]:
-        """Let ``x`` [B, Tq, D] look at ``context`` [B, T, D].
+        """Let ``x`` [B, Tq, D] attend to ``context`` [B, T, D].
 
         Args:
-            x: the tokens that look; Tq may be 0.
-            context: the tokens that are looked at; None where ``state`` has seen them.
-            state: what an earlier call with the same context returned.
-            return_state: also return what is kept of the context and the position after the last real token of x.
+            x: the tokens of the queries; Tq may be 0.
+            context: the tokens of keys and values; None if ``state`` holds them.
+            state: state returned by an earlier call with the same context.
+            return_state: also return the state of the context and the position after the last real token of x.
             mask: [B, Tq] bool, True = real token. The output of padding is 0.
-            context_mask: [B, T] bool, True = real token: the others are not there.
+            context_mask: [B, T] bool, True = real token; others are ignored.
 
         Raises:
-            ValueError: for a shape that does not fit, and where not exactly one of ``context`` and ``state`` is given.
+            ValueError: for a shape that does not fit, and unless exactly one of ``context`` and ``state`` is given.
         """
         self.check_width("x", x)
         if (context is None) == (state is None):
@@ -68,7 +68,7 @@ class CrossMixer(Mixer):
         lengths, order = None, None
         if mask is not None:
             (x, order), lengths = to_front(x, mask), mask.sum(1)
-        carry = Carry(x, state, lengths=lengths, returning=return_state, context=across)
+        carry = CallContext(x, state, lengths=lengths, returning=return_state, context=across)
         y = self.mix(x, carry)
         if mask is not None:
             y = from_front(y, mask, cast(Tensor, order))
@@ -86,26 +86,26 @@ class CrossMixer(Mixer):
 
 
 class GridMixer(Mixer):
-    """Base of what mixes tokens that lie on a grid: x [B, height * width, D], row by row -> the same. ``carry.grid`` is (height, width)."""
+    """Base of mixers over a grid: x [B, height * width, D], row by row, to the same shape. ``carry.grid`` is (height, width)."""
 
     causal = False
 
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, *nearly_square(x.shape[1])
 
-    def begin(self, x: Tensor, *others: Any) -> Carry:
+    def begin(self, x: Tensor, *others: Any) -> CallContext:
         height, width = others
-        return Carry(x, returning=False, grid=(height, width))
+        return CallContext(x, returning=False, grid=(height, width))
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return super().flops(x, past) if x.shape[1] else 0
 
-    @telling
+    @explain_failure
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:  # type: ignore[override]
         """Mix ``x`` [B, height * width, D] over the grid; height and width may be 0.
 
         Raises:
-            ValueError: for tokens that are not as many as the grid has places.
+            ValueError: if the number of tokens is not height * width.
         """
         self.check_width("x", x)
         for name, size in (("height", height), ("width", width)):
@@ -116,17 +116,17 @@ class GridMixer(Mixer):
 
 
 class Resampler(Mixer):
-    """Base of what changes the length: [B, T, D] -> [B, T', D], T' = ``resampled(T)``."""
+    """Base of mixers that change the length: [B, T, D] -> [B, T', D], T' = ``resampled(T)``."""
 
     causal = False
 
     def resampled(self, lengths: Any) -> Any:
-        """How many tokens come of ``lengths`` tokens, an int or a tensor of them."""
+        """Number of output tokens for ``lengths`` tokens, an int or a tensor of them."""
         raise NotImplementedError(f"{type(self).__name__} must implement resampled(lengths)")
 
-    @telling
+    @explain_failure
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """Mix ``x`` [B, T, D] to [B, T', D] and the mask that goes with it, [B, T'] bool; None where ``mask`` is None.
+        """Mix ``x`` [B, T, D] to [B, T', D] and its mask [B, T'] bool, None if ``mask`` is None.
 
         ``mask`` [B, T] bool, True = real token: a row's output is that of its real tokens alone, real tokens first, 0 behind them.
         """
@@ -134,24 +134,24 @@ class Resampler(Mixer):
         if mask is None:
             return self.mix(x, self.begin(x)), None
         lengths = mask.sum(1)
-        y = self.mix(to_front(x, mask)[0], Carry(x, lengths=lengths, returning=False))
+        y = self.mix(to_front(x, mask)[0], CallContext(x, lengths=lengths, returning=False))
         real = torch.arange(y.shape[1], device=x.device) < self.resampled(lengths)[:, None]
         return torch.where(real[..., None], y, 0.0), real
 
 
 class FeedForward(Mixer):
-    """Base of what does something to each token: [..., D] -> [..., D]; a subclass implements ``forward(x)``."""
+    """Base of token-wise layers: [..., D] -> [..., D]; a subclass implements ``forward(x)``."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
-            cls.forward = telling(cls.forward)  # type: ignore[method-assign]
+            cls.forward = explain_failure(cls.forward)  # type: ignore[method-assign]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         raise NotImplementedError(f"{type(self).__name__} must implement forward(x)")
 
     def check_width(self, name: str, x: Tensor) -> None:
-        """Refuse what is not [..., D] of the mixer's width, in floating point."""
+        """Raise ValueError unless ``x`` is floating point [..., D] of the mixer's width."""
         if not tensor(name, x).is_floating_point():
             raise ValueError(f"{name} must be floating point, but came as {x.dtype}")
         if not x.ndim or x.shape[-1] != self.dim:
@@ -162,16 +162,16 @@ class FeedForward(Mixer):
 
 
 def nearly_square(tokens: int) -> tuple[int, int]:
-    """The height and width of a grid of so many tokens, as near to each other as they can be."""
+    """Height and width of a grid of ``tokens`` tokens, as near to each other as possible."""
     height = next((n for n in range(math.isqrt(tokens), 0, -1) if tokens % n == 0), 0)
     return height, tokens // height if height else 0
 
 
 def create_bidirectional(name: str, *, dim: int, **options) -> Mixer:
-    """As :func:`create`, of those in which every token may read all others: grid mixers, and sequence mixers without causality.
+    """Create a bidirectional mixer by name: a grid mixer, or a sequence mixer without causality.
 
     Raises:
-        ValueError: for a name that is not registered, or of a mixer that is none of them.
+        ValueError: for a name that is not registered, or of a mixer of another kind.
     """
     known = registry.info(name)
     if known.kind != "grid" and not known.bidirectional:
@@ -181,5 +181,5 @@ def create_bidirectional(name: str, *, dim: int, **options) -> Mixer:
 
 
 def over_grid(mixer: Mixer, x: Tensor, height: int, width: int) -> Tensor:
-    """Mix ``x`` [B, height * width, D] with a mixer of :func:`create_bidirectional`; one of sequences does not see the shape."""
+    """Mix ``x`` [B, height * width, D] by a mixer of :func:`create_bidirectional`; a sequence mixer ignores the shape."""
     return mixer(x, height, width) if isinstance(mixer, GridMixer) else mixer(x)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops.norms import rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's own; on a CPU, while gradients are recorded, it is one kernel forward and one backward, of which torch has none."""
+    """torch's RMS norm; on a CPU with gradients, one own kernel each for forward and backward."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.eps is None or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -21,7 +21,7 @@ class RMSNorm(nn.RMSNorm):
 class ZeroCenteredRMSNorm(nn.Module):
     """RMS norm over the last axis that keeps its weight's distance w from one: x / √(mean x² + eps) ⊙ (1 + w).
 
-    So have it Gemma and Qwen3-Next, where weight decay then pulls towards one. Sums in float32, result in the dtype of x.
+    As in Gemma and Qwen3-Next, where weight decay then pulls towards one. Sums in float32, result in the dtype of x.
     """
 
     def __init__(self, size: int, eps: float = 1e-6) -> None:
@@ -30,4 +30,4 @@ class ZeroCenteredRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, 1 + wide(self.weight), eps=self.eps)
+        return rms_norm(x, 1 + to_float32(self.weight), eps=self.eps)

@@ -1,4 +1,4 @@
-"""Parts that papers share: short convolution, norms, rotary positions."""
+"""Parts shared by mixers: short convolution, norms, rotary positions."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.ops.norms import rms_norm, unit_length
 from linattn.ops.short_convolution import short_convolution
 
 
-def wide(t: Tensor) -> Tensor:
-    """``t`` in the dtype of gates, norms and states: float64 stays, everything else becomes float32."""
+def to_float32(t: Tensor) -> Tensor:
+    """Convert ``t`` to the dtype of gates, norms and states: float64 stays, every other dtype becomes float32."""
     return t if t.dtype == torch.float64 else t.float()
 
 
+wide = to_float32  # the earlier name
+
+
 def unit(x: Tensor, eps: float = 1e-6, dtype: torch.dtype | None = None) -> Tensor:
-    """``x`` divided by its length over the last axis, √(Σ x² + eps); rounded to ``dtype``, None: float32 (float64 for float64)."""
+    """Divide ``x`` by its length over the last axis, √(Σ x² + eps); round to ``dtype``, None: float32 (float64 for float64)."""
     return unit_length(x, eps=eps, dtype=torch.promote_types(x.dtype, torch.float32) if dtype is None else dtype)
 
 
-def tame(beta: Tensor, k: Tensor) -> Tensor:
-    """``beta`` [..., H], at most 2 / ‖k‖²: rounding may leave k longer than 1, and past 2 every repeated token makes the state grow."""
-    return torch.minimum(beta, 2 / wide(k).square().sum(-1).clamp(min=1))
+def clamp_beta(beta: Tensor, k: Tensor) -> Tensor:
+    """Limit ``beta`` [..., H] to 2 / ‖k‖²: rounding may leave k longer than 1, and beyond 2 each repeated token grows the state."""
+    return torch.minimum(beta, 2 / to_float32(k).square().sum(-1).clamp(min=1))
 
 
 def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -41,40 +44,40 @@ def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
 
 
 def head_size(name: str, channels: int, heads: int) -> int:
-    """Channels of each head; refuses what does not divide."""
+    """Channels of each head; raise ValueError if ``heads`` does not divide ``channels``."""
     if heads < 1 or channels < heads or channels % heads:
         raise ValueError(f"{name} must be a positive multiple of its heads, but came as {channels} with {heads} heads")
     return channels // heads
 
 
 def at_least(least: int, **values: float) -> None:
-    """Refuse options that are smaller."""
+    """Raise ValueError for options below ``least``."""
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, but came as {value}")
 
 
 def positive(**values: float) -> None:
-    """Refuse options that are 0 or less."""
+    """Raise ValueError for options that are not positive."""
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name} must be positive, but came as {value}")
 
 
 def check_place(layer: int, layers: int) -> None:
-    """Refuse a place in a stack that there is none of: ``layer`` counts from 0."""
+    """Raise ValueError unless 0 <= ``layer`` < ``layers``."""
     if not 0 <= layer < layers:
         raise ValueError(f"layer must be at least 0 and less than layers = {layers}, but came as {layer}")
 
 
 def time_steps(*shape: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
-    """What softplus turns into time steps spread evenly in logarithm over [low, high]; float32."""
+    """Inverse softplus of time steps drawn log-uniformly from [low, high]; float32."""
     dt = torch.empty(shape, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
     return dt + torch.log(-torch.expm1(-dt))
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution over time; ``name`` is its place in the mixer's state ([rows, width - 1, D])."""
+    """Causal depthwise convolution over time; ``name`` is its key in the mixer's state ([rows, width - 1, D])."""
 
     def __init__(self, dim: int, width: int = 4, *, name: str = "conv", bias: bool = False, activation: bool = True) -> None:
         super().__init__()
@@ -84,10 +87,10 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, 1, width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
-    def forward(self, x: Tensor, carry: Carry | None) -> Tensor:
-        """[B, T, D] -> [B, T, D]; SiLU after it unless ``activation`` is false. The state holds inputs, not outputs.
+    def forward(self, x: Tensor, carry: CallContext | None) -> Tensor:
+        """Convolve [B, T, D] -> [B, T, D], then SiLU unless ``activation`` is false. The state holds inputs, not outputs.
 
-        Without a ``carry`` the first ``width`` - 1 inputs of x are what came before, and have no outputs.
+        Without a ``carry`` the first ``width`` - 1 inputs of x are the tokens before, and have no outputs.
         """
         if carry is None:
             old, new = x.tensor_split((self.width - 1,), 1)
@@ -104,12 +107,12 @@ class WideLayerNorm(nn.LayerNorm):
     """Layer norm in float32 (float64 for float64): sums, weights and result."""
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else wide(self.bias)
-        return F.layer_norm(wide(x), self.normalized_shape, wide(self.weight), bias, self.eps)
+        bias = None if self.bias is None else to_float32(self.bias)
+        return F.layer_norm(to_float32(x), self.normalized_shape, to_float32(self.weight), bias, self.eps)
 
 
 class HeadNorm(nn.Module):
-    """RMS norm over the last axis, each head's V channels: [B, T, H, V] -> [B, T, H, V], times the SiLU of ``gate`` if one comes.
+    """RMS norm over each head's V channels: [B, T, H, V] -> [B, T, H, V], times the SiLU of ``gate`` if one is given.
 
     Sums in float32, result in the input's dtype. ``size`` is V, or (H, V) for a weight of its own in each head.
     """

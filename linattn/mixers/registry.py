@@ -1,4 +1,4 @@
-"""The register of mixers: by name, with paper, equation and exemptions. Third parties join by ``@register`` or an entry point."""
+"""Registry of mixers by name, with paper, equation and exemptions. Third parties register by ``@register`` or an entry point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP = "linattn.mixers"  # the entry point group: name = "package.module", whic
 
 
 class About(TypedDict, total=False):
-    """What :func:`register` takes beside name and title; what each means is said in :class:`Info`."""
+    """Keywords of :func:`register` besides name and title; :class:`Info` explains each."""
 
     paper: str
     arxiv: str | None
@@ -47,7 +47,7 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What is known of a registered mixer besides its code."""
+    """Facts about a registered mixer besides its code."""
 
     name: str
     title: str
@@ -70,17 +70,17 @@ class Info:
 
     @property
     def options(self) -> list[str]:
-        """What ``create`` takes beside ``dim``."""
+        """Options of ``create`` besides ``dim``."""
         return [option for option in inspect.signature(self.cls).parameters if option != "dim"]
 
     @property
     def resumable(self) -> bool:
-        """Whether it goes on from a state, token by token, as a language model needs it."""
+        """True if the mixer continues from a state token by token, as a language model needs."""
         return self.kind == "sequence" and self.causal
 
     @property
     def bidirectional(self) -> bool:
-        """Whether it is a sequence mixer that lets every token read all others, at least with ``causal=False``."""
+        """True for a sequence mixer whose tokens read all others, at least with ``causal=False``."""
         return self.kind == "sequence" and (not self.causal or "causal" in self.options)
 
 
@@ -92,19 +92,19 @@ _loaded = False
 
 @typed
 def register(name: str, *, title: str, **about: Unpack[About]) -> Callable[[type[Mixer]], type[Mixer]]:
-    """Class decorator: make a mixer known by ``name`` to ``create``, models, the command line and the conformance suite.
+    """Register the decorated mixer class as ``name`` for ``create``, models, the command line and the conformance suite.
 
     Args:
-        name: what it is called there.
-        title: what people call it.
+        name: name of the mixer there.
+        title: name in the literature.
         about: the fields of :class:`Info`: paper, arxiv, year, seeds, equation, kind, causal, recurrent, linear_in_values, oracle,
-            exemptions, growth, symmetry, families and chinese. ``growth`` is "n" where it is not said, of a mixer with
-            ``recurrent=False`` "n^2". ``families`` are kinds of ``linattn.mixers.taxonomy.FAMILIES``, where they differ from that of
+            exemptions, growth, symmetry, families and chinese. ``growth`` defaults to "n", and to "n^2" for a mixer with
+            ``recurrent=False``. ``families`` are kinds of ``linattn.mixers.taxonomy.FAMILIES``, where they differ from that of
             the mixer's folder. ``chinese`` holds the Chinese of ``title``, ``oracle``, the words of ``equation`` and reasons of
             ``exemptions``, or of clauses of them, for the atlas.
 
     Raises:
-        TypeError: for what :class:`Info` does not have, and for values of another type than it has.
+        TypeError: for a field that :class:`Info` does not have, and for values of another type.
         ValueError: for kinds, growths, symmetries and families that do not exist, and a name that is taken.
     """
     facts = _facts(about)
@@ -140,7 +140,7 @@ def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """``value``, a list as a tuple and a dict as one of its own: what is registered does not change."""
+    """Copy ``value``, a list as a tuple, so that what is registered cannot change."""
     return tuple(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
 
 
@@ -155,10 +155,10 @@ def available() -> list[str]:
 
 
 def info(name: str) -> Info:
-    """What is known of the mixer ``name``.
+    """Facts about the mixer ``name``.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: for a name that is not registered; the message lists the names.
     """
     _load()
     if not isinstance(name, str):
@@ -171,9 +171,9 @@ def info(name: str) -> Info:
 
 
 def create(name: str, *, dim: int, **options) -> Mixer:
-    """A new mixer ``name`` of width ``dim``; every option but ``dim`` has a default that is good for multiples of 32.
+    """Create a mixer ``name`` of width ``dim``; every other option has a default that is good for multiples of 32.
 
-    Where torch's default dtype is a half, all but ``keep_float32`` is of it.
+    If torch's default dtype is half precision, all parameters but ``keep_float32`` have it.
 
     Raises:
         ValueError: for a name that is not registered, for values of another type than the option has, and for sizes that are none or
@@ -202,7 +202,7 @@ def create(name: str, *, dim: int, **options) -> Mixer:
 
 
 def _check_types(known: Info, options: dict[str, Any]) -> None:
-    """Refuse values that are not of the types in the constructor's annotations, where these are such as any file of options may hold."""
+    """Raise ValueError for values of other types than the constructor's annotations, if a file of options may hold those types."""
     for option, value in options.items():
         annotation = inspect.signature(known.cls).parameters[option].annotation
         if (told := mismatch(option, value, written(annotation), {})) is not None:
@@ -210,7 +210,7 @@ def _check_types(known: Info, options: dict[str, Any]) -> None:
 
 
 def _load() -> None:
-    """Import our own mixers and those that installed packages offer: a plugin that fails is reported, the others are there."""
+    """Import the library's mixers and those of installed packages; a plugin that fails is reported and skipped."""
     global _loaded
     with _loading:
         if _loaded:

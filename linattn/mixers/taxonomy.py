@@ -1,4 +1,4 @@
-"""The kinds of mixers: those of the survey of efficient Transformers (arXiv 2009.06732), and of what came after it."""
+"""Families of mixers: those of the survey of efficient Transformers (arXiv 2009.06732), and later ones."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ FAMILIES = (
 
 
 def families(info: Info) -> tuple[str, ...]:
-    """The kinds that a mixer belongs to, in the order of :data:`FAMILIES`; it is listed under the first.
+    """Families of a mixer, in the order of :data:`FAMILIES`; the mixer is listed under the first.
 
-    Several where its registration says so, as in the survey's figure 2; else the ``FAMILY`` of the package that its file lies in.
+    Its registration may name several, as in the survey's figure 2; else it has the ``FAMILY`` of its file's package.
     """
     package = sys.modules.get(info.cls.__module__.rpartition(".")[0])
     return tuple(sorted(info.families, key=FAMILIES.index)) or (getattr(package, "FAMILY", "others"),)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from linattn.mixers.fault import telling
+from linattn.mixers.fault import explain_failure
 from linattn.models.block import Block, norm
 from linattn.models.config import LMConfig
 from linattn.models.reversible import through
@@ -35,7 +35,7 @@ class Backbone(nn.Module):
         for block in blocks:
             _soften(block, config.layers)
 
-    @telling
+    @explain_failure
     def forward(
         self,
         ids: Tensor | None = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.arguments import check_fields
-from linattn.mixers.fault import telling
+from linattn.mixers.fault import explain_failure
 from linattn.models import stack
 from linattn.models.files import SavedModel
 from linattn.ops.checks import check_mask, check_tokens
@@ -79,7 +79,7 @@ class RecommendModel(SavedModel):
         """
         return self.hidden(histories, mask) @ self.embedding.weight.T
 
-    @telling
+    @explain_failure
     def hidden(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the last block gives, normed: [B, T, D]."""
         check_tokens("histories", histories, self.config.items)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from linattn import mixers
 from linattn.arguments import check_fields
-from linattn.mixers.carry import State
-from linattn.mixers.fault import telling
+from linattn.mixers.context import State
+from linattn.mixers.fault import explain_failure
 from linattn.mixers.registry import Info
 from linattn.models import stack
 from linattn.models.files import SavedModel
@@ -149,7 +149,7 @@ class Seq2SeqModel(SavedModel):
         self.encoder, self.decoder = Encoder(config), Decoder(config)
         self.head = nn.Linear(config.dim, config.target_vocab)
 
-    @telling
+    @explain_failure
     def forward(self, source: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits of the token after each of ``target`` [B, Tt], which begins with the stop token.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linattn import mixers
 from linattn.arguments import check_fields
-from linattn.mixers.fault import telling
+from linattn.mixers.fault import explain_failure
 from linattn.mixers.registry import Info
 from linattn.mixers.vision.parts import resized, to_image, to_tokens
 from linattn.mixers.vision.prepbn import PRepBN, folded
@@ -154,7 +154,7 @@ class ImageModel(SavedModel):
         """
         return self.head(self.norm(self.features(images)).mean(1))
 
-    @telling
+    @explain_failure
     def features(self, images: Tensor) -> Tensor:
         """What the last block gives, [B, tokens, D], the patches row by row."""
         size = self.config.patch_size

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from linattn import linear_attention, mixers
 from linattn.experiment.study import Column, Done, LeftOut, Result, Row, Run, Study, grouped, mean_and_spread, number
-from linattn.mixers import Carry, Recurrence
+from linattn.mixers import CallContext, Recurrence
 from linattn.report.charts import Chart
 from linattn.report.plot import Heading
 from linattn.reproduce import variants
@@ -84,7 +84,7 @@ def rule(mixer: str) -> Recurrence | None:
         made = mixers.create(variant.name, dim=64, **variant.options)
         x = torch.randn(1, 256, 64)
         try:
-            r = made.recurrence(x, Carry(x, returning=False))
+            r = made.recurrence(x, CallContext(x, returning=False))
         except NotImplementedError:
             return None
         if not _is_matrix(r, made(x, return_state=True)[1]):

@@ -1,4 +1,4 @@
-"""What a model remembers between calls, in memory and on disk."""
+"""States of models between calls, in memory and on disk."""
 
 from linattn.state.checksum import damage as damage
 from linattn.state.checksum import digest as digest

@@ -1,4 +1,4 @@
-"""SHA-256 checksums in safetensors files, so that a flipped bit is refused instead of computed with.
+"""SHA-256 checksums in safetensors files, by which a flipped bit is detected.
 
 The checksum stands in the file's metadata and covers every byte of the file but its own digits. A file without one is read as it is: the
 files of others and of earlier versions have none.
@@ -33,7 +33,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], name: Path | None = None) -> None:
-    """The same in a folder that nobody reads yet, and that is synced as a whole; errors call the file ``name``."""
+    """Write the file without a rename, for a new folder that is synced as a whole; errors call the file ``name``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -45,7 +45,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def _fill_in(path: Path) -> None:
-    """Put the checksum in the place of :data:`BLANK`, and the metadata in order: safetensors writes several in another one each time."""
+    """Put the checksum in place of :data:`BLANK` and sort the metadata, whose order safetensors varies."""
     with path.open("r+b") as file:
         size = _header_size(file.read(8), path)
         content = json.loads(file.read(size))
@@ -61,7 +61,7 @@ def _fill_in(path: Path) -> None:
 
 
 def damage(path: Path, metadata: Mapping[str, str] | None) -> str | None:
-    """What is wrong with the bytes of the safetensors file ``path`` with this ``metadata``, to stand behind its name; None: nothing."""
+    """Damage to the bytes of the safetensors file ``path`` with this ``metadata``, worded to follow its name; None if there is none."""
     # Either the key or the prefix: one flipped bit can make only one of them unreadable, so it cannot hide that there is a checksum.
     found = [value for key, value in (metadata or {}).items() if key == KEY or value.startswith(PREFIX)]
     if found and found[0] != PREFIX + digest(path, found[0]):
@@ -70,7 +70,7 @@ def damage(path: Path, metadata: Mapping[str, str] | None) -> str | None:
 
 
 def digest(path: Path, blanked: str | None = None) -> str:
-    """The SHA-256 of a file in hexadecimal digits; in its header ``blanked`` counts as :data:`BLANK`."""
+    """SHA-256 of a file in hexadecimal digits; in its header ``blanked`` counts as :data:`BLANK`."""
     total = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         if blanked is not None:
@@ -83,12 +83,12 @@ def digest(path: Path, blanked: str | None = None) -> str:
 
 
 def digest_of_text(text: str) -> str:
-    """The SHA-256 of ``text`` in hexadecimal digits."""
+    """SHA-256 of ``text`` in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _header_size(size: bytes, path: Path) -> int:
-    """How many bytes the header has behind the first eight, which say it."""
+    """Bytes of the header behind the first eight, which hold its size."""
     count = int.from_bytes(size, "little")
     if len(size) < 8 or count > min(_LONGEST, os.path.getsize(path)):
         raise ValueError(f"{path} is cut short or no safetensors file")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and files that are not what they should be."""
+"""Atomic file replacement, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
-    """``path``, where a file can be written as far as one can tell before there is anything to write.
+    """Check as far as possible that ``path`` can be written before there is anything to write.
 
     Raises:
-        OSError: where its folder is not there or not to be written to, and where it is a folder itself, a device or a pipe, in whose
-            place there would be a file afterwards (``/dev/stdout`` too).
+        OSError: if its folder is missing or not writable, and if it is a folder itself, a device or a pipe, which would
+            be replaced by a file (``/dev/stdout`` too).
     """
     path = Path(path)
     if path.is_dir():
@@ -31,11 +31,11 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that ``path`` holds.
+    """Read the JSON object in ``path``.
 
     Raises:
-        OSError: where it can't be read.
-        ValueError: where it holds something else, or half of one.
+        OSError: if it can't be read.
+        ValueError: if it holds anything else, or is cut off.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def content_of(path: Path) -> Iterator[None]:
-    """Where the block finds that what was read from ``path`` lacks something or is of other types, raise ValueError that names the file."""
+    """Raise ValueError naming ``path`` if the block finds its content incomplete or of other types."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -58,9 +58,9 @@ def content_of(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a new name beside ``path`` to write to; on leaving, sync that file and rename it to ``path``.
+    """Yield a new name beside ``path`` to write to; on exit, sync that file and rename it to ``path``.
 
-    Whoever reads ``path`` meanwhile, and whoever comes after a crash, finds the old file or the new one, never a part. If
+    A reader of ``path`` finds the old file or the new one, never a part, also after a crash. If
     the block raises, nothing stays behind and ``path`` is as it was.
     """
     path = writable(path)

@@ -1,4 +1,4 @@
-"""Which model a state belongs to: its configuration, its dtype and its weights, so that no other model goes on with it."""
+"""Identity of a state's model: its configuration, its dtype and its weights, so that no other model continues it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
-    """``config``, ``dtype`` and ``weights`` (a sha256) of a :class:`linattn.LanguageModel` or its Hugging Face twin, as JSON values.
+    """Identity of a :class:`linattn.LanguageModel` or its Hugging Face twin: ``config``, ``dtype`` and ``weights`` (a sha256).
 
-    The two twins have the same. Weights are hashed again when one of them has been written to, which takes a read of all to know.
+    Both have equal identities. Weights are hashed again when one of them has been written to, which takes a read of all to detect.
 
     Raises:
-        TypeError: for what is neither.
+        TypeError: for any other object.
     """
     from linattn.models.config import LMConfig
 
@@ -34,7 +34,7 @@ def identity(model: nn.Module) -> dict[str, Any]:
 
 
 def difference(theirs: Any, ours: Mapping[str, Any]) -> str | None:
-    """How the model that a file is of differs from ours, to stand behind the file's name; None if it is the same."""
+    """Difference between a file's model and the given one, worded to follow the file's name; None if they are the same."""
     if not isinstance(theirs, dict) or not isinstance(theirs.get("config"), dict):
         return "does not say which model it belongs to"
     config, own = theirs["config"], ours["config"]
@@ -65,9 +65,9 @@ def _weights(model: nn.Module) -> str:
 
 
 def _marks(tensors: Collection[Tensor]) -> list[tuple[int, int, int]] | None:
-    """What changes when one of ``tensors`` is replaced or written to; None where nobody counts.
+    """Key that changes when one of ``tensors`` is replaced or written to; None if versions are not tracked.
 
-    No version counts what is written to a tensor's ``data``, so that a sum, which is read twenty times as fast as a hash, tells of that.
+    Writes to a tensor's ``data`` change no version; a sum of bits, read twenty times as fast as a hash, detects them.
     """
     if any(t.is_inference() for t in tensors):
         return None
@@ -75,7 +75,7 @@ def _marks(tensors: Collection[Tensor]) -> list[tuple[int, int, int]] | None:
 
 
 def sums_of_bits(tensors: Collection[Tensor]) -> list[int]:
-    """Of each, its bits summed up as integers of 64, and what remains as bytes."""
+    """Sum the bits of each tensor as 64-bit integers, and the remaining bytes."""
     sums = [_sum(t) for t in tensors]
     return [int(total) for total in sums]  # a GPU has them all to do before the first is waited for
 
@@ -88,11 +88,11 @@ def _sum(t: Tensor) -> Tensor:
 
 
 def adapters(model: nn.Module) -> list[list[Any]]:
-    """What layers of PEFT have been told beside their weights: which adapters work, and how strongly."""
+    """Settings of PEFT layers besides their weights: active adapters and their scales."""
     names = "disable_adapters", "active_adapters", "merged_adapters", "scaling"
     return [[name, *(getattr(m, n, None) for n in names)] for name, m in model.named_modules() if hasattr(m, names[2])]
 
 
 def _bytes(t: Tensor) -> Any:
-    """The memory of ``t`` as something that hashes read without a copy."""
+    """Memory of ``t`` as a buffer that hashes read without a copy."""
     return t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes to."""
+"""Lock of a folder that one process at a time writes to."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LOCK, HOLDER = ".lock", ".lock.pid"  # the system's lock, and who has it: Window
 
 
 def empty(folder: Path) -> bool:
-    """Whether ``folder`` is not there or holds nothing but what a lock leaves."""
+    """True if ``folder`` is missing or holds nothing but the files of a lock."""
     return not folder.exists() or all(path.name in (LOCK, HOLDER) for path in folder.iterdir())
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to ``folder``, which is made if it is not there; the lock ends with the process, however that ends.
+    """Hold the only writer's lock on ``folder``, which is made if missing; the lock ends with the process in every case.
 
     Raises:
-        ValueError: at once, where another process (or another thread, or this one) is its writer.
-        OSError: where the folder can't be made or written to.
+        ValueError: at once, if another process (or another thread, or this one) holds the lock.
+        OSError: if the folder can't be made or written to.
     """
     from filelock import FileLock, Timeout
 
@@ -42,7 +42,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def _told(holder: Path) -> str:
-    """Whom ``holder`` names; nothing where it can't be read, since the lock alone decides."""
+    """Holder named in ``holder``; empty if it can't be read, since the lock alone decides."""
     try:
         return f" (pid {int(holder.read_text(encoding='utf-8'))})"
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A model's state as one value: rows can be picked and forked, it moves between devices, and it lies in a safe file."""
+"""State of a model as one value: rows can be selected and forked, it moves between devices, and is saved safely."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST = 2**48  # bytes: what processors can address
 
 
 class State:
-    """What a model remembers of its sequences: for each layer a dict of tensors whose first dimension is the rows.
+    """State of a model for its sequences: for each layer a dict of tensors whose first dimension is the rows.
 
     A layer without memory (a feed-forward) is an empty dict. Every method returns a new state; the tensors of a state are
     never written to, so it can be continued many times.
@@ -31,7 +31,7 @@ class State:
     layers: tuple[dict[str, Tensor], ...]
 
     def __init__(self, layers: Iterable[Mapping[str, Tensor]]) -> None:
-        """Raises ValueError where the tensors disagree about the number of rows, TypeError for what is no tensor."""
+        """Raise ValueError if the tensors disagree about the number of rows, TypeError for a value that is no tensor."""
         try:
             self.layers = tuple(dict(layer) for layer in layers)
         except (TypeError, ValueError):
@@ -50,7 +50,7 @@ class State:
 
     @property
     def position(self) -> Tensor:
-        """[rows] int64: how many tokens of each sequence have been seen."""
+        """Number of tokens read of each sequence, [rows] int64."""
         for layer in self.layers:
             if "position" in layer:
                 return layer["position"]
@@ -62,7 +62,7 @@ class State:
         return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.values())
 
     def select(self, rows: Tensor | Sequence[int]) -> State:
-        """The sequences ``rows`` [n] (integers, in that order, repeated ones too): beam search, finished sequences."""
+        """Select the sequences ``rows`` [n] (integers, in that order, repeats allowed): beam search, finished sequences."""
         try:
             index = torch.as_tensor(rows)
         except (TypeError, ValueError, RuntimeError):
@@ -77,7 +77,7 @@ class State:
         return self._map(lambda t: t.index_select(0, index.to(t.device)))
 
     def fork(self, n: int) -> State:
-        """Every sequence ``n`` times, copies of one sequence side by side: row b becomes rows n·b .. n·b + n − 1."""
+        """Repeat every sequence ``n`` times, copies side by side: row b becomes rows n·b .. n·b + n − 1."""
         whole("n", n, 1)
         if n * self.nbytes > _LARGEST:
             raise ValueError(f"n = {n} times {self.nbytes:,} bytes are more than any memory holds")
@@ -85,10 +85,10 @@ class State:
 
     @staticmethod
     def cat(states: Sequence[State]) -> State:
-        """The rows of several states of one model, one state's behind the other's.
+        """Concatenate the rows of several states of one model.
 
         Raises:
-            ValueError: where tensors differ in more than their rows, as those of layers that keep every token do when the
+            ValueError: if tensors differ in more than their rows, as those of layers that keep every token do when the
                 states have read different numbers of tokens.
         """
         if not isinstance(states, (list, tuple)) or not all(isinstance(s, State) for s in states):
@@ -103,11 +103,11 @@ class State:
         return State([{name: torch.cat([p[name] for p in layers]) for name in layers[0]} for layers in parts])
 
     def clone(self) -> State:
-        """The same values in memory of their own."""
+        """Copy the state into memory of its own."""
         return self._map(torch.clone)
 
     def to(self, *targets: torch.device | str | torch.dtype) -> State:
-        """On another device, in another precision, or both: ``state.to("cuda", torch.float64)``. Integers stay integers.
+        """Move to another device, precision, or both: ``state.to("cuda", torch.float64)``. Integers stay integers.
 
         The recurrence keeps its states in float32 or float64 whatever the model's dtype, so only these two are admitted.
         """
@@ -145,7 +145,7 @@ class State:
         device: torch.device | str | None = None,
         description: Mapping[str, Any] | None = None,
     ) -> State:
-        """Read what :meth:`save` wrote. No code in the file is run and nothing is read before the header is checked.
+        """Read a file of :meth:`save`. No code in the file is run and nothing is read before the header is checked.
 
         Args:
             path: the file.
@@ -200,7 +200,7 @@ def _moved(t: Tensor, targets: tuple[torch.device | str | torch.dtype, ...]) -> 
 
 
 def _copied(t: Tensor) -> Tensor:
-    """In the host's memory, contiguous and shared with nothing: safetensors wants each tensor so."""
+    """Copy to the host's memory, contiguous and unshared, as safetensors needs each tensor."""
     return t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
@@ -217,7 +217,7 @@ def _key(layer: int, name: str) -> str:
 
 
 def _checked(file: Any, model: nn.Module | None, description: Mapping[str, Any] | None) -> list[list[str]]:
-    """The names of each layer's tensors, once the header and all shapes have been found right. Errors go on after the path."""
+    """Check the header and all shapes; returns the names of each layer's tensors. Errors are worded to follow the path."""
     header = _header((file.metadata() or {}).get("linattn"))
     if header.get("version") != VERSION:
         raise ValueError(f"has version {header.get('version')!r} of the format, but this linattn reads version {VERSION}")

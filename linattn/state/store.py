@@ -1,4 +1,4 @@
-"""A folder of states by the tokens that led to them, so that nobody reads the same beginning twice."""
+"""Store of states by the tokens that led to them, so that a prefix is read once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(\d+)-[0-9a-f]{64}\.safetensors")
 
 
 class PrefixStore:
-    """States of prefixes in files ``LENGTH-HASH.safetensors``; of the used ones those that were used last stay.
+    """Store of prefix states in files ``LENGTH-HASH.safetensors``; the least recently used are removed first.
 
     The hash covers the tokens, the model (configuration, dtype, weights) and the version of this library, so that one folder can
     serve many models. Any number of processes may use it at once; one of them at a time reads or writes, under a lock.
@@ -32,10 +32,10 @@ class PrefixStore:
 
     @typed
     def __init__(self, folder: str | os.PathLike[str], *, max_bytes: int = 2**30) -> None:
-        """Make ``folder`` where it is not there. Its files together have at most ``max_bytes``.
+        """Make ``folder`` if missing. Its files together have at most ``max_bytes``.
 
         Raises:
-            ValueError: if ``max_bytes`` is no positive integer.
+            ValueError: if ``max_bytes`` is not a positive integer.
             OSError: if ``folder`` is a file, or cannot be made.
         """
         whole("max_bytes", max_bytes, 1)
@@ -52,9 +52,9 @@ class PrefixStore:
             return sum(path.stat().st_size for path in self._files())
 
     def find(self, model: nn.Module, rows: Sequence[Sequence[int]]) -> tuple[int, State | None]:
-        """The longest prefix whose state is here for each of ``rows`` (lists of tokens), and these states as one, row by row.
+        """Find the longest stored prefix for each of ``rows`` (lists of tokens); returns these states as one, row by row.
 
-        Returns its number of tokens, the same for all rows, and the state on the model's device; (0, None) if there is none.
+        Returns its number of tokens, equal for all rows, and the state on the model's device; (0, None) if there is none.
         """
         _check_rows("rows", rows)
         shortest = min(len(row) for row in rows)
@@ -70,9 +70,9 @@ class PrefixStore:
         return 0, None
 
     def put(self, model: nn.Module, tokens: Sequence[int], state: State) -> None:
-        """Keep ``state``, one row that has read ``tokens``. What has not been used for longest goes, where there is no room.
+        """Store ``state``, one row that has read ``tokens``. The least recently used states are removed if the store is full.
 
-        A state that is larger than ``max_bytes`` is not kept.
+        A state larger than ``max_bytes`` is not stored.
         """
         _check_rows("tokens", [tokens])
         if not isinstance(state, State):
@@ -98,7 +98,7 @@ class PrefixStore:
         return self.folder / f"{length}-{key}.safetensors"
 
     def _read(self, model: nn.Module, length: int, key: str) -> State | None:
-        """The state, or None where its file is damaged, which then goes."""
+        """Read a state; None if its file is damaged, which is then removed."""
         path = self._path(length, key)
         try:
             state = State.load(path, device=next(model.parameters()).device, description={"key": key})  # the key is of the model too
@@ -109,7 +109,7 @@ class PrefixStore:
         return state
 
     def _shrink(self) -> None:
-        """Take out what has not been used for longest until there is room."""
+        """Remove the least recently used states until ``max_bytes`` suffice."""
         files = sorted(((path, path.stat()) for path in self._files()), key=lambda one: one[1].st_mtime_ns)
         total = sum(stat.st_size for _, stat in files)
         for path, stat in files:
@@ -126,12 +126,12 @@ def _check_rows(name: str, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _start(model: nn.Module) -> hashlib._Hash:
-    """What all keys of ``model`` begin with."""
+    """Common part of all keys of ``model``."""
     return hashlib.sha256(json.dumps([linattn.__version__, torch.__version__, identity(model)], sort_keys=True).encode())
 
 
 def _keys(whole: hashlib._Hash, tokens: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
-    """The hash of the first n ``tokens`` behind what is in ``whole``, for each n of ``lengths``, which ascend."""
+    """Hash of the first n ``tokens`` added to ``whole``, for each n of the ascending ``lengths``."""
     content, done, keys = array("q", tokens), 0, {}
     for n in lengths:
         whole.update(content[done:n].tobytes())
@@ -140,7 +140,7 @@ def _keys(whole: hashlib._Hash, tokens: Sequence[int], lengths: Sequence[int]) -
 
 
 def _alike(states: Sequence[State]) -> bool:
-    """Whether they have the same sizes: layers that keep every token may have kept filler beside them."""
+    """True if sizes are equal: layers that keep every token may have kept filler besides."""
     sizes = [[{name: t.shape for name, t in layer.items()} for layer in state.layers] for state in states]
     return all(size == sizes[0] for size in sizes)
 

@@ -1,4 +1,4 @@
-"""What every task makes, and the draws that several of them need."""
+"""Examples of the tasks, and the draws that several of them need."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ IGNORED = -100  # label of a position at which nothing is asked; torch's cross e
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences and what is asked of them.
+    """Sequences with the answers asked of them.
 
     Args:
         ids: tokens [N, T] int64.
-        labels: [N, T] int64: what the output at each position must be, :data:`IGNORED` where nothing is asked.
+        labels: [N, T] int64: the wanted output at each position, :data:`IGNORED` where nothing is asked.
         vocab_size: number of tokens; ids and labels are below it.
     """
 
@@ -28,13 +28,13 @@ class Examples:
         return len(self.ids)
 
     def to(self, device: str | torch.device) -> Examples:
-        """The same on ``device``."""
+        """Move the examples to ``device``."""
         return Examples(self.ids.to(device), self.labels.to(device), self.vocab_size)
 
     def asked(self) -> tuple[Tensor, Tensor]:
-        """Where something is asked and what the answer is: places and answers, both [N, n] int64, n the most questions of an example.
+        """Positions and answers of the questions, both [N, n] int64, n the most questions of an example.
 
-        An example with fewer has places without a question behind its own; their answers are :data:`IGNORED`.
+        An example with fewer has filler positions behind its own; their answers are :data:`IGNORED`.
         """
         question = self.labels != IGNORED
         most = int(question.sum(1).max()) if len(self) else 0
@@ -43,14 +43,14 @@ class Examples:
 
 
 def whole(count: int, *, least: int = 0, **numbers: int) -> None:
-    """Refuse a ``count`` below 0 and any of ``numbers`` below ``least``."""
+    """Raise ValueError for a ``count`` below 0 and any of ``numbers`` below ``least``."""
     for name, value, bound in (("count", count, 0), *((n, v, least) for n, v in numbers.items())):
         if isinstance(value, bool) or not isinstance(value, int) or value < bound:
             raise ValueError(f"{name} must be an integer of at least {bound}, but came as {value!r}")
 
 
 def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Uniform over low, ..., high - 1; every task draws some first, so that here is where its ``generator`` is checked."""
+    """Draw uniformly from low, ..., high - 1; every task calls this first, so ``generator`` is checked here."""
     if not isinstance(generator, Generator) or generator.device.type != "cpu":
         came = getattr(generator, "device", type(generator).__name__)
         raise TypeError(f"generator must be a torch.Generator of the CPU, whose draws are the same everywhere, but came as {came}")
@@ -58,7 +58,7 @@ def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) 
 
 
 def distinct(count: int, size: int, most: int, generator: Generator) -> Tensor:
-    """In each of ``count`` rows ``size`` different integers below ``most``, every ordered choice equally likely: [count, size].
+    """Draw ``size`` different integers below ``most`` in each of ``count`` rows, every order equally likely: [count, size].
 
     By Floyd's method: number i is drawn from 0 to j = most - size + i; what was drawn before is replaced by j, which was not.
     """
@@ -73,7 +73,7 @@ def distinct(count: int, size: int, most: int, generator: Generator) -> Tensor:
 
 
 def weighted(count: int, size: int, weights: Tensor, generator: Generator) -> Tensor:
-    """In each row ``size`` different indices of ``weights`` [n], drawn one after the other in proportion to what is left: [count, size].
+    """Draw ``size`` different indices of ``weights`` [n] in each row, in proportion to the weights left: [count, size].
 
     Sorting log w plus Gumbel noise gives that distribution at once.
     """

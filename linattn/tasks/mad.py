@@ -1,6 +1,6 @@
-"""The tasks of Mechanistic Architecture Design (arXiv 2403.17844): recall in three kinds, selective copying, compression, memorisation.
+"""Tasks of Mechanistic Architecture Design (arXiv 2403.17844): recall in three kinds, selective copying, compression, memorisation.
 
-What is asked is what can be known. The authors' code asks the same in its tests, but trains recall on every next token.
+Only answers that can be known are asked. The authors' code asks the same in its tests, but trains recall on every next token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def in_context_recall(
         vocab_size: V: keys, values and noise tokens, in that order.
         noise: probability from 0 to below 1.
         noise_vocab: number of noise tokens; at least 1 with noise.
-        generator: of all draws.
+        generator: for all draws.
 
     Returns:
         Examples with ``tokens`` - 1 tokens; a question is at the place of its key.
@@ -188,7 +188,7 @@ def _check_even(tokens: int) -> None:
 
 
 def _first(key: Tensor) -> Tensor:
-    """For keys [N, n] the place where the same one stands first: [N, n]."""
+    """Index of the first occurrence of each key of [N, n]: [N, n]."""
     order = key.argsort(dim=1, stable=True)
     ordered = key.gather(1, order)
     new = torch.cat([torch.ones_like(order[:, :1], dtype=torch.bool), ordered[:, 1:] != ordered[:, :-1]], 1)
@@ -197,13 +197,13 @@ def _first(key: Tensor) -> Tensor:
 
 
 def _one_of(real: Tensor, generator: Generator) -> Tensor:
-    """In each row the place of one true value of ``real`` [N, n], each as likely: [N, 1]."""
+    """Index of one true value of ``real`` [N, n] in each row, each equally likely: [N, 1]."""
     chance = torch.rand(real.shape, generator=generator, dtype=torch.float64)
     return torch.where(real, chance, -1.0).argmax(1, keepdim=True)
 
 
 def _motifs(low: int, high: int, sizes: Sequence[int], shape: tuple[int, int], generator: Generator) -> Tensor:
-    """Different tokens from low to high - 1, of each of ``sizes`` as likely: [*shape, longest] with -1 behind the end."""
+    """Draw different tokens from low to high - 1, each of ``sizes`` equally likely: [*shape, longest] with -1 behind the end."""
     longest, count = max(sizes), shape[0] * shape[1]
     size = torch.tensor(sizes)[integers(0, len(sizes), (count, 1), generator)]
     drawn = low + distinct(count, longest, high - low, generator)  # of which the first ones are as random
@@ -211,7 +211,7 @@ def _motifs(low: int, high: int, sizes: Sequence[int], shape: tuple[int, int], g
 
 
 def _named(motifs: Tensor, tokens: int) -> Tensor:
-    """A number for each of ``motifs`` [N, n, longest] of tokens below ``tokens``, the same for the same ones: [N, n]."""
+    """Number of each of ``motifs`` [N, n, longest] of tokens below ``tokens``, equal for equal motifs: [N, n]."""
     name = torch.zeros_like(motifs[..., 0])
     for token in motifs.unbind(-1):
         name = torch.unique(name * (tokens + 1) + token + 1, return_inverse=True)[1]
@@ -219,5 +219,5 @@ def _named(motifs: Tensor, tokens: int) -> Tensor:
 
 
 def _rows(motifs: Tensor, places: Tensor) -> Tensor:
-    """Those of ``motifs`` [N, n, longest] at ``places`` [N, m]: [N, m, longest]."""
+    """Gather ``motifs`` [N, n, longest] at ``places`` [N, m]: [N, m, longest]."""
     return motifs.gather(1, places[..., None].expand(-1, -1, motifs.shape[-1]))

@@ -1,4 +1,4 @@
-"""Keeping track of a state: parity, and the word problems of small groups (arXiv 2404.08819, 2411.12537)."""
+"""State tracking: parity, and the word problems of small groups (arXiv 2404.08819, 2411.12537)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def word_problem(count: int, *, group: str, tokens: int, generator: Generator) -
 
 @cache
 def products(group: str) -> Tensor:
-    """The multiplication table: entry [a, b] is the element that does b first and then a."""
+    """Multiplication table: entry [a, b] is the element that does b first and then a."""
     things, even = GROUPS[group]
     elements = [p for p in permutations(range(things)) if not even or _is_even(p)]
     index = {p: i for i, p in enumerate(elements)}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from linattn.atlas.price import evaluate
+from linattn.atlas.cost_page import evaluate
 from tests.atlas.browser import AXE, cells, needed
 from tests.atlas.pages import data
 
@@ -12,7 +12,7 @@ PAGES = [
     "index.html",
     "systems/index.html",
     "triangle.html",
-    "price.html",
+    "cost.html",
     *(f"systems/{name}.html" for name in ("gla", "softmax", "lstm")),
 ]
 CHINESE = re.compile("[\u4e00-\u9fff]")
@@ -40,7 +40,7 @@ def test_every_page_opens_draws_and_fits(open_page, path):
         assert reader.page.evaluate("document.documentElement.lang") == ("zh-Hans" if language == "zh" else "en")
 
 
-@pytest.mark.parametrize("path", ["systems/gla.html", "triangle.html", "price.html", "capacity.html", "lab.html", "story/1.html"])
+@pytest.mark.parametrize("path", ["systems/gla.html", "triangle.html", "cost.html", "capacity.html", "lab.html", "story/1.html"])
 def test_drawings_whose_numbers_stand_elsewhere_are_hidden_from_readers_aloud(open_page, path):
     """By the word true: without a value the attribute hides nothing."""
     hidden = open_page(path).page.locator("svg[aria-hidden]")
@@ -83,7 +83,7 @@ def test_matrix_and_state_show_the_json_at_every_stop(open_page, site, name):
 
 def test_a_slider_reacts_within_a_tenth_of_a_second(open_page):
     sliders = (
-        ("systems/gla.html", "token", range(1, 13)), ("systems/gla.html", "query", range(13)), ("price.html", "dim", range(8, 14)),
+        ("systems/gla.html", "token", range(1, 13)), ("systems/gla.html", "query", range(13)), ("cost.html", "dim", range(8, 14)),
         ("story/1.html", "length", range(14)), ("story/2.html", "token", range(12)), ("story/8.html", "rule", range(8)),
         ("capacity.html", "pairs", range(1, 65, 9)), ("lab.html", "decay", (0.5, 0.6, 0.9)),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_slider_reacts_within_a_tenth_of_a_second(open_page):
 
 
 def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page):
-    for path, place in (("price.html", "svg.plot"), ("capacity.html", "svg.plot"), ("story/1.html", ".orders > svg")):
+    for path, place in (("cost.html", "svg.plot"), ("capacity.html", "svg.plot"), ("story/1.html", ".orders > svg")):
         page = open_page(path, width=390).page
         narrow = page.locator(place).first.bounding_box()
         assert narrow["x"] >= 0 and narrow["x"] + narrow["width"] <= 390
@@ -118,8 +118,8 @@ def test_what_is_compared_is_in_sight(open_page):
     assert box["y"] < 900 and box["y"] + box["height"] > 0
 
 
-def test_the_price_shows_what_the_formulas_say(open_page, site):
-    reader, shown = open_page("price.html"), data(site, "price.html")["price"]
+def test_the_cost_page_shows_what_the_formulas_say(open_page, site):
+    reader, shown = open_page("cost.html"), data(site, "cost.html")["cost"]
     systems = {s["name"]: s for s in shown["systems"]}
 
     def figures():
@@ -140,8 +140,8 @@ def test_the_price_shows_what_the_formulas_say(open_page, site):
     assert "softmax" in reader.page.locator("figure .readout").first.inner_text()
 
 
-def test_any_set_of_systems_is_priced(open_page, site):
-    reader, shown = open_page("price.html"), data(site, "price.html")["price"]
+def test_any_set_of_systems_can_be_compared(open_page, site):
+    reader, shown = open_page("cost.html"), data(site, "cost.html")["cost"]
     reader.page.locator("details:has([data-pick]) summary").click()
     names = [s["name"] for s in shown["systems"]]
     for wanted in (names, names[-1:]):
@@ -154,7 +154,7 @@ def test_any_set_of_systems_is_priced(open_page, site):
 
 
 def test_measured_points_stand_on_the_theory_of_their_size(open_page, site):
-    reader, shown = open_page("price.html"), data(site, "price.html")["price"]
+    reader, shown = open_page("cost.html"), data(site, "cost.html")["cost"]
     assert shown["measured"], "the results of this checkout"
     reader.page.locator("[data-choice=view] input[value=alone]").check(force=True)
     kinds = [s["kind"] for s in shown["systems"] if s["name"] in shown["first"]]
@@ -264,7 +264,7 @@ def test_without_a_script_the_text_is_there_and_both_languages_say_what_is_not(c
     context.close()
 
 
-@pytest.mark.parametrize("path", ["index.html", "systems/index.html", "systems/gla.html", "triangle.html", "price.html"])
+@pytest.mark.parametrize("path", ["index.html", "systems/index.html", "systems/gla.html", "triangle.html", "cost.html"])
 def test_axe_finds_nothing_serious(open_page, path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     for scheme, language in (("light", "en"), ("dark", "zh")):

@@ -11,8 +11,8 @@ import torch
 
 import linattn
 from linattn import mixers
-from linattn.atlas import build, look, measured, price, sentence
-from linattn.atlas.build import SECTIONS, Atlas
+from linattn.atlas import build, cost_page, inspection, measured, sentence
+from linattn.atlas.build import Atlas
 from linattn.atlas.chinese import both, equation
 from linattn.atlas.page import rounded
 from linattn.cli.main import main
@@ -53,8 +53,8 @@ def test_states_on_the_pages_are_recomputed(site, name):
         for t in range(x.shape[1]):
             _, state = mixer(x[:, : t + 1], return_state=True)
             kept = state[shown["name"]][0]
-            n = look.SHOWN
-            first = kept[:, 0, :n] if shown["grows"] else kept[None, : look.VECTOR] if kept.ndim == 1 else kept[0, :n, :n]
+            n = inspection.SHOWN
+            first = kept[:, 0, :n] if shown["grows"] else kept[None, : inspection.VECTOR] if kept.ndim == 1 else kept[0, :n, :n]
             found = [row for row in shown["values"][t][0] if row[0] is not None]
             torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), first, rtol=6e-3, atol=1e-12)
 
@@ -85,7 +85,7 @@ def test_every_page_is_whole_and_loads_only_the_script_and_the_sheet(site):
         "atlas.js",
         "atlas.json",
         "systems",
-        *(f"{n}.html" for n in SECTIONS if n in ("triangle", "price")),
+        *(f"{n}.html" for n in ("triangle", "cost", "capacity", "lab", "pitfalls")),
     } <= root
     for path in pages(site):
         html = path.read_text(encoding="utf-8")
@@ -117,11 +117,11 @@ ENGLISH = re.compile(
 )
 
 
-@pytest.mark.parametrize("prices", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["few prices", "all prices"])
-def test_the_whole_site_is_small_and_leaves_no_english_to_a_chinese_reader(prices, tmp_path, monkeypatch):
+@pytest.mark.parametrize("systems", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["few systems", "all systems"])
+def test_the_whole_site_is_small_and_leaves_no_english_to_a_chinese_reader(systems, tmp_path, monkeypatch):
     """Formulas of what every system costs take most of the time of a build."""
-    every = price.priced
-    monkeypatch.setattr(price, "priced", lambda atlas: every(atlas)[:prices])
+    every = cost_page.shown_systems
+    monkeypatch.setattr(cost_page, "shown_systems", lambda atlas: every(atlas)[:systems])
     build(tmp_path / "site")
     whole = sum(path.stat().st_size for path in (tmp_path / "site").rglob("*.*"))
     assert whole < 35_400 * len(mixers.available())  # 4 MB where there were 113
@@ -145,12 +145,12 @@ def test_a_mixer_that_registers_has_its_page(tmp_path):
     finally:
         del mixers.registry._registered["gla_of_mine"]
     assert "Mine &amp; &lt;yours&gt;" in html and r"<code>S_t = \strange{x}</code>" in html
-    assert data(tmp_path, "systems/gla_of_mine.html")["mask"]["matrix"] == rounded(look.look("gla").matrix)
+    assert data(tmp_path, "systems/gla_of_mine.html")["mask"]["matrix"] == rounded(inspection.inspect_mixer("gla").matrix)
 
 
 def test_a_later_build_replaces_an_earlier_one_and_nothing_else(tmp_path):
     build(tmp_path, names=["gla", "lstm", "gla"])
-    assert len(data(tmp_path, "price.html")["price"]["systems"]) == 2
+    assert len(data(tmp_path, "cost.html")["cost"]["systems"]) == 2
     (tmp_path / "mine.txt").write_text("mine")
     build(tmp_path, names=["lstm"])
     assert (tmp_path / "mine.txt").read_text() == "mine"
@@ -203,7 +203,7 @@ def test_a_system_that_fails_leaves_an_earlier_atlas_as_it_was(tmp_path, monkeyp
     def fail(name):
         raise RuntimeError(name)
 
-    monkeypatch.setattr(writing, "look", fail)
+    monkeypatch.setattr(writing, "inspect_mixer", fail)
     with pytest.raises(RuntimeError, match="gla"):
         build(tmp_path, names=["gla"])
     assert (tmp_path / "index.html").read_text() == "first" and mark(tmp_path) == ["index.html"]
@@ -328,7 +328,7 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     assert "A &lt;small cpu&gt;, 2 threads, 2030-01-02" in html and "<td>bfloat16</td><td>6,543</td><td>1.23</td>" in html
     assert "linattn reproduce recall, A &lt;cpu&gt;, 2030-01-01" in html and "<td>gla heads 2</td>" in html and "2 pairs" not in html
     assert 'id="measured"' not in (tmp_path / "site" / "systems" / "lstm.html").read_text()
-    (point,) = data(tmp_path / "site", "price.html")["price"]["measured"]
+    (point,) = data(tmp_path / "site", "cost.html")["cost"]["measured"]
     assert point == {"kind": "channel", "card": "A <card>", "ms": 1.2345, "B": 1, "T": 64, "H": 2, "D": 16}
 
 
@@ -363,7 +363,7 @@ def test_everything_measured_is_told_in_both_languages():
     """Titles, headings, sources and cells of all that the checkout's results say of any system."""
     atlas, cells = Atlas(tuple(mixers.available()), writing._results(None)), set()
     for name in mixers.available():
-        for table in measured.of(atlas, look.Look(mixers.info(name), {})):
+        for table in measured.of(atlas, inspection.Inspection(mixers.info(name), {})):
             assert [w for words in (table.title, *table.heads) for w in english(words.zh)] == [], (name, table.title)
             cells.update((table.source,), *table.rows)
     assert len(cells) > 500

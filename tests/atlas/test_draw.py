@@ -11,7 +11,7 @@ import pytest
 import linattn.atlas.draw as drawing
 from linattn import mixers
 from linattn.atlas.draw import KINDS, draw
-from linattn.atlas.look import look
+from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.page import rounded
 from linattn.cli.main import main
 
@@ -30,9 +30,9 @@ def test_files_stand_alone(name, what):
 
 @pytest.mark.parametrize("name", mixers.available())
 def test_every_system_is_drawn_or_says_what_it_lacks(name, monkeypatch):
-    monkeypatch.setattr(drawing, "look", cache(look))
+    monkeypatch.setattr(drawing, "inspect_mixer", cache(inspect_mixer))
     ET.fromstring(draw(name, "cell"))
-    for what, there in (("mask", look(name).matrix), ("state", look(name).states)):
+    for what, there in (("mask", inspect_mixer(name).matrix), ("state", inspect_mixer(name).states)):
         if there is None:
             with pytest.raises(ValueError, match=f"^{name} has no (matrix|state) to draw: .{{20}}"):
                 draw(name, what)
@@ -63,7 +63,7 @@ def cells(svg):
 
 
 def test_numbers_are_the_mixer_s():
-    seen = look("gla")
+    seen = inspect_mixer("gla")
     lower = [value for i, row in enumerate(seen.matrix[2]) for value in row[: i + 1]]
     assert cells(draw("gla", "mask", head=2)) == pytest.approx(lower, rel=6e-3)
     assert cells(draw("gla", "state", head=1)) == pytest.approx([v for row in seen.states.values[-1][1] for v in row], rel=6e-3)

@@ -29,7 +29,7 @@ def test_words_are_vectors_of_length_one_that_only_their_letters_choose():
 def test_traces_follow_the_rules_as_they_are_written_on_the_page(key):
     """Each equation once more, written out token by token beside the op."""
     made, words = lab.inputs(SENTENCES["typed"], rule(key), 0.7, 0.6), SENTENCES["typed"]
-    found = lab.trace(made)
+    found = lab.run(made)
     s, z = torch.zeros(8, 8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
     for t, word in enumerate(words):
         v = torch.tensor(lab.vector(word), dtype=torch.float64)
@@ -72,7 +72,7 @@ class TestPage:
 
     def check(self, reader, words, key, token, decay=lab.DECAY, beta=lab.BETA):
         made = lab.inputs(words, rule(key), decay, beta)
-        found, t = lab.trace(made), token - 1
+        found, t = lab.run(made), token - 1
         before = found.states[t - 1] if t else torch.zeros_like(found.states[0])
         log = made.get("decay", torch.zeros(1, dtype=torch.float64))
         log = log[0, t, 0] if log.ndim > 1 else log

@@ -92,5 +92,5 @@ def test_the_door_builds(tmp_path, capsys):
     assert main(["atlas", "build", str(tmp_path / "x"), "--systems", "lstm"]) == 0
     told = capsys.readouterr()
     assert told.out.strip() == str(tmp_path / "x" / "index.html")
-    assert told.err.splitlines() == ["looking at 1 system", "a page for 1 system", "the price of 1 system"]
+    assert told.err.splitlines() == ["inspecting 1 system", "a page for 1 system", "the cost of 1 system"]
     assert (tmp_path / "x" / "systems" / "lstm.html").is_file()

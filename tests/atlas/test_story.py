@@ -18,7 +18,7 @@ from tests.atlas.pages import SYSTEMS, data
 
 WORDS = [word.en for word in sentence.SENTENCE]
 CHAPTERS = [f"story/{n}.html" for n in FIGURES]
-PAGES = ["story/index.html", *CHAPTERS, "lab.html", "capacity.html", "slips.html"]
+PAGES = ["story/index.html", *CHAPTERS, "lab.html", "capacity.html", "pitfalls.html"]
 SVG = "{http://www.w3.org/2000/svg}"
 CHINESE = re.compile("[\u4e00-\u9fff]")
 
@@ -141,7 +141,7 @@ class TestReading:
             assert reader.page.evaluate("document.documentElement.scrollWidth") <= width
             assert bool(CHINESE.search(reader.page.inner_text("main"))) == (language == "zh")
 
-    @pytest.mark.parametrize("path", [*CHAPTERS, "slips.html"])
+    @pytest.mark.parametrize("path", [*CHAPTERS, "pitfalls.html"])
     def test_sheets_show_the_json_at_every_stop(self, open_page, site, path):
         reader = open_page(path)
         for name, shown in data(site, path).items():
@@ -196,7 +196,7 @@ class TestReading:
 
     @pytest.mark.parametrize(("path", "scheme", "language", "width"), [
         ("story/index.html", "dark", "en", 820), ("story/1.html", "light", "zh", 390), ("story/3.html", "dark", "en", 1280), ("story/8.html", "light", "zh", 390),
-        ("lab.html", "dark", "zh", 390), ("lab.html", "light", "en", 1280), ("capacity.html", "light", "en", 390), ("slips.html", "dark", "zh", 820),
+        ("lab.html", "dark", "zh", 390), ("lab.html", "light", "en", 1280), ("capacity.html", "light", "en", 390), ("pitfalls.html", "dark", "zh", 820),
     ])  # fmt: skip
     def test_axe_finds_nothing_serious(self, open_page, path, scheme, language, width):
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")

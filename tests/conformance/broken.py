@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers import Carry, Mixer, Recurrence
+from linattn.mixers import CallContext, Mixer, Recurrence
 from linattn.mixers.decay.gla import GLA
-from linattn.mixers.parts import HeadNorm, ShortConvolution, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, to_float32
 from linattn.mixers.registry import info
 
 FAILS: dict[type[Mixer], tuple[str, ...]] = {}
@@ -44,9 +44,9 @@ class Sound(Mixer):
         self.norm = HeadNorm(dim // heads)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.qkv_proj(self.conv(x, state)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.decay_proj(x))))
+        return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.decay_proj(x))))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))
@@ -59,7 +59,7 @@ Sound.info = replace(info("gla"), name="sound", title="Sound", cls=Sound)
 class PeeksAhead(Sound):
     """Each token also writes the next one."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return super().project(x + F.pad(x[:, 1:], (0, 0, 0, 1)), state)
 
 
@@ -67,7 +67,7 @@ class PeeksAhead(Sound):
 class SeesOnlyTheWindow(Sound):
     """Only the short convolution remembers."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         super().attend(r, carry)
         return r.v
 
@@ -84,7 +84,7 @@ class LeaksRows(Sound):
 class LeaksNaN(Sound):
     """Packed sequences are told apart by a mask that multiplies: 0 · NaN."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         return replace(r, v=r.v + 0.0 * r.v.sum((0, 1)))
 
@@ -93,8 +93,8 @@ class LeaksNaN(Sound):
 class ForgetsState(Sound):
     """Every call starts anew."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
-        empty = Carry(r.v, None, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=True)
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+        empty = CallContext(r.v, None, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=True)
         o = super().attend(r, empty)
         carry.keep("S", empty.new["S"])
         return o
@@ -104,7 +104,7 @@ class ForgetsState(Sound):
 class ForgetsTheConvolution(Sound):
     """A prefill hands over S, but the short convolution starts with zeros."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         if state.returning:
             state.keep("conv", torch.zeros_like(state.new["conv"]))
@@ -115,7 +115,7 @@ class ForgetsTheConvolution(Sound):
 class CutsTheGradient(Sound):
     """The state is handed over without its graph."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = super().attend(r, carry)
         carry.new = {name: t.detach() for name, t in carry.new.items()}
         return o
@@ -125,7 +125,7 @@ class CutsTheGradient(Sound):
 class WritesIntoTheState(Sound):
     """The step updates the state it was given, in place."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = super().attend(r, carry)
         if not carry.fresh and not torch.is_grad_enabled():
             carry.get("S").mul_(0.5)
@@ -136,7 +136,7 @@ class WritesIntoTheState(Sound):
 class GrowingState(Sound):
     """Says that it is recurrent and keeps every token."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         seen = r.v.new_zeros(carry.rows, r.v.shape[1]) if carry.fresh else F.pad(carry.get("seen"), (0, r.v.shape[1]))
         carry.keep("seen", seen)
         return super().attend(r, carry)
@@ -154,7 +154,7 @@ class CountsEveryPair(Sound):
 class KeepsAView(Sound):
     """The state is a small window of a large tensor."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = super().attend(r, carry)
         if carry.returning:
             carry.keep("S", torch.cat([carry.new["S"]] * 2, 1)[:, : self.heads])
@@ -165,11 +165,11 @@ class KeepsAView(Sound):
 class ConvolvesAcrossSequences(Sound):
     """cu_seqlens reaches the recurrence but not the short convolution."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         if state.cu_seqlens is None:
             return r
-        one = ShortConvolution.forward(self.conv, x, Carry(x))
+        one = ShortConvolution.forward(self.conv, x, CallContext(x))
         q, k, v = self.qkv_proj(one).unflatten(-1, (3, self.heads, -1)).unbind(2)
         return replace(r, q=q, k=k, v=v)
 
@@ -178,7 +178,7 @@ class ConvolvesAcrossSequences(Sound):
 class PaddingFades(Sound):
     """Padding writes nothing but lets the state fade."""
 
-    def recurrence(self, x: Tensor, carry: Carry) -> Recurrence:
+    def recurrence(self, x: Tensor, carry: CallContext) -> Recurrence:
         r = super().recurrence(x, carry)
         return replace(r, decay=torch.where(r.decay == 0, -0.5, r.decay))
 
@@ -199,7 +199,7 @@ class WrongDtype(Sound):
     """The norm's float32 gets out."""
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return wide(super().read(o, x))
+        return to_float32(super().read(o, x))
 
 
 @fails("shape", "empty", "resume", "packed", "padding")
@@ -250,7 +250,7 @@ class Noisy(Sound):
 class DividesByTheSpread(Sound):
     """Tokens are divided by their own spread, which is 0 where all channels are equal."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return super().project(F.layer_norm(x, x.shape[-1:], eps=0.0), state)
 
 
@@ -258,7 +258,7 @@ class DividesByTheSpread(Sound):
 class Overflows(Sound):
     """Keys are exponentials without a maximum."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         return replace(r, k=r.k.exp())
 
@@ -267,7 +267,7 @@ class Overflows(Sound):
 class NotLinear(Sound):
     """Says that it is linear in its values."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         return super().attend(r, carry).sigmoid()
 
 
@@ -277,7 +277,7 @@ class BreaksTheGraph(Sound):
 
     lock = threading.RLock()
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         with self.lock:
             return super().project(x, state)
 

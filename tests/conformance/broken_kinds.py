@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers import Carry, CrossMixer, FeedForward, GridMixer, Mixer, Recurrence, Resampler
+from linattn.mixers import CallContext, CrossMixer, FeedForward, GridMixer, Mixer, Recurrence, Resampler
 from linattn.mixers.registry import info
 from tests.conformance.broken import fails
 
@@ -29,12 +29,12 @@ class Attention(Mixer):
         self.heads = heads
         self.q_proj, self.kv_proj, self.o_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         source = x if state.across is None else state.across.tokens
         k, v = self.kv_proj(source).unflatten(-1, (2, self.heads, -1)).unbind(2)
         return Recurrence(self.q_proj(x).unflatten(-1, (self.heads, -1)), k, v)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         k, v, real = r.k, r.v, carry.written
         if real is None:
             real = torch.ones(k.shape[:2], dtype=torch.bool)
@@ -104,7 +104,7 @@ HidesTheCost.info = replace(HidesTheCost.info, growth="n")
 class KnowsPositions(SoundBothWays):
     """Says that it commutes with permutations."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return super().project(x + state.positions[..., None].to(x.dtype).sin(), state)
 
 
@@ -159,7 +159,7 @@ class SeesPaddingOfTheContext(SoundAcross):
 class ForgetsTheContext(SoundAcross):
     """Keeps the keys without their graph."""
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = super().attend(r, carry)
         carry.new = {name: t.detach() for name, t in carry.new.items()}
         return o
@@ -168,7 +168,7 @@ class ForgetsTheContext(SoundAcross):
 class SoundGrid(Attention, GridMixer):
     """Nothing is wrong here: rows of a grid are added up, then all see all."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.grid is not None
         rows = x.unflatten(1, state.grid)
         return super().project((rows + rows.mean(2, keepdim=True)).flatten(1, 2) if x.numel() else x, state)
@@ -181,7 +181,7 @@ entry(SoundGrid, "grid", growth="n^2")
 class WantsSquares(SoundGrid):
     """Takes the root of the number of tokens for the height."""
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         side = int(x.shape[1] ** 0.5)
         state.grid = (side, x.shape[1] // side)
         return super().project(x, state)
@@ -197,7 +197,7 @@ class SoundHalving(Resampler):
     def resampled(self, lengths):
         return (lengths + 1) // 2
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.proj(F.pad(x, (0, 0, 0, x.shape[1] % 2)).unflatten(1, (-1, 2)).sum(2))
 
 

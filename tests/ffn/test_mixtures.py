@@ -63,7 +63,7 @@ def test_decoding(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_room_for_all_is_no_capacity(name):
+def test_capacity_for_all_is_no_capacity(name):
     """As many slots as tokens give what tokens brought to their experts one by one do; and so do gradients."""
     torch.manual_seed(0)
     m, x, runs = ffn.create(name, 16, 24, count=5).double(), torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True), []
@@ -129,7 +129,7 @@ def test_counts_add_up():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("switch", {"capacity": 0}, "capacity must be a number above 0, or None for room for all, but came as 0"),
+        ("switch", {"capacity": 0}, "capacity must be a number above 0, or None for no limit, but came as 0"),
         ("switch", {"eval_capacity": -1.0}, "eval_capacity must be a number above 0"),
         ("switch", {"jitter": -0.1}, "jitter must be at least 0"),
         ("gshard", {"count": 1}, "count must be at least the 2 experts of a token, but came as 1"),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import linattn
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 
 RESUMABLE = [name for name in linattn.mixers.available() if linattn.mixers.info(name).resumable]
 
@@ -91,10 +91,10 @@ def test_gate_logs_are_float32(name):
     """In a bfloat16 model and under autocast; q, k, v and what erases go in the low precision, which the fast kernels want."""
     x = torch.randn(1, 5, 32)
     low = create(name, dim=32).bfloat16()
-    r = low.recurrence(x.bfloat16(), Carry(x))
+    r = low.recurrence(x.bfloat16(), CallContext(x))
     assert r.decay.dtype == torch.float32 and {t.dtype for t in (r.q, r.k, r.v, *(r.erase or ()))} == {torch.bfloat16}
     with torch.autocast("cpu", torch.bfloat16):
-        r = create(name, dim=32).recurrence(x, Carry(x))
+        r = create(name, dim=32).recurrence(x, CallContext(x))
     assert r.decay.dtype == torch.float32 and {t.dtype for t in (r.q, r.k, r.v, *(r.erase or ()))} == {torch.bfloat16}
 
 
@@ -168,7 +168,7 @@ def test_a_mixer_without_its_two_functions_says_so():
 
 def test_no_state_is_made_that_nobody_wants():
     x = torch.randn(1, 4, 32)
-    carry = Carry(x, returning=False)
+    carry = CallContext(x, returning=False)
     create("deltanet", dim=32).mix(x, carry)
     assert carry.new == {}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import linattn
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from linattn.mixers.inspect import values
 
 
@@ -21,7 +21,7 @@ def test_rows_of_an_average_sum_to_one(name):
 
 def test_softmax_probabilities():
     mixer, tokens = create("softmax", dim=32, heads=4, kv_heads=2).double(), x()
-    r = mixer.recurrence(tokens, Carry(tokens))
+    r = mixer.recurrence(tokens, CallContext(tokens))
     scores = torch.einsum("bthk,bshk->bhts", r.q, r.k.repeat_interleave(2, 2)) / 8**0.5
     hidden = torch.ones(12, 12, dtype=torch.bool).triu(1)
     torch.testing.assert_close(linattn.mixing_matrix(mixer, tokens), scores.masked_fill(hidden, -torch.inf).softmax(-1))
@@ -29,7 +29,7 @@ def test_softmax_probabilities():
 
 def test_retention_by_hand():
     mixer, tokens = create("retnet", dim=32, heads=2).double(), x()
-    r = mixer.recurrence(tokens, Carry(tokens))
+    r = mixer.recurrence(tokens, CallContext(tokens))
     lag = torch.arange(12)[:, None] - torch.arange(12)
     gamma = 1 - 2.0 ** -torch.tensor([5.0, 6.0], dtype=torch.float64)
     decay = torch.where(lag >= 0, gamma[:, None, None] ** lag.clamp(min=0), 0.0)
@@ -41,7 +41,7 @@ def test_matrix_times_values(name):
     """Erasing, skips, shared heads and grouped heads included."""
     options = {"softmax": {"kv_heads": 2}, "mamba2": {"head_dim": 16}}.get(name, {})
     mixer, tokens = create(name, dim=32, **options).double(), x()
-    carry = Carry(tokens, returning=False)
+    carry = CallContext(tokens, returning=False)
     r = mixer.recurrence(tokens, carry)
     o = torch.einsum("bhts,bshv->bthv", linattn.mixing_matrix(mixer, tokens), values(mixer, tokens))
     torch.testing.assert_close(o, mixer.attend(r, carry))
@@ -81,7 +81,7 @@ class Forgetful(Linear):
     """Starts anew at every call."""
 
     def attend(self, r, carry):
-        return super().attend(r, Carry(r.q, returning=False))
+        return super().attend(r, CallContext(r.q, returning=False))
 
 
 class Detached(Linear):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, rotate, unit
 from linattn.ops.features import elu1
 
@@ -31,21 +31,21 @@ def test_short_convolution_is_a_causal_conv1d(width, options):
     conv, theirs = convolution(width, **options)
     for tokens in (1, 2, 9):
         x = torch.randn(2, tokens, 6, dtype=torch.float64)
-        torch.testing.assert_close(conv(x, Carry(x)), theirs(x))
+        torch.testing.assert_close(conv(x, CallContext(x)), theirs(x))
 
 
 def test_short_convolution_keeps_the_last_inputs_of_every_layout():
     conv, theirs = convolution()
     x = torch.randn(1, 9, 6, dtype=torch.float64)
     packed, cu = x, torch.tensor([0, 1, 1, 6, 9])
-    carry = Carry(packed, cu_seqlens=cu)
+    carry = CallContext(packed, cu_seqlens=cu)
     y = conv(packed, carry)
     wanted = torch.cat([theirs(part) for part in (x[:, :1], x[:, 1:6], x[:, 6:])], 1)
     torch.testing.assert_close(y, wanted)
     zero = torch.zeros(3, 6, dtype=torch.float64)
     kept = torch.stack([torch.cat([zero[:2], x[0, :1]]), zero, x[0, 3:6], x[0, 6:]])
     torch.testing.assert_close(carry.new["conv"], kept)
-    ragged = Carry(x.expand(2, -1, -1), lengths=torch.tensor([2, 7]))
+    ragged = CallContext(x.expand(2, -1, -1), lengths=torch.tensor([2, 7]))
     conv(x.expand(2, -1, -1), ragged)
     torch.testing.assert_close(ragged.new["conv"], torch.stack([torch.cat([zero[:1], x[0, :2]]), x[0, 4:7]]))
 
@@ -53,7 +53,7 @@ def test_short_convolution_keeps_the_last_inputs_of_every_layout():
 def test_a_kept_state_does_not_keep_the_sequence_alive():
     conv, _ = convolution()
     x = torch.randn(1, 1000, 6, dtype=torch.float64)
-    carry = Carry(x)
+    carry = CallContext(x)
     conv(x, carry)
     assert carry.new["conv"].untyped_storage().nbytes() == 3 * 6 * 8
 

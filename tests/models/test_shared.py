@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from linattn.mixers import Carry, Mixer, Recurrence, registry
+from linattn.mixers import CallContext, Mixer, Recurrence, registry
 from linattn.models import LanguageModel, LMConfig
 from tests.conformance.test_distributed import run
 
@@ -128,7 +128,7 @@ def test_kinds_do_not_mix(monkeypatch):
     class Counter(Mixer):
         shares = True
 
-        def project(self, x, state: Carry) -> Recurrence:
+        def project(self, x, state: CallContext) -> Recurrence:
             assert state.shared is None or state.shared.ndim == 0
             state.shared = x.new_zeros(()) if state.shared is None else state.shared + 1
             head = x[:, :, None]

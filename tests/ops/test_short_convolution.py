@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import ShortConvolution
 from linattn.ops import flops
 from linattn.ops.short_convolution import short_convolution
@@ -163,9 +163,9 @@ def test_packed_sequences_and_their_states(lengths):
     torch.nn.init.normal_(conv.bias)
     x, more = (torch.randn(1, 9, D, dtype=torch.float64, requires_grad=True) for _ in range(2))
     cu = torch.tensor([0, *lengths]).cumsum(0)
-    first = Carry(x, cu_seqlens=cu)
+    first = CallContext(x, cu_seqlens=cu)
     y = conv(x, first)
-    second = Carry(more, {**first.new, "position": cu.diff()}, cu_seqlens=cu)
+    second = CallContext(more, {**first.new, "position": cu.diff()}, cu_seqlens=cu)
     y = torch.cat([y, conv(more, second)])
     parts = [torch.cat([a, b], 1) for a, b in zip(x.split(lengths, 1), more.split(lengths, 1), strict=True)]
     alone = [conv1d(t, conv.weight, conv.bias) for t in parts]
@@ -191,10 +191,10 @@ def test_states_of_rows(lengths, tokens):
         real = torch.full((B,), tokens[0])
     else:
         real = torch.tensor(lengths).clamp(max=tokens[0])
-    carry = Carry(first, lengths=None if lengths is None else real)
+    carry = CallContext(first, lengths=None if lengths is None else real)
     conv(first, carry)
     state = {**carry.new, "position": real}
-    y = conv(second, Carry(second, state))
+    y = conv(second, CallContext(second, state))
     for b, n in enumerate(real.tolist()):
         whole = torch.cat([first[b : b + 1, :n], second[b : b + 1]], 1)
         torch.testing.assert_close(y[b : b + 1], conv1d(whole, conv.weight)[:, n:])

@@ -102,7 +102,7 @@ def test_the_mixing_matrix_of_a_state_space_model_is_semiseparable(name, size):
     matrix = mixing_matrix(mixer, x)[0, 0]
     assert 2 <= block_rank(matrix) <= 4
     if name == "mamba2":  # one factor per token: L ∘ C Bᵀ
-        r = mixer.recurrence(x, linattn.mixers.Carry(x, returning=False))
+        r = mixer.recurrence(x, linattn.mixers.CallContext(x, returning=False))
         log = r.decay[0, :, 0].cumsum(0)
         mask = (log[:, None] - log).exp().tril()
         assert error(matrix, mask * (r.q[0, :, 0] @ r.k[0, :, 0].mT)) < 1e-10

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from linattn.mixers import Carry, Mixer, Recurrence
+from linattn.mixers import CallContext, Mixer, Recurrence
 from tests.oracles import wheels
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def fla(file: str) -> ModuleType:
 def naive_distance(mixer: Mixer, naive: Callable[[Recurrence], Tensor], x: Tensor) -> float:
     """Between a mixer and the same projections put through somebody else's recurrence ``naive``."""
     with torch.no_grad():
-        return distance(mixer(x), mixer.read(naive(mixer.project(x, Carry(x))), x))
+        return distance(mixer(x), mixer.read(naive(mixer.project(x, CallContext(x))), x))
 
 
 def take(mixer: Mixer, weights: Mapping[str, Tensor], lines: Iterable[Line]) -> Mixer:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
 def pieces(mixer, x):
     """fla's arguments from a mixer's: its v is not scaled by β yet."""
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     beta = mixer.b_proj(x).sigmoid()
     return {"q": r.q, "k": r.k, "v": r.v / beta[..., None], "p": r.erase[0], "g": r.decay, "beta": beta}
 
@@ -45,8 +45,8 @@ def test_projections():
     """k of unit length, p weaker than k, and d taken off the query."""
     torch.manual_seed(2)
     mixer, x = create("comba", dim=32, correction=0.3), torch.randn(1, 9, 32)
-    r = mixer.project(x, Carry(x))
-    q, k, _ = mixer.conv(mixer.qkv_proj(x), Carry(x)).split((32, 32, 64), -1)
+    r = mixer.project(x, CallContext(x))
+    q, k, _ = mixer.conv(mixer.qkv_proj(x), CallContext(x)).split((32, 32, 64), -1)
     q, k = (torch.nn.functional.normalize(t.unflatten(-1, (4, 8)), dim=-1) for t in (q, k))
     torch.testing.assert_close(r.q, q - 0.3 * k, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(r.erase[0], torch.sigmoid(torch.tensor(1.0)) * k, atol=1e-4, rtol=1e-4)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.conformance.checks import states
 from tests.oracles.compare import assert_graded, assert_pieces, fla
 
@@ -18,13 +18,13 @@ def test_fla(piece):
     mixer, x = create("deltaformer", dim=64), 2 * torch.randn(2, 75, 64)
     mixer.piece = piece
     mixer.q_proj.weight.copy_(mixer.k_proj.weight)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     wanted = mixer.read(fla("deltaformer").naive_deltaformer_attn(r.k, r.k, r.v, r.beta), x)
     assert_pieces(mixer, x, wanted, [30, 1, 1, 43])
 
 
 def one_by_one(mixer, x):
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     left, out = [], []
     for t in range(x.shape[1]):
         u = r.v[:, t]
@@ -49,7 +49,7 @@ def test_one_by_one(piece):
 def test_the_state_holds_what_is_left_of_values():
     mixer, x = create("deltaformer", dim=32, heads=2), torch.randn(1, 9, 32)
     _, state = mixer(x, return_state=True)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     first, second = r.v[:, 0], r.v[:, 1] - r.beta[:, 1, :, None] * r.v[:, 0]
     torch.testing.assert_close(state["u"][:, :2], torch.stack([first, second], 1))
 

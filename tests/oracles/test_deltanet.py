@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import fla, naive_distance
 
 
@@ -16,14 +16,14 @@ def naive(r):
 @pytest.mark.parametrize("negative_eigenvalues", [False, True])
 def test_fla(negative_eigenvalues):
     mixer, x = create("deltanet", dim=64, negative_eigenvalues=negative_eigenvalues), 3 * torch.randn(2, 75, 64)
-    assert (mixer.project(x, Carry(x)).beta.max() > 1.5) == negative_eigenvalues
+    assert (mixer.project(x, CallContext(x)).beta.max() > 1.5) == negative_eigenvalues
     assert naive_distance(mixer, naive, x) < 1e-5
 
 
 def test_projections():
     """Convolution over the past four tokens, SiLU, unit length, sigmoid."""
     mixer, x = create("deltanet", dim=64).double(), torch.randn(1, 9, 64, dtype=torch.float64)
-    r, taps = mixer.project(x, Carry(x)), mixer.conv.weight[:, 0]  # [3D, 4], the last tap is the token itself
+    r, taps = mixer.project(x, CallContext(x)), mixer.conv.weight[:, 0]  # [3D, 4], the last tap is the token itself
     u = F.pad(x @ mixer.qkv_proj.weight.T, (0, 0, 3, 0))
     mixed = F.silu(sum(u[:, i : i + 9] * taps[:, i] for i in range(4)))
     q, k, v = (t.view(1, 9, 4, 16) for t in mixed.chunk(3, -1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
@@ -15,7 +15,7 @@ def test_fla(pro, piece):
     mixer, x = create("fox", dim=64, pro=pro), 2 * torch.randn(2, 75, 64)
     mixer.piece = piece
     with torch.no_grad():
-        r = mixer.project(x, Carry(x))
+        r = mixer.project(x, CallContext(x))
         wanted = mixer.read(fla("forgetting_attn").naive_forgetting_attn(r.q, r.k, r.v, r.decay), x)
         assert distance(mixer(x), wanted) < 1e-5
         state, y = None, []
@@ -28,7 +28,7 @@ def test_fla(pro, piece):
 def test_gradients():
     torch.manual_seed(1)
     mixer, x = create("fox", dim=32), torch.randn(2, 20, 32, requires_grad=True)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     wanted = mixer.read(fla("forgetting_attn").naive_forgetting_attn(r.q, r.k, r.v, r.decay), x)
     ours = torch.autograd.grad(mixer(x).square().sum(), [x, *mixer.parameters()])
     theirs = torch.autograd.grad(wanted.square().sum(), [x, *mixer.parameters()])
@@ -43,7 +43,7 @@ def test_shift_and_norm_of_keys():
     last = F.pad(k, (0, 0, 0, 0, 1, 0))[:, :-1]
     gate = torch.sigmoid(x @ mixer.k_shift.weight.T)[..., None]
     wanted = torch.stack([F.rms_norm(t, (16,), eps=1e-5) for t in (gate * last + (1 - gate) * k).unbind(2)], 2)
-    torch.testing.assert_close(mixer.project(x, Carry(x)).k, wanted)
+    torch.testing.assert_close(mixer.project(x, CallContext(x)).k, wanted)
 
 
 def test_a_long_memory_fades_exactly():

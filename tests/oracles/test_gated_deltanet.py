@@ -6,7 +6,7 @@ from transformers import DynamicCache, Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from linattn.hf.convert.qwen3_next import delta
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import assert_decoding, assert_left_padding, distance, take
 
 
@@ -41,7 +41,7 @@ def test_values_and_gradients(value_heads, tokens):
 
 def _summands(mixer, x):
     """The norm of the sum of the sizes of what the gradient of A_log is a sum of: a decay is exp(A_log) times what the token says."""
-    carry = Carry(x)
+    carry = CallContext(x)
     r = mixer.project(x, carry)
     (g,) = torch.autograd.grad(mixer.read(mixer.attend(r, carry), x).square().sum(), r.decay)
     return (g * r.decay).abs().sum((0, 1)).norm().item()

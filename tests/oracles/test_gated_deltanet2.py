@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
 def gates(mixer, x):
     """What fla's recurrence takes: q, k of unit length and v behind convolutions, the decay's logarithm, b and w, [B, T, H, ...]."""
-    q, k, v = mixer.conv(mixer.qkv_proj(x), Carry(x)).unflatten(-1, (3, mixer.heads, mixer.size)).unbind(2)
+    q, k, v = mixer.conv(mixer.qkv_proj(x), CallContext(x)).unflatten(-1, (3, mixer.heads, mixer.size)).unbind(2)
     q, k = (t * (t.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for t in (q, k))
     low, high = mixer.decay_proj
     rate = F.softplus((x @ low.weight.T @ high.weight.T).unflatten(-1, (mixer.heads, -1)) + mixer.dt_bias)

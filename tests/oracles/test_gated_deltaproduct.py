@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
@@ -22,7 +22,7 @@ def test_fla(name, options):
     mixer, x = create(name, dim=64, **options), 2 * torch.randn(2, 45, 64)
     with torch.no_grad():
         y, state = mixer(x, return_state=True)
-        o, s = naive(mixer.project(x, Carry(x)), mixer.substeps)
+        o, s = naive(mixer.project(x, CallContext(x)), mixer.substeps)
         assert distance(y, mixer.read(o, x)) < 1e-5
         assert distance(state["S"], s) < 1e-5
 
@@ -32,7 +32,7 @@ def test_packed(name):
     torch.manual_seed(1)
     mixer, x, cu = create(name, dim=32), torch.randn(1, 30, 32), torch.tensor([0, 11, 30])
     with torch.no_grad():
-        o, _ = naive(mixer.project(x, Carry(x, cu_seqlens=cu)), 2, cu)
+        o, _ = naive(mixer.project(x, CallContext(x, cu_seqlens=cu)), 2, cu)
         assert distance(mixer(x, cu_seqlens=cu), mixer.read(o, x)) < 1e-5
 
 
@@ -40,7 +40,7 @@ def test_gradients():
     torch.manual_seed(2)
     mixer, x = create("gated_deltaproduct", dim=32), torch.randn(2, 20, 32, requires_grad=True)
     ours = torch.autograd.grad(mixer(x).square().sum(), [x, mixer.A_log])
-    theirs = torch.autograd.grad(mixer.read(naive(mixer.project(x, Carry(x)), 2)[0], x).square().sum(), [x, mixer.A_log])
+    theirs = torch.autograd.grad(mixer.read(naive(mixer.project(x, CallContext(x)), 2)[0], x).square().sum(), [x, mixer.A_log])
     assert all(distance(g, w) < 1e-5 for g, w in zip(ours, theirs, strict=True))
 
 
@@ -53,7 +53,7 @@ def test_two_reflections_turn_by_twice_their_angle():
     from linattn.mixers import Recurrence
 
     r = Recurrence(torch.zeros(1, 1, 1, 2).double(), k, torch.zeros(1, 1, 2, 2).double(), beta=torch.full((1, 1, 2), 2.0).double())
-    carry = Carry(k[:, :, 0], {"S": torch.eye(2, dtype=torch.float64)[None, None], "position": torch.zeros(1, dtype=torch.int64)})
+    carry = CallContext(k[:, :, 0], {"S": torch.eye(2, dtype=torch.float64)[None, None], "position": torch.zeros(1, dtype=torch.int64)})
     mixer.attend(r, carry)
     turn = 2 * angle
     wanted = torch.stack([torch.stack([turn.cos(), -turn.sin()]), torch.stack([turn.sin(), turn.cos()])])

@@ -2,7 +2,7 @@
 
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import fla, naive_distance
 
 
@@ -18,4 +18,4 @@ def test_decay_is_the_sixteenth_root_of_a_sigmoid():
     low, high = mixer.decay_proj
     gate = torch.sigmoid(x @ low.weight.T @ high.weight.T + high.bias)
     assert low.weight.shape == (16, 64) and low.bias is None
-    torch.testing.assert_close(mixer.project(x, Carry(x)).decay.exp().flatten(-2), gate ** (1 / 16))
+    torch.testing.assert_close(mixer.project(x, CallContext(x)).decay.exp().flatten(-2), gate ** (1 / 16))

@@ -13,7 +13,7 @@ from tests.oracles.mixtures import assert_loop, assert_same, uneven
 def test_definition(options):
     m = uneven("gshard", **options)
     capacity = {1.0: 3, 0.3: 1}.get(options.get("capacity"), 20 if "count" in options else 5)  # of 20 tokens
-    assert m.room(20) == capacity
+    assert m.expert_capacity(20) == capacity
     assert_loop(m, torch.randn(2, 20, 16, dtype=torch.float64), capacity)
 
 

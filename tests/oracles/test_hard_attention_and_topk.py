@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles import wheels
 from tests.oracles.compare import distance
 
@@ -58,7 +58,7 @@ def test_ties():
 
 
 def recurrence(mixer, x, v):
-    carry = Carry(x, returning=False)
+    carry = CallContext(x, returning=False)
     return replace(mixer.recurrence(x, carry), v=v), carry
 
 
@@ -70,7 +70,7 @@ def test_wheel(name, options, theirs, causal):
     """Gradients too: straight through for hard attention on both sides."""
     attend = wheels.module("x-transformers==2.31.10", "x_transformers/attend.py").Attend(causal=causal, heads=2, **theirs)
     mixer, x = made(name, causal=causal, **options), tokens()
-    r = mixer.recurrence(x, Carry(x, returning=False))
+    r = mixer.recurrence(x, CallContext(x, returning=False))
     q, k, v = (t.transpose(1, 2) for t in (r.q, r.k, r.v))
     wanted = mixer.read(attend(q, k, v)[0].transpose(1, 2), x)
     y = mixer(x)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 from tests.oracles.similarity import assert_bidirectional, assert_forms, merged, projected, quadratic
 
@@ -43,5 +43,5 @@ def test_fla():
 def test_the_floor_of_a_feature():
     """A softmax that underflows still reads and writes a little."""
     mixer, x = create("hedgehog", dim=32), 1e4 * torch.randn(1, 9, 32)
-    r = mixer.recurrence(x, Carry(x))
+    r = mixer.recurrence(x, CallContext(x))
     assert r.q.min() == r.k.min() == torch.tensor(1e-12)

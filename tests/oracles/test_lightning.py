@@ -7,7 +7,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache, MiniMaxLi
 
 from linattn.hf.convert.minimax import LIGHTNING
 from linattn.mixers import create
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.models import LanguageModel, LMConfig
 from tests.oracles.compare import distance, take
 
@@ -58,5 +58,5 @@ def test_a_model_gives_each_layer_its_place():
     for i, layer in enumerate(LanguageModel(config).model.layers):
         ours, (wanted, theirs) = layer.mixer, pair(i)
         assert ours.strength == wanted.strength
-        rates = -ours.recurrence(torch.zeros(1, 1, 64), Carry(torch.zeros(1, 1, 64))).decay
+        rates = -ours.recurrence(torch.zeros(1, 1, 64), CallContext(torch.zeros(1, 1, 64))).decay
         assert distance(rates, theirs.slope_rate.flatten()) < 1e-6

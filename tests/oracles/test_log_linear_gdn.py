@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
@@ -17,7 +17,7 @@ def make(seed, **options):
 
 def pairs(mixer, x):
     """What the recurrence gives, [B, T, H, V]: for every pair of tokens the product of all transitions between them."""
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     group = mixer.value_heads // mixer.heads
     q, k = (t.repeat_interleave(group, 2) for t in (r.q, r.k))
     out = []
@@ -54,8 +54,8 @@ def test_fla_with_equal_weights():
     mixer, x = make(1), torch.randn(2, 70, 32)
     torch.nn.init.zeros_(mixer.level_scale)  # softplus(0) = ln 2, so the output is scaled
     with torch.no_grad():
-        r = mixer.project(x, Carry(x))
+        r = mixer.project(x, CallContext(x))
         q, k = (t.repeat_interleave(2, 2) for t in (r.q, r.k))
         wanted, _ = fla("gated_delta_rule").naive_recurrent_gated_delta_rule(q, k, r.v, r.beta, r.decay)
-        o = mixer.attend(r, Carry(x, returning=False)) / torch.log(torch.tensor(2.0))
+        o = mixer.attend(r, CallContext(x, returning=False)) / torch.log(torch.tensor(2.0))
         assert distance(o, wanted) < 1e-5

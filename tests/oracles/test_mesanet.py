@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
@@ -20,7 +20,7 @@ def test_fla(heads):
     mixer, x = create("mesanet", dim=64, heads=heads), 2 * torch.randn(2, 70, 64)
     torch.nn.init.normal_(mixer.ridge_raw)
     with torch.no_grad():
-        r = mixer.project(x, Carry(x))
+        r = mixer.project(x, CallContext(x))
         v = r.v / r.weight[..., None]
         o, h, g = fla("mesa_net").naive_mesa_net_exact(r.q, r.k, v, r.decay, ridge(mixer), r.weight)
         y, state = mixer(x, return_state=True)
@@ -31,7 +31,7 @@ def test_fla(heads):
 def test_values_and_gradients_in_float64():
     torch.manual_seed(1)
     mixer, x = create("mesanet", dim=32, heads=2).double(), torch.randn(2, 20, 32, dtype=torch.float64, requires_grad=True)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     h, g, out = torch.zeros(2, 2, 16, 16).double(), torch.zeros(2, 2, 16, 16).double(), []
     for t in range(20):
         fade, k = r.decay[:, t].exp()[..., None, None], r.k[:, t]
@@ -49,7 +49,7 @@ def test_values_and_gradients_in_float64():
 def test_a_few_steps_are_those_of_conjugate_gradients():
     torch.manual_seed(2)
     mixer, x = create("mesanet", dim=32, heads=1, steps=3).double(), torch.randn(1, 15, 32, dtype=torch.float64)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     h = torch.zeros(32, 32).double()
     for t in range(15):
         k = r.k[0, t, 0]
@@ -59,7 +59,7 @@ def test_a_few_steps_are_those_of_conjugate_gradients():
     basis = torch.linalg.qr(torch.stack([q, a @ q, a @ a @ q], 1))[0]
     best = basis @ torch.linalg.solve(basis.T @ a @ basis, basis.T @ q)
     eye = torch.eye(15, dtype=torch.float64)[None, :, None]
-    weights = mixer.attend(replace(r, v=eye), Carry(x, returning=False))[0, -1, 0]  # what the token takes from each value
+    weights = mixer.attend(replace(r, v=eye), CallContext(x, returning=False))[0, -1, 0]  # what the token takes from each value
     fades = torch.stack([r.decay[0, j + 1 :, 0].sum().exp() for j in range(15)])
     assert distance(weights, fades * (r.k[0, :, 0] @ best)) < 1e-9
 

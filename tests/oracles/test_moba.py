@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.conformance.checks import states
 from tests.oracles.compare import distance
 from tests.oracles.patterns import assert_pattern
@@ -31,7 +31,7 @@ def test_the_papers_equations(block, blocks, piece):
     mixer = create("moba", dim=32, heads=2, block=block, blocks=blocks).double()
     mixer.piece = piece
     x = 2 * torch.randn(1, 30, 32, dtype=torch.float64)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     assert_pattern(mixer, x, chosen(r.q[0], r.k[0], block, blocks))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import assert_graded, distance, fla
 
 
@@ -26,8 +26,8 @@ def one_by_one(q, k, v, beta, decay):
 def memory_by_memory(mixer, x, rule):
     """Sections 3.1 and 3.2 of the paper: the sequence of a memory is the tokens that chose it."""
     (row,) = x
-    r, heads = mixer.project(x, Carry(x)), mixer.heads
-    q = mixer.conv(mixer.qkv_proj(x), Carry(x))[..., : mixer.widths[0]].unflatten(-1, (heads, -1))
+    r, heads = mixer.project(x, CallContext(x)), mixer.heads
+    q = mixer.conv(mixer.qkv_proj(x), CallContext(x))[..., : mixer.widths[0]].unflatten(-1, (heads, -1))
     q = q / (q.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     scores, total = (row @ mixer.router.weight.T).softmax(-1), x.new_zeros(1, len(row), heads, mixer.value_size)
     best = scores.topk(mixer.active, -1)

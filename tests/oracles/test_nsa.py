@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.conformance.checks import states
 from tests.oracles import standins
 from tests.oracles.compare import assert_graded, distance
@@ -17,9 +17,9 @@ def fla_nsa():
 
 def branch(mixer, x, number):
     """The output of one branch of three alone, before the last map."""
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     r.gates.copy_(torch.eye(3)[number].expand_as(r.gates))
-    return mixer.attend(r, Carry(x, returning=False))
+    return mixer.attend(r, CallContext(x, returning=False))
 
 
 @pytest.mark.filterwarnings("ignore:Flash Attention is not installed")
@@ -28,7 +28,7 @@ def branch(mixer, x, number):
 def test_fla(blocks):
     torch.manual_seed(blocks)
     mixer, x = create("nsa", dim=64, heads=4, kv_heads=2, block=4, blocks=blocks), 3 * torch.randn(2, 32, 64)
-    r, naive = mixer.project(x, Carry(x)), fla_nsa()
+    r, naive = mixer.project(x, CallContext(x)), fla_nsa()
     k_mean, v_mean = (t.unflatten(1, (8, 4)).mean(2) for t in (r.k, r.v))
     wanted, _ = naive.naive_nsa_compression(r.q, k_mean, v_mean, 4, 0.25)
     assert distance(branch(mixer, x, 0), wanted) < 1e-5
@@ -41,7 +41,7 @@ def test_fla(blocks):
 
 def loops(mixer, x):
     """Query by query: the means of complete blocks, the blocks that these make matter most, the window."""
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     tokens, heads, size = r.q.shape[1:]
     rows = []
     for t in range(tokens):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import assert_graded, assert_pieces, distance, fla
 
 
@@ -13,14 +13,14 @@ def test_fla(piece):
     torch.manual_seed(0)
     mixer, x = create("parallax", dim=64), 2 * torch.randn(2, 75, 64)
     mixer.piece = piece
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     wanted = mixer.read(fla("parallax").naive_parallax(r.q, r.probe, r.k, r.v), x)
     assert_pieces(mixer, x, wanted, [30, 1, 1, 43])
 
 
 def covariance(mixer, x):
     """E v - ρ Cov(k, v), query by query."""
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     out = []
     for t in range(x.shape[1]):
         k, v = r.k[:, : t + 1], r.v[:, : t + 1]  # [B, S, H, ...]
@@ -51,5 +51,5 @@ def test_without_a_probe_it_is_softmax():
 def test_probes_are_turned_as_queries_are():
     mixer, x = create("parallax", dim=32), torch.randn(1, 9, 32)
     mixer.probe_proj.weight.data.copy_(mixer.q_proj.weight)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     assert torch.equal(r.probe, r.q)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.conformance.checks import states
 from tests.oracles.compare import distance, fla
 
@@ -25,7 +25,7 @@ def test_fla(options, piece):
     mixer, x = create("path", dim=64, **options), 2 * torch.randn(2, 75, 64)
     mixer.piece = piece
     with torch.no_grad():
-        r = mixer.project(x, Carry(x))
+        r = mixer.project(x, CallContext(x))
         naive = fla("path_attn").naive_path_attn
         gates = torch.zeros(2, 75, 4) if r.decay is None else r.decay
         o = naive(r.q, r.k, r.v, r.w, r.beta, gates, 16**-0.5, chunk_size=16)
@@ -37,7 +37,7 @@ def test_fla(options, piece):
 def test_reflections_one_by_one(forget):
     torch.manual_seed(1)
     mixer, x = create("path", dim=32, heads=2, forget=forget).double(), torch.randn(1, 14, 32, dtype=torch.float64, requires_grad=True)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     out = []
     for t in range(14):
         scores = []

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 
 
@@ -35,7 +35,7 @@ def unit(t):
 
 def parts(mixer, x):
     """q, k and v behind convolutions, [B, T, H, ...], α's logarithm and β, [B, T, Hv]."""
-    q, k, v = mixer.conv(mixer.qkv_proj(x), Carry(x)).split((mixer.keys, mixer.keys, mixer.values), -1)
+    q, k, v = mixer.conv(mixer.qkv_proj(x), CallContext(x)).split((mixer.keys, mixer.keys, mixer.values), -1)
     q, k = (unit(t.unflatten(-1, (mixer.heads, -1))) for t in (q, k))
     decay = -mixer.A_log.exp() * F.softplus(x @ mixer.a_proj.weight.T + mixer.dt_bias)
     return q, k, v.unflatten(-1, (mixer.value_heads, -1)), decay, mixer.largest_beta * torch.sigmoid(x @ mixer.b_proj.weight.T)

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 from tests.oracles.test_precond_gated_deltanet import assert_run, curvature_gates, example, preconditioned_loop, unit
 
 
 def parts(mixer, x):
     """q, k and v behind convolutions and α's logarithm, [B, T, H, K], and β [B, T, H]."""
-    q, k, v = mixer.conv(mixer.qkv_proj(x), Carry(x)).unflatten(-1, (3, mixer.heads, mixer.size)).unbind(2)
+    q, k, v = mixer.conv(mixer.qkv_proj(x), CallContext(x)).unflatten(-1, (3, mixer.heads, mixer.size)).unbind(2)
     low, high = mixer.decay_proj
     rate = F.softplus((x @ low.weight.T @ high.weight.T).unflatten(-1, (mixer.heads, -1)) + mixer.dt_bias)
     return unit(q), unit(k), v, -mixer.A_log.exp()[:, None] * rate, mixer.largest_beta * torch.sigmoid(x @ mixer.b_proj.weight.T)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles.compare import distance, fla
 from tests.oracles.similarity import assert_bidirectional, assert_forms, merged, projected, quadratic
 
@@ -33,7 +33,7 @@ def test_quadratic_formula(causal):
 def test_fla():
     """A numerator and, with ones as values, a denominator by somebody else's recurrence."""
     mixer, x = learned().float(), torch.randn(2, 75, 64)
-    r, naive = mixer.project(x, Carry(x)), fla("linear_attn").naive_recurrent_linear_attn
+    r, naive = mixer.project(x, CallContext(x)), fla("linear_attn").naive_recurrent_linear_attn
     sums, total = (naive(r.q, r.k, v, scale=1.0, normalize=False)[0] for v in (r.v, torch.ones_like(r.v)))
     assert distance(mixer(x), mixer.read(sums / total.clamp(min=1.0), x)) < 1e-5
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from linattn.mixers.decay.rodimus import log_softplus
 from tests.oracles.compare import distance, fla
 
@@ -12,7 +12,7 @@ from tests.oracles.compare import distance, fla
 def parts(mixer, x):
     """q, the tempered key, the gated value and the logarithm of the decay, [B, T, ...], and what is added to what is read."""
     u = x @ mixer.u_proj.weight.T
-    h = mixer.conv(u, Carry(x))
+    h = mixer.conv(u, CallContext(x))
     gate = F.softplus(h @ mixer.select_proj.weight.T + mixer.select_proj.bias)
     tau = torch.sigmoid(h @ mixer.tau_proj.weight.T + mixer.tau_proj.bias)
     low, high = mixer.beta_proj

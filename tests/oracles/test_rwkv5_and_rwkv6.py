@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles import wheels
 from tests.oracles.compare import distance
 from tests.oracles.rwkv import NONE, norm, package, scattered
@@ -61,7 +61,7 @@ def test_recurrence_of_fla():
     m, x = mixer("rwkv6"), torch.randn(2, 75, DIM)
     naive = wheels.module("fla-core==0.6.0", "fla/ops/rwkv6/recurrent_naive.py").naive_recurrent_rwkv6
     with torch.no_grad():
-        r, beside = m.tokens(x, Carry(x))
+        r, beside = m.tokens(x, CallContext(x))
         o, _ = naive(*(t.transpose(1, 2) for t in (r.q, r.k, r.v, r.decay)), r.bonus, scale=1.0)
         assert distance(m(x), m.finish(o.transpose(1, 2), beside)) < 1e-5
 

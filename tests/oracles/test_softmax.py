@@ -13,7 +13,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention, Mistr
 
 import linattn
 from linattn import State
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.conformance.checks import CHECKS
 from tests.ops.errors import CANCELLED, EXACT
 from tests.oracles.compare import distance
@@ -23,7 +23,7 @@ from tests.oracles.compare import distance
 def test_dense_mask(kv_heads):
     mixer = create("softmax", dim=32, heads=4, kv_heads=kv_heads).double()
     x = torch.randn(2, 17, 32, dtype=torch.float64)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     k, v = (t.repeat_interleave(4 // kv_heads, 2).transpose(1, 2) for t in (r.k, r.v))
     visible = torch.ones(17, 17, dtype=torch.bool).tril()
     o = F.scaled_dot_product_attention(r.q.transpose(1, 2), k, v, attn_mask=visible)
@@ -78,7 +78,7 @@ def summands(mixer, x, window):
     """
     maps, mapped = {mixer.q_proj: "q_proj.weight", mixer.k_proj: "k_proj.weight"}, {}
     hooks = [m.register_forward_hook(lambda m, _x, y: mapped.update({maps[m]: y})) for m in maps]
-    q, k, v, seen = banded(mixer.project(x, Carry(x)), window)
+    q, k, v, seen = banded(mixer.project(x, CallContext(x)), window)
     for hook in hooks:
         hook.remove()
     scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
@@ -96,7 +96,7 @@ def test_banded_mask(window):
     """
     mixer, x = create("softmax", dim=32, heads=4, kv_heads=2, window=window).double(), torch.randn(2, 150, 32, dtype=torch.float64)
     x.requires_grad_()
-    q, k, v, seen = banded(mixer.project(x, Carry(x)), window)
+    q, k, v, seen = banded(mixer.project(x, CallContext(x)), window)
     wanted = mixer.o_proj(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(-2))
     first, state = mixer(x[:, :61], return_state=True)
     pieces = torch.cat([first, mixer(x[:, 61:], state)], 1)

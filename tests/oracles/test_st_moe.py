@@ -14,7 +14,7 @@ from tests.oracles.mixtures import assert_loop, assert_same, uneven
 def test_definition(options):
     m = uneven("st_moe", **options)
     capacity = {2.0: 5}.get(options.get("capacity"), 5 if "count" in options else 4)  # of 20 tokens
-    assert m.room(20) == capacity
+    assert m.expert_capacity(20) == capacity
     assert_loop(m, torch.randn(2, 20, 16, dtype=torch.float64), capacity)
 
 
@@ -55,7 +55,7 @@ def test_wheel(training):
     assert_same(values, wanted, leaves, 1e-6)  # they have masks in float32
 
 
-def test_the_wheel_balances_what_found_room():
+def test_the_wheel_balances_choices_within_the_capacity():
     """The mask of first choices that it takes the shares from is the one it has cut down to capacity by then, unlike the paper's."""
     ours = uneven("st_moe")
     theirs, x = wheel(ours), torch.randn(3, 64, 16, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_the_wheel_balances_what_found_room():
     logits = ours.logits(x)
     scores = logits.softmax(-1)
     first = F.one_hot(scores.argmax(-1), 8).double()
-    room = first * (first.cumsum(1) <= ours.room(64))
+    room = first * (first.cumsum(1) <= ours.expert_capacity(64))
     assert distance(1e-2 * 8 * (first.mean(1) * scores.mean(1)).sum(-1).mean(), told[0].losses["balance"]) < 1e-12
     found = theirs(x).balance_loss
     assert distance(found, 8 * (room.mean(1) * scores.mean(1)).sum(-1).mean()) < 1e-6

@@ -13,7 +13,7 @@ from tests.oracles.mixtures import assert_loop, assert_same, uneven
 def test_definition(options):
     m = uneven("switch", **options)
     capacity = {0.3: 1, 1.0: 3, 8.0: 20}.get(options.get("capacity"), 9 if "count" in options else 4)  # of 20 tokens
-    assert m.room(20) == capacity
+    assert m.expert_capacity(20) == capacity
     assert_loop(m, torch.randn(2, 20, 16, dtype=torch.float64), capacity)
 
 
@@ -33,7 +33,7 @@ def block(m, capacity):
 
 @pytest.mark.parametrize("capacity", [20, 4])
 def test_transformers(capacity):
-    """With room for all in every version; with less in those that drop tokens: up to 5.17 none did, whatever the capacity."""
+    """With capacity for all in every version; with less in those that drop tokens: up to 5.17 none did, whatever the capacity."""
     m = uneven("switch")
     other, x = block(m, capacity), torch.randn(2, 20, 16, dtype=torch.float64)
     if capacity == 20:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.oracles import wheels
 from tests.oracles.compare import distance
 
@@ -24,7 +24,7 @@ def test_autograd_of_the_loss(options):
     torch.manual_seed(0)
     mixer, x = create("titans", dim=32, heads=2, **options).double(), torch.randn(1, 37, 32, dtype=torch.float64)
     torch.nn.init.normal_(mixer.gates_proj.bias)
-    q, k, v = mixer.conv(mixer.qkv_proj(x), Carry(x)).unflatten(-1, (3, 2, -1)).unbind(2)
+    q, k, v = mixer.conv(mixer.qkv_proj(x), CallContext(x)).unflatten(-1, (3, 2, -1)).unbind(2)
     q, k = (t / torch.sqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (q, k))
     alpha, eta, theta = torch.sigmoid(mixer.gates_proj(x)).unflatten(-1, (3, 2)).detach()[0].unbind(1)
     out = torch.zeros(37, 2, 16, dtype=torch.float64)

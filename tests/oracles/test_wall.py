@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from linattn.mixers import Carry, create
+from linattn.mixers import CallContext, create
 from tests.conformance.checks import states
 from tests.oracles import standins
 from tests.oracles.compare import assert_graded, assert_pieces, distance
@@ -34,13 +34,13 @@ def test_fla(piece):
     torch.manual_seed(0)
     mixer, x = made(dim=64), 2 * torch.randn(2, 75, 64)
     mixer.piece = piece
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     wanted = mixer.read(naive_wall_attn(r.q, r.k, r.v, r.decay, scale=0.25), x)
     assert_pieces(mixer, x, wanted, [30, 1, 1, 43])
 
 
 def products(mixer, x):
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     out = []
     for t in range(x.shape[1]):
         faded, scores = r.q[:, t], []
@@ -73,7 +73,7 @@ def test_strong_gates():
     mixer, x = create("wall", dim=32), torch.randn(1, 70, 32)
     mixer.decay_proj.weight.zero_()
     mixer.decay_proj.bias.fill_(-300.0)
-    r = mixer.project(x, Carry(x))
+    r = mixer.project(x, CallContext(x))
     own = (r.q * r.k).sum(-1) * mixer.size**-0.5  # [B, T, H]; all other scores are 0
     weight = own.exp() / (own.exp() + torch.arange(70)[:, None])
     before = (r.v.cumsum(1) - r.v) / (own.exp() + torch.arange(70)[:, None])[..., None]

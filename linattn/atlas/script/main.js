@@ -5,7 +5,7 @@ import "./lab.js";
 import "./mask.js";
 import "./memory.js";
 import "./orders.js";
-import "./price.js";
+import "./cost.js";
 import "./sheets.js";
 import "./state.js";
 import "./triangles.js";

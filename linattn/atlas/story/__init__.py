@@ -1,4 +1,4 @@
-"""The story in eight parts, each a page written by hand in both languages around figures that the ops compute."""
+"""Story in eight parts, each a page written by hand in both languages around figures that the ops compute."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LEADS = (
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
-    """The list of chapters, then the chapters."""
+    """Make the list of chapters, then the chapters."""
     cards = "".join(
         f'<li><a class="card" href="{n}.html"><b>{n} · {spoken(title)}</b>{spoken(lead, "p")}</a></li>'
         for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1)
@@ -63,7 +63,7 @@ def pages(atlas: Atlas) -> Iterator[Page]:
     for n, (title, lead) in enumerate(zip(CHAPTERS, LEADS, strict=True), 1):
         numbers = _numbers(n)
         drawn = {name: framed(draw()) for name, draw in DRAWINGS.get(n, {}).items()}
-        drawn["gallery"] = gallery([atlas.looks[name] for name in MASKS if name in atlas.looks], "../")
+        drawn["gallery"] = gallery([atlas.inspections[name] for name in MASKS if name in atlas.inspections], "../")
         html = written(Path(__file__).with_name(f"{n}.html"), numbers, drawn)
         shown = {name: value for name, value in numbers.items() if f'data-set="{name}"' in html}
         yield Page(f"story/{n}.html", title, html + _around(n), shown, lead=lead)
@@ -71,7 +71,7 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 
 @cache
 def _numbers(chapter: int) -> dict[str, dict[str, object]]:
-    """What the figures of ``chapter`` draw, by name; the same whatever systems are shown."""
+    """Data of the figures of ``chapter``, by name, independent of the systems that are shown."""
     return {name: make() for name, make in FIGURES[chapter].items()}
 
 
@@ -98,10 +98,10 @@ WHOLE = Both("The whole line at a glance", "整条线一览")
 
 
 def _line(atlas: Atlas) -> str:
-    """What each system added to the one before it, with ways to its chapter and its page."""
+    """List what each system added to the one before it, with links to its chapter and its page."""
     rows = []
     for name, chapter, latex, added in LINE:
-        page = f' · <a href="../systems/{name}.html"><code>{name}</code></a>' if name in atlas.looks else ""
+        page = f' · <a href="../systems/{name}.html"><code>{name}</code></a>' if name in atlas.inspections else ""
         words = f'<a href="{chapter}.html">{spoken(added)}</a>{page}'
         rows.append(f'<dt>{words}</dt><dd tabindex="0">{mathml(latex)}</dd>')
     return f'<h2>{spoken(WHOLE)}</h2><dl class="facts equations line-of">{"".join(rows)}</dl>'
@@ -111,7 +111,7 @@ RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 def written(path: Path, numbers: Mapping[str, object], parts: Mapping[str, str] | None = None) -> str:
-    """The fragment ``path`` with its numbers, and with HTML of ``parts`` where it says ``[[name]]``.
+    """Fill the fragment ``path`` with its numbers, and with HTML of ``parts`` at ``[[name]]``.
 
     1.9e-16 is set as 1.9 × 10⁻¹⁶, and a formula of its own line can be scrolled by keyboard.
     """
@@ -122,13 +122,13 @@ def written(path: Path, numbers: Mapping[str, object], parts: Mapping[str, str] 
 
 
 def raised(text: str) -> str:
-    """``text`` with powers of ten for 1.9e-16, kept on one line."""
+    """Set powers of ten in ``text`` for 1.9e-16, kept on one line."""
     power = r"(?<![\w.])(-?\d(?:\.\d+)?)e([+-]\d+)\b"
     return re.sub(power, lambda m: f"{m[1]}\u00a0×\u00a010{str(int(m[2])).translate(RAISED)}", text)
 
 
 def _around(n: int) -> str:
-    """The ways to the chapter before and after."""
+    """Links to the chapter before and after."""
     before = (
         f'<a href="{n - 1}.html">←\u00a0{spoken(CHAPTERS[n - 2])}</a>' if n > 1 else f'<a href="index.html">←\u00a0{spoken(ENTRY.name)}</a>'
     )

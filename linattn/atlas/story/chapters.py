@@ -1,4 +1,4 @@
-"""What the eight chapters show: for each, its figures and the figures in its prose, all computed here by the library's ops."""
+"""Data of the eight chapters: figures and the numbers in the prose, all computed here by the library's ops."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _count(product: Callable[[Tensor, Tensor, Tensor], Tensor], *tensors: Tensor
 def decoding() -> dict[str, object]:
     """Chapter 2: the cache after every token beside the state after every token."""
     made = lab.inputs(WORDS, RULES["none"])
-    found = lab.trace(made)
+    found = lab.run(made)
     keys, values = made["k"][0, :, 0], made["v"][0, :, 0]
     caches = [[_first(x, t) for t in range(1, 13)] for x in (keys, values)]
     written_out = matrix(made) @ values
@@ -172,7 +172,7 @@ def _share(found: Tensor) -> float:
 
 
 def _dependence(name: str, forget: float | None) -> Tensor:
-    """The norm of the derivative of output i by input j [T, T]: every output's every channel in one batch, and one backward pass."""
+    """Norm of the derivative of output i by input j [T, T]: every output's every channel in one batch, and one backward pass."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sentence.SEED)
         mixer = linattn.mixers.create(name, dim=sentence.DIM).double()
@@ -321,19 +321,19 @@ def _hidden(square: Tensor, shown: Tensor) -> Tensor:
 
 
 def _narrow() -> dict[str, Any]:
-    """The running sentence with keys and queries of :data:`NARROW` channels and a decay per head."""
+    """Running sentence with keys and queries of :data:`NARROW` channels and a decay per head."""
     made = lab.inputs(WORDS, RULES["head"])
     short = torch.tensor([lab.numbers(word, NARROW) for word in WORDS], dtype=torch.float64)[None, :, None]
     return {**made, "q": short, "k": torch.cat([short[:, :1], short[:, :-1]], 1)}
 
 
 def _between(square: Tensor, c: int) -> list[Tensor]:
-    """For every border of chunks, the block of all rows below it and all columns before it."""
+    """Blocks of all rows below and all columns before each border of chunks."""
     return [square[start:, :start] for start in range(c, 12, c)]
 
 
 def _chunked(made: dict[str, Any], c: int) -> Tensor:
-    """Chunks of ``c`` tokens, each as a square, with the state handed on."""
+    """Compute chunks of ``c`` tokens, each as a square, with the state passed on."""
     outputs, state = [], None
     for start in range(0, 12, c):
         part: dict[str, Any] = {k: x[:, start : start + c] if isinstance(x, Tensor) else x for k, x in made.items()}

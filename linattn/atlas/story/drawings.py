@@ -1,4 +1,4 @@
-"""The story's drawings: the cells of chapters that the registry's specification draws, and beside them those of older and wider systems.
+"""Drawings of the story: cells from the registry's specifications, and cells of older and wider systems.
 
 All cells have the skeleton of :mod:`linattn.atlas.cell`: the memory runs from left to right, what enters comes from below. Shapes are those
 of the mixers that the library makes of the width :data:`sentence.DIM`.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from linattn.atlas import sentence
 from linattn.atlas.cell import AFTER, BOXES, FADE, LINE, READ, WIDE, WRITE, cell
-from linattn.atlas.look import look
+from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both, labelled
 
@@ -18,17 +18,17 @@ BROAD, FLOOR, HALF = 820, 318, 59  # the width of rows of boxes, where the input
 
 
 def framed(svg: str) -> str:
-    """A drawing that scrolls by itself where a phone is narrower."""
+    """Frame of a drawing that scrolls on narrow screens."""
     return f'<div class="wide" tabindex="0" role="group" {labelled(Both("Drawing", "图"))}>{svg}</div>'
 
 
 def of(name: str) -> Callable[[], str]:
-    """The cell of a registered system, from what its mixer does."""
-    return lambda: cell(look(name))
+    """Draw the cell of a registered system from its specification."""
+    return lambda: cell(inspect_mixer(name))
 
 
 def rnn() -> str:
-    """A vector that meets a matrix and a tanh at every token."""
+    """Draw a recurrent network: a vector, a matrix and a tanh at every token."""
     d = sentence.DIM
     steps = (("×", 150, "W", f"[{d}, {d}]", "decay"), ("+", 285, "x_t U", f"[1, {d}]", "v"))
     parts = [wire([(94, LINE), (AFTER - 36, LINE)]), box(58, LINE, "h_{t−1}", f"[1, {d}]", "state", 72)]
@@ -45,7 +45,7 @@ def rnn() -> str:
 
 
 def lstm() -> str:
-    """The line of the cell, and three gates that look at the last output."""
+    """Draw an LSTM: the line of the cell, and three gates that read the last output."""
     d = sentence.DIM
     shape = f"[1, {d}]"
     gates = ((FADE, "f_t", "decay", LINE + 16), (WRITE - 90, "i_t", "k", 161), (WRITE + 10, "c̃_t", "v", 161), (AFTER + 10, "g_t", "q", 0))
@@ -80,13 +80,13 @@ def lstm() -> str:
 
 
 def _fed(gates: Sequence[tuple[float, str, str, float]]) -> list[str]:
-    """Dashed lines from one input on the floor up to every gate."""
+    """Draw dashed lines from one input at the bottom to every gate."""
     return [wire([(104, FLOOR), (x, FLOOR), (x, BOXES + 24)], "output", dashed=True) for x, *_ in gates]
 
 
 def system(selective: bool) -> str:
-    """A state-space model of one channel; in a selective one the token says what its step, its input and its output are."""
-    inner, n = look("mamba").shapes["h"]
+    """Draw a state-space model of one channel; in a selective one the token sets its step, its input and its output."""
+    inner, n = inspect_mixer("mamba").shapes["h"]
     fade, b, c = ("e^{ΔₜA}", "Δ_tB_t", "C_t") if selective else ("e^{ΔA}", "B̄", "C")
     state = f"[{n}]"
     parts = [
@@ -120,9 +120,9 @@ Part = tuple[str | Both, str, str]  # its name, the shape of what leaves it, its
 
 
 def mamba_block() -> str:
-    """What stands around the selective system in a Mamba layer."""
-    d, inner = sentence.DIM, look("mamba").shapes["h"][0]
-    taps = look("mamba").shapes["conv"][0] + 1
+    """Draw the Mamba layer around the selective system."""
+    d, inner = sentence.DIM, inspect_mixer("mamba").shapes["h"][0]
+    taps = inspect_mixer("mamba").shapes["conv"][0] + 1
     conv = Both(f"convolution, {taps} wide", f"卷积，宽 {taps}")
     wide = f"[t, {inner}]"
     above: tuple[Part, ...] = (("W_x", wide, "v"), (conv, wide, "v"), ("SiLU", wide, "v"), ("S6", wide, "state"))
@@ -134,7 +134,7 @@ def mamba_block() -> str:
 
 
 def rwkv_block() -> str:
-    """What stands around the recurrence in RWKV's time mixing."""
+    """Draw RWKV's time mixing around the recurrence."""
     flat = f"[t, {sentence.DIM}]"
     shift, gate = Both("mixed with t − 1", "掺入上一个 token"), "g_t"
     above: tuple[Part, ...] = ((shift, flat, "v"), ("r_t k_t v_t w_t", f"4 × {flat}", "k"), (Both("recurrence", "递推"), flat, "state"))
@@ -146,7 +146,7 @@ def rwkv_block() -> str:
 
 
 def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both) -> str:
-    """Two ways from x to y that meet in a product: boxes with the shapes of what leaves them."""
+    """Draw two paths from x to y that meet in a product: boxes with the shapes of their outputs."""
     top, low, start, end = 62, 178, 60, 700
     middle = (top + low) / 2
     parts = [box(start, middle, "x", outside, "v", 72)]
@@ -164,7 +164,7 @@ def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Bo
 
 
 def _named(x: float, y: float, name: str | Both, shape: str, tensor: str) -> str:
-    """A box whose name may be words."""
+    """Draw a box whose name may be words."""
     if isinstance(name, str):
         return box(x, y, name, shape, tensor, 2 * HALF)
     frame = f'<rect class="box" x="{x - HALF:g}" y="{y - 22:g}" width="{2 * HALF}" height="44" rx="6"/>'
@@ -172,7 +172,7 @@ def _named(x: float, y: float, name: str | Both, shape: str, tensor: str) -> str
 
 
 def duality() -> str:
-    """Where the two families of systems overlap."""
+    """Draw the overlap of the two families of systems."""
     said = (
         (165, Both("state-space models", "状态空间模型"), Both("S4, Mamba: any decay", "S4、Mamba：任意的衰减"), "state"),
         (410, Both("SSD", "SSD"), Both("one decay per head: Mamba-2", "每个头一个衰减：Mamba-2"), "decay"),

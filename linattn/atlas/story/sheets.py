@@ -17,13 +17,13 @@ WORDS = [word.en for word in sentence.SENTENCE]
 
 
 def control(name: str, label: Both, shows: Sequence[Both | str], start: int = 0) -> dict[str, object]:
-    """The slider: a name for each stop."""
+    """Slider with a name for each stop."""
     return {"name": name, "label": label._asdict(), "shows": [_words(s) for s in shows], "start": start}
 
 
 def sheet(key: str, name: Both, values: Sequence[Tensor], rows: Sequence[Both | str] | None = None, cols: Sequence[Both | str] | None = None,
           cell: int = 22) -> dict[str, object]:  # fmt: skip
-    """One matrix, or one for each stop; NaN is no cell."""
+    """Sheet of one matrix, or one for each stop; NaN is no cell."""
     scale = max(v.nan_to_num().abs().max().item() for v in values)
     made: dict[str, object] = {"key": key, "name": name._asdict(), "values": [rounded(_cells(v)) for v in values], "cell": cell}
     for which, names in (("rowNames", rows), ("colNames", cols)):
@@ -33,56 +33,56 @@ def sheet(key: str, name: Both, values: Sequence[Tensor], rows: Sequence[Both | 
 
 
 def number(key: str, name: Both, values: Sequence[float | Both | None]) -> dict[str, object]:
-    """One number, or words, for each stop."""
+    """Number, or words, for each stop."""
     return {"key": key, "name": name._asdict(), "values": [v._asdict() if isinstance(v, Both) else rounded(v) for v in values]}
 
 
 def sheets(control: Mapping[str, object], sheets: Sequence[object], numbers: Sequence[object] = ()) -> dict[str, object]:
-    """The data of a figure."""
+    """Data of a figure."""
     return {"control": control, "sheets": list(sheets), "numbers": list(numbers)}
 
 
 def causal(matrix: Tensor) -> Tensor:
-    """``matrix`` [T, T] without the cells above its diagonal."""
+    """Remove the cells above the diagonal of ``matrix`` [T, T]."""
     return matrix.masked_fill(torch.ones_like(matrix, dtype=torch.bool).triu(1), float("nan"))
 
 
 def matrix(made: Mapping[str, Any]) -> Tensor:
-    """The mixing matrix [T, T] of one call: what is read where token j's value is the j-th unit vector."""
+    """Mixing matrix [T, T] of one call: its output where token j's value is the j-th unit vector."""
     length = made["q"].shape[1]
     return linattn.linear_attention(**{**made, "v": torch.eye(length, dtype=torch.float64)[None, :, None]})[0, :, 0]
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """The relative distance of ``a`` to ``b``."""
+    """Relative distance of ``a`` to ``b``."""
     return ((a - b).norm() / b.norm()).item()
 
 
 def memory(
     variants: Sequence[tuple[Both | str, Mapping[str, object]]], slider: tuple[str, Both] | None = None, start: int = 11, variant: int = 0
 ) -> dict[str, object]:
-    """States and readings of the running sentence, for each of ``variants``: what it is called, and the arguments of the op."""
+    """States and outputs of the running sentence for each of ``variants``: its name, and the arguments of the op."""
     known = lab.vocabulary()
-    traces = [lab.trace(dict(made)) for _, made in variants]
-    recalled = [lab.recalled(trace.outputs, [word.en for word in known]) for trace in traces]
+    runs = [lab.run(dict(made)) for _, made in variants]
+    recalled = [lab.recalled(run.outputs, [word.en for word in known]) for run in runs]
     return {
         "tokens": sentence.tokens(),
         "words": [word._asdict() for word in known],
         "size": lab.SIZE,
         "start": start,
         "variant": variant,
-        "scale": rounded(max(trace.states.abs().max().item() for trace in traces)),
+        "scale": rounded(max(run.states.abs().max().item() for run in runs)),
         "loudest": rounded(max(r.abs().max().item() for r in recalled)),
         "control": {"name": slider[0], "label": slider[1]._asdict()} if slider else None,
         "variants": [
-            {"show": _words(name), "states": rounded(trace.states.tolist()), "recalled": rounded(r.tolist())}
-            for (name, _), trace, r in zip(variants, traces, recalled, strict=True)
+            {"show": _words(name), "states": rounded(run.states.tolist()), "recalled": rounded(r.tolist())}
+            for (name, _), run, r in zip(variants, runs, recalled, strict=True)
         ],
     }
 
 
 def said(figure: Mapping[str, object], variant: int, token: int, word: str) -> float:
-    """How strongly what is read after ``token`` (from 1) speaks of ``word``, by the data of :func:`memory`."""
+    """Projection of the output after ``token`` (from 1) on ``word``, from the data of :func:`memory`."""
     names = [w["en"] for w in figure["words"]]  # type: ignore[attr-defined]
     return figure["variants"][variant]["recalled"][token - 1][names.index(word)]  # type: ignore[index]
 

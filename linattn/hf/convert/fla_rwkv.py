@@ -14,7 +14,7 @@ import torch
 from linattn.hf.convert.common import back, base, blocks
 from linattn.hf.convert.fla import COMMON, TIED, complete
 from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, transposed, under
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.models import LMConfig
 
 RWKV6_DEFAULTS = {
@@ -96,7 +96,7 @@ def weights(name: str, ours: LMConfig) -> Iterator[Line]:
 
 def _kept(theirs: str, ours: str) -> Line:
     """μ where ours keep 1 − μ, taken in float32: next to 1 bfloat16 has no digits for a small μ."""
-    return Line((theirs,), (ours,), lambda t, _: [1 - wide(t[0])], lambda t: [1 - wide(t[0])])
+    return Line((theirs,), (ours,), lambda t, _: [1 - to_float32(t[0])], lambda t: [1 - to_float32(t[0])])
 
 
 CHANNEL6 = [

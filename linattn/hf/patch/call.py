@@ -73,7 +73,7 @@ class Call(NamedTuple):
     def owns(self, state: Tensor, x: Tensor) -> bool:
         """Whether ``state`` is the cache's own and, being as states are beside ``x``, can be moved on where it is."""
         own = self.layer is not None and state is self.layer.recurrent_states[0]
-        return own and state.dtype == wide_dtype(x) and not torch.is_grad_enabled()
+        return own and state.dtype == state_dtype(x) and not torch.is_grad_enabled()
 
     def only_real(self, t: Tensor, fill: float = 0.0) -> Tensor:
         """``t`` [B, T, ...] with ``fill`` at padding."""
@@ -98,19 +98,19 @@ class during:
         _stack.calls.pop()
 
 
-def wide(t: Tensor) -> Tensor:
+def to_float32(t: Tensor) -> Tensor:
     """As gates and states are: float64 stays, everything else becomes float32."""
     return t if t.dtype == torch.float64 else t.float()
 
 
-def wide_dtype(x: Tensor) -> torch.dtype:
+def state_dtype(x: Tensor) -> torch.dtype:
     """That of the states beside ``x``."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def state_of(state: Tensor, x: Tensor) -> Tensor:
     """A cache's ``state``, or a decay, in the dtype that they have beside ``x``."""
-    return state.to(wide_dtype(x))
+    return state.to(state_dtype(x))
 
 
 def in_place(run: Callable, state: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -269,10 +269,10 @@ def normed(original: Callable) -> Callable:
             return original(self, hidden_states, *given)
         if gate is None or self.activation in _SWISH:
             return rms_norm(hidden_states, self.weight, gate, eps=self.variance_epsilon)
-        y = rms_norm(wide(hidden_states), wide(self.weight), eps=self.variance_epsilon)
+        y = rms_norm(to_float32(hidden_states), to_float32(self.weight), eps=self.variance_epsilon)
         if self.activation == "sigmoid":
-            return gated(wide(gate), y, swish=False).to(hidden_states.dtype)
-        return (y * _activated(wide(gate), self.activation)).to(hidden_states.dtype)
+            return gated(to_float32(gate), y, swish=False).to(hidden_states.dtype)
+        return (y * _activated(to_float32(gate), self.activation)).to(hidden_states.dtype)
 
     return forward
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linattn.hf.patch.call import Family, Replacement, current, shared, state_of, wide
+from linattn.hf.patch.call import Family, Replacement, current, shared, state_of, to_float32
 from linattn.ops import linear_attention
 from linattn.ops.linears import stepped
 from linattn.ops.norms import unit_length
@@ -54,8 +54,8 @@ def _forget(self: Any, hidden_states: Tensor) -> Tensor:
     """KDA's decay [B, T, H, K]. Theirs takes the logarithm of 1 + exp(x) and is off by up to 6e-8: slow decays lose their digits, the
     slowest become 0.
     """
-    rates = -wide(self.A_log).exp().expand(-1, -1, -1, self.head_dim).flatten()  # [H * K]
-    steps = (("add", wide(self.dt_bias)), ("softplus", None), ("mul", rates))
+    rates = -to_float32(self.A_log).exp().expand(-1, -1, -1, self.head_dim).flatten()  # [H * K]
+    steps = (("add", to_float32(self.dt_bias)), ("softplus", None), ("mul", rates))
     return stepped(self.f_b_proj(self.f_a_proj(hidden_states)), steps).unflatten(-1, (-1, self.head_dim))
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.hf.patch.call import Family, Replacement, absent, current, in_place, passing, shared, state_of, wide, wide_dtype
+from linattn.hf.patch.call import Family, Replacement, absent, current, in_place, passing, shared, state_dtype, state_of, to_float32
 from linattn.ops import selective_scan
 
 FAMILIES = {
@@ -92,8 +92,8 @@ def _scan(run: Callable) -> Callable:
         dt, z = dt.transpose(1, 2), None if z is None else z.transpose(1, 2)
         if call.real is not None:  # only a time step of 0 leaves the state alone
             dt, delta_bias, delta_softplus = call.only_real(time_step(dt, delta_bias, delta_softplus)), None, False
-        A = A.to(wide_dtype(x))
-        D, bias = (None if t is None else t.to(wide_dtype(x)) for t in (D, delta_bias))
+        A = A.to(state_dtype(x))
+        D, bias = (None if t is None else t.to(state_dtype(x)) for t in (D, delta_bias))
         before = None if call.layer is None else call.layer.recurrent_states[0]
         before = None if before is None else call.first(state_of(before, x))
         y, state = run(
@@ -133,6 +133,6 @@ def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0
 
 def time_step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     """float32: rounded time steps decay wrongly over long sequences."""
-    dt = wide(dt)
+    dt = to_float32(dt)
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return F.softplus(dt) if softplus else dt

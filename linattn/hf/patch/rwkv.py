@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.hf.patch.call import Call, Family, Replacement, around, current, wide
+from linattn.hf.patch.call import Call, Family, Replacement, around, current, to_float32
 from linattn.ops import diagonal_scan, running_max
 
 FAMILIES = {"rwkv": Family("rwkv", "RwkvSelfAttention", "RwkvModel", head="RwkvForCausalLM", lost=("packing", "padding"))}
@@ -78,8 +78,8 @@ def _attention(run: Callable) -> Callable:
         call = current()
         if state is not None and _alone(call, key.shape[1]):
             return run(wkv_step, time_decay, time_first, key, value, state)
-        k, v = call.only_real(wide(key), _NOTHING), call.only_real(wide(value))
-        fade = call.only_real((-torch.exp(wide(time_decay))).to(k.dtype).expand(k.shape))
+        k, v = call.only_real(to_float32(key), _NOTHING), call.only_real(to_float32(value))
+        fade = call.only_real((-torch.exp(to_float32(time_decay))).to(k.dtype).expand(k.shape))
         num, den, top = _states(state, k, call)
         largest, last = run(running_max, fade, k, initial_state=top, return_state=True, cu_seqlens=call.cu_seqlens)
         largest, earlier = largest.detach(), _before(largest, top, call).detach()
@@ -90,7 +90,7 @@ def _attention(run: Callable) -> Callable:
             diagonal_scan, torch.cat([log, log], -1), torch.cat([weight * v, weight], -1),
             initial_state=torch.cat([num, den], -1), return_state=True, cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
-        own = wide(time_first) + k
+        own = to_float32(time_first) + k
         base = torch.maximum(earlier, own).detach()
         past, now = (earlier - base).exp(), (own - base).exp()
         seen_num, seen_den = _before(sums, torch.cat([num, den], -1), call).chunk(2, -1)
@@ -104,9 +104,9 @@ def _attention(run: Callable) -> Callable:
 
 def wkv_step(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state, **_: Any) -> tuple[Tensor, list[Tensor]]:
     """The same of one token after ``state``: a step of each recurrence is two operations, less than it takes to call a kernel."""
-    k, v = wide(key[:, 0]), wide(value[:, 0])
+    k, v = to_float32(key[:, 0]), to_float32(value[:, 0])
     num, den, top = (t.to(k.dtype) for t in state)
-    own, faded = k + wide(time_first), top - torch.exp(wide(time_decay))
+    own, faded = k + to_float32(time_first), top - torch.exp(to_float32(time_decay))
     base, largest = torch.maximum(top, own), torch.maximum(faded, k)
     past, now, kept, weight = (torch.exp(t) for t in (top - base, own - base, faded - largest, k - largest))
     output = torch.addcmul(past * num, now, v) / torch.addcmul(now, past, den)

@@ -1,3 +1,3 @@
-"""Softmax attention and its relatives: what keeps every token."""
+"""Softmax attention and its relatives, which keep every token."""
 
 FAMILY = "softmax attention"  # of the mixers here that name none themselves

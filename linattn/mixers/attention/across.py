@@ -1,4 +1,4 @@
-"""What attentions to a context share: keys and values of it are kept, and padding of it is not seen."""
+"""Base of attention to a context: its keys and values are kept, and its padding is masked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops.checks import no_autocast
 
 
@@ -20,7 +20,7 @@ class Across(CrossMixer):
 
     piece = PIECE
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         k, v, real = r.k, r.v, carry.written
         if not carry.fresh:
             k, v, real = (cast(Tensor, carry.get(name)) for name in ("k", "v", "real"))
@@ -31,7 +31,7 @@ class Across(CrossMixer):
         return self.look(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """What queries q [B, Tq, H, K] get of k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
+        """Attention of queries q [B, Tq, H, K] to k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
 
         The weights are kept for the gradient, in float32 at least. Torch's fused attention forms them again there, as
         exp(score - log of the sum), and nothing bounds the scores of features as they are: from about 1e9 on, two roundings of one
@@ -40,7 +40,7 @@ class Across(CrossMixer):
         means = []
         with no_autocast(q):
             for start, stop in pieces(q.shape[1], self.piece):
-                scores = torch.einsum("bthk,bshk->bhts", wide(q[:, start:stop]), wide(k)) * q.shape[-1] ** -0.5
+                scores = torch.einsum("bthk,bshk->bhts", to_float32(q[:, start:stop]), to_float32(k)) * q.shape[-1] ** -0.5
                 means.append(softmax(scores, seen[:, None], v))
         return torch.cat(means, 1)
 

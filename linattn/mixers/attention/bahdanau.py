@@ -1,4 +1,4 @@
-"""Additive attention (arXiv 1409.0473), where attention began: a decoder's state asks which words of the source it needs."""
+"""Additive attention (arXiv 1409.0473): a decoder's state selects the words of the source it needs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from linattn.mixers.attention.across import Across
 from linattn.mixers.attention.scores import pieces, softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -28,11 +28,11 @@ from linattn.mixers.registry import register
     chinese={"Additive attention (Bahdanau)": "加性注意力（Bahdanau）", "with its scaling of {}": "缩放取 {}"},
 )
 class Bahdanau(Across):
-    """The tokens s_t (the decoder's last states in the paper) look at the context h_j; what comes out is a mean of the context itself.
+    """The tokens s_t (the decoder's last states in the paper) attend to the context h_j; the output is a mean of the context.
 
     Args:
         dim: width D of the model.
-        hidden: channels in which both are compared; dim by default (the paper: 1000 of both).
+        hidden: channels in which both are compared; dim by default (the paper: 1000 for both).
     """
 
     def __init__(self, dim: int, hidden: int | None = None) -> None:
@@ -44,7 +44,7 @@ class Bahdanau(Across):
         self.k_proj = nn.Linear(dim, hidden)  # U_a
         self.score = nn.Linear(hidden, 1, bias=False)  # v_a
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         context = state.across.tokens
         return Recurrence(self.q_proj(x)[:, :, None], self.k_proj(context)[:, :, None], context[:, :, None])
@@ -52,8 +52,8 @@ class Bahdanau(Across):
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         means = []
         for start, stop in pieces(q.shape[1], self.piece):
-            together = torch.tanh(wide(q[:, start:stop, None, 0]) + wide(k[:, None, :, 0]))  # [B, Tq, T, K]
-            scores = (together @ wide(self.score.weight[0]))[:, None]
+            together = torch.tanh(to_float32(q[:, start:stop, None, 0]) + to_float32(k[:, None, :, 0]))  # [B, Tq, T, K]
+            scores = (together @ to_float32(self.score.weight[0]))[:, None]
             means.append(softmax(scores, seen[:, None], v))
         return torch.cat(means, 1)
 

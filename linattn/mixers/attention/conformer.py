@@ -1,4 +1,4 @@
-"""Conformer (arXiv 2005.08100): attention for what is far, a convolution for what is near, between two halves of a feed-forward."""
+"""Conformer (arXiv 2005.08100): attention for long range and a convolution for short range, between two half-step feed-forwards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import pieces
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 _PIECE = 512  # queries whose scores are held at once
@@ -38,7 +38,7 @@ _BATCH_NORM = "in training its batch norm takes the mean over the real tokens of
     },
 )
 class Conformer(Mixer):
-    """The whole block, residuals and norms included, each F with a norm before it and SiLU inside; names as in transformers.
+    """Whole block with residuals and norms; each F has a norm before it and SiLU inside. Names as in transformers.
 
     Attention knows distances, by sinusoids as Transformer-XL's. The convolution module is a gated map, a depthwise convolution, a batch
     norm, SiLU and a map. In training statistics are those of the real tokens; padding is never seen, by the convolution neither.
@@ -47,7 +47,7 @@ class Conformer(Mixer):
         dim: width D of the model.
         heads: H; dim must be a multiple.
         hidden: inner width of the feed-forwards; 4 D by default.
-        kernel_size: of the convolution, tokens from end to end, odd; the paper has 32, its public implementations 31.
+        kernel_size: size of the convolution in tokens, odd; the paper has 32, its public implementations 31.
     """
 
     packs = False
@@ -65,7 +65,7 @@ class Conformer(Mixer):
         self.ffn2_layer_norm, self.ffn2 = nn.LayerNorm(dim), Half(dim, hidden)
         self.final_layer_norm = nn.LayerNorm(dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         valid = carry.valid
         x = x + self.ffn1(self.ffn1_layer_norm(x)) / 2
         x = x + self.self_attn(self.self_attn_layer_norm(x), valid)
@@ -74,7 +74,7 @@ class Conformer(Mixer):
 
 
 class Half(nn.Module):
-    """silu(x W₁ + b₁) W₂ + b₂."""
+    """Feed-forward silu(x W₁ + b₁) W₂ + b₂."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Half(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """softmax(((q_t + u) k_iᵀ + (q_t + w) (W R_{t-i})ᵀ) / √d) v_i over all tokens, R the sinusoids of distances to either side."""
+    """Attention softmax(((q_t + u) k_iᵀ + (q_t + w) (W R_{t-i})ᵀ) / √d) v_i over all tokens, R the sinusoids of signed distances."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -95,11 +95,16 @@ class RelativeAttention(nn.Module):
         self.pos_bias_u, self.pos_bias_v = (nn.Parameter(torch.zeros(heads, self.size)) for _ in range(2))
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """x [B, T, D], of which ``valid`` [B, T] are real (None: all)."""
+        """Attend within x [B, T, D], of which ``valid`` [B, T] are real (None: all)."""
         tokens = x.shape[1]
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.linear_q, self.linear_k, self.linear_v))
-        q, k, v, distances = wide(q), wide(k), wide(v), wide(self.distances(tokens, x))  # [B, H, T, K] and [H, 2 T - 1, K]
-        content, position = (q + wide(b)[:, None] for b in (self.pos_bias_u, self.pos_bias_v))
+        q, k, v, distances = (
+            to_float32(q),
+            to_float32(k),
+            to_float32(v),
+            to_float32(self.distances(tokens, x)),
+        )  # [B, H, T, K] and [H, 2 T - 1, K]
+        content, position = (q + to_float32(b)[:, None] for b in (self.pos_bias_u, self.pos_bias_v))
         unseen = None if valid is None else (~valid & valid.any(1, keepdim=True))[:, None, None]  # [B, 1, 1, T]
         out = []
         for start, stop in pieces(tokens, _PIECE):
@@ -112,8 +117,8 @@ class RelativeAttention(nn.Module):
         return self.linear_out(torch.cat(out, 2).transpose(1, 2).flatten(2).to(x.dtype))
 
     def distances(self, tokens: int, like: Tensor) -> Tensor:
-        """The mapped sinusoids of the distances from ``tokens`` - 1 down to 1 - ``tokens``, [H, 2 tokens - 1, K]; none of no tokens."""
-        dim, dtype = self.linear_pos.in_features, wide(like).dtype
+        """Mapped sinusoids of the distances from ``tokens`` - 1 down to 1 - ``tokens``, [H, 2 tokens - 1, K]; empty without tokens."""
+        dim, dtype = self.linear_pos.in_features, to_float32(like).dtype
         rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim)
         angles = torch.arange(tokens - 1, -max(tokens, 1), -1, dtype=dtype, device=like.device)[:, None] * rate
         table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)  # sine and cosine by turns
@@ -121,7 +126,7 @@ class RelativeAttention(nn.Module):
 
 
 class Convolution(nn.Module):
-    """x W₁ gated by its other half, a depthwise convolution to both sides, a batch norm, SiLU, W₂."""
+    """Gated map x W₁, a depthwise convolution to both sides, a batch norm, SiLU, W₂."""
 
     def __init__(self, dim: int, kernel_size: int) -> None:
         super().__init__()
@@ -142,22 +147,22 @@ class Convolution(nn.Module):
 
 
 class RealBatchNorm(nn.BatchNorm1d):
-    """Batch norm of tokens [B, T, D] with the statistics of those that are real, one token being enough."""
+    """Batch norm of tokens [B, T, D] with statistics of the real tokens, of which one is enough."""
 
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        mean, variance = (wide(t) for t in (self.running_mean, self.running_var))
-        tokens = wide(x)
+        mean, variance = (to_float32(t) for t in (self.running_mean, self.running_var))
+        tokens = to_float32(x)
         if self.training:
             real = tokens.new_ones(x.shape[:2]) if valid is None else valid.to(tokens.dtype)
             count = real.sum().clamp(min=1)
             mean = (tokens * real[..., None]).sum((0, 1)) / count
             variance = ((tokens - mean).square() * real[..., None]).sum((0, 1)) / count
             self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
-        return ((tokens - mean) * (variance + self.eps).rsqrt() * wide(self.weight) + wide(self.bias)).to(x.dtype)
+        return ((tokens - mean) * (variance + self.eps).rsqrt() * to_float32(self.weight) + to_float32(self.bias)).to(x.dtype)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""DeltaFormer (arXiv 2505.19488): softmax attention by the delta rule, what the past says of a key is taken from its value."""
+"""DeltaFormer (arXiv 2505.19488): softmax attention with a delta rule that subtracts from a value what the past predicts for its key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax, upto, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -47,21 +47,21 @@ class DeltaFormer(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0)
         self.b_proj = nn.Linear(dim, heads)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
-        return Recurrence(r.q, r.k, r.v, beta=wide(self.b_proj(x)).sigmoid())
+        return Recurrence(r.q, r.k, r.v, beta=to_float32(self.b_proj(x)).sigmoid())
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.beta is not None
-        slots, real, before = cached(carry, k=r.k, u=wide(r.v))
+        slots, real, before = cached(carry, k=r.k, u=to_float32(r.v))
         u, out = slots["u"][:, :before], []
         for start, stop in pieces(carry.tokens, self.piece):
             first, last = before + start, before + stop
-            k, seen = wide(slots["k"][:, :last]), upto(real, first, last)
+            k, seen = to_float32(slots["k"][:, :last]), upto(real, first, last)
             past = seen & torch.ones(stop - start, last, dtype=torch.bool, device=k.device).tril(first - 1)
             met = r.beta[:, start:stop].mT[..., None] * weights(self._scores(k[:, first:], k), past[:, None])
             u = torch.cat([u, _left(slots["u"][:, first:last], u, met)], 1)
-            out.append(softmax(self._scores(wide(r.q[:, start:stop]), k), seen, u))
+            out.append(softmax(self._scores(to_float32(r.q[:, start:stop]), k), seen, u))
         carry.keep("u", u)
         return torch.cat(out, 1).to(r.v.dtype)
 
@@ -73,8 +73,8 @@ class DeltaFormer(Softmax):
 
 
 def _left(v: Tensor, u: Tensor, met: Tensor) -> Tensor:
-    """What is left of values v [rows, T, H, V]: ``met`` [rows, H, T, slots + T] says how much of u [rows, slots, H, V], and of what is left
-    of those before, is taken from each.
+    """Remainders of values v [rows, T, H, V]: ``met`` [rows, H, T, slots + T] is the share of u [rows, slots, H, V], and of the remainders
+    before, that is subtracted from each.
     """
     old, own = met.split((u.shape[1], v.shape[1]), -1)
     rest = v.transpose(1, 2) - old @ u.transpose(1, 2)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -25,7 +25,7 @@ from linattn.mixers.registry import register
     oracle="fla-core 0.6.0, naive_forgetting_attn",
 )
 class FoX(Mixer):
-    """Without positions: the gates take their place. State: the cache, and how much each slot has faded so far (logarithm).
+    """Attention without positions, which the gates replace. State: the cache, and the logarithmic decay of each slot so far.
 
     ``pro`` is the paper's larger block: keys and values mixed with the last token's by a gate per head, RMS norm on queries and
     keys, and RMS norm and a sigmoid gate on the output; without it the block is the plain one. Checked against the authors'
@@ -46,16 +46,16 @@ class FoX(Mixer):
             self.g_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.pro:
             k, v = self._shifted("k_last", k, self.k_shift(x), state), self._shifted("v_last", v, self.v_shift(x), state)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         if self.pro:
             q, k = self.q_norm(q), self.k_norm(k)
-        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.f_proj(x))))
+        return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.f_proj(x))))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
         (q, _), (f, _) = carry.to_rows(r.q), carry.to_rows(r.decay)
         slots, real, before = cached(carry, k=r.k, v=r.v)
@@ -64,23 +64,23 @@ class FoX(Mixer):
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
             between, faded = fading(f[:, start:stop], faded)
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(slots["k"][:, :last])) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(slots["k"][:, :last])) * self.size**-0.5
             out.append(softmax(scores + between, upto(real, before + start, last), slots["v"][:, :last]))
         carry.keep("faded", faded)
         return carry.from_rows(torch.cat(out, 1))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         if self.pro:
-            o = (wide(self.norm(o)) * wide(self.g_proj(x)).sigmoid().unflatten(-1, (self.heads, -1))).to(o.dtype)
+            o = (to_float32(self.norm(o)) * to_float32(self.g_proj(x)).sigmoid().unflatten(-1, (self.heads, -1))).to(o.dtype)
         return self.o_proj(o.flatten(-2))
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape
         return 2 * batch * heads * (tokens * past + tokens * (tokens + 1) // 2) * (size + r.v.shape[3])
 
-    def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: Carry) -> Tensor:
-        """``x`` [B, T, D] mixed with the token before it by a gate per head."""
+    def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: CallContext) -> Tensor:
+        """Mix ``x`` [B, T, D] with the token before it by a gate per head."""
         longer, places = carry.context(name, x, 1)
         last = longer[:, :-1] if places is None else longer.index_select(1, places - 1)
-        weight = wide(gate).sigmoid().repeat_interleave(self.size, -1)
-        return (weight * wide(last) + (1 - weight) * wide(x)).to(x.dtype)
+        weight = to_float32(gate).sigmoid().repeat_interleave(self.size, -1)
+        return (weight * to_float32(last) + (1 - weight) * to_float32(x)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Hard attention: every token reads the one that fits best, the limit of softmax attention where differences of scores grow."""
+"""Hard attention: every token reads the best match, the limit of softmax attention for growing score differences."""
 
 from __future__ import annotations
 

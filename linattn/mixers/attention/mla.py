@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, at_least, head_size
 from linattn.mixers.registry import register
 from linattn.ops.one_query import one_query
@@ -51,7 +51,7 @@ class MLA(Softmax):
         self.kv_proj = nn.Linear(self.rank, heads * (self.head_dim + self.value_dim), bias=False)
         self.o_proj = nn.Linear(heads * self.value_dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, own = self.q_proj(x).unflatten(-1, (self.heads, -1)).split((self.head_dim, self.shared), -1)
         c, common = self.latent_proj(x)[:, :, None].split((self.rank, self.shared), -1)  # [B, T, 1, ...]
         c = self.norm(c)
@@ -60,14 +60,14 @@ class MLA(Softmax):
         return Recurrence(q * scale, torch.cat([c, common], -1), c)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-        """Values are the first channels of the keys: those are read alone, and of one size, as torch's quick form wants it."""
+        """Attend to the keys alone, whose first channels are the values: torch's fast path needs one size for both."""
         return one_query(q, k, k, seen, taken)[..., : v.shape[-1]]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(torch.einsum("bthc,hvc->bthv", o, self._maps(o)[1]).flatten(-2))
 
     def _maps(self, like: Tensor) -> tuple[Tensor, ...]:
-        """What makes each head's key and value of a latent: [H, head_dim, rank] and [H, value_dim, rank].
+        """Maps from a latent to each head's key and value: [H, head_dim, rank] and [H, value_dim, rank].
 
         Where more than its weight makes the map (an adapter of PEFT, accelerate bringing the weight into memory), the map is asked.
         """

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, pieces, upto, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -56,21 +56,21 @@ class Parallax(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0)
         self.probe_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r, probe = super().project(x, state), self.probe_proj(x).unflatten(-1, (self.heads, -1))
         return Probed(r.q, r.k, r.v, probe=self._turned(probe, self.angles(x, state)) if self.rotated else probe)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Probed)
         slots, real, before = cached(carry, k=r.k, v=r.v)
         out = []
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
-            k, seen = wide(slots["k"][:, :last]), upto(real, before + start, last)[:, None]
-            scores, probed = (torch.einsum("rthk,rshk->rhts", wide(t[:, start:stop]), k) for t in (r.q, r.probe))
+            k, seen = to_float32(slots["k"][:, :last]), upto(real, before + start, last)[:, None]
+            scores, probed = (torch.einsum("rthk,rshk->rhts", to_float32(t[:, start:stop]), k) for t in (r.q, r.probe))
             p = weights(scores * self.size**-0.5, seen)
             p = p * (1 - probed + (p * probed).sum(-1, keepdim=True))
-            out.append(torch.einsum("rhts,rshv->rthv", p, wide(slots["v"][:, :last])).to(r.v.dtype))
+            out.append(torch.einsum("rhts,rshv->rthv", p, to_float32(slots["v"][:, :last])).to(r.v.dtype))
         return torch.cat(out, 1)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:

@@ -1,4 +1,4 @@
-"""PaTH attention (arXiv 2505.16381): between a key and a later query stand reflections, one for every token in between.
+"""PaTH attention (arXiv 2505.16381): every token between a key and a later query applies a reflection.
 
 PaTH-FoX is the same with a forget gate, which makes the scores fade as well.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, cached, fading, pieces, softmax, upto
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -62,17 +62,17 @@ class PaTH(Mixer):
         self.f_proj = nn.Linear(dim, heads) if forget else None
         self.q_norm, self.k_norm = (HeadNorm(self.size) if qk_norm else nn.Identity() for _ in range(2))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         w = self.conv(self.w_proj(x), state)
         q, k, v, w = (t.unflatten(-1, (self.heads, -1)) for t in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w))
-        decay = None if self.f_proj is None else F.logsigmoid(wide(self.f_proj(x)))
-        return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * wide(self.b_proj(x)).sigmoid(), w=unit(w))
+        decay = None if self.f_proj is None else F.logsigmoid(to_float32(self.f_proj(x)))
+        return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * to_float32(self.b_proj(x)).sigmoid(), w=unit(w))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Reflected)
         assert r.beta is not None
-        (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (wide(r.q), r.w, r.beta))
-        slots, real, before = cached(carry, k=wide(r.k), v=r.v)
+        (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (to_float32(r.q), r.w, r.beta))
+        slots, real, before = cached(carry, k=to_float32(r.k), v=r.v)
         q, w, k = (t.transpose(1, 2) for t in (q, w, slots["k"]))  # [rows, H, T or slots, K]
         beta, out = beta.mT[..., None], []
         gates = None if r.decay is None else carry.to_rows(r.decay)[0]  # [rows, T, H]
@@ -91,7 +91,7 @@ class PaTH(Mixer):
         return carry.from_rows(torch.cat(out, 1))
 
     def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Of queries in the slots from ``first`` on: the keys ``k`` [rows, H, slots, K] as they leave them, and the scores."""
+        """Scores of the queries in the slots from ``first`` on, and the keys ``k`` [rows, H, slots, K] after them."""
         tokens, slots = q.shape[2], k.shape[2]
         behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # keys before a reflection
         met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: what each reflection would take of each key, alone

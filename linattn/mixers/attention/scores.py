@@ -1,4 +1,4 @@
-"""What attentions with scores of their own share: the cache, and softmax over what a token may see, some queries at a time."""
+"""Parts of attentions that compute their own scores: the cache, and softmax over visible tokens, a block of queries at a time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 
 PIECE = 256  # queries whose scores are held at once
 
 
 def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
-    """Borders of the pieces of at most ``size`` tokens; of no tokens one empty piece."""
+    """Borders of blocks of at most ``size`` tokens; one empty block for no tokens."""
     for start in range(0, max(tokens, 1), size):
         yield start, min(start + size, tokens)
 
 
-def cached(carry: Carry, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
+def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
     """Each of ``new`` [B, T, ...] as one row a sequence, behind what earlier calls kept under its name; keeps them all.
 
     Beside them, which slots are worth a look, [rows, slots], and how many are from earlier calls. Filler behind a row's own
@@ -37,7 +37,7 @@ def cached(carry: Carry, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]
 
 
 def upto(real: Tensor, first: int, last: int) -> Tensor:
-    """What queries in the slots from ``first`` to before ``last`` may see of the slots before ``last``: [rows, queries, last]."""
+    """Visible slots before ``last`` for the queries in the slots from ``first`` to ``last``: [rows, queries, last]."""
     causal = torch.ones(last - first, last, dtype=torch.bool, device=real.device).tril(first)
     return real[:, None, :last] & causal
 
@@ -67,4 +67,4 @@ def softmax(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
     [rows, T, H, V].
     """
     weights = scores.masked_fill(~(seen if seen.ndim == 4 else seen[:, None]), -torch.inf).softmax(-1)
-    return torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype)
+    return torch.einsum("rhts,rshv->rthv", weights, to_float32(v)).to(v.dtype)

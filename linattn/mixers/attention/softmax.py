@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions: every token is kept, and looked at again by every later one."""
+"""Softmax attention with rotary positions: every token is kept and read by all later tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.norms import ZeroCenteredRMSNorm
-from linattn.mixers.parts import at_least, head_size, positive, rotate, wide
+from linattn.mixers.parts import at_least, head_size, positive, rotate, to_float32
 from linattn.mixers.registry import register
 from linattn.ops.one_query import one_query
 
@@ -79,7 +79,7 @@ class Softmax(Mixer):
         self.q_norm, self.k_norm = (None if norm_eps is None else ZeroCenteredRMSNorm(self.size, norm_eps) for _ in range(2))
         self.o_proj = nn.Linear(inner, dim, bias=out_bias)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (-1, self.size)) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -88,13 +88,13 @@ class Softmax(Mixer):
         angles = self.angles(x, state)
         return Recurrence(self._turned(q, angles), self._turned(k, angles), v)
 
-    def angles(self, x: Tensor, state: Carry) -> Tensor:
-        """By how much each pair of channels is turned, [B, T, rotated / 2]."""
-        channel = torch.arange(0, self.rotated, 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+    def angles(self, x: Tensor, state: CallContext) -> Tensor:
+        """Rotation angle of each pair of channels, [B, T, rotated / 2]."""
+        channel = torch.arange(0, self.rotated, 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return state.positions[..., None] * self.base ** (-channel / self.rotated)
 
     def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
-        """The first ``rotated`` channels of each head of x [B, T, H, K] turned, the others as they are."""
+        """Rotate the first ``rotated`` channels of each head of x [B, T, H, K]; the others stay."""
         if self.rotated == self.size:
             return rotate(x, angles)
         return torch.cat([rotate(x[..., : self.rotated], angles), x[..., self.rotated :]], -1)
@@ -105,10 +105,10 @@ class Softmax(Mixer):
         return ("k", "v", "valid") if own and self.window is None and self.causal else ()
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-        """What one query a row, q [B, 1, H, K], makes of a cache with room: see :func:`linattn.ops.one_query.one_query`."""
+        """Attend with one query a row, q [B, 1, H, K], to a preallocated cache: see :func:`linattn.ops.one_query.one_query`."""
         return one_query(q, k, v, seen, taken)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if self.window is not None:
             return self._windowed(r, carry, self.window - 1)
         if carry.taken is not None:
@@ -139,22 +139,22 @@ class Softmax(Mixer):
         pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * most
         return 2 * batch * heads * pairs * (size + r.v.shape[3])
 
-    def _cache(self, r: Recurrence, carry: Carry) -> list[Tensor]:
+    def _cache(self, r: Recurrence, carry: CallContext) -> list[Tensor]:
         """k, v and valid of earlier calls and this one, rows first; keeps them."""
         (k, valid), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
         if valid is None:
             valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
         return [carry.append(name, new) for name, new in (("k", k), ("v", v), ("valid", valid))]
 
-    def _step(self, r: Recurrence, carry: Carry, taken: Tensor) -> Tensor:
-        """One real token of every row, behind a cache with room."""
+    def _step(self, r: Recurrence, carry: CallContext, taken: Tensor) -> Tensor:
+        """Step of one real token in every row on a preallocated cache."""
         if carry.tokens != 1 or carry.lengths is not None or carry.cu_seqlens is not None:
-            raise ValueError("a state with room takes one token of every row at a time: it is a captured step's own")
+            raise ValueError("a preallocated state takes one token of every row at a time: it belongs to a captured step")
         k, v, valid = self._cache(r, carry)
         carry.keep("taken", taken + carry.counts)
         return self.look(r.q, k, v, valid, taken)
 
-    def _packed(self, r: Recurrence, carry: Carry) -> Tensor:
+    def _packed(self, r: Recurrence, carry: CallContext) -> Tensor:
         """All sequences in one row of keys, what earlier calls kept first; a query sees its own sequence up to itself."""
         if carry.returning:
             self._cache(r, carry)
@@ -170,8 +170,8 @@ class Softmax(Mixer):
         k, v = (torch.cat([old.flatten(0, 1)[None].to(new.dtype), new], 1) for old, new in ((old_k, r.k), (old_v, r.v)))
         return _apart(r.q, k, v, torch.cat([before.flatten(1), seen], 1)[None])
 
-    def _windowed(self, r: Recurrence, carry: Carry, n: int) -> Tensor:
-        """Every token sees itself and the ``n`` before it, of which earlier calls may have kept some."""
+    def _windowed(self, r: Recurrence, carry: CallContext, n: int) -> Tensor:
+        """Attend from every token to itself and the ``n`` before it, some of which earlier calls may have kept."""
         (k, places), (v, _) = (carry.context(name, t.flatten(2), n) for name, t in (("k", r.k), ("v", r.v)))
         k, v = k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:])
         if places is None:
@@ -206,7 +206,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 def _apart(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """The same with NaN kept to those that see it: a weight of 0 times NaN would be NaN for all."""
+    """:meth:`_plain` with NaN confined to the tokens that see it: a weight of 0 times NaN would reach all."""
     q_bad, k_bad, v_bad = (~t.isfinite().flatten(2).all(-1) for t in (q, k, v))  # [B, T], [B, slots], [B, slots]
     q, k, v = (torch.where(bad[..., None, None], 0.0, t) for t, bad in ((q, q_bad), (k, k_bad), (v, v_bad)))
     hit = q_bad | (seen & (k_bad | v_bad)[:, None]).any(-1)  # [B, T]

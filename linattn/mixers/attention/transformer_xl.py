@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -33,7 +33,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Slots:
-    """What may be looked at: ``k`` and ``v`` [rows, slots, H, ...], ``seen`` and ``distance`` [rows, T, slots]."""
+    """Visible slots: ``k`` and ``v`` [rows, slots, H, ...], ``seen`` and ``distance`` [rows, T, slots]."""
 
     k: Tensor
     v: Tensor
@@ -77,26 +77,26 @@ class TransformerXL(Mixer):
         self.content_bias = nn.Parameter(0.02 * torch.randn(heads, self.size))  # u
         self.position_bias = nn.Parameter(0.02 * torch.randn(heads, self.size))  # w
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return Hidden(q, k, v, x=x)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         q, _ = carry.to_rows(r.q)
         here, past, table, out = carry.start[:, None, None], self.past(r, carry), self._sinusoids(q), []
         for start, stop in pieces(carry.tokens, self.piece):
             now = here + torch.arange(start, stop, device=q.device)[:, None]  # [rows, queries, 1]: positions
-            out.append(self._look(wide(q[:, start:stop]), self.slots(past, start, stop, now), table))
+            out.append(self._look(to_float32(q[:, start:stop]), self.slots(past, start, stop, now), table))
         return carry.from_rows(torch.cat(out, 1))
 
     def _look(self, q: Tensor, slots: Slots, table: Tensor) -> Tensor:
         """The output of queries [rows, queries, H, K] at ``slots``; ``table`` [distances, H, K] is :meth:`_sinusoids`."""
-        content = torch.einsum("rthk,rshk->rhts", q + wide(self.content_bias), wide(slots.k))
-        position = torch.einsum("rthk,dhk->rhtd", q + wide(self.position_bias), wide(table))
+        content = torch.einsum("rthk,rshk->rhts", q + to_float32(self.content_bias), to_float32(slots.k))
+        position = torch.einsum("rthk,dhk->rhtd", q + to_float32(self.position_bias), to_float32(table))
         index = slots.distance.clamp(0, len(table) - 1)[:, None].expand(-1, self.heads, -1, -1)
         return softmax((content + position.gather(3, index)) * self.size**-0.5, slots.seen, slots.v)
 
-    def past(self, r: Recurrence, carry: Carry) -> tuple[Past, ...]:
+    def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
         """The tokens of this call behind those that the state kept."""
         assert isinstance(r, Hidden)
         (k, _), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
@@ -108,7 +108,7 @@ class TransformerXL(Mixer):
         return (Past(k, v, before, carry.start - before),)
 
     def slots(self, past: tuple[Past, ...], start: int, stop: int, now: Tensor) -> Slots:
-        """What the queries from ``start`` to before ``stop`` of this call, at positions ``now`` [rows, queries, 1], may look at."""
+        """Slots for the queries from ``start`` to before ``stop`` of this call, at positions ``now`` [rows, queries, 1]."""
         tokens = past[-1]
         low, high = max(0, tokens.before + start - self.kept), tokens.before + stop  # nobody looks further back
         slot = tokens.first[:, None, None] + torch.arange(low, high, device=now.device)  # [rows, 1, slots]: positions
@@ -126,7 +126,7 @@ class TransformerXL(Mixer):
     def _sinusoids(self, like: Tensor) -> Tensor:
         """The mapped sines and cosines of all distances that occur, [distances, H, K]."""
         dim = self.r_proj.in_features
-        wide_dtype = wide(like).dtype
+        wide_dtype = to_float32(like).dtype
         rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=wide_dtype, device=like.device) / dim)
         angles = torch.arange(self.reach, dtype=wide_dtype, device=like.device)[:, None] * rate
         return self.r_proj(torch.cat([angles.sin(), angles.cos()], -1).to(self.r_proj.weight.dtype)).unflatten(-1, (self.heads, -1))
@@ -170,7 +170,7 @@ class CompressiveTransformer(TransformerXL):
     def reach(self) -> int:
         return self.kept + 1 + self.compressed
 
-    def past(self, r: Recurrence, carry: Carry) -> tuple[Past, ...]:
+    def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
         assert isinstance(r, Hidden)
         hidden, first = self._blocks(r.x, carry)
         k, v = (p(hidden).unflatten(-1, (self.heads, -1)) for p in (self.k_proj, self.v_proj))
@@ -189,7 +189,7 @@ class CompressiveTransformer(TransformerXL):
             torch.cat([now - border + back, near.distance], 2),
         )  # fmt: skip
 
-    def _blocks(self, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+    def _blocks(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
         """Compressed slots, old and of this call [rows, blocks, D], and the number of the first; unfinished ones are at the end."""
         rows, _ = carry.to_rows(x)
         old, memory = carry.get("compressed"), carry.get("memory")

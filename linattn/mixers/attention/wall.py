@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import cached, pieces, softmax, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 
 
@@ -46,16 +46,16 @@ class Wall(Softmax):
         self.decay_proj = nn.Linear(dim, dim)
         nn.init.constant_(self.decay_proj.bias, 8.0)  # as the authors': little fades at first
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
-        return Recurrence(r.q, r.k, r.v, decay=F.logsigmoid(wide(self.decay_proj(x))).unflatten(-1, (self.heads, -1)))
+        return Recurrence(r.q, r.k, r.v, decay=F.logsigmoid(to_float32(self.decay_proj(x))).unflatten(-1, (self.heads, -1)))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
-        slots, real, before = cached(carry, k=wide(r.k), v=r.v)
+        slots, real, before = cached(carry, k=to_float32(r.k), v=r.v)
         k, out = slots["k"][:, :before], []
         for start, stop in pieces(carry.tokens, self.piece):
-            q, new, gates = wide(r.q[:, start:stop]), slots["k"][:, before + start : before + stop], r.decay[:, start:stop]
+            q, new, gates = to_float32(r.q[:, start:stop]), slots["k"][:, before + start : before + stop], r.decay[:, start:stop]
             scores, k = _faded(q, k, new, gates)
             seen = upto(real, before + start, before + stop)
             out.append(softmax(scores * self.size**-0.5, seen, slots["v"][:, : before + stop]))

@@ -1,4 +1,4 @@
-"""What attentions share that are softmax attention but for the weights that they make of the scores."""
+"""Base of attentions that differ from softmax attention only in the weights that they make of the scores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from linattn.mixers.attention.scores import PIECE, cached, pieces, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 
 
 class Weighed(Softmax):
@@ -22,10 +22,10 @@ class Weighed(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0, causal=causal)
 
     def weights(self, scores: Tensor) -> Tensor:
-        """Of scores [rows, H, T, slots], -inf where nothing is to be seen: the same shape, each row of weights adding up to 1."""
+        """Weights for scores [rows, H, T, slots], -inf where a slot is hidden: the same shape, each row adding up to 1."""
         raise NotImplementedError(f"{type(self).__name__} must implement weights(scores)")
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         slots, real, before = cached(carry, k=r.k, v=r.v)
         if not self.causal and carry.valid is not None:
             real = carry.valid | (carry.counts == 0)[:, None]
@@ -34,8 +34,8 @@ class Weighed(Softmax):
             last = before + stop if self.causal else carry.tokens
             seen = upto(real, before + start, last) if self.causal else real[:, None]
             k, v = (slots[name][:, :last] for name in ("k", "v"))
-            scores = torch.einsum("rthk,rshk->rhts", wide(r.q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(r.q[:, start:stop]), to_float32(k)) * self.size**-0.5
             scores = scores.masked_fill(~seen[:, None], -torch.inf)
             weights = self.weights(scores) if scores.shape[-1] else scores
-            out.append(torch.einsum("rhts,rshv->rthv", weights, wide(v)).to(v.dtype))
+            out.append(torch.einsum("rhts,rshv->rthv", weights, to_float32(v)).to(v.dtype))
         return torch.cat(out, 1)

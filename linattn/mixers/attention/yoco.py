@@ -10,8 +10,8 @@ from torch import Tensor
 from linattn.mixers.attention.scores import PIECE, pieces, softmax, upto
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import rotate, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import rotate, to_float32
 from linattn.mixers.registry import register
 
 
@@ -63,7 +63,7 @@ class YOCO(Softmax):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"first": index == 0}
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         angles = self.angles(x, state)
         q = rotate(self.q_proj(x).unflatten(-1, (-1, self.size)), angles, interleaved=True)
         if not self.first:
@@ -72,11 +72,11 @@ class YOCO(Softmax):
         k, v = (p(x).unflatten(-1, (-1, self.size)) for p in (self.k_proj, self.v_proj))
         return Recurrence(q, rotate(k, angles, interleaved=True), v)
 
-    def angles(self, x: Tensor, state: Carry) -> Tensor:
-        frequencies = self.base ** -torch.linspace(0, 1, self.size // 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+    def angles(self, x: Tensor, state: CallContext) -> Tensor:
+        frequencies = self.base ** -torch.linspace(0, 1, self.size // 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return state.positions[..., None] * frequencies
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if self.first:
             real = torch.ones_like(carry.positions, dtype=r.k.dtype) if carry.valid is None else carry.valid.to(r.k.dtype)
             carry.shared = carry.append("cache", torch.cat([r.k.flatten(2), r.v.flatten(2), real[..., None]], -1))
@@ -89,6 +89,6 @@ class YOCO(Softmax):
         real, out = torch.cat([flag[:, :before, 0] > 0, own], 1), []
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
-            scores = torch.einsum("rthk,rshk->rhts", wide(r.q[:, start:stop]), wide(k[:, :last])) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(r.q[:, start:stop]), to_float32(k[:, :last])) * self.size**-0.5
             out.append(softmax(scores, upto(real, before + start, last), v[:, :last]))
         return torch.cat(out, 1)

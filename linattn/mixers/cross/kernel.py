@@ -1,4 +1,4 @@
-"""Linear attention to a context: what a sequence says is summed once, and then every query reads the sum.
+"""Linear attention to a context: the context is summed once, and every query reads the sum.
 
 The three are those among which modular linearized attention (arXiv 2304.08453) chooses beside softmax, and the Linear Transformer's.
 """
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.kinds import CrossMixer
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.ops.features import elu1
 
@@ -31,11 +31,11 @@ class CrossKernel(CrossMixer, KernelAttention):
     def __init__(self, dim: int, heads: int, *, bias: bool = False) -> None:
         super().__init__(dim, heads, causal=False, bias=bias)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
         q, k, v = (project(t).unflatten(-1, (self.heads, -1)) for project, t in maps)
-        q, k = self.features(wide(q), wide(k), state)
+        q, k = self.features(to_float32(q), to_float32(k), state)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
 
@@ -62,7 +62,7 @@ class CrossLinearTransformer(CrossKernel):
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads)
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         return elu1(q), elu1(k)
 
 
@@ -84,12 +84,12 @@ class CrossLinearTransformer(CrossKernel):
     },
 )
 class CrossReLUAttention(CrossKernel):
-    """Without a scale; a query that meets little gives little, since it is divided by 0.1 at least."""
+    """Attention without a scale; the division is by at least 0.1, so a query with few matches gives a small output."""
 
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads, bias=True)
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         return q.relu(), k.relu()
 
     def guard(self, denominator: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class CrossReLUAttention(CrossKernel):
     },
 )
 class CrossCosFormer(CrossKernel):
-    """Where a query stands in the target is measured by how long that will be: ρ = ``ratio`` times the n tokens of the context.
+    """Position of a query relative to an estimated target length: ρ = ``ratio`` times the n tokens of the context.
 
     A decoder does not know the length of what it has begun; the paper estimates it so. Of positions beyond the estimate the
     authors' code makes weights below 0; here they count as its end. What is kept beside S and z is n, ``length`` [B].
@@ -126,7 +126,7 @@ class CrossCosFormer(CrossKernel):
             raise ValueError(f"ratio must be a number above 0, target tokens for each of the context, but came as {ratio}")
         self.ratio = ratio
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         n = self._length(k, state)
         state.keep("length", n)
         n = n.clamp(min=1).to(q.dtype)[:, None]
@@ -134,7 +134,7 @@ class CrossCosFormer(CrossKernel):
         expected = ((state.positions + 1) / (self.ratio * n)).clamp(max=1.0)  # [B, Tq]
         return _turned(q.relu(), expected), _turned(k.relu(), places)
 
-    def _length(self, k: Tensor, state: Carry) -> Tensor:
+    def _length(self, k: Tensor, state: CallContext) -> Tensor:
         if not state.fresh:
             return cast(Tensor, state.get("length"))
         assert state.across is not None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
@@ -46,12 +46,12 @@ class CrossSoftmax(CrossMixer):
         self.heads = heads
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=bias) for _ in range(4))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
         return Recurrence(*(project(t).unflatten(-1, (self.heads, -1)) for project, t in maps))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert carry.across is not None
         if carry.fresh:
             valid = carry.across.valid

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops.outer_decay import outer_decay
 
@@ -58,12 +58,12 @@ class DFW(Mixer):
             with torch.no_grad():
                 gate.bias.uniform_(1 / dim, 1 - 1 / dim).logit_()
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        a, b = (F.logsigmoid(wide(p(x))).unflatten(-1, (self.heads, -1)) for p in (self.a_proj, self.b_proj))
+        a, b = (F.logsigmoid(to_float32(p(x))).unflatten(-1, (self.heads, -1)) for p in (self.a_proj, self.b_proj))
         return OuterDecay(q, k, v, decay=a, value_decay=b, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, OuterDecay)
         assert r.decay is not None
         assert r.value_decay is not None

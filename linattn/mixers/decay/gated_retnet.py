@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, positive, rotate, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, head_size, positive, rotate, to_float32
 from linattn.mixers.registry import register
 
 
@@ -43,12 +43,12 @@ class GatedRetNet(Mixer):
         self.decay_proj = nn.Linear(dim, heads, bias=False)
         self.norm = HeadNorm(self.size, eps=1e-5, affine=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         angles = state.positions[..., None] * frequencies  # [B, T, K / 2]
         q, k = (rotate(t, angles, interleaved=True) for t in (q, k))
-        return Recurrence(q, k, v, decay=F.logsigmoid(wide(self.decay_proj(x))) / self.tau)
+        return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.decay_proj(x))) / self.tau)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry, State
-from linattn.mixers.parts import HeadNorm, head_size, wide
+from linattn.mixers.context import CallContext, State
+from linattn.mixers.parts import HeadNorm, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -45,19 +45,19 @@ class GateLoop(Mixer):
         self.decay_proj, self.angle_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.norm = HeadNorm(dim)
 
-    def project(self, x: Tensor, state: Carry) -> tuple[Recurrence, State]:
-        phase, last = self._phase(wide(self.angle_proj(x)), state)
-        turn = torch.stack([phase.cos(), phase.sin()], -2).to(wide(x).dtype)  # [B, T, 2, D]
+    def project(self, x: Tensor, state: CallContext) -> tuple[Recurrence, State]:
+        phase, last = self._phase(to_float32(self.angle_proj(x)), state)
+        turn = torch.stack([phase.cos(), phase.sin()], -2).to(to_float32(x).dtype)  # [B, T, 2, D]
         q, k = (_heads(p(x)[..., None, :] * turn, self.heads) for p in (self.q_proj, self.k_proj))
-        decay = F.logsigmoid(wide(self.decay_proj(x)))[..., None, :].expand_as(turn)
+        decay = F.logsigmoid(to_float32(self.decay_proj(x)))[..., None, :].expand_as(turn)
         v = self.v_proj(x).unflatten(-1, (self.heads, -1))
         return Recurrence(q, k, v, decay=_heads(decay, self.heads), scale=1.0), {"phase": last}
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o.flatten(-2), self.g_proj(x)))
 
-    def _phase(self, angles: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
-        """The sum of ``angles`` [B, T, D] up to each token, and that of all tokens [rows, D] less whole turns."""
+    def _phase(self, angles: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+        """Sum of ``angles`` [B, T, D] up to each token, and over all tokens [rows, D] modulo whole turns."""
         exact = torch.float32 if angles.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         angles = angles.to(exact)
         if state.valid is not None:

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, to_float32
 from linattn.mixers.registry import register
 
 
@@ -41,9 +41,9 @@ class GLA(Mixer):
         self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(values, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v, decay = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj, self.decay_proj))
-        return Recurrence(q, k, v, decay=F.logsigmoid(wide(decay)) / self.tau)
+        return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(decay)) / self.tau)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o, self.g_proj(x).view_as(o)).flatten(-2))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, at_least, head_size, positive, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention
 from linattn.ops.outer_decay import outer_decay
@@ -39,11 +39,11 @@ class SlotMemory(Mixer):
     are float32 (float64 for float64) whatever the dtype of the tokens.
     """
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Slots)
-        k, write = wide(r.k), wide(r.write)
+        k, write = to_float32(r.k), to_float32(r.write)
         scores, keys = outer_decay(
-            wide(r.q), k, write, torch.zeros_like(k), r.fade, scale=r.scale, initial_state=carry.get("keys"), return_state=True,
+            to_float32(r.q), k, write, torch.zeros_like(k), r.fade, scale=r.scale, initial_state=carry.get("keys"), return_state=True,
             cu_seqlens=carry.cu_seqlens,
         )  # fmt: skip
         carry.keep("keys", keys)
@@ -89,9 +89,9 @@ class GSA(SlotMemory):
         self.norm = HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (F.silu(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        fade = F.logsigmoid(wide(self.f_proj(x)).unflatten(-1, (self.heads, -1))) / self.tau
+        fade = F.logsigmoid(to_float32(self.f_proj(x)).unflatten(-1, (self.heads, -1))) / self.tau
         return Slots(q, k, v, fade=fade, write=-torch.expm1(fade), scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.hgrn2 import bound, forget, rising
-from linattn.mixers.parts import HeadNorm, wide
+from linattn.mixers.parts import HeadNorm, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -60,9 +60,9 @@ class HGRN(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return rising(index, count)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         decay, new = forget(self.f_proj(x), self.lower_bound)
-        b, old = F.silu(wide(self.v_proj(x))), carry.get("h")
+        b, old = F.silu(to_float32(self.v_proj(x))), carry.get("h")
         if self.theta is None:
             b = b * new
         else:

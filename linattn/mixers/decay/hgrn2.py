@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, at_least, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -57,7 +57,7 @@ class HGRN2(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return rising(index, count)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         decay, key = forget(self.f_proj(x), self.lower_bound)
         q, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (F.silu(self.q_proj(x)), key, self.v_proj(x), decay))
         return Recurrence(q, k, v, decay=decay)
@@ -72,7 +72,7 @@ def rising(index: int, count: int) -> dict[str, Any]:
 
 
 def bound(dim: int, value: float) -> Tensor:
-    """A lower bound of forget gates, the same for ``dim`` channels."""
+    """Lower bound of forget gates, equal for ``dim`` channels."""
     if not 0 <= value < 1:
         raise ValueError(f"lower_bound must be at least 0 and less than 1, but came as {value}")
     return torch.full((dim,), float(value), dtype=torch.float32)
@@ -80,7 +80,7 @@ def bound(dim: int, value: float) -> Tensor:
 
 def forget(x: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
     """log α and 1 − α of the forget gate α = γ + (1 − γ) σ(x) for γ = ``lower``, both exact where α is near 0 or 1."""
-    x, lower = wide(x), lower.to(wide(x).dtype)
+    x, lower = to_float32(x), lower.to(to_float32(x).dtype)
     new = (1 - lower) * torch.sigmoid(-x)
     strong = torch.logaddexp(x, lower.log()) - F.softplus(x)  # would be a difference of near numbers where α is near 1
     return torch.where(new < 0.5, torch.log1p(-new.clamp(max=0.5)), strong), new

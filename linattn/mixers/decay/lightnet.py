@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import log_fading, logsumexp_so_far, only_real
-from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
+from linattn.mixers.parts import HeadNorm, at_least, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -48,8 +48,8 @@ class LightNet(Mixer):
         self.norm = HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
-        k = only_real(wide(self.k_proj(x)), state)
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+        k = only_real(to_float32(self.k_proj(x)), state)
         before, total, _ = logsumexp_so_far(k, state, "log_total")
         k, decay = (k - total).exp(), log_fading(before, total)
         q, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (F.silu(self.q_proj(x)), k, self.v_proj(x), decay))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, at_least, check_place, head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, at_least, check_place, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -48,9 +48,9 @@ class Lightning(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return {"layer": index, "layers": count}
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = F.silu(self.qkv_proj(x)).unflatten(-1, (self.heads, 3, -1)).unbind(-2)
-        head = torch.arange(1, self.heads + 1, dtype=wide(x.new_empty(0)).dtype, device=x.device)
+        head = torch.arange(1, self.heads + 1, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return Recurrence(q, k, v, decay=-self.strength * torch.exp2(-8 * head / self.heads), scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

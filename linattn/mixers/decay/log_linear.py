@@ -1,4 +1,4 @@
-"""Log-linear attention (arXiv 2506.04761): a past that lies in buckets of doubling length, each with a weight of its own."""
+"""Log-linear attention (arXiv 2506.04761): the past is split into buckets of doubling length, each with its own weight."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.mamba2 import Mamba2
 from linattn.mixers.delta.gated_deltanet import GatedDeltaNet
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention
 
@@ -49,10 +49,10 @@ class LogLinear(Mixer):
 
     def weighed(self, r: Recurrence, x: Tensor) -> Levels:
         """The recurrence ``r`` of the tokens ``x``, with λ."""
-        weights = F.softplus(wide(self.level_scale) * wide(self.level_proj(x).unflatten(-1, (len(self.level_scale), -1))))
+        weights = F.softplus(to_float32(self.level_scale) * to_float32(self.level_proj(x).unflatten(-1, (len(self.level_scale), -1))))
         return Levels(r.q, r.k, r.v, decay=r.decay, beta=r.beta, scale=r.scale, skip=r.skip, weights=weights)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Levels)
         assert r.decay is not None
         o = self._own(r)
@@ -79,11 +79,11 @@ class LogLinear(Mixer):
             out, state = out
             carry.keep("S", state)
         weights = torch.where(second[..., None, :], r.weights[..., 1 : levels + 1], 0.0)  # [B, T, H, levels]
-        return (o + torch.einsum("bthl,btlhp->bthp", weights, wide(out).unflatten(2, (levels, -1)))).to(r.v.dtype)
+        return (o + torch.einsum("bthl,btlhp->bthp", weights, to_float32(out).unflatten(2, (levels, -1)))).to(r.v.dtype)
 
     def _own(self, r: Levels) -> Tensor:
-        """What each token reads of itself [B, T, H, V]: the bucket that is no block of a level."""
-        met = (wide(r.q) * wide(r.k)).sum(-1).repeat_interleave(r.v.shape[2] // r.q.shape[2], 2)  # [B, T, H]
+        """Output that each token reads of itself, [B, T, H, V], the bucket below all levels."""
+        met = (to_float32(r.q) * to_float32(r.k)).sum(-1).repeat_interleave(r.v.shape[2] // r.q.shape[2], 2)  # [B, T, H]
         met = met * (r.q.shape[-1] ** -0.5 if r.scale is None else r.scale)
         return (met * r.weights[..., 0] * (1.0 if r.beta is None else r.beta))[..., None] * r.v
 
@@ -113,7 +113,7 @@ class LogLinearMamba2(LogLinear, Mamba2):
         super().__init__(dim, expand=expand, head_dim=head_dim, state_size=state_size, groups=groups, conv_width=conv_width)
         self.add_levels(dim, self.heads, levels)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.weighed(super().project(x, state), x)
 
 
@@ -145,5 +145,5 @@ class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):
         super().__init__(dim, heads, value_heads=value_heads, key_size=key_size, value_size=value_size, conv_width=conv_width)
         self.add_levels(dim, self.value_heads, levels)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.weighed(super().project(x, state), x)

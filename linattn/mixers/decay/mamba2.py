@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, to_float32
 from linattn.mixers.registry import register
 
 _OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
@@ -74,17 +74,17 @@ class Mamba2(Mixer):
         self.norm = HeadNorm((self.groups, self.inner // self.groups), eps=eps)
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         xbc, dt = self.in_proj(x).split((self.convolved, self.heads), -1)
         x, b, c = self.conv(xbc, state).split(self.widths, -1)
         x = x.unflatten(-1, (-1, self.inner // self.heads)).expand(-1, -1, self.heads, -1)  # [B, T, H, P]
         b, c = (t.unflatten(-1, (-1, self.state_size)) for t in (b, c))
         shared = max(b.shape[2], c.shape[2])
         b, c = (t.expand(-1, -1, shared, -1) for t in (b, c))
-        dt = F.softplus(wide(dt) + self.dt_bias)  # [B, T, H]
+        dt = F.softplus(to_float32(dt) + self.dt_bias)  # [B, T, H]
         dt = dt if self.step_limits is None else dt.clamp(*self.step_limits)
         return Recurrence(c, b, x * dt[..., None], decay=-self.A_log.exp() * dt, scale=1.0, skip=x * self.D[:, None])
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        gated = wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))
+        gated = to_float32(o).flatten(-2) * F.silu(to_float32(self.g_proj(x)))
         return self.o_proj(self.norm(gated.unflatten(-1, (self.groups, -1))).flatten(-2).to(o.dtype))

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, at_least, head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, at_least, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan, linear_attention
 
@@ -72,19 +72,19 @@ class Mamba3(Mixer):
         self.D = nn.Parameter(torch.ones(self.heads))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         """q and k [B, T, rank · H, N], the heads of the first rank first; v [B, T, H, P]."""
         x, b, c, dt, a, mix, angles = self.in_proj(x).split(self.parts, -1)
-        dt, mix = F.softplus(wide(dt) + self.dt_bias), wide(mix).sigmoid()
-        turned = self._phase(dt[..., None] * (math.pi * wide(angles).tanh())[:, :, None], state)[:, :, None]
+        dt, mix = F.softplus(to_float32(dt) + self.dt_bias), to_float32(mix).sigmoid()
+        turned = self._phase(dt[..., None] * (math.pi * to_float32(angles).tanh())[:, :, None], state)[:, :, None]
         q, k = (self._expand(t, norm, bias, turned) for t, norm, bias in ((c, self.C_norm, self.C_bias), (b, self.B_norm, self.B_bias)))
         v = x.unflatten(-1, (self.heads, -1))
-        a = wide(a)
+        a = to_float32(a)
         rate = (a.clamp(min=0) + 1 / (1 - a.clamp(max=0))).clamp(min=1e-4)
-        skip = (wide(self.D)[:, None] * self.inputs(v)).flatten(2, 3)
+        skip = (to_float32(self.D)[:, None] * self.inputs(v)).flatten(2, 3)
         return Trapezoid(q, k, v, decay=-rate * dt, scale=1.0, skip=skip, near=mix * dt, far=(1 - mix) * dt)
 
-    def _phase(self, steps: Tensor, carry: Carry) -> Tensor:
+    def _phase(self, steps: Tensor, carry: CallContext) -> Tensor:
         """Sums of the angles [B, T, H, n] from the start of each sequence; in float64, or 10⁵ tokens would not be exact."""
         kind = steps.dtype if steps.device.type == "mps" else torch.float64
         steps = steps.to(kind).flatten(2)
@@ -95,15 +95,15 @@ class Mamba3(Mixer):
             steps.new_zeros(steps.shape[2]), steps,
             initial_state=None if old is None else old.to(kind).flatten(1), return_state=True, cu_seqlens=carry.cu_seqlens,
         )  # fmt: skip
-        dtype = wide(self.dt_bias).dtype
+        dtype = to_float32(self.dt_bias).dtype
         circle = 2 * math.pi
         carry.keep("angle", (last - circle * (last / circle).floor().detach()).to(dtype).unflatten(1, (self.heads, -1)))
         return (sums - circle * (sums / circle).floor().detach()).to(dtype).unflatten(2, (self.heads, -1))
 
     def _expand(self, t: Tensor, norm: HeadNorm, bias: Tensor, angles: Tensor) -> Tensor:
         """Norm, bias and rotation of B or C [B, T, rank · G · N] by ``angles`` [B, T, 1, H, n]: [B, T, rank · H, N]."""
-        t = wide(norm(t.unflatten(-1, (self.rank, self.groups, -1)))).repeat_interleave(self.heads // self.groups, 3)
-        t = t + wide(bias).transpose(0, 1)
+        t = to_float32(norm(t.unflatten(-1, (self.rank, self.groups, -1)))).repeat_interleave(self.heads // self.groups, 3)
+        t = t + to_float32(bias).transpose(0, 1)
         still = t.shape[-1] // 2 - self.turning
         cos, sin = F.pad(angles.cos(), (0, still), value=1.0), F.pad(angles.sin(), (0, still))
         a, b = (t[..., 0::2], t[..., 1::2]) if self.interleaved else t.chunk(2, -1)
@@ -111,13 +111,13 @@ class Mamba3(Mixer):
         return (torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)).flatten(2, 3)
 
     def inputs(self, v: Tensor) -> Tensor:
-        """What [B, T, H, P] writes, [B, T, rank, H, P]."""
-        return wide(v)[:, :, None]
+        """Values [B, T, rank, H, P] that [B, T, H, P] writes."""
+        return to_float32(v)[:, :, None]
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Trapezoid)
         assert r.decay is not None
-        q, k = (wide(t).unflatten(2, (self.rank, -1)) for t in (r.q, r.k))  # [B, T, rank, H, N]
+        q, k = (to_float32(t).unflatten(2, (self.rank, -1)) for t in (r.q, r.k))  # [B, T, rank, H, N]
         v, dtype = self.inputs(r.v), r.v.dtype
         own = torch.einsum("btrhn,btshn,bth,btshp->btrhp", q, k, r.near, v)
         k_last, v_last, near_last, fade = self._last(carry, k, v, r.near, r.decay)
@@ -135,14 +135,14 @@ class Mamba3(Mixer):
         if carry.returning:
             o, state = o
             carry.keep("S", state)
-        o = wide(o).unflatten(1, (-1, self.rank)) if carry.tokens else own
+        o = to_float32(o).unflatten(1, (-1, self.rank)) if carry.tokens else own
         if self.rank > 1:  # of the token before, the ranks behind one's own were not written yet
             missing = torch.einsum("btrhn,btshn->btrsh", q, k_last).permute(0, 1, 4, 2, 3).triu(1)
             o = o + torch.einsum("bthrs,btshp->btrhp", missing, v_last)
         return (o + own).flatten(2, 3).to(dtype)
 
-    def _last(self, carry: Carry, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
-        """All of them one token earlier, zeros at the start of a sequence; keeps the last token."""
+    def _last(self, carry: CallContext, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
+        """Shift all of them by one token, zeros at the start of a sequence; keeps the last token."""
         everything = [k, v, near, decay]
         flat = torch.cat([t.flatten(2) for t in everything], -1)
         longer, places = carry.context("pending", flat, 1)
@@ -151,7 +151,7 @@ class Mamba3(Mixer):
         return [p.reshape(t.shape) for p, t in zip(parts, everything, strict=True)]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj((wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))).to(o.dtype))
+        return self.o_proj((to_float32(o).flatten(-2) * F.silu(to_float32(self.g_proj(x)))).to(o.dtype))
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.v.shape
@@ -201,9 +201,9 @@ class Mamba3MIMO(Mamba3):
         self.mimo_z = nn.Parameter(torch.ones(shape))
 
     def inputs(self, v: Tensor) -> Tensor:
-        return wide(v)[:, :, None] * wide(self.mimo_x).transpose(0, 1)
+        return to_float32(v)[:, :, None] * to_float32(self.mimo_x).transpose(0, 1)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        z, u = wide(self.mimo_z).transpose(0, 1), wide(self.mimo_o).transpose(0, 1)  # [rank, H, P]
-        gate = F.silu(wide(self.g_proj(x)).unflatten(-1, (1, self.heads, -1)) * z)
-        return self.o_proj((wide(o).unflatten(2, (self.rank, -1)) * gate * u).sum(2).flatten(-2).to(o.dtype))
+        z, u = to_float32(self.mimo_z).transpose(0, 1), to_float32(self.mimo_o).transpose(0, 1)  # [rank, H, P]
+        gate = F.silu(to_float32(self.g_proj(x)).unflatten(-1, (1, self.heads, -1)) * z)
+        return self.o_proj((to_float32(o).unflatten(2, (self.rank, -1)) * gate * u).sum(2).flatten(-2).to(o.dtype))

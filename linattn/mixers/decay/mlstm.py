@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, positive, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, positive, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import running_max
 
 
 @dataclass(frozen=True)
 class Stabilised(Recurrence):
-    """All of it divided by e^m_t; ``floor`` [B, T, H] is then what the normaliser is at least, e^-m_t."""
+    """Recurrence divided by e^m_t; ``floor`` [B, T, H] is the least value of the normaliser, e^-m_t."""
 
     floor: Tensor | None = None
 
@@ -30,7 +30,7 @@ class MatrixMemory(Mixer):
 
     eps: float
 
-    def memory(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: Carry) -> Stabilised:
+    def memory(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: CallContext) -> Stabilised:
         """q, k, v [B, T, H, ...]; the inputs of the gates, e^i and σ(f), are float32 [B, T, H]."""
         decay = F.logsigmoid(f)
         if state.valid is not None:
@@ -42,7 +42,7 @@ class MatrixMemory(Mixer):
         floor = (-m).clamp(max=80).exp().to(decay.dtype)  # beyond it everything is 0 in float32
         return Stabilised(q, k, v, decay=faded, normalize="return", floor=floor)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Stabilised)
         assert r.floor is not None
         o, normaliser = super().attend(r, carry)
@@ -88,17 +88,17 @@ class MLSTM(MatrixMemory):
             self.i_proj.bias.fill_(-10.0)
             self.f_proj.bias.copy_(torch.linspace(3.0, 6.0, heads))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        i, f = (self.soft_cap * torch.tanh(wide(p(x)) / self.soft_cap) for p in (self.i_proj, self.f_proj))  # [B, T, H]
+        i, f = (self.soft_cap * torch.tanh(to_float32(p(x)) / self.soft_cap) for p in (self.i_proj, self.f_proj))  # [B, T, H]
         return self.memory(q, k, v, i, f, state)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o) * self.g_proj(x).sigmoid())
 
 
-def _maxima(decay: Tensor, gate: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
-    """The stabiliser m before and after each token, [B, T, H] each; it starts at 0.
+def _maxima(decay: Tensor, gate: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    """Stabiliser m before and after each token, [B, T, H] each; it starts at 0.
 
     In float64, which costs nothing for one number a head: a decay is a difference of two m, and what float32 would round there
     at every token would add up.
@@ -121,7 +121,7 @@ class HeadLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
 
     def forward(self, o: Tensor) -> Tensor:
-        x = wide(o)
+        x = to_float32(o)
         x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         return (x.flatten(-2) * self.weight).to(o.dtype)

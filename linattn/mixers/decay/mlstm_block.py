@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.mlstm import HeadLayerNorm, MatrixMemory
-from linattn.mixers.parts import ShortConvolution, head_size, wide
+from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import TimeMixing
 
@@ -67,13 +67,13 @@ class MLSTMBlock(TimeMixing, MatrixMemory):
         nn.init.normal_(self.i_proj.bias, std=0.1)
         self.f_proj.bias.copy_(torch.linspace(3.0, 6.0, self.heads))
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         u, gate = self.up_proj(x).chunk(2, -1)
         seen = self.conv(u, carry)
         q, k, v = _grouped(seen, self.q_proj), _grouped(seen, self.k_proj), _grouped(u, self.v_proj)
         both = torch.cat([q, k, v], -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        return self.memory(q, k, v, wide(self.i_proj(both)), wide(self.f_proj(both)), carry), (seen, gate)
+        return self.memory(q, k, v, to_float32(self.i_proj(both)), to_float32(self.f_proj(both)), carry), (seen, gate)
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         seen, gate = beside

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.gsa import SlotMemory, Slots
-from linattn.mixers.parts import HeadNorm, head_size, time_steps, wide
+from linattn.mixers.parts import HeadNorm, head_size, time_steps, to_float32
 from linattn.mixers.registry import register
 
 
@@ -56,15 +56,15 @@ class Raven(SlotMemory):
         self.q_norm, self.k_norm, self.norm = HeadNorm(size, eps=eps), HeadNorm(size, eps=eps), HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (F.silu(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
         fade = decay[..., None] * self.routed(x)
         return Slots(self.q_norm(q), self.k_norm(k), v, fade=fade, write=-torch.expm1(fade), scale=1.0)
 
     def routed(self, x: Tensor) -> Tensor:
         """The shares of the slots that each token writes to, [B, T, H, slots], 0 for the others."""
-        scores = wide(self.router(x)).unflatten(-1, (self.heads, -1)).sigmoid()
+        scores = to_float32(self.router(x)).unflatten(-1, (self.heads, -1)).sigmoid()
         best, index = scores.topk(self.active, -1)
         return torch.zeros_like(scores).scatter(-1, index, best / (best.sum(-1, keepdim=True) + 1e-9))
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, head_size, rotate, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, head_size, rotate, to_float32
 from linattn.mixers.registry import register
 
 
@@ -45,9 +45,9 @@ class RetNet(Mixer):
         self.norm = HeadNorm(2 * self.size, eps=eps, affine=affine)
         self.o_proj = nn.Linear(2 * dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        exact = wide(x.new_empty(0)).dtype
+        exact = to_float32(x.new_empty(0)).dtype
         last = 1 if self.interleaved else 1 - 2 / self.size  # the exponent of the slowest pair
         frequencies = 10000.0 ** -torch.linspace(0, last, self.size // 2, dtype=exact, device=x.device)
         angles = state.positions[..., None] * frequencies  # [B, T, K / 2]

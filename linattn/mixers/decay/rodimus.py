@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, time_steps, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -64,17 +64,19 @@ class Rodimus(Mixer):
         self.tau_proj.bias.uniform_(1 / 16, 0.9).logit_()
         self.beta_proj.get_parameter("1.bias").zero_()
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         u = self.u_proj(x)
         h = self.conv(u, state)
-        select, tau = wide(self.select_proj(h)), wide(self.tau_proj(h)).sigmoid()
+        select, tau = to_float32(self.select_proj(h)), to_float32(self.tau_proj(h)).sigmoid()
         k = unit(self.k_proj(h), eps=1e-12) * (tau * log_softplus(select)).exp()
-        v, skip = ((wide(a) * b).unflatten(-1, (-1, self.size)) for a, b in ((u, wide(self.beta_proj(u)).sigmoid()), (h, self.skip)))
+        v, skip = (
+            (to_float32(a) * b).unflatten(-1, (-1, self.size)) for a, b in ((u, to_float32(self.beta_proj(u)).sigmoid()), (h, self.skip))
+        )
         decay = (-tau * F.softplus(select))[:, :, None].expand(-1, -1, v.shape[2], -1)
         return Recurrence(self.q_proj(h)[:, :, None], k[:, :, None], v, decay=decay, skip=skip)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        gated = wide(o).flatten(-2) * F.silu(wide(self.g_proj(x)))
+        gated = to_float32(o).flatten(-2) * F.silu(to_float32(self.g_proj(x)))
         return self.o_proj(self.norm(gated).to(o.dtype))
 
 

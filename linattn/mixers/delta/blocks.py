@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 
 
 class Blocks:
@@ -14,7 +14,7 @@ class Blocks:
     ``present`` [rows, count, size] says where tokens of this call stand, ``finished`` [rows, count] which blocks end in it.
     """
 
-    def __init__(self, carry: Carry, size: int, device: torch.device) -> None:
+    def __init__(self, carry: CallContext, size: int, device: torch.device) -> None:
         self.carry, self.size = carry, size
         longest = carry.tokens + (0 if carry.fresh else size - 1)
         self.count = max(1, -(-longest // size))

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -50,14 +50,14 @@ class Comba(Mixer):
         self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        k = wide(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
-        beta = wide(self.b_proj(x)).sigmoid()[..., None]
-        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
-        q = unit(q) - wide(self.correction)[:, None] * k
-        return Recurrence(q, k, beta * wide(v), decay=decay, erase=(wide(self.feedback).sigmoid()[:, None] * k, -beta * k))
+        k = to_float32(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
+        beta = to_float32(self.b_proj(x)).sigmoid()[..., None]
+        decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
+        q = unit(q) - to_float32(self.correction)[:, None] * k
+        return Recurrence(q, k, beta * to_float32(v), decay=decay, erase=(to_float32(self.feedback).sigmoid()[:, None] * k, -beta * k))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.o_proj((wide(self.norm(o)).flatten(-2) * wide(self.g_proj(x)).sigmoid()).to(o.dtype))
+        return self.o_proj((to_float32(self.norm(o)).flatten(-2) * to_float32(self.g_proj(x)).sigmoid()).to(o.dtype))

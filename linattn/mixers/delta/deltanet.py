@@ -1,12 +1,12 @@
-"""DeltaNet (arXiv 2406.06484; 2102.11174): before a value is written, what its key reads so far is taken out."""
+"""DeltaNet (arXiv 2406.06484; 2102.11174): before a value is written, the value stored under its key is removed."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, clamp_beta, head_size, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -35,10 +35,10 @@ class DeltaNet(Mixer):
         self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
-        return Recurrence(q, k, v, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))
+        return Recurrence(q, k, v, beta=clamp_beta(self.largest_beta * to_float32(self.b_proj(x)).sigmoid(), k))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o).flatten(-2))

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, tame, time_steps, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 from linattn.ops import flops, linear_attention
 
@@ -51,19 +51,19 @@ class DeltaProduct(Mixer):
         self.norm = HeadNorm(self.value_size)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         """k [B, T, n H, K], v [B, T, n H, V] and beta [B, T, n H] hold every substep, the first one's heads first."""
         n = self.substeps
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, n * self.keys, n * self.values), -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size)), dtype=t.dtype) for t in (q, k))
-        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
-        return Recurrence(q, k, v.unflatten(-1, (-1, self.value_size)), decay=self.fading(x), beta=tame(beta, k))
+        beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()
+        return Recurrence(q, k, v.unflatten(-1, (-1, self.value_size)), decay=self.fading(x), beta=clamp_beta(beta, k))
 
     def fading(self, x: Tensor) -> Tensor | None:
         """The logarithm of the decay before a token's first substep, [B, T, H]; here none."""
         return None
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         n, beta, decay, cu = self.substeps, r.beta, r.decay, carry.cu_seqlens
         assert beta is not None
         k, v, beta = (t.unflatten(2, (n, -1)).flatten(1, 2) for t in (r.k, r.v, beta))  # [B, T n, H, ...]
@@ -84,7 +84,7 @@ class DeltaProduct(Mixer):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         with flops.counter() as counter:
-            r = self.recurrence(x, Carry(x, returning=False))
+            r = self.recurrence(x, CallContext(x, returning=False))
             self.read(r.v[:, :, : self.heads], x)  # of n values a token one comes out
         return counter.get_total_flops() + self.attend_flops(r, past)
 
@@ -121,4 +121,4 @@ class GatedDeltaProduct(DeltaProduct):
         self.dt_bias = nn.Parameter(time_steps(heads))
 
     def fading(self, x: Tensor) -> Tensor:
-        return -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        return -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)

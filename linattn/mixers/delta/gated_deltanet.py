@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -23,7 +23,7 @@ from linattn.mixers.registry import register
     oracle="transformers, Qwen3NextGatedDeltaNet",
 )
 class GatedDeltaNet(Mixer):
-    """As in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
+    """Gated DeltaNet with grouped heads, as in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate. Time steps
     start between 0.001 and 0.1 as in the authors' code (NVlabs/GatedDeltaNet); transformers' class leaves the biases at ones, where
@@ -53,13 +53,13 @@ class GatedDeltaNet(Mixer):
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
-        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
-        beta = self.largest_beta * wide(self.b_proj(x)).sigmoid()
+        decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
+        beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()
         if self.largest_beta > 1:
-            beta = tame(beta, k.repeat_interleave(self.value_heads // self.heads, -2))
+            beta = clamp_beta(beta, k.repeat_interleave(self.value_heads // self.heads, -2))
         return Recurrence(q, k, v.unflatten(-1, (self.value_heads, -1)), decay=decay, beta=beta)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

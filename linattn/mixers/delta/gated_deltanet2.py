@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.kda import KDA
-from linattn.mixers.parts import unit, wide
+from linattn.mixers.parts import to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -39,10 +39,10 @@ class GatedDeltaNet2(KDA):
         super().__init__(dim, heads, size=size, conv_width=conv_width, eps=eps, negative_eigenvalues=negative_eigenvalues, gate_bias=True)
         self.b_proj, self.w_proj = (nn.Linear(dim, heads * self.size, bias=False) for _ in range(2))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
-        k = wide(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
-        decay, b, w = (wide(p(x).unflatten(-1, (self.heads, -1))) for p in (self.decay_proj, self.b_proj, self.w_proj))
+        k = to_float32(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
+        decay, b, w = (to_float32(p(x).unflatten(-1, (self.heads, -1))) for p in (self.decay_proj, self.b_proj, self.w_proj))
         decay = -self.A_log.exp()[:, None] * F.softplus(decay + self.dt_bias)
         b = torch.minimum(self.largest_beta * b.sigmoid(), 2 / k.square().sum(-1, keepdim=True).clamp(min=1))
-        return Recurrence(unit(q), k, w.sigmoid() * wide(v), decay=decay, erase=(decay.exp() * b * k, -k))
+        return Recurrence(unit(q), k, w.sigmoid() * to_float32(v), decay=decay, erase=(decay.exp() * b * k, -k))

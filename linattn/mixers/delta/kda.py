@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, tame, time_steps, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -54,15 +54,15 @@ class KDA(Mixer):
         self.norm = HeadNorm(self.size, eps=eps)
         self.o_proj = nn.Linear(inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
-        decay = -self.A_log.exp()[:, None] * F.softplus(wide(self.decay_proj(x).unflatten(-1, (self.heads, -1))) + self.dt_bias)
-        return Recurrence(q, k, v, decay=decay, beta=tame(self.largest_beta * wide(self.b_proj(x)).sigmoid(), k))
+        decay = -self.A_log.exp()[:, None] * F.softplus(to_float32(self.decay_proj(x).unflatten(-1, (self.heads, -1))) + self.dt_bias)
+        return Recurrence(q, k, v, decay=decay, beta=clamp_beta(self.largest_beta * to_float32(self.b_proj(x)).sigmoid(), k))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        gate = wide(self.g_proj(x)).sigmoid()
-        return self.o_proj((wide(self.norm(o)).flatten(-2) * gate).to(o.dtype))
+        gate = to_float32(self.g_proj(x)).sigmoid()
+        return self.o_proj((to_float32(self.norm(o)).flatten(-2) * gate).to(o.dtype))
 
     def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the ``state_dict`` of a KimiLinearDeltaAttention of transformers with the same sizes."""

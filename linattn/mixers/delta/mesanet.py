@@ -1,4 +1,4 @@
-"""MesaNet (arXiv 2506.05233): for every token the linear map that fits all pairs of key and value so far best, by least squares."""
+"""MesaNet (arXiv 2506.05233): for every token the least-squares linear map of all key-value pairs so far."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, to_float32, unit
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention, operator
 
@@ -136,25 +136,25 @@ class MesaNet(Mixer):
         self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.q_conv(self.q_proj(x), state), self.k_conv(self.k_proj(x), state), self.v_proj(x)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        weight = wide(self.b_proj(x)).sigmoid()
-        decay = F.logsigmoid(wide(self.a_proj(x)))
-        return LeastSquares(unit(q), unit(k).to(v.dtype), weight[..., None] * wide(v), decay=decay, scale=1.0, weight=weight)
+        weight = to_float32(self.b_proj(x)).sigmoid()
+        decay = F.logsigmoid(to_float32(self.a_proj(x)))
+        return LeastSquares(unit(q), unit(k).to(v.dtype), weight[..., None] * to_float32(v), decay=decay, scale=1.0, weight=weight)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, LeastSquares)
-        k = wide(r.k)
+        k = to_float32(r.k)
         system = System(
-            k, k * r.weight[..., None], F.softplus(wide(self.ridge_raw)) + self.ridge, r.decay, carry.get("H"), carry.cu_seqlens,
+            k, k * r.weight[..., None], F.softplus(to_float32(self.ridge_raw)) + self.ridge, r.decay, carry.get("H"), carry.cu_seqlens,
             self.steps, self.form,
         )  # fmt: skip
-        x = solve(wide(r.q), *system)
+        x = solve(to_float32(r.q), *system)
         if carry.returning:
             carry.keep("H", system.last())
         o = linear_attention(
-            x, k, wide(r.v), decay=r.decay, scale=1.0, initial_state=carry.get("G"), return_state=carry.returning,
+            x, k, to_float32(r.v), decay=r.decay, scale=1.0, initial_state=carry.get("G"), return_state=carry.returning,
             cu_seqlens=carry.cu_seqlens, form=self.form,
         )  # fmt: skip
         if carry.returning:

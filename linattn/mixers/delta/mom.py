@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, unit, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -40,13 +40,13 @@ class MoM(Mixer):
     Args:
         dim: width D of the model.
         heads: H of each memory.
-        memories: how many there are to choose from.
-        active: how many a token chooses.
-        shared: whether there is one besides that all tokens have.
+        memories: number of memories to choose from.
+        active: memories that a token chooses.
+        shared: adds a memory that all tokens use.
         key_size: channels of a head's keys; dim / heads by default.
-        value_size: of its values; as many by default (fla: twice).
+        value_size: channels of its values; equal by default (fla: twice).
         conv_width: tokens in the short convolution.
-        eps: of the norm.
+        eps: epsilon of the norm.
     """
 
     keep_float32 = ("A_log", "dt_bias")
@@ -74,22 +74,22 @@ class MoM(Mixer):
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(heads * self.value_size, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         """The heads of a memory lie side by side, those of the first memory first, those of the shared one last."""
         q, k, v = self.conv(self.qkv_proj(x), state).split(self.widths, -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size))) for t in (q, k))
         chosen, weights = self.routed(x)  # [B, T, memories]
         chosen = chosen.repeat_interleave(self.heads, -1)  # [B, T, memories H]
-        a = wide(self.a_proj(x)).unflatten(-1, (-1, self.heads)) + self.dt_bias
+        a = to_float32(self.a_proj(x)).unflatten(-1, (-1, self.heads)) + self.dt_bias
         decay = (-self.A_log.exp() * F.softplus(a)).flatten(-2)
         return Recurrence(
             (q[:, :, None] * weights[..., None, None]).flatten(2, 3), k, v.unflatten(-1, (-1, self.value_size)),
-            decay=torch.where(chosen, decay, 0.0), beta=torch.where(chosen, wide(self.b_proj(x)).sigmoid(), 0.0),
+            decay=torch.where(chosen, decay, 0.0), beta=torch.where(chosen, to_float32(self.b_proj(x)).sigmoid(), 0.0),
         )  # fmt: skip
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Which memories each token chooses, and what they weigh, [B, T, memories], the shared one's behind them."""
-        best, index = wide(self.router(x)).softmax(-1).topk(self.active, -1)
+        """Memories that each token chooses, and their weights [B, T, memories], the shared one's last."""
+        best, index = to_float32(self.router(x)).softmax(-1).topk(self.active, -1)
         none = best.new_zeros(*x.shape[:2], self.memories)
         weights = none.scatter(-1, index, best / best.sum(-1, keepdim=True))
         chosen = none.bool().scatter(-1, index, True)

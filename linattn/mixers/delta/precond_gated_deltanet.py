@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.gated_deltanet import GatedDeltaNet
-from linattn.mixers.parts import time_steps, wide
+from linattn.mixers.parts import time_steps, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -43,11 +43,11 @@ class Preconditioned(Mixer):
         self.curvature_dt_bias = nn.Parameter(time_steps(heads))
         self.curvature_center = nn.Parameter(torch.full((heads,), -0.2, dtype=torch.float32))
 
-    def preconditioned(self, r: Recurrence, x: Tensor, carry: Carry) -> Recurrence:
+    def preconditioned(self, r: Recurrence, x: Tensor, carry: CallContext) -> Recurrence:
         """The delta rule ``r`` of the tokens ``x`` with a preconditioner; keeps the curvature after the last token."""
         assert r.decay is not None
         assert r.beta is not None
-        k = wide(r.k)
+        k = to_float32(r.k)
         curvature = self._curvature(k, x, carry)
         distance = (curvature + EPS).log() - self.curvature_center[:, None]
         written = k * (-math.log(self.squash) * distance / (1 + distance.abs())).exp()
@@ -55,13 +55,13 @@ class Preconditioned(Mixer):
         k, spread = k.repeat_interleave(group, 2), written.repeat_interleave(group, 2)
         beta = torch.minimum(r.beta, 2 / (k * spread).sum(-1).clamp(min=1))[..., None]
         fade = r.decay.exp() if r.decay.ndim == 4 else r.decay.exp()[..., None]
-        return Recurrence(r.q, written, beta * wide(r.v), decay=r.decay, erase=(fade * k, -beta * spread))
+        return Recurrence(r.q, written, beta * to_float32(r.v), decay=r.decay, erase=(fade * k, -beta * spread))
 
-    def _curvature(self, k: Tensor, x: Tensor, carry: Carry) -> Tensor:
+    def _curvature(self, k: Tensor, x: Tensor, carry: CallContext) -> Tensor:
         """The curvature after each token, [B, T, H, K]."""
-        decay = -self.curvature_A_log.exp() * F.softplus(wide(self.curvature_a_proj(x)) + self.curvature_dt_bias)
+        decay = -self.curvature_A_log.exp() * F.softplus(to_float32(self.curvature_a_proj(x)) + self.curvature_dt_bias)
         decay = decay[..., None].expand_as(k).flatten(-2)
-        new = (wide(self.curvature_b_proj(x)).sigmoid()[..., None] * k.square()).flatten(-2)
+        new = (to_float32(self.curvature_b_proj(x)).sigmoid()[..., None] * k.square()).flatten(-2)
         if carry.valid is not None:
             valid = carry.valid[..., None]
             decay, new = torch.where(valid, decay, 0.0), torch.where(valid, new, 0.0)
@@ -98,5 +98,5 @@ class PrecondGatedDeltaNet(Preconditioned, GatedDeltaNet):
         )  # fmt: skip
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.preconditioned(super().project(x, state), x, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.kda import KDA
 from linattn.mixers.delta.precond_gated_deltanet import CURVATURE, Preconditioned
 from linattn.mixers.registry import register
@@ -33,5 +33,5 @@ class PrecondKDA(Preconditioned, KDA):
         super().__init__(dim, heads, size=size, conv_width=conv_width, eps=eps, negative_eigenvalues=negative_eigenvalues, gate_bias=True)
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.preconditioned(super().project(x, state), x, state)

@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
-from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, to_float32, unit
 from linattn.mixers.registry import register
 
 
 @dataclass(frozen=True)
 class Fates:
-    """What becomes of things in a block, token by token: of the memory it began with (``kept``, c), of the momentum it began with
+    """Factors in a block, token by token: of the memory at its start (``kept``, c) and of the momentum at its start
     (``pushed``, f), both [rows, H, n, 1], and of each token's gradient (``learned`` G for the memory, ``moving`` E for the
-    momentum), both [rows, H, n, n] and scaled by the rates. ``decayed`` [rows, H, n, 1] is what is left of the momentum.
+    momentum), both [rows, H, n, n] and scaled by the rates. ``decayed`` [rows, H, n, 1] is the decay of the momentum.
     """
 
     kept: Tensor
@@ -39,7 +39,7 @@ class Memory:
     momentum: Tensor
 
     def at_start(self, q: Tensor) -> Tensor:
-        """What the memory that the block began with answers to ``q`` [rows, H, n, K]."""
+        """Output of the memory at the block's start for ``q`` [rows, H, n, K]."""
         for level, w in enumerate(self.start.unbind(1)):
             q = (F.silu(q) if level else q) @ w
         return q
@@ -87,11 +87,11 @@ class Titans(Mixer):
         self.g_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.finish(self.norm(self.recall(x, carry)).flatten(-2), x)
 
-    def recall(self, x: Tensor, carry: Carry) -> Tensor:
-        """M_t(q_t), what the memory answers to each token after it has learned it: [B, T, H, K]."""
+    def recall(self, x: Tensor, carry: CallContext) -> Tensor:
+        """Output M_t(q_t) of the memory for each token after it has learned the token: [B, T, H, K]."""
         blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
         placed = [blocks.place(t) for t in self.inputs(self.conv(self.qkv_proj(x), carry), x)]
         for i in range(blocks.count):
@@ -103,27 +103,27 @@ class Titans(Mixer):
     def inputs(self, qkv: Tensor, x: Tensor) -> list[Tensor]:
         """q, k, v [..., H, K], and the gates α, η, θ [..., H] of ``x`` [..., D] before their sigmoids."""
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        return [unit(q), unit(k), wide(v), *wide(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(-2)]
+        return [unit(q), unit(k), to_float32(v), *to_float32(self.gates_proj(x)).unflatten(-1, (3, self.heads)).unbind(-2)]
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         """Gate the normed output ``o`` [B, T, D] by the tokens, and map it."""
-        return self.o_proj((o * F.silu(wide(self.g_proj(x)))).to(x.dtype))
+        return self.o_proj((o * F.silu(to_float32(self.g_proj(x)))).to(x.dtype))
 
-    def memory_before(self, carry: Carry) -> Memory:
-        """The memory that came in, or the learned one to begin with."""
+    def memory_before(self, carry: CallContext) -> Memory:
+        """Incoming memory, or the learned initial one."""
         if not carry.fresh:
-            return Memory(*(wide(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
-        memory = wide(self.memory).expand(carry.rows, -1, -1, -1, -1)
+            return Memory(*(to_float32(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
+        memory = to_float32(self.memory).expand(carry.rows, -1, -1, -1, -1)
         return Memory(memory.clone(), memory.clone(), torch.zeros_like(memory))
 
-    def keep_memory(self, memory: Memory, carry: Carry) -> None:
+    def keep_memory(self, memory: Memory, carry: CallContext) -> None:
         for name, t in {"start": memory.start, "memory": memory.now, "momentum": memory.momentum}.items():
             carry.keep(name, t)
 
     def learn(self, memory: Memory, placed: list[Tensor], present: Tensor, finished: Tensor) -> tuple[Tensor, Memory]:
-        """Go through one block: :meth:`inputs`, q, k, v [rows, H, n, K] and the gates [rows, H, n]; the answers, and the memory after it.
+        """Process one block of :meth:`inputs`, q, k, v [rows, H, n, K] and gates [rows, H, n]: outputs, and the memory after it.
 
-        ``present`` [rows, n] says where tokens stand, ``finished`` [rows] where the block ends with them.
+        ``present`` [rows, n] marks real tokens, ``finished`` [rows] the rows whose block ends with them.
         """
         q, k, v, *gates = placed
         inputs, errors = self._gradients(k, v, memory.start)
@@ -136,7 +136,7 @@ class Titans(Mixer):
         return out, Memory(torch.where(finished[:, None, None, None, None], now, memory.start), now, momentum)
 
     def _gradients(self, k: Tensor, v: Tensor, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Of the squared distance of M(k) and v, for each map of M: its inputs and the errors at its outputs, [rows, H, n, K] each."""
+        """Gradients of ‖M(k) − v‖²: for each map of M its inputs and the errors at its outputs, [rows, H, n, K] each."""
         inputs, outputs = [k], []
         for w in memory.unbind(1):
             outputs.append(inputs[-1] @ w)
@@ -148,14 +148,14 @@ class Titans(Mixer):
         return inputs[:-1], errors
 
     def _fates(self, gates: list[Tensor], present: Tensor) -> Fates:
-        """The gates [rows, H, n] of a block; tokens that are not ``present`` [rows, 1, n] leave everything as it is."""
+        """Factors of the gates [rows, H, n] of a block; tokens that are not ``present`` [rows, 1, n] change nothing."""
         alpha, eta, theta = gates
         keep, slow = (torch.where(present, F.logsigmoid(g), 0.0) for g in (-alpha, eta))
         size = self.block
         behind = torch.ones(size, size, dtype=torch.bool, device=alpha.device).tril()
 
         def products(log: Tensor) -> Tensor:
-            """Of the gates after token j up to token t, [rows, H, t, j]; 0 for later j."""
+            """Products of the gates after token j up to token t, [rows, H, t, j]; 0 for later j."""
             steps = torch.where(behind.tril(-1), log[..., None], 0.0).cumsum(-2)  # sums, never differences of sums
             return torch.where(behind, steps, -torch.inf).exp()
 
@@ -165,7 +165,7 @@ class Titans(Mixer):
         return Fates(keep.cumsum(-1).exp()[..., None], counted @ decayed, counted @ moving * rates, decayed, moving * rates)
 
     def _read(self, q: Tensor, now: Tensor, momentum: Tensor, inputs: list[Tensor], errors: list[Tensor], fates: Fates) -> Tensor:
-        """M_t(q_t), without ever forming M_t: each map is what became of the old one and of the gradients, applied to q."""
+        """Compute M_t(q_t) without forming M_t: each map is the decayed old one and the decayed gradients, applied to q."""
         for level, (a, d) in enumerate(zip(inputs, errors, strict=True)):
             q = F.silu(q) if level else q
             q = fates.kept * (q @ now[:, level]) + fates.pushed * (q @ momentum[:, level]) - (fates.learned * (q @ a.mT)) @ d

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
 from linattn.mixers.delta.titans import Titans
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, unit, wide
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -39,7 +39,7 @@ def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[
     r"\quad o_t = y_t \otimes M_t(y_t),\quad s = n \lfloor (t - 1) / n \rfloor",
 )
 class TitansMAC(Titans):
-    """Segments of ``segment`` tokens attend to themselves, to what the memory told them, and to ``persistent`` learned tokens.
+    """Segments of ``segment`` tokens that attend to themselves, to the memory's answers, and to ``persistent`` learned tokens.
 
     The memory answers the tokens of a segment as it was at the segment's start, learns the outputs y of attention, a segment
     being its block, and gates them by what it answers to them: RMS norm of both, and a sigmoid. All is causal: token t sees
@@ -61,7 +61,7 @@ class TitansMAC(Titans):
         self.attention_conv = ShortConvolution(3 * dim, conv_width, name="attention_conv")
         self.attention_norm = HeadNorm(self.size)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
         tokens = self.attention_conv(self.attention_proj(x), carry).unflatten(-1, (3, self.heads, -1)).unbind(2)
         asked = unit(self.retrieve_conv(self.retrieve_proj(x), carry).unflatten(-1, (self.heads, -1)))
@@ -88,9 +88,9 @@ class TitansMAC(Titans):
 
 
 class Segment:
-    """Keys and values of the segment that is being gone through: of its tokens and of the memory's answers to them."""
+    """Keys and values of the current segment: of its tokens and of the memory's answers to them."""
 
-    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: Carry, like: Tensor) -> None:
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext, like: Tensor) -> None:
         rows, _, heads, n, size = like.shape
         self.mixer, self.blocks = mixer, blocks
         old = carry.get("segment")
@@ -105,42 +105,42 @@ class Segment:
         self.open = [end // n == i for i in range(blocks.count)]  # where a segment has begun, but not ended
 
     def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor, h: Tensor) -> Tensor:
-        """Of the ``i``-th segment, q, k and v [rows, H, n, K] and the answers h [rows, n, D]: the output of attention [rows, H, n, K]."""
+        """Attention of the ``i``-th segment, q, k and v [rows, H, n, K] and the answers h [rows, n, D]: output [rows, H, n, K]."""
         here = torch.cat([torch.stack([k, v], 1), self._keys_and_values(h).to(k.dtype)], 1)  # [rows, 4, H, n, K]
         if i == 0:
             here = torch.where(self.blocks.present[:, 0, None, None, :, None], here, self.old)
         self.kept = torch.where(self.open[i], here, self.kept)
-        keys, values = (wide(torch.cat([self.persistent[:, j], here[:, 2 + j], here[:, j]], 2)) for j in range(2))
-        scores = (wide(q) @ keys.mT) * q.shape[-1] ** -0.5
+        keys, values = (to_float32(torch.cat([self.persistent[:, j], here[:, 2 + j], here[:, j]], 2)) for j in range(2))
+        scores = (to_float32(q) @ keys.mT) * q.shape[-1] ** -0.5
         return scores.masked_fill(~self.seen, -torch.inf).softmax(-1) @ values
 
-    def keep(self, carry: Carry) -> None:
+    def keep(self, carry: CallContext) -> None:
         carry.keep("segment", self.kept)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Of tokens [rows, n, D] that stand outside time: [rows, 2, H, n, K]."""
+        """Keys and values of tokens [rows, n, D] outside time: [rows, 2, H, n, K]."""
         mixer = self.mixer
         mapped = F.silu(mixer.attention_proj(x)[..., x.shape[-1] :])
         return mapped.unflatten(-1, (2, mixer.heads, -1)).permute(0, 2, 3, 1, 4)
 
 
 class PastOutputs:
-    """The short convolution of what the memory learns, which comes segment by segment. State: as :class:`ShortConvolution` keeps it."""
+    """Short convolution of the memory's inputs, which come segment by segment. State: that of :class:`ShortConvolution`."""
 
-    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: Carry) -> None:
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext) -> None:
         self.conv, self.blocks, self.carry = mixer.conv, blocks, carry
         self.before = self.conv.width - 1
         self.all: list[Tensor] = []  # each segment's inputs, before the first of them those of earlier calls
 
     def convolved(self, i: int, x: Tensor) -> Tensor:
-        """Of the inputs ``x`` [rows, n, D] of the ``i``-th segment."""
+        """Convolve the inputs ``x`` [rows, n, D] of the ``i``-th segment."""
         n = x.shape[1]
         longer = torch.cat([self.all[-1][:, n:], x], 1) if i else self._first(x)
         self.all.append(longer)
         return self.conv(longer, None)
 
     def _first(self, x: Tensor) -> Tensor:
-        """Behind the inputs that earlier calls kept, right before the first token of this one."""
+        """Index behind the kept inputs, right before the first token of this call."""
         old = self.carry.get(self.conv.name)
         longer = x.new_zeros(x.shape[0], self.before + x.shape[1], x.shape[2])
         if old is not None:
@@ -149,7 +149,7 @@ class PastOutputs:
         real = F.pad(self.blocks.present[:, 0], (self.before, 0))[..., None]
         return torch.where(real, F.pad(x, (0, 0, self.before, 0)), longer)
 
-    def keep(self, carry: Carry) -> None:
+    def keep(self, carry: CallContext) -> None:
         every = torch.cat([self.all[0], *(longer[:, self.before :] for longer in self.all[1:])], 1)
         last = self.blocks.shift + carry.counts[:, None] + torch.arange(self.before, device=every.device)
         carry.keep(self.conv.name, every.gather(1, last[..., None].expand(-1, -1, every.shape[2])))
@@ -164,8 +164,8 @@ class Window(nn.Module):
         self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
         self.conv = ShortConvolution(3 * dim, conv_width, name="window_conv")
 
-    def forward(self, x: Tensor, carry: Carry, *, always: Tensor | None = None, before: int = 0) -> Tensor:
-        """``x`` [B, T, D] to [B, T, H, K]. ``always`` [N, D] are tokens that all see; the state begins with ``before`` tokens already."""
+    def forward(self, x: Tensor, carry: CallContext, *, always: Tensor | None = None, before: int = 0) -> Tensor:
+        """Map ``x`` [B, T, D] to [B, T, H, K]. All tokens see ``always`` [N, D]; the state begins with ``before`` tokens already."""
         q, k, v = self.conv(self.qkv_proj(x), carry).chunk(3, -1)
         own, old = torch.cat([k, v], -1), carry.get("window")
         past = own.new_zeros(carry.rows, self.size - 1, own.shape[-1]) if old is None else old.to(own.dtype)
@@ -180,7 +180,7 @@ class Window(nn.Module):
             real = carry.start[:, None] + slot - (self.size - 1) >= -before  # [rows, slots]
             seen = F.pad(near & real[:, None], (fixed.shape[1], 0), value=True)
             k, v = torch.cat([fixed, slots[:, start : stop + self.size - 1]], 1).unflatten(-1, (2, self.heads, -1)).unbind(2)
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * k.shape[-1] ** -0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * k.shape[-1] ** -0.5
             out.append(softmax(scores, seen, v))
         return carry.from_rows(torch.cat(out, 1))
 
@@ -188,11 +188,11 @@ class Window(nn.Module):
         """Keys and values of the tokens that all see, a row for every sequence: [rows, N, 2 D]."""
         if always is None:
             return slots[:, :0]
-        first = self.conv(self.qkv_proj(always[None]), Carry(always[None], returning=False))
+        first = self.conv(self.qkv_proj(always[None]), CallContext(always[None], returning=False))
         return first[..., always.shape[-1] :].to(slots.dtype).expand(slots.shape[0], -1, -1)
 
     def flops(self, x: Tensor, past: int) -> int:
-        """Of the maps, the convolution and the pairs in sight."""
+        """Operations of the maps, the convolution and the visible pairs."""
         batch, tokens, dim = x.shape
         pairs = sum(min(t + 1, self.size) for t in range(past, past + tokens))
         return 2 * batch * (tokens * 3 * dim * (dim + self.conv.width) + 2 * dim * pairs)
@@ -211,21 +211,21 @@ class Windowed(Titans):
         self.persistent = nn.Parameter(torch.randn(persistent, dim))
         self.window = Window(dim, heads, window, conv_width)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.arrange(x, self._opened(x, carry) if carry.fresh else carry)
 
-    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         """Memory and attention, one beside or above the other: [B, T, D] -> [B, T, D]."""
         raise NotImplementedError
 
-    def _opened(self, x: Tensor, carry: Carry) -> Carry:
-        """The call as one that comes after the persistent tokens, which are blocks of their own."""
+    def _opened(self, x: Tensor, carry: CallContext) -> CallContext:
+        """Context of the call after the persistent tokens, which are blocks of their own."""
         persistent = self.persistent[None].to(x.dtype)
-        first = Carry(persistent)
+        first = CallContext(persistent)
         self.arrange(persistent, first)
         begun = first.new | {"start": first.new["memory"]}
         state = {name: t.expand(carry.rows, *t.shape[1:]) for name, t in begun.items()} | {"position": carry.start}
-        opened = Carry(x, state, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=carry.returning)
+        opened = CallContext(x, state, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=carry.returning)
         opened.new = carry.new
         return opened
 
@@ -237,7 +237,7 @@ class Windowed(Titans):
     r"y_t = \mathrm{Attend}\big(x_t;\ p_1,\dots,p_N,\ x_{t-w+1},\dots,x_t\big),\quad o_t = y_t \otimes M_t(x_t)",
 )
 class TitansMAG(Windowed):
-    """Attention in a window of ``window`` tokens and to the persistent tokens, gated by what the memory answers to the token.
+    """Attention in a window of ``window`` tokens and to the persistent tokens, gated by the memory's output for the token.
 
     Both are normed, and the memory's goes through a sigmoid. The memory has learned the persistent tokens before the first token.
     """
@@ -249,9 +249,9 @@ class TitansMAG(Windowed):
         super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
         self.attention_norm = HeadNorm(self.size)
 
-    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         gate = self.norm(self.recall(x, carry)).sigmoid()
-        y = self.attention_norm(wide(self.window(x, carry, always=self.persistent.to(x.dtype))))
+        y = self.attention_norm(to_float32(self.window(x, carry, always=self.persistent.to(x.dtype))))
         return self.finish((y * gate).flatten(-2), x)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
@@ -278,7 +278,7 @@ class TitansMAL(Windowed):
         super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
         self.out_proj = nn.Linear(dim, dim, bias=False)
 
-    def arrange(self, x: Tensor, carry: Carry) -> Tensor:
+    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
         y = super(Windowed, self).mix(x, carry)
         return self.out_proj(self.window(y, carry, before=len(self.persistent)).flatten(-2))
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.delta.blocks import Blocks
-from linattn.mixers.parts import WideLayerNorm, head_size, positive, rotate, wide
+from linattn.mixers.parts import WideLayerNorm, head_size, positive, rotate, to_float32
 from linattn.mixers.registry import register
 
 
@@ -61,7 +61,7 @@ class TTT(Mixer):
         self.post_norm = WideLayerNorm(dim, eps=1e-6)
 
     def widths(self) -> list[tuple[int, int]]:
-        """Of what goes into each map and comes out of it."""
+        """Input and output widths of each map."""
         raise NotImplementedError
 
     def load_ttt_lm(self, weights: Mapping[str, Tensor]) -> None:
@@ -73,21 +73,23 @@ class TTT(Mixer):
         own |= {f"norm_{name}": weights[f"ttt_norm_{name}"] for name in ("weight", "bias")}
         self.load_state_dict(own | {"place": weights["learnable_token_idx"]})
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
-        q, k, v = (wide(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+        q, k, v = (to_float32(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         channel = torch.arange(0, self.size, 2, dtype=q.dtype, device=q.device)
         angles = (carry.positions % self.batch)[..., None] * self.base ** (-channel / self.size)
         q, k = rotate(q, angles, interleaved=True), rotate(k, angles, interleaved=True)
-        rate = wide(self.rate_proj(x)).sigmoid() / self.size
+        rate = to_float32(self.rate_proj(x)).sigmoid() / self.size
         blocks = Blocks(carry, self.batch, x.device)
         q, k, v, rate = (blocks.place(t) for t in (q, k, v, rate))
         o = blocks.back(self._learn(q, k, v, rate, blocks, carry))
         return self.o_proj(self.post_norm(o.flatten(-2)).to(x.dtype))
 
-    def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: Carry) -> list[Tensor]:
-        """q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero where no token stands."""
+    def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: CallContext) -> list[Tensor]:
+        """Learn from q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero for missing tokens."""
         model = self._first(q, carry)
-        place = (wide(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[:, None]  # [n, 1]
+        place = (to_float32(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[
+            :, None
+        ]  # [n, 1]
         out = []
         for i in range(blocks.count):
             query, key, eta = q[:, i], k[:, i], rate[:, i, :, None]  # [rows, H, 1, n] is eta
@@ -101,19 +103,19 @@ class TTT(Mixer):
                 carry.keep(f"{name}_sum", total)
         return out
 
-    def _first(self, like: Tensor, carry: Carry) -> list[Layer]:
-        """The model that came in, or the learned one to begin with, a row for every sequence."""
+    def _first(self, like: Tensor, carry: CallContext) -> list[Layer]:
+        """Incoming model, or the learned initial one, a row for every sequence."""
         model = []
         for names in self.layers:
             parts = [getattr(self, name).to(like.dtype).expand(carry.rows, -1, -1, -1).clone() for name in names]
             if carry.fresh:
                 model.append(Layer(*parts, *(torch.zeros_like(t) for t in parts)))
             else:
-                model.append(Layer(*(wide(cast(Tensor, carry.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
+                model.append(Layer(*(to_float32(cast(Tensor, carry.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
         return model
 
     def _gradients(self, key: Tensor, target: Tensor, model: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:
-        """Of half the squared distance of LN(model(k)) and ``target``: for each map its inputs and the errors at its outputs."""
+        """Gradients of ½‖LN(model(k)) − target‖²: for each map its inputs and the errors at its outputs."""
         inputs, outputs = [key], []
         for layer in model:
             outputs.append(inputs[-1] @ layer.W + layer.b)
@@ -124,7 +126,7 @@ class TTT(Mixer):
         return inputs[:-1], errors
 
     def _read(self, q: Tensor, model: list[Layer], inputs: list[Tensor], errors: list[Tensor], eta: Tensor, place: Tensor) -> Tensor:
-        """model_t(q_t) before its norm, without ever forming model_t: each map less what the gradients so far take from it."""
+        """Compute model_t(q_t) before its norm without forming model_t: each map less the gradients so far."""
         for level, (layer, a, d) in enumerate(zip(model, inputs, errors, strict=True)):
             q = gelu(q) if level else q
             met = (eta * (q @ a.mT + 1)).tril()  # 1: what the gradients of b take
@@ -132,7 +134,7 @@ class TTT(Mixer):
         return q
 
     def _after_block(self, layer: Layer, a: Tensor, d: Tensor, eta: Tensor, last: Tensor, done: Tensor) -> Layer:
-        """The map with the gradients of a block in its sums, and, where the block is ``done``, with the sums in the map."""
+        """Map with the gradients of a block added to its sums, and the sums applied where the block is ``done``."""
         w_sum, b_sum = layer.W_sum + (eta.mT * a).mT @ d, layer.b_sum + eta @ d
         w, b = torch.where(done, layer.W - last * w_sum, layer.W), torch.where(done, layer.b - last * b_sum, layer.b)
         return Layer(w, b, torch.where(done, 0.0, w_sum), torch.where(done, 0.0, b_sum))
@@ -141,13 +143,13 @@ class TTT(Mixer):
         """Layer norm of each head, and what its derivative needs."""
         centred = z - z.mean(-1, keepdim=True)
         inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
-        weight, bias = wide(self.norm_weight)[:, None], wide(self.norm_bias)[:, None]
+        weight, bias = to_float32(self.norm_weight)[:, None], to_float32(self.norm_bias)[:, None]
         return centred * inverse * weight + bias, centred * inverse, inverse
 
     def _error(self, z: Tensor, target: Tensor) -> Tensor:
         """The gradient of half the squared distance of LN(z) and ``target``, for z."""
         y, unit, inverse = self._norm(z)
-        g = (y - target) * wide(self.norm_weight)[:, None]
+        g = (y - target) * to_float32(self.norm_weight)[:, None]
         return inverse * (g - g.mean(-1, keepdim=True) - unit * (g * unit).mean(-1, keepdim=True))
 
     def flops(self, x: Tensor, past: int = 0) -> int:
@@ -160,7 +162,7 @@ class TTT(Mixer):
 
 
 def gelu(z: Tensor) -> Tensor:
-    """With the approximation by tanh, as the authors have it."""
+    """GELU in its tanh approximation, as in the authors' code."""
     return F.gelu(z, approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of the similarity share: φ(q_t) S_t / (φ(q_t) z_t), causal or over all tokens, and exponentials that never overflow."""
+"""Base of kernel attention: φ(q_t) S_t / (φ(q_t) z_t), causal or over all tokens, and exponentials that never overflow."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, to_float32
 from linattn.ops import diagonal_scan, running_max
 
 NOTHING = -1e30  # logarithm of what no token has: below every gate, and finite, so that differences of two are no NaN
@@ -23,10 +23,10 @@ class KernelAttention(Mixer):
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        causal: whether a token sees the earlier ones and itself, or all.
+        causal: True lets a token see earlier ones and itself, False all.
         feature_dim: channels of each head's queries and keys before the feature map; those of the values if None.
-        bias: whether the projections of queries, keys and values have one.
-        out_bias: whether the last projection has one; as ``bias`` if None.
+        bias: adds biases to the projections of queries, keys and values.
+        out_bias: adds a bias to the last projection; as ``bias`` if None.
     """
 
     normalize: float | str = 1e-6
@@ -54,47 +54,47 @@ class KernelAttention(Mixer):
     def heads_of(self, x: Tensor) -> list[Tensor]:
         """q, k [B, T, H, K] in float32 (float64 for float64) and v [B, T, H, V]."""
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return [wide(q), wide(k), v]
+        return [to_float32(q), to_float32(k), v]
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
-        """φ of queries and of keys."""
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+        """Feature map φ of queries and of keys."""
         raise NotImplementedError(f"{type(self).__name__} must implement features(q, k, state) or project(x, state)")
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k = self.features(q, k, state)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
     def guard(self, denominator: Tensor) -> Tensor:
-        """What is divided by in place of φ(q_t) z_t, [B, T, H]."""
+        """Denominator in place of φ(q_t) z_t, [B, T, H]."""
         return denominator
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, carry))  # a pair where r.normalize is "return"
         if isinstance(o, Tensor):
             return o
         o, denominator = o
-        return (wide(o) / self.guard(denominator)[..., None]).to(o.dtype)
+        return (to_float32(o) / self.guard(denominator)[..., None]).to(o.dtype)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))
 
 
-def maximum_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest x [B, T, D] of each sequence before each token, with it, and in all: [B, T, D] twice and [rows, D].
+def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest x [B, T, D] of each sequence before each token, up to it, and in all: [B, T, D] twice and [rows, D].
 
     The last is kept under ``name``.
     """
-    x = only_real(wide(x), carry)
+    x = only_real(to_float32(x), carry)
     first = _first(x, carry, name)
     m, last = running_max(x.new_zeros(x.shape[-1]), x, initial_state=first, return_state=True, cu_seqlens=carry.cu_seqlens)
     carry.keep(name, last)
     return _before(m, first, carry), m, last
 
 
-def logsumexp_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of L_t = log Σ_{i ≤ t} exp(x_i), differentiable. Where no token came before it is :data:`NOTHING`."""
-    x = only_real(wide(x), carry)
+def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Running L_t = log Σ_{i ≤ t} exp(x_i) like :func:`maximum_so_far`, differentiable; :data:`NOTHING` before the first token."""
+    x = only_real(to_float32(x), carry)
     first, cu = _first(x, carry, name), carry.cu_seqlens
     start = first.detach()
     m, m_last = running_max(x.new_zeros(x.shape[-1]), x.detach(), initial_state=start, return_state=True, cu_seqlens=cu)
@@ -107,28 +107,28 @@ def logsumexp_so_far(x: Tensor, carry: Carry, name: str) -> tuple[Tensor, Tensor
 
 
 def log_fading(before: Tensor, now: Tensor) -> Tensor:
-    """The decay that takes sums in units of exp(before) to units of exp(now); 0 at the start, where there is nothing to fade."""
+    """Decay from sums in units of exp(before) to units of exp(now); 0 at the start, where there is nothing to fade."""
     return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may leave a trace above 0
 
 
-def to_tokens(rows: Tensor, carry: Carry) -> Tensor:
-    """What every sequence has one of, [rows, D], beside its tokens: [B, 1, D], packed [1, T, D]."""
+def to_tokens(rows: Tensor, carry: CallContext) -> Tensor:
+    """Expand one vector per sequence, [rows, D], to its tokens: [B, 1, D], packed [1, T, D]."""
     return rows[:, None] if carry.cu_seqlens is None else rows[carry.sequence][None]
 
 
-def only_real(x: Tensor, carry: Carry) -> Tensor:
+def only_real(x: Tensor, carry: CallContext) -> Tensor:
     """Logarithms x [B, T, D] with :data:`NOTHING` in place of padding."""
     valid = carry.valid
     return x if valid is None else torch.where(valid[..., None], x, NOTHING)
 
 
-def _first(x: Tensor, carry: Carry, name: str) -> Tensor:
+def _first(x: Tensor, carry: CallContext, name: str) -> Tensor:
     old = carry.get(name)
     return x.new_full((carry.rows, x.shape[-1]), NOTHING) if old is None else old.to(x.dtype)
 
 
-def _before(x: Tensor, first: Tensor, carry: Carry) -> Tensor:
-    """x [B, T, D] one token later, each sequence's ``first`` [rows, D] in front."""
+def _before(x: Tensor, first: Tensor, carry: CallContext) -> Tensor:
+    """Shift x [B, T, D] by one token, each sequence's ``first`` [rows, D] in front."""
     if carry.cu_seqlens is None:
         return torch.cat([first[:, None], x], 1)[:, :-1]
     if carry.tokens == 0 or carry.rows == 0:

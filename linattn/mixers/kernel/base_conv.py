@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import ShortConvolution
 from linattn.mixers.registry import register
 
@@ -44,7 +44,7 @@ class BaseConv(Mixer):
         self.conv = ShortConvolution(expand * dim, conv_width)
         self.o_proj = nn.Linear(expand * dim, dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         u, gate = self.in_proj(x).chunk(2, -1)
         return self.o_proj(self.conv(u, carry) * gate)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention, to_tokens
 from linattn.mixers.registry import register
 from linattn.ops.checks import values_visible
@@ -39,7 +39,7 @@ class CosFormer(KernelAttention):
             raise ValueError(f"length must be at least 1, but came as {length}")
         self.length = length
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         positions = state.positions + 1  # [B, T]
         if self.causal and positions.numel() and values_visible(positions) and positions.max() > self.length:
             raise ValueError(f"cosformer was made for sequences of length {self.length}, but a token came at {positions.max().item()}")

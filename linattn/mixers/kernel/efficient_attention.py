@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention, log_fading, logsumexp_so_far, only_real, to_tokens
 from linattn.mixers.registry import register
 
@@ -33,7 +33,7 @@ class EfficientAttention(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
         super().__init__(dim, heads, causal)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         size, k = k.shape, only_real(k.flatten(-2), state)
         before, log, last = logsumexp_so_far(k, state, "log_total")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.ops.features import both_softmaxes
 
@@ -41,7 +41,7 @@ class Hedgehog(KernelAttention):
         identity = torch.eye(self.feature_dim).expand(heads, -1, -1)
         self.q_map, self.k_map = (nn.Parameter(identity.clone()) for _ in range(2))
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
-        mapped = (torch.einsum("bthd,hdf->bthf", x, wide(w)) for x, w in ((q, self.q_map), (k, self.k_map)))
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+        mapped = (torch.einsum("bthd,hdf->bthf", x, to_float32(w)) for x, w in ((q, self.q_map), (k, self.k_map)))
         q, k = (both_softmaxes(x).clamp_min(_FLOOR) for x in mapped)
         return q, k

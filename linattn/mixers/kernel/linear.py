@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.parts import HeadNorm
 from linattn.mixers.registry import register
@@ -36,7 +36,7 @@ class Linear(KernelAttention):
         super().__init__(dim, heads, causal)
         self.norm = HeadNorm(dim // heads)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return Recurrence(*(p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj)))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

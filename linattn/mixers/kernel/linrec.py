@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention, log_fading, logsumexp_so_far, only_real, to_tokens
 from linattn.mixers.registry import register
 
@@ -47,7 +47,7 @@ class LinRec(KernelAttention):
             raise ValueError(f"key_norm must be one of {', '.join(map(repr, KEY_NORMS))}, but came as {key_norm!r}")
         self.key_norm = key_norm
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k = F.normalize(F.elu(q), dim=-1), F.elu(k)
         if self.key_norm == "row":

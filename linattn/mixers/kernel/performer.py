@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention, log_fading, maximum_so_far, only_real, to_tokens
 from linattn.mixers.registry import register
 from linattn.ops.features import orthogonal_gaussian
@@ -26,12 +26,12 @@ def _watch(mixer: RandomFeatures) -> None:
 
 @cache
 def _hook() -> None:
-    """Have every optimizer call :func:`_after`: which one will train a mixer, nobody can know when it is made."""
+    """Hook :func:`_after` into every optimizer: which one will train a mixer is unknown when the mixer is made."""
     register_optimizer_step_post_hook(_after)
 
 
 def _after(optimizer: Optimizer, *_: object) -> None:
-    """Count a step for the mixers that ``optimizer`` trains: that hold its parameters, the first of those that learn."""
+    """Count a step for the mixers trained by ``optimizer``, those whose first learning parameter it holds."""
     mixers = [m for m in _watched if m.training]
     own = {id(p) for group in optimizer.param_groups for p in group["params"]} if mixers else set()
     for mixer in mixers:
@@ -91,7 +91,7 @@ class RandomFeatures(KernelAttention):
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Count a step of training, and draw new random features if it is their turn."""
+        """Count a training step, and draw new random features when they are due."""
         assert self.redraw_every is not None
         known = self._counted is not None and self._counted[0] is self.steps  # else it was moved or loaded
         count = 1 + (self._counted[1] if known and self._counted is not None else int(self.steps))
@@ -113,7 +113,7 @@ class RandomFeatures(KernelAttention):
         """W q, W k [B, T, H, m], and what is subtracted from each, g(q) and g(k) [B, T, H, 1]."""
         raise NotImplementedError(f"{type(self).__name__} must implement exponents(q, k)")
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k, less_q, less_k = self.exponents(q, k)
         k = only_real(k.flatten(-2), state).view_as(k)
@@ -165,7 +165,7 @@ class Performer(RandomFeatures):
         super().__init__(dim, heads, causal, random_features=random_features, eps=eps, out_bias=True, redraw_every=redraw_every)
         self.kernel = kernel
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         if self.kernel == "softmax":
             return super().project(x, state)
         q, k, v = self.heads_of(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.registry import register
 from linattn.ops.features import polynomial2
@@ -38,5 +38,5 @@ class Polynomial(KernelAttention):
             raise ValueError(f"constant must be at least 0, else similarities are no kernel, but came as {constant}")
         self.constant = constant
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         return polynomial2(q * self.feature_dim**-0.5, self.constant), polynomial2(k, self.constant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.parts import WideLayerNorm
 from linattn.mixers.registry import register
@@ -24,7 +24,7 @@ from linattn.ops.features import squares
     oracle="fla-core 0.6.0, naive_parallel_rebased",
 )
 class ReBased(KernelAttention):
-    """As in the authors' code: one layer norm over the channels of all heads for queries, one for keys, 16 channels a head, ε = 1e-12."""
+    """ReBased as in the authors' code: one layer norm over all heads for queries, one for keys, 16 channels a head, ε = 1e-12."""
 
     normalize = 1e-12
 
@@ -32,6 +32,6 @@ class ReBased(KernelAttention):
         super().__init__(dim, heads, causal, feature_dim=feature_dim)
         self.q_norm, self.k_norm = (WideLayerNorm(heads * feature_dim) for _ in range(2))
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         q, k = (norm(t.flatten(-2)).view_as(t) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
         return squares(q * self.feature_dim**-0.5), squares(k)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.registry import register
 
@@ -36,5 +36,5 @@ class ReLUAttention(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
         super().__init__(dim, heads, causal)
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         return q.relu(), k.relu()

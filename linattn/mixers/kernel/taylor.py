@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import KernelAttention
 from linattn.mixers.parts import unit
 from linattn.mixers.registry import register
@@ -30,6 +30,6 @@ class Taylor(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
         super().__init__(dim, heads, causal)
 
-    def features(self, q: Tensor, k: Tensor, state: Carry) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
         one = torch.ones_like(q[..., :1])
         return torch.cat([one, unit(q)], -1), torch.cat([one, unit(k)], -1)

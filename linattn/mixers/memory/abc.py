@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.gsa import SlotMemory, Slots
 from linattn.mixers.kernel.attention import log_fading, logsumexp_so_far, only_real
-from linattn.mixers.parts import at_least, head_size, wide
+from linattn.mixers.parts import at_least, head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -44,9 +44,9 @@ class ABC(SlotMemory):
         self.s_proj = nn.Linear(dim, heads * slots, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        control = only_real(wide(self.s_proj(x)), state)
+        control = only_real(to_float32(self.s_proj(x)), state)
         before, total, _ = logsumexp_so_far(control, state, "log_total")
         fade, write = log_fading(before, total), (control - total).exp()
         return Slots(q, k, v, fade=fade.unflatten(-1, (self.heads, -1)), write=write.unflatten(-1, (self.heads, -1)))

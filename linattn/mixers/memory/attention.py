@@ -1,4 +1,4 @@
-"""What they share: softmax over few slots, means of neighbours, and attention whose cost is what it does when it is run."""
+"""Shared parts: softmax over few slots, means of neighbours, and attention whose cost is counted while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linattn.ops import flops
 
 
 class Counted(Mixer):
-    """Counts the operations of its ``attend`` while it runs."""
+    """Mixer whose operations in ``attend`` are counted while it runs."""
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         with flops.counter() as counter:
@@ -21,7 +21,7 @@ class Counted(Mixer):
 
 
 class BesideSoftmax(Counted, Softmax):
-    """Queries, keys and values of softmax attention over a whole sequence, which a subclass brings together by its own ``attend``.
+    """Base with the queries, keys and values of softmax attention over a whole sequence; a subclass combines them in ``attend``.
 
     No positions: these papers add them to the tokens.
     """
@@ -36,7 +36,7 @@ def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: T
     """Softmax attention of q [B, T, H, K] to k [B, S, H, K] and v [B, S, H, V]: [B, T, H, V].
 
     Args:
-        seen: bool, [B, S] or [B, T, S], which slots there are; a query that sees none gets 0.
+        seen: bool, [B, S] or [B, T, S], slots that are visible; a query that sees none gets 0.
         bias: added to the scores, [B or 1, H, T, S].
         scale: of q; K ** -0.5.
     """
@@ -53,7 +53,7 @@ def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: T
 
 
 def means(x: Tensor, size: int, counts: Tensor) -> Tensor:
-    """The means of every ``size`` tokens of x [B, T, D], of those that are among the first ``counts`` [B]: [B, ⌈T / size⌉, D]."""
+    """Means of every ``size`` tokens of x [B, T, D] among the first ``counts`` [B]: [B, ⌈T / size⌉, D]."""
     number = -(-x.shape[1] // size)
     real = torch.arange(number * size, device=x.device) < counts[:, None]
     groups = F.pad(x, (0, 0, 0, number * size - x.shape[1])) * real[..., None]
@@ -61,7 +61,7 @@ def means(x: Tensor, size: int, counts: Tensor) -> Tensor:
 
 
 def check_least(least: int, **counts: int) -> None:
-    """Refuse counts below ``least``."""
+    """Raise ValueError for counts below ``least``."""
     for name, value in counts.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, but came as {value}")

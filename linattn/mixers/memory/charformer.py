@@ -1,4 +1,4 @@
-"""Charformer (arXiv 2106.12672): GBST, blocks of characters that are weighed against each other, and fewer tokens come out."""
+"""Charformer (arXiv 2106.12672): GBST, weighted blocks of characters, downsampled to fewer tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
 from linattn.mixers.memory.attention import check_least, look, means
 from linattn.mixers.registry import register
@@ -37,7 +37,7 @@ from linattn.mixers.registry import register
 )
 class Charformer(Resampler):
     """n characters become ⌈n / ``downsample``⌉: each is a weighted mean of the blocks of 1 to ``block`` = M characters that it is in, and
-    the mean is taken of neighbours. Blocks at the end are of those characters that there are.
+    the mean is taken of neighbours. Blocks at the end hold the remaining characters.
 
     A convolution over ``kernel_size`` characters comes first, so that it matters where in a block one stands; 0 for none. ``calibrated``
     is the paper's position-wise calibration (section 2.1.4), P ← softmax(P Pᵀ) P: then the cost grows with n².
@@ -55,7 +55,7 @@ class Charformer(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return (lengths + self.downsample - 1) // self.downsample
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return x
         if self.conv is not None:
@@ -70,5 +70,5 @@ class Charformer(Resampler):
         return means(mixed, self.downsample, carry.counts)
 
     def _each(self, t: Tensor, size: int, x: Tensor) -> Tensor:
-        """What t [B, ⌈T / size⌉, ...] says of blocks, for each token of x [B, T, D]."""
+        """Expand t [B, ⌈T / size⌉, ...], one entry per block, to each token of x [B, T, D]."""
         return t.repeat_interleave(size, 1)[:, : x.shape[1]]

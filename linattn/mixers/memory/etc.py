@@ -1,4 +1,4 @@
-"""ETC (arXiv 2004.08483): a long input that looks around itself, and a few global tokens that see all and are seen by all."""
+"""ETC (arXiv 2004.08483): a long input with local attention, and a few global tokens that see all and are seen by all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import check_least, look
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -29,8 +29,8 @@ class Side(nn.Module):
         return [p(t).unflatten(-1, (self.heads, -1)) for p, t in maps]
 
     def bias(self, q: Tensor, labels: Tensor) -> Tensor:
-        """What the relations ``labels`` [B, T, S] add to the scores of q [B, T, H, K]: [B, H, T, S]."""
-        scores = torch.einsum("bthk,lhk->bhtl", wide(q), wide(self.relation)) + wide(self.relation_bias).T[:, None]
+        """Score bias [B, H, T, S] of the relations ``labels`` [B, T, S] for q [B, T, H, K]."""
+        scores = torch.einsum("bthk,lhk->bhtl", to_float32(q), to_float32(self.relation)) + to_float32(self.relation_bias).T[:, None]
         return (scores * self.size**-0.5).gather(3, labels[:, None].expand(-1, self.heads, -1, -1))
 
 
@@ -77,13 +77,13 @@ class ETC(Mixer):
         self.global_tokens, self.radius, self.distance, self.segment, self.hard = global_tokens, radius, distance, segment, hard
         self.long, self.globals = (Side(dim, heads, 2 * distance + 3) for _ in range(2))
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         real = torch.ones_like(x[..., 0], dtype=torch.bool) if carry.valid is None else carry.valid
         few, many = x.tensor_split((self.global_tokens,), 1)
         return torch.cat([self._global(few, many, real), self._long(few, many, real)], 1)
 
     def _global(self, few: Tensor, many: Tensor, real: Tensor) -> Tensor:
-        """The output of the global tokens ``few`` [B, g, D], where of these and ``many`` [B, n, D] there are ``real`` [B, g + n]."""
+        """Output of the global tokens ``few`` [B, g, D]; of these and ``many`` [B, n, D] those ``real`` [B, g + n] count."""
         if not few.shape[1]:
             return few
         q, k, v, k_long, v_long = self.globals.project(few, many)
@@ -97,7 +97,7 @@ class ETC(Mixer):
         return self.globals.o_proj(look(q, k, v, seen, bias=self.globals.bias(q, labels)).flatten(-2))
 
     def _long(self, few: Tensor, many: Tensor, real: Tensor) -> Tensor:
-        """That of the long input: blocks of queries, each beside the keys around it and the global ones."""
+        """Output of the long input: blocks of queries, each with the keys around it and the global ones."""
         rows, tokens, _ = many.shape  # of no tokens one block is filled in, so that every parameter has a gradient at every length
         q, k, v, k_global, v_global = self.long.project(many, few)
         reach, size = self.radius, max(1, min(self.radius, tokens))
@@ -118,16 +118,16 @@ class ETC(Mixer):
         return self.long.o_proj(o.unflatten(0, (rows, count)).flatten(1, 2)[:, :tokens].flatten(-2))
 
     def _own(self, place: Tensor, global_place: Tensor) -> Tensor:
-        """Whether the long token at ``place`` [...] belongs to the global one at ``global_place`` [g]: [..., g]."""
+        """True if the long token at ``place`` [...] belongs to the global one at ``global_place`` [g]: [..., g]."""
         if self.segment is None:
             return torch.zeros_like(place, dtype=torch.bool)[..., None].expand(*place.shape, len(global_place))
         return place[..., None] // self.segment == global_place
 
     def _apart(self, away: Tensor) -> Tensor:
-        """The label of a key that comes ``away`` tokens after its query: 0, 1 ... for later ones, then those of earlier ones."""
+        """Label of a key ``away`` tokens after its query: 0, 1 ... for later ones, then those of earlier ones."""
         clipped = away.clamp(-self.distance, self.distance)
         return torch.where(clipped < 0, self.distance - clipped, clipped)
 
     def _together(self, own: Tensor) -> Tensor:
-        """The label of a long and a global token."""
+        """Label of a long and a global token."""
         return 2 * self.distance + 1 + own.long()

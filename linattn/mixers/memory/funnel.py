@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
 from linattn.mixers.memory.attention import check_least, look, means
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 
@@ -41,7 +41,7 @@ class Funnel(Resampler):
     With ``separate_cls`` the first token is no part of a pair, has no position, and the last token gives way to it, so that lengths stay
     powers of 2; it is still seen. Positions are sinusoids of distances in the factorised form of appendix A.2.2, exact and without a
     matrix of them; ``spacing`` is how far apart the tokens come in, 2^b behind b layers that pool. Residual and norm are inside, as in
-    the paper, for nobody else has the pooled tokens. The way back to n tokens is :func:`upsampled`.
+    the paper, since only this layer has the pooled tokens. The way back to n tokens is :func:`upsampled`.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, separate_cls: bool = True, spacing: int = 1) -> None:
@@ -58,7 +58,7 @@ class Funnel(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return (lengths + 1) // 2
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         pooled = means(torch.cat([x[:, :1], x[:, :-1]], 1) if self.separate_cls else x, 2, carry.counts)
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, pooled), (self.k_proj, x), (self.v_proj, x)))
         near, keys = self._positions(q, x.shape[1])
@@ -67,13 +67,13 @@ class Funnel(Resampler):
         return self.norm(pooled + self.o_proj(o.flatten(-2)))
 
     def _positions(self, q: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """What is put behind queries [B, T', H, D] and keys [T, 1, D] so that their product is (q + w) (W_R R)ᵀ.
+        """Extra channels for queries [B, T', H, D] and keys [T, 1, D] whose product is (q + w) (W_R R)ᵀ.
 
-        sin(i - j) and cos(i - j) come apart into products of what hangs on i and what hangs on j.
+        sin(i - j) and cos(i - j) factor into products of terms in i and in j.
         """
         i, j = (self._angles(n, step, q) for n, step in ((q.shape[1], 2), (tokens, 1)))
-        weight = wide(self.r_proj.weight).unflatten(0, (self.heads, -1))
-        a, b = torch.einsum("bthk,hkd->bthd", wide(q + self.position_bias), weight).chunk(2, -1)  # of sin(i - j), of cos(i - j)
+        weight = to_float32(self.r_proj.weight).unflatten(0, (self.heads, -1))
+        a, b = torch.einsum("bthk,hkd->bthd", to_float32(q + self.position_bias), weight).chunk(2, -1)  # of sin(i - j), of cos(i - j)
         near = torch.cat([a * i.sin() + b * i.cos(), b * i.sin() - a * i.cos()], -1)
         keys = torch.cat([j.cos(), j.sin()], -1)
         if self.separate_cls:
@@ -81,8 +81,8 @@ class Funnel(Resampler):
         return near, keys
 
     def _angles(self, count: int, step: int, like: Tensor) -> Tensor:
-        """[count, 1, D / 2]: the positions of tokens, or of the first, second, fourth ... of them, times the frequencies."""
-        dim, dtype = self.r_proj.in_features, wide(like.new_empty(0)).dtype
+        """Angles [count, 1, D / 2]: positions of tokens, or of the first, second, fourth ... of them, times the frequencies."""
+        dim, dtype = self.r_proj.in_features, to_float32(like.new_empty(0)).dtype
         place = step * torch.arange(count, device=like.device, dtype=dtype)
         if step == 2 and self.separate_cls:
             place = place - 1
@@ -91,7 +91,7 @@ class Funnel(Resampler):
 
 
 def upsampled(y: Tensor, length: int, *, stride: int = 2, separate_cls: bool = True) -> Tensor:
-    """Back from y [B, T', D] to ``length`` tokens, each one ``stride`` times, the first, where it is separate, once (section 2.3).
+    """Upsample y [B, T', D] to ``length`` tokens, each repeated ``stride`` times, a separate first one once (section 2.3).
 
     Tokens that gave way are 0. The paper's decoder adds what the first block made of all tokens.
     """
@@ -101,5 +101,5 @@ def upsampled(y: Tensor, length: int, *, stride: int = 2, separate_cls: bool = T
 
 
 def _not_first(count: int, like: Tensor) -> Tensor:
-    """[count, 1, 1], 0 for the first and 1 for the others."""
+    """Mask [count, 1, 1], 0 for the first and 1 for the others."""
     return (torch.arange(count, device=like.device) > 0).to(like.dtype)[:, None, None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import BesideSoftmax, check_least, look
 from linattn.mixers.registry import register
 
@@ -37,11 +37,11 @@ class Linformer(BesideSoftmax):
         self.proj_k = nn.Parameter(torch.empty(length, slots).uniform_(-(slots**-0.5), slots**-0.5))
         self.proj_v = None if shared else nn.Parameter(torch.empty(length, slots).uniform_(-(slots**-0.5), slots**-0.5))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if carry.tokens > self.length:
             raise ValueError(f"linformer takes at most length={self.length} tokens, but {carry.tokens} came: it has no weights for more")
         return look(r.q, self._slots(r.k, self.proj_k), self._slots(r.v, self.proj_k if self.proj_v is None else self.proj_v))
 
     def _slots(self, t: Tensor, weight: Tensor) -> Tensor:
-        """Of t [B, T, H, K], whose padding is 0, the mixtures [B, slots, H, K]."""
+        """Mix t [B, T, H, K], whose padding is 0, into [B, slots, H, K]."""
         return torch.einsum("bthk,ts->bshk", t, weight[: t.shape[1]].to(t.dtype))

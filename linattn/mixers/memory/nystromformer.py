@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.memory.attention import BesideSoftmax, check_least
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
 
@@ -48,14 +48,14 @@ class Nystromformer(BesideSoftmax):
         if kernel_size:
             self.conv = nn.Conv2d(heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), groups=heads, bias=False)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
         places = self._segments(carry)
         there = (places >= 0).any(-1)  # [B, 1, M]
         q_means, k_means = (_means(t, places) for t in (q, k))  # [B, H, M, K]
-        q, k, v = (wide(t) for t in (q, k, v))
+        q, k, v = (to_float32(t) for t in (q, k, v))
         spread = self._softmax(q, k_means, there)
         between = self._softmax(q_means, k_means, there) * there[..., None]
         real = None if carry.valid is None else carry.valid[:, None]
@@ -65,8 +65,8 @@ class Nystromformer(BesideSoftmax):
             o = o + F.conv2d(v, self.conv.weight.to(v.dtype), padding=self.conv.padding, groups=self.heads)
         return by_head(o.to(r.v.dtype))
 
-    def _segments(self, carry: Carry) -> Tensor:
-        """Which tokens each segment has, [B, 1, M, L], -1 for none: token t of n is in segment ⌊t m / n⌋."""
+    def _segments(self, carry: CallContext) -> Tensor:
+        """Tokens of each segment, [B, 1, M, L], -1 for none: token t of n is in segment ⌊t m / n⌋."""
         tokens, device = carry.tokens, carry.counts.device
         count = carry.counts[:, None, None]  # [B, 1, 1]
         segments = count.clamp(max=self.landmarks)
@@ -76,7 +76,7 @@ class Nystromformer(BesideSoftmax):
         return torch.where(places < border[..., 1:, None], places, -1)
 
     def _softmax(self, q: Tensor, k: Tensor, seen: Tensor | None) -> Tensor:
-        """Weights [B, H, T, S] of keys that are ``seen`` [B, 1, S], of all where none is."""
+        """Softmax weights [B, H, T, S] of keys that are ``seen`` [B, 1, S], of all if none is."""
         scores = q @ k.mT * self.size**-0.5
         if seen is not None:
             scores = scores.masked_fill(~(seen | ~seen.any(-1, keepdim=True))[..., None, :], -torch.inf)
@@ -84,14 +84,14 @@ class Nystromformer(BesideSoftmax):
 
 
 def _means(t: Tensor, places: Tensor) -> Tensor:
-    """The means of t [B, H, T, K] over the tokens at ``places`` [B, 1, M, L], in float32: [B, H, M, K]."""
+    """Means of t [B, H, T, K] over the tokens at ``places`` [B, 1, M, L], in float32: [B, H, M, K]."""
     real = places >= 0
-    found = wide(pick(t, places.expand(-1, t.shape[1], -1, -1))) * real[..., None]
+    found = to_float32(pick(t, places.expand(-1, t.shape[1], -1, -1))) * real[..., None]
     return found.sum(-2) / real.sum(-1, keepdim=True).clamp(min=1)
 
 
 def inverse(a: Tensor, iterations: int) -> Tensor:
-    """The pseudo-inverse of a [..., M, M] >= 0 by ``iterations`` of third order; rows and columns that are 0 stay so."""
+    """Pseudo-inverse of a [..., M, M] >= 0 by ``iterations`` of third order; rows and columns of zeros stay zero."""
     norm = a.sum(-2).amax(-1) * a.sum(-1).amax(-1)
     z = a.mT / torch.where(norm > 0, norm, 1.0)[..., None, None]
     one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)

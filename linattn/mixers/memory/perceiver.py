@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer, Resampler
 from linattn.mixers.memory.attention import check_least, look
 from linattn.mixers.parts import head_size
@@ -27,7 +27,7 @@ class Layer(nn.Module):
         self.norm, self.dense1, self.dense2 = nn.LayerNorm(dim), nn.Linear(dim, widening * dim), nn.Linear(widening * dim, dim)
 
     def forward(self, x: Tensor, source: Tensor | None = None, real: Tensor | None = None) -> Tensor:
-        """``x`` [B, T, D] looks at ``source`` [B, S, D] where ``real`` [B, S], at itself without one."""
+        """Attend from ``x`` [B, T, D] to ``source`` [B, S, D] where ``real`` [B, S], or to itself without a source."""
         q = self.norm_q(x)
         kv = q if source is None or self.norm_kv is None else self.norm_kv(source)
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, q), (self.k_proj, kv), (self.v_proj, kv)))
@@ -37,9 +37,9 @@ class Layer(nn.Module):
 
 
 class Latents(nn.Module):
-    """The latent tokens and what they do: ``blocks`` times the same ``layers``, and before ``crosses`` of them a look at the input.
+    """Latent tokens and their layers: ``blocks`` times the same ``layers``, with attention to the input before ``crosses`` of them.
 
-    The first look has weights of its own, all others share theirs.
+    The first attention to the input has its own weights, all others share theirs.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Latents(nn.Module):
         self.layers = nn.ModuleList(Layer(dim, heads, widening, cross=False) for _ in range(layers))
 
     def forward(self, tokens: Tensor, real: Tensor | None) -> Tensor:
-        """Tokens [B, T, D], ``real`` [B, T] -> [B, N, D]."""
+        """Map tokens [B, T, D], ``real`` [B, T], to latents [B, N, D]."""
         z = self.cross(self.latents.repeat(tokens.shape[0], 1, 1), tokens, real)
         for block in range(self.blocks):
             if self.again is not None and 0 < block < self.crosses:
@@ -101,7 +101,7 @@ class Perceiver(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return 0 * lengths + self.encoder.latents.shape[0]
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.encoder(x, carry.valid)
 
 
@@ -137,7 +137,7 @@ class PerceiverIO(CrossMixer):
         )
         self.decoder = Layer(dim, cross_heads, widening, cross=True, residual=residual)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         assert carry.across is not None
         z = carry.get("latents")
         z = self.encoder(carry.across.tokens, carry.across.valid) if z is None else z.to(x.dtype)

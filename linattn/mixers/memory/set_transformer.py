@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
 from linattn.mixers.memory.attention import check_least, look
 from linattn.mixers.parts import head_size
@@ -29,7 +29,7 @@ class MAB(nn.Module):
         self.ln0, self.ln1 = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
-        """x [B, T, D] looks at y [B, S, D] where ``real`` [B, S]."""
+        """Attend from x [B, T, D] to y [B, S, D] where ``real`` [B, S]."""
         mapped = [self.fc_q(x), self.fc_k(y), self.fc_v(y)]
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in mapped)
         o = look(q, k, v, real, scale=mapped[0].shape[-1] ** -0.5)
@@ -73,7 +73,7 @@ class SetTransformer(Mixer):
         self.I = points(inducing, dim)
         self.mab0, self.mab1 = (MAB(dim, heads, norm) for _ in range(2))
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         if hasattr(self, "mab"):
             return self.mab(x, x, carry.valid)
         return self.mab1(x, self.mab0(self.I.repeat(x.shape[0], 1, 1), x, carry.valid))
@@ -108,5 +108,5 @@ class PMA(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return 0 * lengths + self.S.shape[1]
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return self.mab(self.S.repeat(x.shape[0], 1, 1), x, carry.valid)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.memory.attention import Counted, check_least, look
 from linattn.mixers.parts import head_size
@@ -57,11 +57,11 @@ class Swin(Counted, GridMixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"shifted": index % 2 == 1}
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return Recurrence(q, k, v)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         grid = grid_of(carry)
         shift = self.window // 2 if self.shifted and min(grid) > self.window else 0
         q, k, v = (self._windows(t.unflatten(1, grid), shift) for t in (r.q, r.k, r.v))
@@ -79,13 +79,13 @@ class Swin(Counted, GridMixer):
         return rows.transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
     def _image(self, windows: Tensor, grid: tuple[int, int], shift: int) -> Tensor:
-        """The way back, [B, height, width, H, V]."""
+        """Inverse of :meth:`_windows`, [B, height, width, H, V]."""
         y, x = (-(-n // self.window) for n in grid)
         rows = windows.unflatten(1, (self.window, self.window)).unflatten(0, (-1, y, x)).transpose(2, 3)
         return rows.flatten(3, 4).flatten(1, 2).roll((shift, shift), (1, 2))[:, : grid[0], : grid[1]]
 
     def _seen(self, like: Tensor, grid: tuple[int, int], shift: int) -> Tensor | None:
-        """Who sees whom in a window, [B windows, M M, M M]: those of the same part of the image; None where all do."""
+        """Visibility in a window, [B windows, M M, M M]: tokens of the same part of the image; None if all are visible."""
         if not shift and not any(n % self.window for n in grid):
             return None
         y, x = (torch.arange(n, device=like.device) < shift for n in grid)  # what comes round to the other border
@@ -94,7 +94,7 @@ class Swin(Counted, GridMixer):
         return (label[:, :, None] == label[:, None]).repeat(like.shape[0], 1, 1)
 
     def _bias(self) -> Tensor:
-        """B as a matrix [1, H, M M, M M]."""
+        """Bias B as a matrix [1, H, M M, M M]."""
         m, device = self.window, self.relative_position_bias_table.device
         place = torch.arange(m * m, device=device)
         y, x = place // m, place % m
@@ -103,7 +103,7 @@ class Swin(Counted, GridMixer):
 
 
 class PatchMerging(nn.Module):
-    """What stands between Swin's stages (section 3.1): every two by two tokens become one of twice the width.
+    """Patch merging between Swin's stages (section 3.1): every two by two tokens become one of twice the width.
 
     [B, height * width, D] -> [B, ⌈height / 2⌉ * ⌈width / 2⌉, 2 D], zeros where a side is odd; parameters as in the authors' code.
     """

@@ -1,3 +1,3 @@
-"""Softmax attention in which not everybody sees everybody: by a pattern that is fixed, or by one that is learned."""
+"""Sparse softmax attention, by a fixed or a learned pattern."""
 
 FAMILY = "fixed patterns"

@@ -1,4 +1,4 @@
-"""What fixed patterns share: softmax attention where :mod:`linattn.ops.pattern` sees, sequences tile by tile, states slot by slot."""
+"""Base of fixed patterns: softmax attention where :mod:`linattn.ops.pattern` allows, sequences tile by tile, states slot by slot."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from linattn.mixers.attention.scores import cached, pieces, softmax
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.ops.pattern import Pattern, attend
 
 PIECE = 256  # queries whose scores are held at once, where a state came in
@@ -31,11 +31,11 @@ class PatternAttention(Softmax):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True, rotary: bool = True, bias: bool = False) -> None:
         super().__init__(dim, heads, rotated=None if rotary else 0, bias=bias, out_bias=bias, causal=causal)
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
-        """Who sees whom: one pattern for all heads, or one for each group of them."""
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
+        """Visibility patterns: one for all heads, or one for each group of them."""
         raise NotImplementedError(f"{type(self).__name__} must implement patterns(carry)")
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         found = self.patterns(carry)
         if carry.fresh:
             if carry.returning:
@@ -45,20 +45,20 @@ class PatternAttention(Softmax):
         return torch.cat([self._continued(*given, place, carry) for given in self._grouped(found, r.q, k, v)], 2)
 
     def _grouped(self, found: Sequence[Pattern], q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Pattern, Tensor, Tensor, Tensor]]:
-        """Each pattern with its heads of every tensor [B, T, H, ...]."""
+        """Pair each pattern with its heads of every tensor [B, T, H, ...]."""
         return list(zip(found, *(t.chunk(len(found), 2) for t in (q, k, v)), strict=True))
 
-    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: Carry) -> Tensor:
-        """Queries [rows, T, H, K] after a state: slots k, v [rows, slots, H, ...] that stand at ``place`` [rows, slots]."""
+    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: CallContext) -> Tensor:
+        """Attend with queries [rows, T, H, K] after a state to slots k, v [rows, slots, H, ...] at ``place`` [rows, slots]."""
         out, position = [], carry.positions
         for start, stop in pieces(carry.tokens, PIECE):
             seen = pattern.sees(position[:, start:stop, None], place[:, None], 0) & (place >= 0)[:, None]
             seen = seen | ~seen.any(-1, keepdim=True)  # filler behind a row's tokens
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return torch.cat(out, 1)
 
-    def _slots(self, r: Recurrence, carry: Carry, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
+    def _slots(self, r: Recurrence, carry: CallContext, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of earlier calls and this one, and their positions [rows, slots], -1 for none; keeps what may be seen later."""
         reach = self.reach(found)
         if reach is None:
@@ -70,7 +70,7 @@ class PatternAttention(Softmax):
         return k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:]), place
 
     def reach(self, found: Sequence[Pattern]) -> int | None:
-        """How many tokens back any head looks; None where there is no bound."""
+        """Largest distance back that any head sees; None if unbounded."""
         known = [p.reach for p in found]
         return None if None in known else max(cast("list[int]", known))
 
@@ -86,6 +86,6 @@ class PatternAttention(Softmax):
 
 
 def check_groups(name: str, groups: Sequence[object], heads: int) -> None:
-    """Refuse what the heads cannot be divided among."""
+    """Raise ValueError if the heads cannot be divided into the groups."""
     if not groups or heads % len(groups):
         raise ValueError(f"{name} must be as many as divide the {heads} heads, but came as {groups!r}")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.pattern.attention import PatternAttention
 from linattn.mixers.registry import register
@@ -25,7 +25,7 @@ class AlongRows(GridMixer, PatternAttention):
     def pattern(self, width: int) -> Pattern:
         return blocks(width)
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         assert carry.grid is not None
         found = self.pattern(max(carry.grid[1], 1))
         return [found & earlier() if self.causal else found]
@@ -72,7 +72,7 @@ class Axial(GridMixer):
         self.rows, self.columns = AlongRows(dim, heads, False), AlongColumns(dim, heads, causal)
         self.row = AlongRows(dim, heads, True) if causal else None
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         assert carry.grid is not None
         r = self.rows(x, *carry.grid)
         r = r + self.columns(x + r, *carry.grid)

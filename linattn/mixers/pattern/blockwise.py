@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.attention import PatternAttention, check_groups
 from linattn.mixers.registry import register
 from linattn.ops.pattern import Pattern, blocks
@@ -39,5 +39,5 @@ class Blockwise(PatternAttention):
         check_groups("shifts", shifts, heads)
         self.found = [blocks(block, shift=shift) for shift in shifts]
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         return self.found

@@ -1,4 +1,4 @@
-"""Cluster-Former (arXiv 2009.06097): tokens whose hidden states are near the same centre see each other, however far apart they are."""
+"""Cluster-Former (arXiv 2009.06097): tokens see each other if their hidden states share the nearest centre, at any distance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.learned import by_head, grouped, pick
 from linattn.mixers.registry import register
 from linattn.ops.tiles import summed
@@ -46,7 +46,7 @@ class ClusterFormer(Softmax):
     ``clusters`` = C centres μ in the space of the layer's tokens. They are no parameters but what k-means makes of the tokens of many
     sequences: :meth:`refresh` does that, and training should call it now and then, as the paper does with a bank of hidden states.
     A cluster of more than ``chunk`` tokens falls into chunks of so many, in the order of their positions, and these do not see each
-    other; so the work grows with n and does not hang on how even the clusters are.
+    other; so the work grows with n, however uneven the clusters are.
     """
 
     packs = False
@@ -75,11 +75,11 @@ class ClusterFormer(Softmax):
             counts = members.sum(0)[:, None]
             self.centres.copy_(torch.where(counts > 0, members.T @ x / counts.clamp(min=1), self.centres))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         return Assigned(r.q, r.k, r.v, cluster=self.nearest(x))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Assigned)
         cluster = r.cluster
         if not carry.tokens:

@@ -1,4 +1,4 @@
-"""Clustered attention (arXiv 2007.04825): queries that are alike share one look at all keys, with the mean of them."""
+"""Clustered attention (arXiv 2007.04825): similar queries share one attention over all keys, that of their mean."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
 
@@ -48,7 +48,7 @@ class Clustered(Softmax):
         self.register_buffer("planes", torch.randn(self.size, bits))
         self.register_buffer("offsets", torch.randn(bits))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
@@ -56,21 +56,21 @@ class Clustered(Softmax):
         weights = self._looked(q, k, members, carry).softmax(-1)  # [B, H, C, T]
         return by_head(pick(weights.to(v.dtype) @ v, cluster))
 
-    def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: Carry) -> Tensor:
-        """What the mean queries of the clusters score all keys with, [B, H, C, T]."""
-        mean = members.transpose(-1, -2) @ wide(q) / members.sum(-2).clamp(min=1)[..., None]
-        scores = mean @ wide(k).transpose(-1, -2) * self.size**-0.5
+    def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
+        """Scores of all keys for the mean queries of the clusters, [B, H, C, T]."""
+        mean = members.transpose(-1, -2) @ to_float32(q) / members.sum(-2).clamp(min=1)[..., None]
+        scores = mean @ to_float32(k).transpose(-1, -2) * self.size**-0.5
         return scores if carry.valid is None else scores.masked_fill(~self._real(carry), -1e30)
 
-    def _real(self, carry: Carry) -> Tensor:
-        """Which keys there are, [B, 1, 1, T]; for rows without any, all."""
+    def _real(self, carry: CallContext) -> Tensor:
+        """Mask of real keys, [B, 1, 1, T]; all for rows without any."""
         valid = carry.valid
         assert valid is not None
         return (valid | (carry.counts == 0)[:, None])[:, None, None]
 
     @torch.no_grad()
-    def cluster(self, q: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
-        """The cluster of each query of q [B, H, T, K], [B, H, T] int64, and as rows of 0 and 1, [B, H, T, C]."""
+    def cluster(self, q: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
+        """Cluster of each query of q [B, H, T, K], [B, H, T] int64, and as one-hot rows, [B, H, T, C]."""
         planes = self.planes
         codes = torch.where(q.to(planes.dtype) @ planes > self.offsets, 1.0, -1.0).to(planes.dtype)  # [B, H, T, bits]
         count = min(self.clusters, q.shape[2])
@@ -82,8 +82,8 @@ class Clustered(Softmax):
             centres = torch.where((members.sum(-2) > 0)[..., None], torch.where(votes > 0, 1.0, -1.0), centres).to(codes.dtype)
         return self._assigned(codes, centres, known, carry)
 
-    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
-        """The nearest centre, the first of several."""
+    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
+        """Nearest centre, the first of several."""
         alike = (codes @ centres.transpose(-1, -2)).masked_fill(~known[:, None, None], -torch.inf)  # bits less twice the distance
         cluster = alike.argmax(-1)
         members = torch.nn.functional.one_hot(cluster, centres.shape[2]).to(codes.dtype)
@@ -111,7 +111,7 @@ class Clustered(Softmax):
     chinese={"Improved clustered attention": "改进的聚类注意力"},
 )
 class ImprovedClustered(Clustered):
-    """Clustered attention in which every query looks itself at the ``top`` keys that its cluster scores highest.
+    """Clustered attention in which every query also attends to the ``top`` keys of highest score for its cluster.
 
     They share the weight that the cluster gives them all together. With ``top`` at least as large as the number of tokens this is
     softmax attention.
@@ -125,7 +125,7 @@ class ImprovedClustered(Clustered):
             raise ValueError(f"top must be at least 1, but came as {top}")
         self.top = top
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
@@ -136,7 +136,7 @@ class ImprovedClustered(Clustered):
         rest = pick(weights.scatter(-1, best, 0.0).to(v.dtype) @ v, cluster)
         mass = pick(weights.gather(-1, best).sum(-1), cluster)  # [B, H, T]
         places = pick(best, cluster)  # [B, H, T, top]
-        scores = torch.einsum("bhtk,bhtsk->bhts", wide(q), wide(pick(k, places))) * self.size**-0.5
+        scores = torch.einsum("bhtk,bhtsk->bhts", to_float32(q), to_float32(pick(k, places))) * self.size**-0.5
         if carry.valid is not None:
             scores = scores.masked_fill(~pick(self._real(carry).expand(-1, self.heads, 1, -1)[:, :, 0], places), -1e30)
         near = torch.einsum("bhts,bhtsv->bhtv", scores.softmax(-1).to(v.dtype), pick(v, places))

@@ -1,4 +1,4 @@
-"""What learned patterns share: bringing the tokens of a group together, picking tokens by head, and choosing blocks of them."""
+"""Shared parts of learned patterns: grouping of tokens, picking tokens by head, and choice of their blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Groups:
-    """Tokens brought together in N chunks: ``places`` [..., N, size] says which tokens a chunk has, -1 for none, ``first`` [..., N] whether
-    it is the first chunk of its group, and ``where`` [..., T] where each token stands among the N size places.
+    """Tokens grouped into N chunks: ``places`` [..., N, size] are the tokens of a chunk, -1 for none, ``first`` [..., N] is true for the
+    first chunk of a group, and ``where`` [..., T] is the index of each token among the N size places.
     """
 
     places: Tensor
@@ -20,9 +20,9 @@ class Groups:
 
 
 def grouped(group: Tensor, count: int, size: int) -> Groups:
-    """Bring the tokens of each of ``count`` groups together in chunks of ``size``, in the order of their positions: ``group`` [..., T].
+    """Group the tokens of each of ``count`` groups into chunks of ``size``, in the order of their positions: ``group`` [..., T].
 
-    A chunk is of one group, so that what stands in it hangs on no other group. There are at most T / size + count chunks.
+    A chunk has tokens of one group and depends on no other group. There are at most T / size + count chunks.
     """
     alike, order = group.contiguous().sort(dim=-1, stable=True)
     rank = torch.arange(group.shape[-1], device=group.device) - torch.searchsorted(alike, alike)  # of a token in its group
@@ -37,7 +37,7 @@ def grouped(group: Tensor, count: int, size: int) -> Groups:
 
 
 def ranks(group: Tensor, count: int, before: Tensor | None = None) -> Tensor:
-    """How many tokens of its own group come before each, ``group`` [..., T]; those of ``before`` [..., S] come before all."""
+    """Number of earlier tokens of each token's own group, ``group`` [..., T]; those of ``before`` [..., S] come before all."""
     alike, order = group.contiguous().sort(dim=-1, stable=True)
     rank = torch.arange(group.shape[-1], device=group.device) - torch.searchsorted(alike, alike)
     rank = torch.zeros_like(rank).scatter(-1, order, rank)
@@ -45,20 +45,20 @@ def ranks(group: Tensor, count: int, before: Tensor | None = None) -> Tensor:
 
 
 def _sizes(group: Tensor, count: int) -> Tensor:
-    """How many tokens each of ``count`` groups has: [..., T] -> [..., count]."""
+    """Number of tokens in each of ``count`` groups: [..., T] -> [..., count]."""
     none = torch.zeros(*group.shape[:-1], count, dtype=group.dtype, device=group.device)
     return none.scatter_add(-1, group, torch.ones_like(group))
 
 
 def by_head(x: Tensor) -> Tensor:
-    """[B, T, H, K] -> [B, H, T, K]."""
+    """Transpose [B, T, H, K] to [B, H, T, K]."""
     return x.transpose(1, 2)
 
 
 def pick(x: Tensor, places: Tensor) -> Tensor:
-    """The tokens of x [B, H, T, ...] at ``places`` [B, H, ...], those at -1 arbitrary: [B, H, ..., ...].
+    """Pick the tokens of x [B, H, T, ...] at ``places`` [B, H, ...], arbitrary ones at -1: [B, H, ..., ...].
 
-    By indexing, whose gradient adds up in one order on every device.
+    Indexing is used since its gradient is summed in one order on every device.
     """
     batch, heads = x.shape[:2]
     shape = (-1, *[1] * (places.ndim - 1))
@@ -79,7 +79,7 @@ def block_means(x: Tensor, place: Tensor, size: int) -> Tensor:
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Which of ``scores`` [..., N] are among the ``count`` largest, all that tie with the last of them too, but none of -inf."""
+    """Mask of the ``count`` largest of ``scores`` [..., N], all ties with the last of them included, -inf never."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
     least = scores.topk(min(count, scores.shape[-1]), -1)[0][..., -1:]
@@ -87,6 +87,6 @@ def best(scores: Tensor, count: int) -> Tensor:
 
 
 def in_blocks(chosen: Tensor, place: Tensor, size: int) -> Tensor:
-    """Which slots, at ``place`` [rows, slots], lie in the blocks ``chosen`` [rows, H, T, blocks]: [rows, H, T, slots]."""
+    """Mask of the slots at ``place`` [rows, slots] in the blocks ``chosen`` [rows, H, T, blocks]: [rows, H, T, slots]."""
     home = (place.clamp(min=0) // size)[:, None, None].expand(*chosen.shape[:-1], -1)
     return chosen.gather(-1, home) & (place >= 0)[:, None, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.attention import PatternAttention
 from linattn.mixers.registry import register
 from linattn.ops.pattern import Pattern, blocks
@@ -26,7 +26,7 @@ from linattn.ops.pattern import causal as earlier
 class Local(PatternAttention):
     """Blocks of ``block`` = b tokens, each with the ``memory`` = m tokens before it; without causality also the m after it.
 
-    The window hangs on blocks, not on tokens: the first token of a block sees m others, the last one b - 1 more. (``softmax`` with
+    The window moves with blocks, not with tokens: the first token of a block sees m others, the last one b - 1 more. (``softmax`` with
     a ``window`` has one that slides from token to token.) With m = 0 it is the local attention that memory-compressed attention
     alternates with.
     """
@@ -37,5 +37,5 @@ class Local(PatternAttention):
         super().__init__(dim, heads, causal=causal, rotary=rotary)
         self.pattern = blocks(block, before=memory, after=0 if causal else memory)
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         return [self.pattern & earlier() if self.causal else self.pattern]

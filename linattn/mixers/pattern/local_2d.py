@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.pattern.attention import PatternAttention
 from linattn.mixers.registry import register
@@ -46,7 +46,7 @@ class Local2D(GridMixer, PatternAttention):
                 raise ValueError(f"{name} must be at least {least}, but came as {value}")
         self.rows, self.columns, self.memory = rows, columns, memory
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         assert carry.grid is not None
         below = 0 if self.causal else self.memory
         found = GridBlocks(max(carry.grid[1], 1), self.rows, self.columns, self.memory, below, self.memory)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.attention import PatternAttention, check_groups
 from linattn.mixers.registry import register
 from linattn.ops.pattern import First, Pattern, local
@@ -61,10 +61,10 @@ class Longformer(PatternAttention):
         if count:
             self.q_global, self.k_global, self.v_global = (nn.Linear(dim, dim) for _ in range(3))
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         return self.found
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
         if not self.global_tokens:
             return r
@@ -78,7 +78,7 @@ class Longformer(PatternAttention):
         dtype = values.dtype
         return Globals(r.q, r.k, r.v, queries=queries.to(dtype), keys=keys.to(dtype), values=values)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         o = super().attend(r, carry)
         if not isinstance(r, Globals):
             return o

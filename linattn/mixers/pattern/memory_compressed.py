@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, pieces, softmax
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 NEVER = 2**62  # the position of a slot that nobody sees
@@ -59,7 +59,7 @@ class MemoryCompressed(Mixer):
         self.null_key, self.null_value = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
         self.o_proj = nn.Linear(dim, dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         q, k, v = self.qkv_proj(x).chunk(3, -1)
         (k, place), (v, _) = self._slots("k", k, carry), self._slots("v", v, carry)  # [B, slots, D]
         k, v = (torch.cat([null.to(t.dtype).expand(t.shape[0], 1, -1), t], 1) for null, t in ((self.null_key, k), (self.null_value, v)))
@@ -68,17 +68,17 @@ class MemoryCompressed(Mixer):
         out, position = [], carry.positions
         for start, stop in pieces(carry.tokens, self.piece):
             seen = self._seen(position[:, start:stop], place, carry)
-            scores = torch.einsum("rthk,rshk->rhts", wide(q[:, start:stop]), wide(k)) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return self.o_proj(torch.cat(out, 1).flatten(-2))
 
-    def _seen(self, position: Tensor, place: Tensor, carry: Carry) -> Tensor:
+    def _seen(self, position: Tensor, place: Tensor, carry: CallContext) -> Tensor:
         if self.causal:
             return place[:, None] <= position[..., None]
         real = place < (carry.start + carry.counts + self.rate - 1)[:, None]  # at least one of its tokens is real
         return real[:, None].expand(-1, position.shape[1], -1)
 
-    def _slots(self, name: str, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+    def _slots(self, name: str, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
         """Slots of earlier calls and of this one, and the position of the last token of each, [B, slots] both.
 
         Tokens that do not fill a slot wait in the state, and are put before the next ones.

@@ -8,8 +8,8 @@ from torch import Tensor
 from linattn.mixers.attention.scores import PIECE, cached, pieces, softmax
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.pattern.learned import best, block_means, in_blocks
 from linattn.mixers.registry import register
 
@@ -46,7 +46,7 @@ class MoBA(Softmax):
         dim: width D of the model.
         heads: H; dim must be a multiple.
         block: tokens in a block.
-        blocks: how many of them a query reads, its own among them.
+        blocks: number of blocks that a query reads, its own included.
         rotary: whether queries and keys are turned by their positions.
     """
 
@@ -58,20 +58,20 @@ class MoBA(Softmax):
         at_least(1, block=block, blocks=blocks)
         self.block, self.blocks = block, blocks
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         position = carry.positions
         slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
         k, v, place = slots["k"], slots["v"], slots["place"]
-        means, out = block_means(wide(k), place, self.block), []
+        means, out = block_means(to_float32(k), place, self.block), []
         for start, stop in pieces(carry.tokens, self.piece):
-            last, q = before + stop, wide(r.q[:, start:stop])
+            last, q = before + stop, to_float32(r.q[:, start:stop])
             seen = self._seen(q, means, position[:, start:stop], place[:, :last])
-            scores = torch.einsum("rthk,rshk->rhts", q, wide(k[:, :last])) * self.size**-0.5
+            scores = torch.einsum("rthk,rshk->rhts", q, to_float32(k[:, :last])) * self.size**-0.5
             out.append(softmax(scores, seen, v[:, :last]))
         return torch.cat(out, 1)
 
     def _seen(self, q: Tensor, means: Tensor, now: Tensor, place: Tensor) -> Tensor:
-        """What queries q [rows, T, H, K] at positions ``now`` [rows, T] read of the slots at ``place``: [rows, H, T, slots]."""
+        """Slots at ``place`` visible to queries q [rows, T, H, K] at positions ``now`` [rows, T]: [rows, H, T, slots]."""
         own = (now // self.block)[:, None, :, None]  # [rows, 1, T, 1]
         fits = torch.einsum("rthk,rbhk->rhtb", q.detach(), means.detach())
         block = torch.arange(means.shape[1], device=q.device)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from linattn.mixers.attention.scores import PIECE, cached, pieces, weights
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.pattern.learned import best, block_means, in_blocks
 from linattn.mixers.registry import register
 
@@ -73,8 +73,8 @@ class NSA(Softmax):
         heads: H; dim must be a multiple.
         kv_heads: groups G of heads.
         block: tokens in a block.
-        blocks: how many of them are read token by token, at least 3.
-        window: how many tokens, itself among them, a query reads besides.
+        blocks: number of them that are read token by token, at least 3.
+        window: number of last tokens, itself included, that a query also reads.
         rotary: whether queries and keys are turned by their positions.
     """
 
@@ -90,24 +90,24 @@ class NSA(Softmax):
         self.block, self.blocks, self.near = block, blocks, window
         self.gate_proj = nn.Linear(dim, 3 * heads, bias=False)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         r = super().project(x, state)
-        return Branches(r.q, r.k, r.v, gates=wide(self.gate_proj(x)).sigmoid().unflatten(-1, (self.heads, 3)))
+        return Branches(r.q, r.k, r.v, gates=to_float32(self.gate_proj(x)).sigmoid().unflatten(-1, (self.heads, 3)))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Branches)
         position = carry.positions
         slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
-        k, v, place = wide(slots["k"]), wide(slots["v"]), slots["place"]
+        k, v, place = to_float32(slots["k"]), to_float32(slots["v"]), slots["place"]
         past, out = Blocks(k, v, place, *(block_means(t, place, self.block) for t in (k, v))), []
         for start, stop in pieces(carry.tokens, self.piece):
-            q, gates = (t[:, start:stop].unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) for t in (wide(r.q), r.gates))
+            q, gates = (t[:, start:stop].unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) for t in (to_float32(r.q), r.gates))
             o = self._piece(q * self.size**-0.5, gates, position[:, None, None, start:stop, None], past.before(before + stop))
             out.append(o.permute(0, 3, 1, 2, 4).flatten(2, 3).to(r.v.dtype))
         return torch.cat(out, 1)
 
     def _piece(self, q: Tensor, gates: Tensor, now: Tensor, past: Blocks) -> Tensor:
-        """Queries q [rows, G, H / G, T, K] with their gates at positions ``now`` [rows, 1, 1, T, 1]: [rows, G, H / G, T, V]."""
+        """Output for queries q [rows, G, H / G, T, K] with gates at positions ``now`` [rows, 1, 1, T, 1]: [rows, G, H / G, T, V]."""
         mean, top, near = gates.split(1, -1)
         block = torch.arange(past.k_mean.shape[1], device=q.device)
         matters = weights(torch.einsum("rgntk,rbgk->rgntb", q, past.k_mean), (block + 1) * self.block <= now + 1)
@@ -120,7 +120,7 @@ class NSA(Softmax):
         return o + torch.einsum("rgnts,rsgv->rgntv", tokens, past.v)
 
     def _chosen(self, matters: Tensor, now: Tensor) -> Tensor:
-        """Which blocks are read token by token, by how much they matter [rows, G, T, blocks]."""
+        """Choose the blocks to read token by token from their weights [rows, G, T, blocks]."""
         own, block = now // self.block, torch.arange(matters.shape[-1], device=now.device)
         always = (block == 0) | (block == own) | (block == own - 1)
         return best(matters.masked_fill(always, torch.inf).masked_fill(block > own, -torch.inf), self.blocks)

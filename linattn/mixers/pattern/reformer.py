@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.scores import PIECE, cached, pieces
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, unit
 from linattn.mixers.pattern.learned import by_head, grouped, pick, ranks
 from linattn.mixers.registry import register
@@ -75,7 +75,7 @@ class Reformer(Mixer):
         """Draw new rotations, from ``generator`` (of the CPU) if given. States made with the old ones do not fit the new."""
         self.rotations.copy_(torch.randn(self.rotations.shape, generator=generator))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.qk_proj, self.v_proj))
         return Recurrence(q, unit(q, eps=1e-6 * q.shape[-1], dtype=q.dtype), v, scale=1.0)
 
@@ -84,7 +84,7 @@ class Reformer(Mixer):
         turned = torch.einsum("bthk,hkrn->bthrn", q.detach().to(self.rotations.dtype), self.rotations)
         return torch.cat([turned, -turned], -1).argmax(-1)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         bucket = self.hashed(r.q)
         if carry.valid is not None:
             bucket = torch.where(carry.valid[..., None, None], bucket, self.buckets)  # filler has one of its own
@@ -97,7 +97,7 @@ class Reformer(Mixer):
         bucket = bucket.permute(0, 2, 3, 1)  # [B, H, rounds, T]
         return self._together(r, *(self._by_bucket(bucket) if self.causal else self._sorted(bucket, carry)))
 
-    def _kept(self, r: Recurrence, bucket: Tensor, carry: Carry) -> dict[str, Tensor]:
+    def _kept(self, r: Recurrence, bucket: Tensor, carry: CallContext) -> dict[str, Tensor]:
         """Keys, values, buckets, ranks in these and positions of all calls, [B, slots, ...]; keeps them."""
         old = carry.get("bucket")
         rank = ranks(bucket.permute(0, 2, 3, 1), self.buckets + 1, None if old is None else old.permute(0, 2, 3, 1))
@@ -122,7 +122,7 @@ class Reformer(Mixer):
         o, log = (t.gather(3, where[..., None].expand(*where.shape, t.shape[-1])) for t in (o, log))
         return by_head((log.softmax(2) * o).sum(2)).to(r.v.dtype)
 
-    def _sorted(self, bucket: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Tensor]:
+    def _sorted(self, bucket: Tensor, carry: CallContext) -> tuple[Tensor, Tensor, Tensor]:
         """Chunks of all tokens by bucket and position; before the first of a round comes the last of the round before, as in a ring."""
         tokens, device = bucket.shape[-1], bucket.device
         order = bucket.argsort(dim=-1, stable=True)
@@ -144,7 +144,7 @@ class Reformer(Mixer):
         before = torch.where(groups.first, -1, torch.arange(total, device=bucket.device) + offset - 1)
         return groups.places, before, groups.where
 
-    def _continued(self, q: Tensor, slots: dict[str, Tensor], carry: Carry) -> Tensor:
+    def _continued(self, q: Tensor, slots: dict[str, Tensor], carry: CallContext) -> Tensor:
         """Queries after a state: every pair with a mask, round by round."""
         k, v, chunk = by_head(slots["k"]), by_head(slots["v"]), slots["rank"] // self.chunk  # [B, slots, H, rounds]
         place, bucket, out = slots["place"], slots["bucket"], []

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.learned import by_head, pick
 from linattn.mixers.registry import register
 from linattn.ops.tiles import summed
@@ -35,7 +35,7 @@ class Routing(Softmax):
 
     C should be about the root of the length; the default is that of 16,384 tokens. The centres are no parameters: :meth:`learn` moves
     them by the paper's moving average of spherical k-means, and training should call it. Without causality alone: which tokens a
-    cluster takes hangs on all of them, so a causal model would hear of later ones. Maps, no positions, as in the oracle.
+    cluster takes depends on all of them, so a causal model would see later ones. Maps, no positions, as in the oracle.
     """
 
     packs = False
@@ -50,7 +50,7 @@ class Routing(Softmax):
         self.clusters, self.least = clusters, least
         self.register_buffer("centres", F.normalize(torch.randn(heads, clusters, self.size), dim=-1))
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
@@ -60,8 +60,8 @@ class Routing(Softmax):
         return by_head(self._averaged(o.flatten(2, 3), taken.flatten(2), carry.tokens)).to(r.v.dtype)
 
     @torch.no_grad()
-    def routed(self, t: Tensor, carry: Carry) -> Tensor:
-        """The tokens of t [B, H, T, K] that each cluster takes, [B, H, C, w], -1 for none."""
+    def routed(self, t: Tensor, carry: CallContext) -> Tensor:
+        """Tokens of t [B, H, T, K] that each cluster takes, [B, H, C, w], -1 for none."""
         near = self._near(t)
         if carry.valid is not None:
             near = near.masked_fill(~carry.valid[:, None, :, None], -torch.inf)
@@ -71,11 +71,11 @@ class Routing(Softmax):
         return torch.where(torch.arange(width, device=t.device) < own[:, None, None, None], best, -1)
 
     def _near(self, t: Tensor) -> Tensor:
-        """How near each token of t [B, H, T, K] is to each centre, [B, H, T, C]."""
+        """Similarity of each token of t [B, H, T, K] to each centre, [B, H, T, C]."""
         return F.normalize(t.detach().to(self.centres.dtype), dim=-1) @ self.centres.transpose(-1, -2)
 
     def _averaged(self, o: Tensor, places: Tensor, tokens: int) -> Tensor:
-        """The mean of all outputs o [B, H, N, V] for the token at ``places`` [B, H, N]: [B, H, T, V]."""
+        """Mean of all outputs o [B, H, N, V] of the token at ``places`` [B, H, N]: [B, H, T, V]."""
         batch, heads = o.shape[:2]
         at = (torch.arange(batch * heads, device=o.device).view(batch, heads, 1) * tokens + places.clamp(min=0)).flatten()
         real = (places >= 0).flatten()[:, None].to(o.dtype)
@@ -86,7 +86,7 @@ class Routing(Softmax):
     @torch.no_grad()
     def learn(self, x: Tensor, decay: float = 0.999) -> None:
         """Move the centres to ``decay`` times themselves and the rest the mean of those tokens x [B, T, D] whose nearest they are."""
-        r = self.project(x, Carry(x, returning=False))
+        r = self.project(x, CallContext(x, returning=False))
         t = torch.cat([by_head(r.q), by_head(r.k)], 2)
         members = F.one_hot(self._near(t).argmax(-1), self.clusters).to(self.centres.dtype)  # [B, H, 2 T, C]
         total = torch.einsum("bhtc,bhtk->hck", members, F.normalize(t.to(self.centres.dtype), dim=-1))

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.pattern.learned import by_head
 from linattn.mixers.registry import register
 
@@ -56,7 +56,7 @@ class Sinkhorn(Softmax):
             raise ValueError(f"temperature must be above 0, but came as {temperature}")
         self.block, self.iterations, self.temperature, self.sortcut, self.noise = block, iterations, temperature, sortcut, noise
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if not carry.tokens:
             return r.v
         fill = -carry.tokens % self.block
@@ -75,13 +75,13 @@ class Sinkhorn(Softmax):
             keys, values = torch.cat([k, sorted_k], 3), torch.cat([v, sorted_v], 3)
             seen = torch.cat([real, there], -1)[..., None, :]
         seen = seen | ~seen.any(-1, keepdim=True)  # filler, and rows without a token
-        scores = (wide(q) @ wide(keys).transpose(-1, -2) * self.size**-0.5).masked_fill(~seen, NEVER)
+        scores = (to_float32(q) @ to_float32(keys).transpose(-1, -2) * self.size**-0.5).masked_fill(~seen, NEVER)
         return by_head((scores.softmax(-1).to(v.dtype) @ values).flatten(2, 3)[:, :, : carry.tokens])
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
         """R [B, H, N, N] of blocks q, k [B, H, N, block, K] with ``real`` tokens [B, 1, N, block]; 0 where a block is not there."""
         count = real.sum(-1, keepdim=True).clamp(min=1)
-        q, k = (torch.where(real[..., None], wide(t), 0.0).sum(3) / count for t in (q, k))
+        q, k = (torch.where(real[..., None], to_float32(t), 0.0).sum(3) / count for t in (q, k))
         scores = ((q @ k.transpose(-1, -2) * self.size**-0.5).relu() + 1e-6).log()
         if self.noise and self.training:
             scores = scores - (1e-6 - (1e-6 + torch.rand_like(scores)).log()).log()

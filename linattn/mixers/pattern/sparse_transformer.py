@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.pattern.attention import PatternAttention, check_groups
 from linattn.mixers.registry import register
 from linattn.ops.pattern import Pattern, blocks, joined, local, strided, summaries
@@ -51,5 +51,5 @@ class SparseTransformer(PatternAttention):
         check_groups("merged=False: two kinds of heads", found, heads)
         self.found = found
 
-    def patterns(self, carry: Carry) -> Sequence[Pattern]:
+    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
         return [p & earlier() for p in self.found] if self.causal else self.found

@@ -1,4 +1,4 @@
-"""The classical recurrent layers: torch's own fused layer does the work, here it gets padding, packing and a state."""
+"""Classical recurrent layers: torch's fused layer with padding, packing and a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 
 
 class RecurrentLayer(Mixer):
@@ -29,11 +29,11 @@ class RecurrentLayer(Mixer):
         for name, parameter in self.layer(dim, dim).named_parameters():
             self.register_parameter(name, parameter)
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
         """Outputs [rows, T, D] of the tokens ``rows`` [rows, T, D] from ``h`` [rows, D]; keeps states besides h."""
         raise NotImplementedError
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         rows, valid = carry.to_rows(x)
         h = self.first("h", rows, carry)
         y = self.run(rows, valid, h, carry)
@@ -44,18 +44,18 @@ class RecurrentLayer(Mixer):
     def flops(self, x: Tensor, past: int = 0) -> int:
         return 2 * x.shape[0] * x.shape[1] * (self.weight_ih_l0.numel() + self.weight_hh_l0.numel())
 
-    def first(self, name: str, rows: Tensor, carry: Carry) -> Tensor:
-        """The state ``name`` [rows, D] that came in, zeros at the start."""
+    def first(self, name: str, rows: Tensor, carry: CallContext) -> Tensor:
+        """Incoming state ``name`` [rows, D], zeros at the start."""
         old = carry.get(name)
         return rows.new_zeros(rows.shape[0], self.dim) if old is None else old.to(rows.dtype)
 
     def weights(self, w_ih: Tensor | None = None) -> list[Tensor]:
-        """As torch's functions take them; ``w_ih`` in place of the layer's own."""
+        """Weights as torch's functions take them, with ``w_ih`` in place of the layer's own."""
         weights = [self.weight_ih_l0 if w_ih is None else w_ih, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         return _together(weights) if weights[0].is_cuda else weights
 
 
 def _together(weights: list[Tensor]) -> list[Tensor]:
-    """The same in one block of memory: cuDNN warns of anything else and then copies it itself."""
+    """Copy the weights into one block of memory: cuDNN warns otherwise and then copies them itself."""
     block = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
     return [part.view_as(w) for part, w in zip(block, weights, strict=True)]

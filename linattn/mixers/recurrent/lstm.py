@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.recurrent.layer import RecurrentLayer
 from linattn.mixers.registry import register
 from linattn.ops.checks import no_autocast
@@ -30,7 +30,7 @@ class LSTM(RecurrentLayer):
 
     layer = nn.LSTM
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
         if rows.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # oneDNN has no bfloat16 LSTM for processors without AVX-512, and torch does not ask before it takes that one.
             dtype = self.weight_ih_l0.dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.recurrent.layer import RecurrentLayer
 from linattn.mixers.registry import register
 
@@ -26,7 +26,7 @@ class RNN(RecurrentLayer):
 
     layer = nn.RNN
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: Carry) -> Tensor:
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
         if not carry.tokens:  # torch refuses an empty sequence
             return rows
         return torch.rnn_tanh(rows, h[None], self.weights(), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]

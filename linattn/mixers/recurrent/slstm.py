@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.decay.mlstm import HeadLayerNorm
-from linattn.mixers.parts import ShortConvolution, head_size, wide
+from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 
 _STATES = ("h", "c", "n", "m")
@@ -35,7 +35,7 @@ _NOTHING = -1e30  # m of a memory without tokens: less than every gate, and fini
     },
 )
 class SLSTM(Mixer):
-    """The gates look at the last output, so this goes token by token, in a plain loop.
+    """Gates read the last output, so tokens are processed one by one, in a plain loop.
 
     Short convolution and SiLU before the input and forget gates, all maps of a head see that head alone, layer norm per head, no
     output map. c and n are kept divided by e^m, m the larger of the input gate and of the last m faded; states [rows, dim].
@@ -56,12 +56,12 @@ class SLSTM(Mixer):
         with torch.no_grad():
             self.bias[1] = 5 - 12 * (torch.arange(size) / max(size - 1, 1)) ** 0.3
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         seen = self.conv(x, carry)
         both = torch.stack([seen, x], 2).unflatten(-1, (self.heads, -1))  # [B, T, 2, H, V]
         both = both.repeat_interleave(2, 2)  # i and f look at the convolution, z and o at the token itself
         gates = torch.einsum("btghv,ghuv->btghu", both, self.weight.to(both.dtype))
-        rows, valid = carry.to_rows((wide(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
+        rows, valid = carry.to_rows((to_float32(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
         old = [self._first(name, rows, carry) for name in _STATES]
         outputs = []
         for t in range(carry.tokens):
@@ -74,7 +74,7 @@ class SLSTM(Mixer):
         return self.norm(h.unflatten(-1, (self.heads, -1))).to(x.dtype)
 
     def _step(self, gates: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> list[Tensor]:
-        """One token: ``gates`` [rows, 4, D], the states [rows, D]."""
+        """Step of one token: ``gates`` [rows, 4, D], the states [rows, D]."""
         heads = h.unflatten(-1, (self.heads, -1))
         recurrent = torch.einsum("rhv,ghuv->rghu", heads, self.recurrent_weight.to(h.dtype)).flatten(-2)
         i, f, z, o = (gates + recurrent).unbind(1)
@@ -84,7 +84,7 @@ class SLSTM(Mixer):
         c, n = f * c + i * torch.tanh(z), f * n + i  # one of i and f is 1, so n is at least 1
         return [torch.sigmoid(o) * c / n, c, n, m]
 
-    def _first(self, name: str, rows: Tensor, carry: Carry) -> Tensor:
+    def _first(self, name: str, rows: Tensor, carry: CallContext) -> Tensor:
         old = carry.get(name)
         start = _NOTHING if name == "m" else 0.0
         return rows.new_full((rows.shape[0], self.dim), start) if old is None else old.to(rows.dtype)

@@ -1,4 +1,4 @@
-"""What the RWKV family shares: the shift to the token before, the norm of each head, and gates that see shifted tokens too."""
+"""Shared parts of the RWKV family: the shift to the token before, the norm of each head, and gates that read shifted tokens."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import at_least, check_place, head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import at_least, check_place, head_size, to_float32
 from linattn.ops import flops
 
 
-def previous(x: Tensor, carry: Carry, name: str = "last") -> Tensor:
-    """The token before each of ``x`` [B, T, D], zeros at the start of a sequence; ``name`` keeps the last one [rows, 1, D]."""
+def previous(x: Tensor, carry: CallContext, name: str = "last") -> Tensor:
+    """Token before each of ``x`` [B, T, D], zeros at the start of a sequence; ``name`` keeps the last one [rows, 1, D]."""
     longer, places = carry.context(name, x, 1)
     return longer[:, :-1] if places is None else longer.index_select(1, places - 1)
 
 
 def ramp(dim: int, power: float) -> Tensor:
-    """(i / dim) ** power for every channel i: how a mix of a token with the one before begins."""
+    """Initial mix of a token with the one before: (i / dim) ** power for every channel i."""
     return (torch.arange(dim) / dim) ** power
 
 
 def zigzag(dim: int) -> Tensor:
-    """0, 1, -1, 0, 1, -1, ... over the channels."""
+    """Sequence 0, 1, -1, 0, 1, -1, ... over the channels."""
     return ((torch.arange(dim) + 1) % 3 - 1).float()
 
 
 def heads_of(dim: int, size: int | None) -> int:
-    """How many heads of ``size`` channels there are; None is 64, or 32 where 64 does not divide ``dim``."""
+    """Number of heads of ``size`` channels; None is 64, or 32 where 64 does not divide ``dim``."""
     size = (64 if dim % 64 == 0 else 32) if size is None else size
     if size < 1 or dim % size:
         raise ValueError(f"dim must be a positive multiple of head_size, but came as {dim} with head_size {size}")
@@ -40,13 +40,13 @@ def heads_of(dim: int, size: int | None) -> int:
 
 
 def ratios(layer: int, layers: int) -> tuple[float, float]:
-    """What the initialisation of layer ``layer`` of ``layers`` depends on: a number from 0 to 1, and one from 1 to almost 0."""
+    """Parameters of the initialisation of layer ``layer`` of ``layers``: one from 0 to 1, and one from 1 to almost 0."""
     check_place(layer, layers)
     return layer / max(layers - 1, 1), 1 - layer / layers
 
 
 def place_of(index: int, count: int) -> dict[str, Any]:
-    """The options of layer ``index`` of ``count`` that :func:`ratios` takes."""
+    """Options of layer ``index`` of ``count`` for :func:`ratios`."""
     return {"layer": index, "layers": count}
 
 
@@ -60,32 +60,32 @@ class GroupNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, o: Tensor) -> Tensor:
-        normed = F.layer_norm(wide(o), (self.size,), eps=self.eps).flatten(-2)
+        normed = F.layer_norm(to_float32(o), (self.size,), eps=self.eps).flatten(-2)
         return (normed * self.weight + self.bias).to(o.dtype)
 
 
 class TimeMixing(Mixer):
-    """A mixer whose read-out needs more of the shifted tokens than the output of the recurrence: gates, an own term.
+    """Mixer whose read-out needs shifted tokens besides the recurrence's output: gates, an own term.
 
-    :meth:`tokens` gives the recurrence and what is wanted beside it, :meth:`finish` puts the two together.
+    :meth:`tokens` returns the recurrence and further tensors, :meth:`finish` combines its output with them.
     """
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
-        """The recurrence of ``x`` [B, T, D], and tensors for :meth:`finish`."""
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        """Recurrence of ``x`` [B, T, D], and tensors for :meth:`finish`."""
         raise NotImplementedError
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
-        """From the output of the recurrence [B, T, H, V] to [B, T, D]."""
+        """Map the recurrence's output [B, T, H, V] to [B, T, D]."""
         raise NotImplementedError
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return self.tokens(x, state)[0]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        """As at the start of a sequence, where nothing comes before ``x``."""
-        return self.finish(o, self.tokens(x, Carry(x, returning=False))[1])
+        """Read as at the start of a sequence, without a token before ``x``."""
+        return self.finish(o, self.tokens(x, CallContext(x, returning=False))[1])
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         r, beside = self.tokens(x, carry)
         v = r.v  # in the dtype of the linear maps, which autocast chooses
         r = replace(r, q=r.q.to(v.dtype), k=r.k.to(v.dtype))
@@ -93,13 +93,13 @@ class TimeMixing(Mixer):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         with flops.counter() as counter:
-            r, beside = self.tokens(x, Carry(x, returning=False))
+            r, beside = self.tokens(x, CallContext(x, returning=False))
             self.finish(torch.empty_like(r.v), beside)
         return counter.get_total_flops() + self.attend_flops(r, past)
 
 
 class RWKV(TimeMixing):
-    """Time mixing that starts differently from layer to layer."""
+    """Time mixing whose initialisation differs from layer to layer."""
 
     @classmethod
     def placed(cls, index: int, count: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
@@ -32,7 +32,7 @@ from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
     },
 )
 class RWKVChannel(Mixer):
-    """A model of RWKV blocks is the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: each block of RWKV is two of ours.
+    """Channel mixing. RWKV's blocks are the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: two of this library's blocks each.
 
     ``gated=False`` leaves out the receptance, as RWKV-7 does. How much of the token before is mixed in at the start depends on the place,
     ``layer`` of ``layers``. The state is the last token [rows, 1, D].
@@ -53,7 +53,7 @@ class RWKVChannel(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return place_of(index, count)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         before = previous(x, carry)
         y = self.o_proj(self.k_proj(torch.lerp(before, x, self.time_mix_key)).relu().square())
         return self.r_proj(torch.lerp(before, x, self.time_mix_receptance)).sigmoid() * y if self.gated else y

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, previous, ramp, ratios, zigzag
 from linattn.ops import diagonal_scan, running_max
@@ -46,18 +46,18 @@ class RWKV4(RWKV):
         self.time_mix_receptance = nn.Parameter(ramp(dim, 0.5 * almost))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         before = previous(x, carry)
         xk, xv, xr = (torch.lerp(before, x, mix) for mix in (self.time_mix_key, self.time_mix_value, self.time_mix_receptance))
         k, v = self.k_proj(xk)[..., None], self.v_proj(xv)[..., None]  # [B, T, D, 1]
         decay, bonus = -self.time_decay.exp()[:, None], self.time_first[:, None]
         return Recurrence(k, k, v, decay=decay, bonus=bonus, scale=1.0), (self.r_proj(xr),)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
-        """The weighted mean of v [B, T, D, V]: V values share each channel's weights."""
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+        """Weighted mean of v [B, T, D, V]: V values share each channel's weights."""
         assert r.decay is not None
         assert r.bonus is not None
-        k, v, first = wide(r.k)[..., 0], wide(r.v), r.bonus[:, 0]
+        k, v, first = to_float32(r.k)[..., 0], to_float32(r.v), r.bonus[:, 0]
         fade = (r.decay[..., 0] if r.decay.ndim == 4 else r.decay[:, 0].expand(k.shape)).to(k.dtype)  # [B, T, D]
         if carry.valid is not None:
             k = torch.where(carry.valid[..., None], k, _NOTHING)
@@ -86,13 +86,13 @@ class RWKV4(RWKV):
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         return self.o_proj(beside[0].sigmoid() * o[..., 0].to(beside[0].dtype))
 
-    def _old(self, carry: Carry, name: str, like: Tensor, fill: float) -> Tensor:
+    def _old(self, carry: CallContext, name: str, like: Tensor, fill: float) -> Tensor:
         old = carry.get(name)
         return like.new_full((carry.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)
 
 
-def _delayed(h: Tensor, initial: Tensor, carry: Carry) -> Tensor:
-    """What stood before each token: ``h`` [B, T, X] one token on, after ``initial`` [rows, X]."""
+def _delayed(h: Tensor, initial: Tensor, carry: CallContext) -> Tensor:
+    """Shift ``h`` [B, T, X] by one token, ``initial`` [rows, X] in front."""
     if carry.cu_seqlens is None:
         return torch.cat([initial[:, None], h], 1)[:, :-1]
     token, n = torch.arange(carry.tokens, device=h.device), carry.sequence

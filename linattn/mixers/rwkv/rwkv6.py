@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios, zigzag
 
@@ -19,7 +19,7 @@ _NAMES = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "gate": "g
 
 
 class _Matrix(RWKV):
-    """What the two share: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
+    """Base of both: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
 
     The initialisation depends on the place in a stack, ``layer`` of ``layers``; ``depth`` is the first of its :func:`ratios`.
     """
@@ -61,7 +61,7 @@ class _Matrix(RWKV):
     oracle="rwkv 0.8.32, att_seq_v5_2",
 )
 class RWKV5(_Matrix):
-    """Time mixing of version 5.2, whose decay is learned for each channel and the same for all tokens.
+    """Time mixing of version 5.2, with a learned decay per channel, equal for all tokens.
 
     Checked against RWKV-LM (RWKV_Tmix_x052); its norm of o / 8 with eps 1e-5 is that of o with 64e-5.
     """
@@ -73,7 +73,7 @@ class RWKV5(_Matrix):
         self.time_mix_v = nn.Parameter(ramp(dim, almost) + 0.3 * depth)
         self.time_mix_r, self.time_mix_g = (nn.Parameter(ramp(dim, 0.5 * almost)) for _ in range(2))
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         before = previous(x, carry)
         xk, xv, xr, xg = (torch.lerp(before, x, mix) for mix in (self.time_mix_k, self.time_mix_v, self.time_mix_r, self.time_mix_g))
         r, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.r_proj(xr), self.k_proj(xk), self.v_proj(xv)))
@@ -120,12 +120,12 @@ class RWKV6(_Matrix):
     time_maa_r: nn.Parameter
     time_maa_g: nn.Parameter
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         back = previous(x, carry) - x
         low = torch.tanh((x + back * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (5, -1))
         more = (low.unsqueeze(-2) @ self.time_maa_w2).squeeze(-2)  # [B, T, 5, D]
         mixes = torch.stack([self.time_maa_w, self.time_maa_k, self.time_maa_v, self.time_maa_r, self.time_maa_g])
         xw, xk, xv, xr, xg = (x[..., None, :] + back[..., None, :] * (mixes + more)).unbind(-2)
-        decay = -(self.time_decay + wide(torch.tanh(xw @ self.time_decay_w1) @ self.time_decay_w2)).exp()
+        decay = -(self.time_decay + to_float32(torch.tanh(xw @ self.time_decay_w1) @ self.time_decay_w2)).exp()
         r, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (self.r_proj(xr), self.k_proj(xk), self.v_proj(xv), decay))
         return Recurrence(r, k, v, decay=decay, bonus=self.time_faaaa, scale=1.0), (self.g_proj(xg),)

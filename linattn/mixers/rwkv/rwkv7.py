@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios
 
@@ -99,22 +99,22 @@ class RWKV7(RWKV):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"value_residual": index > 0}
 
-    def tokens(self, x: Tensor, carry: Carry) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         back = previous(x, carry) - x
         xr, xw, xk, xv, xa, xg = (x + back * mix for mix in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))
         split = lambda t: t.unflatten(-1, (self.heads, -1))  # noqa: E731
         r, k, v = split(self.r_proj(xr)), self.k_proj(xk), self._values(xv, carry)
-        decay = -math.exp(-0.5) * (self.w0 + wide(torch.tanh(xw @ self.w1) @ self.w2)).sigmoid()
-        rate = (wide(self.a0) + wide(xa @ self.a1 @ self.a2)).sigmoid()
-        kappa = F.normalize(split(wide(k) * self.k_k), dim=-1)
-        k = split((wide(k) * (1 + (rate - 1) * self.k_a)).to(v.dtype))
-        own = (wide(r) * wide(k) * self.r_k).sum(-1, keepdim=True) * wide(v)
+        decay = -math.exp(-0.5) * (self.w0 + to_float32(torch.tanh(xw @ self.w1) @ self.w2)).sigmoid()
+        rate = (to_float32(self.a0) + to_float32(xa @ self.a1 @ self.a2)).sigmoid()
+        kappa = F.normalize(split(to_float32(k) * self.k_k), dim=-1)
+        k = split((to_float32(k) * (1 + (rate - 1) * self.k_a)).to(v.dtype))
+        own = (to_float32(r) * to_float32(k) * self.r_k).sum(-1, keepdim=True) * to_float32(v)
         gate = (xg @ self.g1).sigmoid() @ self.g2
         erase = (-kappa, kappa * split(rate))
         return Recurrence(r, k, v, decay=split(decay), erase=erase, scale=1.0), (own.flatten(-2), gate)
 
-    def _values(self, xv: Tensor, carry: Carry) -> Tensor:
-        """The values [B, T, H, V]; passes on those of the first layer."""
+    def _values(self, xv: Tensor, carry: CallContext) -> Tensor:
+        """Values [B, T, H, V]; passes on those of the first layer."""
         v, first = self.v_proj(xv).unflatten(-1, (self.heads, -1)), carry.shared
         if first is None:
             carry.shared = v
@@ -122,12 +122,12 @@ class RWKV7(RWKV):
             return v
         if first is None:
             raise ValueError("shared must be the first layer's values [B, T, H, V] where value_residual is true, but came as None")
-        amount = (wide(self.v0) + wide(xv @ self.v1 @ self.v2)).sigmoid().view_as(v)
-        return torch.lerp(wide(v), wide(first), amount).to(v.dtype)
+        amount = (to_float32(self.v0) + to_float32(xv @ self.v1 @ self.v2)).sigmoid().view_as(v)
+        return torch.lerp(to_float32(v), to_float32(first), amount).to(v.dtype)
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         own, gate = beside
-        return self.o_proj((wide(self.norm(o)) + own).to(gate.dtype) * gate)
+        return self.o_proj((to_float32(self.norm(o)) + own).to(gate.dtype) * gate)
 
     def load_rwkv(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the weights of one layer's time mixing, named as in RWKV-LM (``x_r``, ``receptance.weight``, ``ln_x.weight``, ...)."""

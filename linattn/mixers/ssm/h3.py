@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import at_least, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, spectrum
 from linattn.ops.checks import no_autocast
@@ -65,18 +65,18 @@ class H3(StateSpace):
     def shift_kernel(self) -> Tensor:
         """The impulse response of the shift system [D, N]: Σ_j B_j C_{j+t}."""
         n = self.state_size
-        shifted = F.pad(wide(self.shift_C), (0, n - 1)).unfold(1, n, 1)  # [D, N, N], entry (t, j) is C_{t + j}
-        return (shifted @ wide(self.shift_B)[..., None])[..., 0]
+        shifted = F.pad(to_float32(self.shift_C), (0, n - 1)).unfold(1, n, 1)  # [D, N, N], entry (t, j) is C_{t + j}
+        return (shifted @ to_float32(self.shift_B)[..., None])[..., 0]
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, self._shifted(k, state), v))
         return Recurrence(q, k, v, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
-        kv = (wide(r.k)[..., None] * wide(r.v)[..., None, :]).flatten(-2)  # [B, T, H, head_dim · V]
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+        kv = (to_float32(r.k)[..., None] * to_float32(r.v)[..., None, :]).flatten(-2)  # [B, T, H, head_dim · V]
         read = super().attend(replace(r, v=kv), carry) + kv * self.D[:, None]
-        return (wide(r.q)[..., None] * read.unflatten(-1, (self.head_dim, -1))).sum(-2).to(r.v.dtype)
+        return (to_float32(r.q)[..., None] * read.unflatten(-1, (self.head_dim, -1))).sum(-2).to(r.v.dtype)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         return super().attend_flops(r, past) * self.head_dim + 2 * r.k.numel() * self.state_size
@@ -84,13 +84,13 @@ class H3(StateSpace):
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))
 
-    def _shifted(self, k: Tensor, carry: Carry) -> Tensor:
+    def _shifted(self, k: Tensor, carry: CallContext) -> Tensor:
         """[B, T, D] -> [B, T, D]: a causal convolution as long as the shift system's state."""
         past = self.state_size - 1
         longer, places = carry.context("shift", k, past)
         if k.shape[1] == 0:
             return k
         with no_autocast(k):
-            y = F.conv1d(wide(longer).mT, self.shift_kernel().flip(-1)[:, None], groups=k.shape[-1]).mT
+            y = F.conv1d(to_float32(longer).mT, self.shift_kernel().flip(-1)[:, None], groups=k.shape[-1]).mT
             y = y if places is None else y.index_select(1, places - past)
-            return (y + wide(k) * self.shift_D).to(k.dtype)
+            return (y + to_float32(k) * self.shift_D).to(k.dtype)

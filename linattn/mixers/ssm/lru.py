@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import positive, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import positive, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, complex_parameter, shared_flops, shared_states
 
@@ -56,11 +56,11 @@ class LRU(Mixer):
         self.D = nn.Parameter(torch.randn(dim))
         self.o_proj = nn.Linear(dim, 2 * dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         log = torch.complex(-self.nu_log.exp(), self.theta_log.exp())
         b = self.gamma_log.exp()[:, None] * as_complex(self.B)
         y = shared_states(x, log, b, as_complex(self.C), carry)
-        y = F.gelu(y + wide(x) * self.D).to(x.dtype)
+        y = F.gelu(y + to_float32(x) * self.D).to(x.dtype)
         return F.glu(self.o_proj(y), -1)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

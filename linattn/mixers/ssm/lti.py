@@ -1,4 +1,4 @@
-"""What time-invariant state-space mixers share: a system (A, B, C) for each channel, run by :func:`linattn.lti`."""
+"""Base of time-invariant state-space mixers: a system (A, B, C) for each channel, run by :func:`linattn.lti`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.ops import diagonal_scan, lti
 from linattn.ops.checks import no_autocast
 
@@ -17,7 +17,7 @@ INITS = ("lin", "inv")
 
 
 class StateSpace(Mixer):
-    """A mixer whose values go through fixed systems, one a head: their convolution for a sequence, their recurrence for a token.
+    """Mixer that sends values through fixed systems, one a head: by convolution for a sequence, by recurrence for a token.
 
     State: ``S`` [rows, H, K, V], complex numbers as a last axis of two.
     """
@@ -28,7 +28,7 @@ class StateSpace(Mixer):
         """A, B and C as :func:`linattn.lti` takes them."""
         raise NotImplementedError
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         old, (a, b, c) = carry.get("S"), self.system()
         if old is not None and a.is_complex():
             old = torch.view_as_complex(old)
@@ -43,16 +43,16 @@ class StateSpace(Mixer):
 
 
 def values(u: Tensor, skip: Tensor) -> Recurrence:
-    """``u`` [B, T, D] as the values of D heads of one channel: nothing is looked up, so queries and keys are 1.
+    """Recurrence with ``u`` [B, T, D] as the values of D heads of one channel; queries and keys are 1.
 
-    ``skip`` [B, T, D] is added to what comes out.
+    ``skip`` [B, T, D] is added to the output.
     """
     one = u.new_ones(()).expand(*u.shape, 1)
     return Recurrence(one, one, u[..., None], scale=1.0, skip=skip[..., None])
 
 
 def spectrum(init: str, size: int, channels: int) -> tuple[Tensor, Tensor]:
-    """S4D's eigenvalues (arXiv 2206.11893) as log(−Re A) and Im A, each [D, K / 2].
+    """Eigenvalues of S4D (arXiv 2206.11893) as log(−Re A) and Im A, each [D, K / 2].
 
     ``"lin"``: A_n = −1/2 + i π n; ``"inv"``: A_n = −1/2 + i K / π (K / (2n + 1) − 1).
     """
@@ -64,7 +64,7 @@ def spectrum(init: str, size: int, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def pairs(size: int) -> int:
-    """How many complex numbers a state of ``size`` real ones is."""
+    """Number of complex values in a state of ``size`` real ones."""
     if size < 2 or size % 2:
         raise ValueError(f"state_size must be even and at least 2, since states come in conjugate pairs, but came as {size}")
     return size // 2
@@ -83,16 +83,16 @@ def complex_parameter(*shape: int, std: float = 1.0) -> nn.Parameter:
 
 
 def as_complex(pair: Tensor) -> Tensor:
-    """[..., 2] -> [...], complex64, or complex128 for float64."""
-    return torch.view_as_complex(wide(pair).contiguous())
+    """Convert [..., 2] to complex [...], complex64, or complex128 for float64."""
+    return torch.view_as_complex(to_float32(pair).contiguous())
 
 
-def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: Carry) -> Tensor:
-    """``h_t = e^log h_{t-1} + B x_t``, ``y_t = Re(C h_t)``: one system with as many inputs and outputs as there are channels.
+def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: CallContext) -> Tensor:
+    """Run ``h_t = e^log h_{t-1} + B x_t``, ``y_t = Re(C h_t)``: one system with an input and output for every channel.
 
     ``x`` [B, T, D]; ``log`` [P], ``b`` [P, D] and ``c`` [D, P] complex. Returns y [B, T, D], float32 or float64. State: ``h`` [rows, P, 2].
     """
-    old, x = carry.get("h"), wide(x)
+    old, x = carry.get("h"), to_float32(x)
     with no_autocast(x):
         written = torch.view_as_complex((x @ torch.view_as_real(b).transpose(1, 2).flatten(0, 1).mT).unflatten(-1, (-1, 2)))  # [B, T, P]
         decay = log.to(written.dtype)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import ShortConvolution, at_least, time_steps, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import ShortConvolution, at_least, time_steps, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import selective_scan
 
@@ -31,8 +31,8 @@ from linattn.ops import selective_scan
 class Mamba(Mixer):
     """The paper's block: short convolution and SiLU on x, its scan, a swish gate. Every channel is a head with a value of size 1.
 
-    Run by :func:`linattn.selective_scan`; :meth:`project` says the same in the words of the general recurrence, where the decay
-    is a tensor [B, T, expand · dim, state_size], for what looks into a mixer.
+    Run by :func:`linattn.selective_scan`; :meth:`project` expresses it as the general recurrence, where the decay
+    is a tensor [B, T, expand · dim, state_size], for inspection.
 
     ``norms`` puts RMS norms without weights on B, C and the low-rank Δ, as Falcon Mamba does (arXiv 2410.05355).
     """
@@ -56,26 +56,26 @@ class Mamba(Mixer):
         self.D = nn.Parameter(torch.ones(self.inner))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def select(self, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What the scan takes: x and Δ [B, T, inner], A [inner, N], B and C [B, T, N]."""
+    def select(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Inputs of the scan: x and Δ [B, T, inner], A [inner, N], B and C [B, T, N]."""
         x = self.conv(self.in_proj(x), carry)
         dt, b, c = self.x_proj(x).split((self.rank, self.state_size, self.state_size), -1)
         if self.norms:
-            dt, b, c = (F.rms_norm(wide(t), t.shape[-1:], eps=1e-6).to(x.dtype) for t in (dt, b, c))
-        return x, F.softplus(wide(self.dt_proj(dt)) + self.dt_bias), -self.A_log.exp(), b, c
+            dt, b, c = (F.rms_norm(to_float32(t), t.shape[-1:], eps=1e-6).to(x.dtype) for t in (dt, b, c))
+        return x, F.softplus(to_float32(self.dt_proj(dt)) + self.dt_bias), -self.A_log.exp(), b, c
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         u, dt, a, b, c = self.select(x, carry)
         if carry.valid is not None:
             dt = torch.where(carry.valid[..., None], dt, 0.0)
         y, h = selective_scan(
-            u, dt, a, b.to(u.dtype), c.to(u.dtype), wide(self.D),
+            u, dt, a, b.to(u.dtype), c.to(u.dtype), to_float32(self.D),
             initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens,
         )  # fmt: skip
         carry.keep("h", h)
         return self.read(y[..., None], x)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         x, dt, a, b, c = self.select(x, state)
         skip = (x * self.D)[..., None]
         return Recurrence(c[:, :, None], b[:, :, None], (dt * x)[..., None], decay=dt[..., None] * a, scale=1.0, skip=skip)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import ShortConvolution, head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
@@ -47,18 +47,18 @@ class RGLRU(Mixer):
         self.recurrent_param = nn.Parameter(torch.log(torch.expm1(-radius.log())))  # softplus of it is −log radius
         self.o_proj = nn.Linear(width, dim)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         u = self.conv(self.x_proj(x), state)
         blocks = u.unflatten(-1, (self.heads, -1))  # [B, T, H, W / H]
         recur = self._gate(blocks, self.recurrent_gate_weight, self.recurrent_gate_bias)
         log = -8.0 * recur * F.softplus(self.recurrent_param)  # [B, T, W]
         first = (state.positions == 0)[..., None]
         size = torch.where(first, 1.0, _root(-torch.expm1(2 * log)))
-        v = size * self._gate(blocks, self.input_gate_weight, self.input_gate_bias) * wide(u)
+        v = size * self._gate(blocks, self.input_gate_weight, self.input_gate_bias) * to_float32(u)
         one = v.new_ones(()).expand(*v.shape, 1)
         return Recurrence(one, one, v[..., None], decay=log, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
         decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # every signal of a channel fades alike
         h, last = diagonal_scan(decay, r.v.flatten(-2), initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens)
@@ -73,11 +73,11 @@ class RGLRU(Mixer):
 
     @staticmethod
     def _gate(blocks: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return wide(torch.einsum("bthi,hij->bthj", blocks, weight) + bias).sigmoid().flatten(-2)
+        return to_float32(torch.einsum("bthi,hij->bthj", blocks, weight) + bias).sigmoid().flatten(-2)
 
 
 def _root(x: Tensor) -> Tensor:
-    """√x, at whose foot the gradient is that of a line as steep as ``STEEPEST``."""
+    """Square root of x whose slope is at most ``STEEPEST`` near 0."""
     flat = x > 1 / (2 * STEEPEST) ** 2
     foot = x.sqrt().detach() + STEEPEST * (x - x.detach())
     return torch.where(flat, torch.where(flat, x, 1.0).sqrt(), foot)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, values
 from linattn.ops import hippo
@@ -56,7 +56,7 @@ class S4(StateSpace):
         self.o_proj = nn.Linear(dim, 2 * dim)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In real numbers, since P P* joins a number with its conjugate: real parts, then imaginary ones.
+        """Discrete system in real numbers, since P P* mixes a number and its conjugate: real parts, then imaginary ones.
 
         There A is a rotation of each pair minus 2 p pᵀ, so (2/Δ − A)⁻¹ is its reciprocals corrected once (Sherman-Morrison),
         Ā = 4/Δ (2/Δ − A)⁻¹ − I and B̄ = 2 (2/Δ − A)⁻¹ B.
@@ -72,7 +72,7 @@ class S4(StateSpace):
         return a, b, 2 * _real(as_complex(self.C).conj())
 
     def kernel(self, tokens: int) -> Tensor:
-        """The impulse response [T, D] by its generating function at the T roots of unity, and an inverse Fourier transform.
+        """Impulse response [T, D] by its generating function at the T roots of unity, and an inverse Fourier transform.
 
         Σ_l K_l ω^l over l < T is C (I − Ā^T) [2/Δ (1 − ω) − (1 + ω) A]⁻¹ 2 B. Multiplied by 1 + ω like this it is finite at
         ω = −1 too; what is to be inverted is diagonal plus rank 1.
@@ -89,18 +89,18 @@ class S4(StateSpace):
         cb, cp, pb, pp = _cauchy(torch.stack([c * b, c * p, p.conj() * b, p.conj() * p], 1), eigenvalues, g, s).unbind(1)
         return torch.fft.irfft(2 * (cb - s * cp * pb / (1 + s * pp)), tokens).mT
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return values(x, skip=x * self.D)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return F.glu(self.o_proj(F.gelu(o[..., 0])), -1)
 
     def _eigenvalues(self) -> Tensor:
-        return torch.complex(-wide(self.log_A_real).exp(), wide(self.A_imag))
+        return torch.complex(-to_float32(self.log_A_real).exp(), to_float32(self.A_imag))
 
 
 def _cauchy(v: Tensor, eigenvalues: Tensor, g: Tensor, s: Tensor) -> Tensor:
-    """Σ_n v_n / (g − s λ_n) over n and their conjugates: v [D, X, K / 2], λ [D, K / 2], g [D, L], s [L] -> [D, X, L].
+    """Sum Σ_n v_n / (g − s λ_n) over n and conjugates: v [D, X, K / 2], λ [D, K / 2], g [D, L], s [L] -> [D, X, L].
 
     A pair together is (2 g Re v − 2 s Re(v λ̄)) / ((g − s λ)(g − s λ̄)), with real numbers above, so one matrix serves both.
     """
@@ -111,7 +111,7 @@ def _cauchy(v: Tensor, eigenvalues: Tensor, g: Tensor, s: Tensor) -> Tensor:
 
 
 def _real(z: Tensor) -> Tensor:
-    """Complex [D, K / 2] -> [D, K]: real parts, then imaginary ones."""
+    """Convert complex [D, K / 2] to [D, K]: real parts, then imaginary ones."""
     return torch.cat([z.real, z.imag], -1)
 
 

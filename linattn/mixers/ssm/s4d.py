@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import StateSpace, as_complex, complex_parameter, log_steps, pairs, spectrum, values
 
@@ -51,7 +51,7 @@ class S4D(StateSpace):
         log = a * self.log_dt.exp()[:, None]
         return log, torch.expm1(log) / a, 2 * as_complex(self.C)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         return values(x, skip=x * self.D)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

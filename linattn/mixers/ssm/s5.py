@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
-from linattn.mixers.carry import Carry
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.context import CallContext
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.ssm.lti import as_complex, log_steps, shared_flops, shared_states
 from linattn.ops import hippo
@@ -49,12 +49,12 @@ class S5(Mixer):
         self.log_step = nn.Parameter(log_steps(state_size // 2, dt_min, dt_max)[:, None])
         self.gate_proj = nn.Linear(dim, dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         eigenvalues = torch.complex(self.Lambda_re.clamp(max=-1e-4), self.Lambda_im)
         log = eigenvalues * self.log_step.exp()[:, 0]
         b = (torch.expm1(log) / eigenvalues)[:, None] * as_complex(self.B)
         y = shared_states(x, log, b, 2 * as_complex(self.C), carry)
-        y = F.gelu(y + wide(x) * self.D).to(x.dtype)
+        y = F.gelu(y + to_float32(x) * self.D).to(x.dtype)
         return y * torch.sigmoid(self.gate_proj(y)).to(x.dtype)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
@@ -62,6 +62,6 @@ class S5(Mixer):
 
 
 def _normal(*shape: int, fan: int) -> Tensor:
-    """Normal numbers of variance 1 / ``fan``, none beyond two standard deviations of what is cut."""
+    """Normal numbers of variance 1 / ``fan``, truncated at two standard deviations of the untruncated distribution."""
     std = fan**-0.5 / 0.8796256610342398  # the standard deviation that the cut leaves
     return nn.init.trunc_normal_(torch.empty(*shape, dtype=torch.float32), std=std, a=-2 * std, b=2 * std)

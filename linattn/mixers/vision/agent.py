@@ -1,4 +1,4 @@
-"""Agent Attention (arXiv 2312.08874): a few tokens ask on behalf of all others."""
+"""Agent Attention (arXiv 2312.08874): a few agent tokens attend on behalf of all others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
@@ -41,10 +41,10 @@ class Agent(GridMixer):
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        agents: their number, the square of one.
-        kernel_size: of the convolution of the values, tokens on a side.
+        agents: number of agents, a square number.
+        kernel_size: side of the convolution of the values, in tokens.
         grid: height and width, in tokens, of the tables of rows and columns; in between they are interpolated.
-        bias: whether the map to queries, keys and values has one.
+        bias: adds a bias to the map to queries, keys and values.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Agent(GridMixer):
         self.ah_bias, self.aw_bias = _table(1, heads, agents, height, 1), _table(1, heads, agents, 1, width)
         self.ha_bias, self.wa_bias = _table(1, heads, height, 1, agents), _table(1, heads, 1, width, agents)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.qkv(x).chunk(3, -1)
         local = to_tokens(self.dwc(to_image(v, *grid_of(state))))
         q, k, v, local = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v, local))
         return Recurrence(q, k, v, skip=local)
 
-    def attend(self, r: Recurrence, carry: Carry) -> Tensor:
+    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         height, width = grid_of(carry)
         parts = F.adaptive_avg_pool2d(to_image(r.q.flatten(-2), height, width), self.side)
         agents = to_tokens(parts).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, agents, K]
@@ -79,12 +79,12 @@ class Agent(GridMixer):
         return F.scaled_dot_product_attention(q, agents, gathered, attn_mask=self._spreading(height, width).to(q.dtype)).transpose(1, 2)
 
     def _gathering(self, height: int, width: int) -> Tensor:
-        """B₁ [1, H, agents, T], of an agent that looks at a token."""
+        """Bias B₁ [1, H, agents, T] of an agent attending to a token."""
         rows, columns = resized(self.ah_bias[0], height, 1), resized(self.aw_bias[0], 1, width)
         return (resized(self.an_bias, height, width) + rows + columns).flatten(2)[None]
 
     def _spreading(self, height: int, width: int) -> Tensor:
-        """B₂ [1, H, T, agents], of a token that looks at an agent."""
+        """Bias B₂ [1, H, T, agents] of a token attending to an agent."""
         rows, columns = (t[0].movedim(-1, 1) for t in (self.ha_bias, self.wa_bias))  # [H, agents, height, 1], [H, agents, 1, width]
         return (resized(self.na_bias, height, width) + resized(rows, height, 1) + resized(columns, 1, width)).flatten(2).mT[None]
 

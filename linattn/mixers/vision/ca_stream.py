@@ -1,4 +1,4 @@
-"""CA-Stream (arXiv 2404.14996): a class token asks the features of a convolutional network, stage by stage, instead of their mean."""
+"""CA-Stream (arXiv 2404.14996): a class token attends to a convolutional network's features, stage by stage, instead of their mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.attention.across import Across
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
 
@@ -27,7 +27,7 @@ from linattn.mixers.registry import register
     chinese={"CA-Stream, cross-attention pooling": "CA-Stream：交叉注意力池化"},
 )
 class CAStream(Across):
-    """One step of the stream: the features f_j of a stage are keys and values as they are, and one map takes what they say on.
+    """Step of the stream: the features f_j of a stage are keys and values without maps; one map follows their weighted mean.
 
     A class token that goes through such a step beside every stage takes the place of the mean over the last one; its weights are a map of
     where the network looked, ``linattn.mixing_matrix(mixer, token, features)``.
@@ -43,7 +43,7 @@ class CAStream(Across):
         self.heads = heads
         self.proj = nn.Linear(dim, dim)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         assert state.across is not None
         features = state.across.tokens
         q, k = (t.unflatten(-1, (self.heads, -1)) for t in (x, features))

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import depthwise, grid_of, to_image, to_tokens
 
@@ -17,7 +17,7 @@ _BATCH_NORM = "in training its batch norm takes the mean over all rows"
 
 
 class Convolution(nn.Module):
-    """A convolution, and behind it a batch norm and an activation if the paper has them there."""
+    """Convolution, followed by a batch norm and an activation where the paper has them."""
 
     def __init__(self, conv: nn.Conv2d, *, norm: bool = False, activation: bool = False) -> None:
         super().__init__()
@@ -70,11 +70,11 @@ class EfficientViT(GridMixer):
         self.aggreg = nn.ModuleList(nn.Sequential(depthwise(3 * dim, s, bias=False), _heads(3 * dim, 3 * self.heads)) for s in scales)
         self.proj = Convolution(nn.Conv2d((1 + len(scales)) * dim, dim, 1, bias=False), norm=True)
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         qkv = self.qkv(to_image(x, *grid_of(state)))
         scales = torch.cat([qkv, *(neighbourhood(qkv) for neighbourhood in self.aggreg)], 1)
         q, k, v = to_tokens(scales).unflatten(-1, ((1 + len(self.aggreg)) * self.heads, 3, -1)).unbind(3)
-        return Recurrence(F.relu(wide(q)), F.relu(wide(k)), v, normalize=self.eps, scale=1.0)
+        return Recurrence(F.relu(to_float32(q)), F.relu(to_float32(k)), v, normalize=self.eps, scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return to_tokens(self.proj(to_image(o.flatten(-2), o.shape[1], 1)))  # whatever the grid: it looks at one token at a time
@@ -96,12 +96,12 @@ class EfficientViT(GridMixer):
     chinese={"MBConv, mobile inverted bottleneck": "MBConv：移动端倒残差块"},
 )
 class MBConv(GridMixer):
-    """The second half of an EfficientViT block, its feed-forward with a depthwise convolution: a model is ``"efficientvit, mbconv"``.
+    """Feed-forward of an EfficientViT block with a depthwise convolution: a model is ``"efficientvit, mbconv"``.
 
     Args:
         dim: width D of the model.
         expansion: inner channels for each of D.
-        kernel_size: of the convolution, tokens on a side.
+        kernel_size: side of the convolution in tokens.
     """
 
     def __init__(self, dim: int, *, expansion: int = 4, kernel_size: int = 3) -> None:
@@ -113,10 +113,10 @@ class MBConv(GridMixer):
         self.depth_conv = Convolution(depthwise(inner, kernel_size), activation=True)
         self.point_conv = Convolution(nn.Conv2d(inner, dim, 1, bias=False), norm=True)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         return to_tokens(self.point_conv(self.depth_conv(self.inverted_conv(to_image(x, *grid_of(carry))))))
 
 
 def _heads(channels: int, groups: int) -> nn.Conv2d:
-    """A map of each head's q, k and v on its own."""
+    """Map of each head's q, k and v on its own."""
     return nn.Conv2d(channels, channels, 1, groups=groups, bias=False)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kernel.attention import NOTHING
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
 _EPSILON = 1e-6
@@ -47,9 +47,9 @@ class Mobile(Mixer):
         self.heads = heads
         self.query_projection, self.key_projection, self.value_projection, self.out_projection = (nn.Linear(dim, dim) for _ in range(4))
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.query_projection, self.key_projection, self.value_projection))
-        q, k = wide(q).sigmoid(), wide(k).sigmoid()
+        q, k = to_float32(q).sigmoid(), to_float32(k).sigmoid()
         into, out_of = 1 / _flow(q, k), 1 / _flow(k, q)  # [B, T, H, 1]
         kept, offered = _flow(q, k * out_of), _flow(k, q * into).clamp(-1, 1)
         return Recurrence(q * into * kept.sigmoid(), k * _competition(offered, state), v, scale=1.0)
@@ -63,7 +63,7 @@ def _flow(a: Tensor, b: Tensor) -> Tensor:
     return ((a + _EPSILON) * (b.sum(2, keepdim=True) + _EPSILON)).sum(-1, keepdim=True)
 
 
-def _competition(offered: Tensor, state: Carry) -> Tensor:
+def _competition(offered: Tensor, state: CallContext) -> Tensor:
     """A softmax over the real tokens of [B, T, H, 1], times their number."""
     if state.lengths is None or state.valid is None:
         return offered.softmax(1) * offered.shape[1]

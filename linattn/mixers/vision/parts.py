@@ -1,4 +1,4 @@
-"""What mixers of images share: tokens as an image and back, tables of positions at any resolution, depthwise convolution."""
+"""Shared parts of image mixers: tokens as an image and back, tables of positions at any resolution, depthwise convolution."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
-from linattn.mixers.parts import head_size, wide
+from linattn.mixers.parts import head_size, to_float32
 
 
 def to_image(x: Tensor, height: int, width: int) -> Tensor:
-    """Tokens [B, height * width, D], rows first, as an image [B, D, height, width]."""
+    """Convert tokens [B, height * width, D], rows first, to an image [B, D, height, width]."""
     return x.mT.unflatten(2, (height, width))
 
 
 def to_tokens(image: Tensor) -> Tensor:
-    """[B, D, height, width] -> [B, height * width, D]."""
+    """Convert an image [B, D, height, width] to tokens [B, height * width, D]."""
     return image.flatten(2).mT
 
 
 def resized(table: Tensor, height: int, width: int) -> Tensor:
-    """``table`` [.., h, w], learned at one resolution, at another: bilinear, as it is where the resolution is the same."""
+    """Resize ``table`` [.., h, w] to another resolution bilinearly; unchanged at its own."""
     if table.shape[-2:] == (height, width):
         return table
-    return F.interpolate(wide(table), (height, width), mode="bilinear").to(table.dtype)
+    return F.interpolate(to_float32(table), (height, width), mode="bilinear").to(table.dtype)
 
 
 def depthwise(channels: int, kernel_size: int, *, bias: bool = True) -> nn.Conv2d:
-    """A convolution of each channel on its own that keeps the size of the image."""
+    """Depthwise convolution that keeps the size of the image."""
     if kernel_size < 1 or kernel_size % 2 == 0:
         raise ValueError(f"kernel_size must be an odd number of at least 1, but came as {kernel_size}")
     return nn.Conv2d(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias)
 
 
 def sides(grid: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a table's ``grid``; refuses what is no such pair."""
+    """Height and width of a table's ``grid``; raise ValueError unless it is such a pair."""
     if not isinstance(grid, tuple | list) or len(grid) != 2 or not all(isinstance(side, int) and side > 0 for side in grid):
         raise ValueError(f"grid must be (height, width), both at least 1, but came as {grid!r}")
     height, width = grid
     return height, width
 
 
-def grid_of(state: Carry) -> tuple[int, int]:
+def grid_of(state: CallContext) -> tuple[int, int]:
     """Height and width of the call's grid."""
     return cast("tuple[int, int]", state.grid)
 
 
 class ConvolvedAttention(GridMixer):
-    """Linear attention whose keys have learned positions, plus a depthwise convolution of the values, the same for every head.
+    """Linear attention whose keys have learned positions, plus one depthwise convolution of the values for all heads.
 
     A subclass gives :meth:`feature`, on all channels together.
 
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        kernel_size: of the convolution, tokens on a side.
+        kernel_size: side of the convolution in tokens.
         grid: height and width, in tokens, that the positions are learned for; in between they are interpolated.
-        bias: whether the map to queries, keys and values has one.
+        bias: adds a bias to the map to queries, keys and values.
     """
 
     def __init__(self, dim: int, heads: int, *, kernel_size: int, grid: tuple[int, int], bias: bool) -> None:
@@ -73,18 +73,20 @@ class ConvolvedAttention(GridMixer):
         self.positional_encoding = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], dim))
 
     def feature(self, x: Tensor) -> Tensor:
-        """φ of queries or keys [B, T, D] in float32 (float64 for float64)."""
+        """Feature map φ of queries or keys [B, T, D] in float32 (float64 for float64)."""
         raise NotImplementedError(f"{type(self).__name__} must implement feature(x)")
 
     def epsilon(self, tokens: int) -> float:
-        """What is added to φ(q) Σ φ(k)."""
+        """Number added to the denominator φ(q) Σ φ(k)."""
         raise NotImplementedError(f"{type(self).__name__} must implement epsilon(tokens)")
 
-    def project(self, x: Tensor, state: Carry) -> Recurrence:
+    def project(self, x: Tensor, state: CallContext) -> Recurrence:
         height, width = grid_of(state)
         q, k, v = self.qkv(x).chunk(3, -1)
         positions = to_tokens(resized(to_image(self.positional_encoding, *self.grid), height, width))
-        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.feature(wide(q)), self.feature(wide(k) + wide(positions)), v))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)) for t in (self.feature(to_float32(q)), self.feature(to_float32(k) + to_float32(positions)), v)
+        )
         return Recurrence(q, k, v, normalize=self.epsilon(x.shape[1]), scale=1.0, skip=self._convolved(v, height, width))
 
     def _convolved(self, v: Tensor, height: int, width: int) -> Tensor:

@@ -20,7 +20,7 @@ class RepBN(nn.Module):
         return self.bn(x.reshape(-1, x.shape[-1])).view(x.shape) + self.alpha * x
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """What it is when it no longer learns: (a, c) with RepBN(x) = a ⊙ x + c, each [D]."""
+        """Affine map outside of training: (a, c) with RepBN(x) = a ⊙ x + c, each [D]."""
         bn, mean, variance = self.bn, cast(Tensor, self.bn.running_mean), cast(Tensor, self.bn.running_var)
         factor = bn.weight * (variance + bn.eps).rsqrt()
         return factor + self.alpha, bn.bias - mean * factor
@@ -34,7 +34,7 @@ class PRepBN(nn.Module):
     takes it away. Parameters and counters have the names of the authors' code.
 
     Args:
-        dim: D.
+        dim: number of channels D.
         steps: calls in training over which λ falls.
         warmup: calls in training before that, with λ = 1.
         eps: what the layer norm adds to the variance; the batch norm adds torch's 1e-5.
@@ -66,7 +66,7 @@ class PRepBN(nn.Module):
 
 
 def folded(norm: PRepBN, linear: nn.Linear) -> nn.Linear:
-    """One linear map equal to ``linear(norm(x))`` out of training: W diag(a) and b + W c (section 3.2)."""
+    """Fold into one linear map equal to ``linear(norm(x))`` outside of training: W diag(a) and b + W c (section 3.2)."""
     a, c = norm.norm2.affine()
     one = nn.Linear(linear.in_features, linear.out_features, device=linear.weight.device, dtype=linear.weight.dtype)
     with torch.no_grad():

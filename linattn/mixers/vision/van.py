@@ -1,11 +1,11 @@
-"""Visual Attention Network (arXiv 2202.09741): a large convolution, in three small steps, says by how much to multiply each place."""
+"""Visual Attention Network (arXiv 2202.09741): a large convolution, in three small steps, gates each place."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
 from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import depthwise, grid_of, to_image, to_tokens
@@ -40,7 +40,7 @@ class LargeKernel(nn.Module):
     chinese={"VAN, large kernel attention": "VAN：大核注意力"},
 )
 class VAN(GridMixer):
-    """Its kernel covers 23 x 23 places: 5 x 5, then 7 x 7 that are 3 apart. Parameters have the names of the authors' code.
+    """Large-kernel attention over 23 x 23 places: 5 x 5, then 7 x 7 spaced by 3. Parameters have the names of the authors' code.
 
     What comes out has the tokens themselves in it, x + .., beside the residual of the block around, as the authors have it.
 
@@ -53,6 +53,6 @@ class VAN(GridMixer):
         self.proj_1, self.proj_2 = nn.Conv2d(dim, dim, 1), nn.Conv2d(dim, dim, 1)
         self.spatial_gating_unit = LargeKernel(dim)
 
-    def mix(self, x: Tensor, carry: Carry) -> Tensor:
+    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         inner = F.gelu(self.proj_1(to_image(x, *grid_of(carry))))
         return x + to_tokens(self.proj_2(self.spatial_gating_unit(inner)))

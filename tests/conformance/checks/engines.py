@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import linattn
 from linattn.mixers import Mixer
-from linattn.mixers.carry import Carry
+from linattn.mixers.context import CallContext
 from linattn.mixers.inspect import values
 from tests.conformance.tools import TOKENS, WIDTH, Make, assert_bits, assert_same, build, tokens, weighed
 
@@ -94,5 +94,5 @@ def check_mixing_matrix(make: Make) -> None:
 
 def _read(mixer: Mixer, matrix: Tensor, x: Tensor) -> Tensor:
     o = torch.einsum("bhts,bshv->bthv", matrix, values(mixer, x))
-    skip = mixer.recurrence(x, Carry(x)).skip
+    skip = mixer.recurrence(x, CallContext(x)).skip
     return mixer.read(o if skip is None else o + skip, x)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from linattn.generate import flat, joins
+from linattn.generate import fusion, step_graph
 from linattn.models import LanguageModel, LMConfig
 from linattn.ops import dispatch
 from linattn.ops.triton import linear_tiles
@@ -23,7 +23,7 @@ def chosen(monkeypatch):
         if INTERPRETED:
             refusal = dispatch.device_refusal
             monkeypatch.setattr(dispatch, "device_refusal", lambda x, _: refusal(x, True))
-            monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+            monkeypatch.setattr(fusion, "on_gpu", lambda t: True)
 
     return choose
 
@@ -51,7 +51,7 @@ def test_a_step(mixer, rows, chosen, monkeypatch):
 
         wanted = [t.clone() for t in step(tokens[:, 5], *leaves)]
         chosen()
-        module = flat.trace(step, [tokens[:, 5], *leaves])
+        module = step_graph.make_step_graph(step, [tokens[:, 5], *leaves])
         got = module(tokens[:, 5], *leaves)
     for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         if i in module.meta["counters"]:

@@ -14,7 +14,7 @@ const views = {
   alone: { label: { en: "the recurrence alone, time", zh: "仅递推，时间" }, unit: { en: "time, at least; points: measured", zh: "时间（下限）；点为实测" }, suffix: "s" },
 };
 
-// linattn/atlas/price.py evaluates formulas in the same way.
+// linattn/atlas/cost_page.py evaluates formulas in the same way.
 export function terms(dim, heads) {
   return [1, dim, dim * dim, heads, dim * heads, dim / heads, (dim * dim) / heads];
 }
@@ -83,7 +83,7 @@ function number(place, { name, label, value, min, step }, react) {
   react(value);
 }
 
-function price(place, data) {
+function cost(place, data) {
   const model = {};
   const machine = {};
   const chosen = new Set(data.first);
@@ -92,7 +92,7 @@ function price(place, data) {
   const systems = new Map(data.systems.map((s) => [s.name, s]));
   const first = controls(place);
   const second = controls(place);
-  const chart = plot(place, { en: "Cost against length, both logarithmic", zh: "代价随长度的变化，两轴均为对数" });
+  const chart = plot(place, { en: "Cost against length, both logarithmic", zh: "开销随长度的变化，两轴均为对数" });
   const shapes = named(element("div", { class: "filters", role: "group" }), { en: "Sizes that were measured", zh: "实测过的尺寸" });
   place.append(shapes);
   const at = controls(place);
@@ -193,11 +193,11 @@ function price(place, data) {
     length = 2 ** v;
     redraw();
   });
-  const scroll = named(element("div", { class: "scroll", tabindex: 0, role: "region" }, element("table", {}, table)), { en: "Costs at this length", zh: "此长度的代价" });
+  const scroll = named(element("div", { class: "scroll", tabindex: 0, role: "region" }, element("table", {}, table)), { en: "Costs at this length", zh: "此长度的开销" });
   const all = element("details", { class: "machine" }, element("summary", {}, words({ en: "choose systems", zh: "选择方法" })), picks);
   place.append(told, scroll, details, all);
   ready = true;
   redraw();
 }
 
-figure("price", price);
+figure("cost", cost);

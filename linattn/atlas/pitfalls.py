@@ -1,4 +1,4 @@
-"""Slips: formulas and sentences that one meets in notes on linear attention and that do not hold, each with the means to see it fail."""
+"""Pitfalls: common wrong formulas and sentences on linear attention, each shown beside the right form as it fails."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
 
 ENTRY = Entry(
-    "slips.html",
-    Both("Slips", "笔误"),
+    "pitfalls.html",
+    Both("Pitfalls", "常见错误"),
     Both(
         "Formulas that look right and are not: a mask in the wrong place, an index, a missing letter, a quotient that overflows. See each of them fail.",
         "看着对、其实不对的公式：放错位置的掩码，一个下标，少了一个字母，一个会溢出的商。亲眼看它们出错。",
@@ -49,7 +49,7 @@ def _before(scores: Tensor) -> Tensor:
 
 
 def masks() -> dict[str, object]:
-    """The mask after the softmax: what a later word does to an earlier output."""
+    """Pitfall of the mask after the softmax: a later word changes an earlier output."""
     q, k, v = _sentence()
     found = []
     for loud in LOUD:
@@ -60,20 +60,20 @@ def masks() -> dict[str, object]:
     return sheets(
         control("future", Both("key of the last word", "末词的键"), [f"× {c}" for c in LOUD], 1),
         [
-            sheet("slip", Both("softmax, then mask", "先 softmax，后掩码"), [causal(a) for a, _ in found], *names),
+            sheet("wrong", Both("softmax, then mask", "先 softmax，后掩码"), [causal(a) for a, _ in found], *names),
             sheet("right", Both("mask, then softmax", "先掩码，后 softmax"), [causal(b) for _, b in found], *names),
         ],
         [
-            number("sum", Both(f"row {EARLY} adds up to, with the slip", f"笔误：第 {EARLY} 行之和"), [a[row].sum().item() for a, _ in found]),
+            number("sum", Both(f"row {EARLY} adds up to, in the wrong form", f"错误写法：第 {EARLY} 行之和"), [a[row].sum().item() for a, _ in found]),
             number("proper", Both("and as it should be", "应当是"), [b[row].sum().item() for _, b in found]),
-            number("leak", Both(f"change of output {EARLY}, with the slip", f"笔误：第 {EARLY} 个输出的变化"), [distance(a[row] @ v, first_after[row] @ v) for a, _ in found]),
+            number("leak", Both(f"change of output {EARLY}, in the wrong form", f"错误写法：第 {EARLY} 个输出的变化"), [distance(a[row] @ v, first_after[row] @ v) for a, _ in found]),
             number("none", Both("and as it should be", "应当是"), [distance(b[row] @ v, first_before[row] @ v) for _, b in found]),
         ],
     )  # fmt: skip
 
 
 def index() -> dict[str, object]:
-    """q_i for q_t in the denominator: weights that do not add up to one."""
+    """Pitfall of q_i for q_t in the denominator: weights do not add up to one."""
     q, k, _ = _sentence()
     stops = (0.25, 0.5, 1.0, 1.5, 2.0)
     found = []
@@ -86,18 +86,18 @@ def index() -> dict[str, object]:
     return sheets(
         control("scale", Both("queries longer by", "查询放大"), [f"× {c:g}" for c in stops], 2),
         [
-            sheet("slip", Both("divided by Σ exp(qᵢ kᵢ)", "除以 Σ exp(qᵢ kᵢ)"), [causal(a) for a, _ in found], *names),
+            sheet("wrong", Both("divided by Σ exp(qᵢ kᵢ)", "除以 Σ exp(qᵢ kᵢ)"), [causal(a) for a, _ in found], *names),
             sheet("right", Both("divided by Σ exp(qₜ kᵢ)", "除以 Σ exp(qₜ kᵢ)"), [causal(b) for _, b in found], *names),
         ],
         [
-            number("sum", Both("last row adds up to, with the slip", "笔误：末行之和"), [a[last].sum().item() for a, _ in found]),
+            number("sum", Both("last row adds up to, in the wrong form", "错误写法：末行之和"), [a[last].sum().item() for a, _ in found]),
             number("proper", Both("and as it should be", "应当是"), [b[last].sum().item() for _, b in found]),
         ],
     )
 
 
 def missing() -> dict[str, object]:
-    """Q left out of the parallel form: shapes that fit for one length alone, and then the wrong result."""
+    """Pitfall of a missing Q in the parallel form: shapes fit for one length alone, and the result is wrong."""
     made = lab.inputs(WORDS, lab.RULES[0])
     results: list[Both] = []
     for length in STOPS:
@@ -118,37 +118,37 @@ def missing() -> dict[str, object]:
 
 @cache
 def quotient() -> dict[str, object]:
-    """K divided by the cumulative decay, in float32, against the library's float32, both against float64."""
+    """Pitfall of K divided by the cumulative decay: its float32 error and the library's, both against float64."""
     draw = torch.Generator().manual_seed(0)
     longest = LENGTHS[-1]
     q, k, v, gate = (torch.randn(1, longest, 1, 8, generator=draw, dtype=torch.float64) for _ in range(4))
     decay = torch.nn.functional.logsigmoid(gate) / 16
-    rows: dict[str, list[float | Both]] = {"largest": [], "slip": [], "library": []}
+    rows: dict[str, list[float | Both]] = {"largest": [], "wrong": [], "library": []}
     overflow = Both("overflow: not a number", "溢出：不是数")
     for length in LENGTHS:
         parts = [x[:, :length] for x in (q, k, v, decay)]
         wanted = linattn.linear_attention(*parts[:3], decay=parts[3], scale=1.0)
         short = [x.float() for x in parts]
         b = short[3].cumsum(1).exp()
-        slip = (((short[0] * b)[0, :, 0] @ (short[1] / b)[0, :, 0].T).tril() @ short[2][0, :, 0])[None, :, None]
+        wrong = (((short[0] * b)[0, :, 0] @ (short[1] / b)[0, :, 0].T).tril() @ short[2][0, :, 0])[None, :, None]
         own = linattn.linear_attention(*short[:3], decay=short[3], scale=1.0)
         largest = (1 / b).max().item()
         rows["largest"].append(largest if largest < float("inf") else overflow)
-        rows["slip"].append(distance(slip.double(), wanted) if slip.isfinite().all() else overflow)
+        rows["wrong"].append(distance(wrong.double(), wanted) if wrong.isfinite().all() else overflow)
         rows["library"].append(distance(own.double(), wanted))
     return sheets(
         control("tokens", Both("tokens", "token 数"), [f"{n:,}" for n in LENGTHS], 2),
         [],
         [
             number("largest", Both("largest 1 / B", "最大的 1 / B"), rows["largest"]),
-            number("slip", Both("error of ((Q ⊙ B)(K / B)ᵀ ⊙ M) V", "((Q ⊙ B)(K / B)ᵀ ⊙ M) V 的误差"), rows["slip"]),
+            number("wrong", Both("error of ((Q ⊙ B)(K / B)ᵀ ⊙ M) V", "((Q ⊙ B)(K / B)ᵀ ⊙ M) V 的误差"), rows["wrong"]),
             number("library", Both("error of the library, float32 too", "本库的误差，同为 float32"), rows["library"]),
         ],
     )
 
 
 def blocked() -> dict[str, object]:
-    """The mask does block a change of brackets, but not linear cost: numbers held at once by the square and by chunks, and their distance."""
+    """Pitfall of "the mask prevents linear cost": numbers held at once by the square and by chunks, and their distance."""
     stops, d, chunk = (64, 256, 1024), 8, 16
     draw = torch.Generator().manual_seed(1)
     apart = []
@@ -167,7 +167,7 @@ def blocked() -> dict[str, object]:
 
 
 def clock() -> dict[str, object]:
-    """A constant decay is a clock: its matrix of what is left does not change with the words; a gate's does."""
+    """Pitfall of a constant decay as memory: its decay matrix does not depend on the words; a gate's does."""
     one = torch.ones(1, 12, 1, 1, dtype=torch.float64)
     told = {"as told": WORDS, "the facts swapped": WORDS[4:7] + WORDS[3:4] + WORDS[:3] + WORDS[7:], "backwards": WORDS[::-1]}
     rules = {rule.key: rule for rule in lab.RULES}
@@ -204,12 +204,12 @@ FIGURES: dict[str, Callable[[], dict[str, object]]] = {
 
 @cache
 def _numbers() -> dict[str, dict[str, object]]:
-    """What the figures draw, by name."""
+    """Data of the figures, by name."""
     return {name: make() for name, make in FIGURES.items()}
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
-    """The page alone."""
+    """Make the page."""
     numbers = _numbers()
-    html = written(Path(__file__).with_name("slips.html"), numbers)
+    html = written(Path(__file__).with_name("pitfalls.html"), numbers)
     yield Page(ENTRY.path, ENTRY.name, html, numbers, lead=ENTRY.summary)

@@ -1,4 +1,4 @@
-"""Random graphs, traced and joined as for either device, against the modules that they were traced from."""
+"""Random step graphs, fused as for either device, against the modules that they were traced from."""
 
 import random
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn import mixers
-from linattn.generate import flat, joins
+from linattn.generate import fusion, step_graph
 from linattn.generate.prefill import prefill
 from linattn.generate.program import Program
 from linattn.models import LanguageModel, LMConfig
@@ -106,8 +106,8 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
     with torch.no_grad():
         wanted = [module(x) for x in xs]
         if as_for_a_gpu:
-            monkeypatch.setattr(joins, "on_gpu", lambda t: True)
-        traced = flat.trace(module, [xs[0].clone()])
+            monkeypatch.setattr(fusion, "on_gpu", lambda t: True)
+        traced = step_graph.make_step_graph(module, [xs[0].clone()])
         got = [traced(x) for x in xs]
         if not as_for_a_gpu:
             place = xs[0].clone()
@@ -124,7 +124,7 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
 
 @pytest.mark.parametrize(("rows", "layers"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("mixer", RECURRENT)
-def test_joined_as_for_a_gpu(mixer, rows, layers, monkeypatch):
+def test_fused_as_for_a_gpu(mixer, rows, layers, monkeypatch):
     """There more is put into one operation than on a CPU; what an operation does is the same."""
     torch.manual_seed(0)
     lm = LanguageModel(LMConfig(vocab_size=40, dim=32, layers=layers, mixer=mixer)).eval()
@@ -140,15 +140,15 @@ def test_joined_as_for_a_gpu(mixer, rows, layers, monkeypatch):
         token = torch.randint(40, (rows,))
         wanted = [t.clone() for t in step(token, *leaves)]
         with monkeypatch.context() as patch:
-            patch.setattr(joins, "on_gpu", lambda t: True)
-            module = flat.trace(step, [token, *leaves])
+            patch.setattr(fusion, "on_gpu", lambda t: True)
+            module = step_graph.make_step_graph(step, [token, *leaves])
         got = module(token, *leaves)
     for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         assert error((mine + 1 if i in module.meta["counters"] else mine).double(), theirs.double()) <= 2e-5
 
 
 class Own(nn.Module):
-    """A module of somebody's own: a function of weights and an input."""
+    """A user's module: a function of weights and an input."""
 
     def __init__(self, function, **weights: Tensor):
         super().__init__()
@@ -163,9 +163,9 @@ class Own(nn.Module):
 def _agrees(module, inputs, as_for_a_gpu, monkeypatch):
     """Traced, and bound to memory where that is done, as the module itself, twice: nothing is left from the first time."""
     if as_for_a_gpu:
-        monkeypatch.setattr(joins, "on_gpu", lambda t: True)
+        monkeypatch.setattr(fusion, "on_gpu", lambda t: True)
     with torch.no_grad():
-        traced = flat.trace(module, [x.clone() for x in inputs])
+        traced = step_graph.make_step_graph(module, [x.clone() for x in inputs])
         for _ in range(2):
             for a, b in zip(traced(*(x.clone() for x in inputs)), module(*inputs), strict=True):
                 assert a.shape == b.shape and a.dtype == b.dtype
@@ -223,4 +223,4 @@ def test_which_heads_of_a_convolution_are_normed(pieces, as_for_a_gpu, monkeypat
 def test_what_writes_into_a_tensor_is_no_graph_of_values(function):
     """The zeros would be there once for all steps, and the second map would read what the sum finds."""
     with pytest.raises(NotImplementedError, match=r"aten.add_.Tensor writes into a tensor"):
-        flat.trace(Own(function, a=W[8]), [torch.ones(1, 1, 8)])
+        step_graph.make_step_graph(Own(function, a=W[8]), [torch.ones(1, 1, 8)])

@@ -1,10 +1,10 @@
-"""A model's decoding step as one flat graph of tensor operations, without modules, checks and branches in between.
+"""Step graph: a model's decoding step as one flat graph of tensor operations, without modules, checks and branches.
 
-What a step does is the same for every token, so it is traced once, on tensors without memory. What then runs is fewer operations:
+A step is the same for every token, so it is traced once, on fake tensors. The graph then has fewer operations than the model:
 
-* what depends on weights alone is computed once;
-* linear maps of one vector become one operation, with the norm before them, and with the gate or the residual behind them;
-* the recurrence writes its states where they were read, and attention a token into its slot.
+* values that depend on weights alone are computed once;
+* linear maps of one vector are fused, with the norm before them and the gate or the residual behind them;
+* the recurrence updates its states in place, and attention writes a token into its slot.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import linattn.ops.norms
-import linattn.ops.short_convolution  # noqa: F401  their operators are looked for
-from linattn.generate import joins
-from linattn.generate.joins import Node, calls, constant, is_node, join
+import linattn.ops.short_convolution  # noqa: F401  registers the operators that are matched
+from linattn.generate import fusion
+from linattn.generate.fusion import Node, calls, constant, fuse, is_node
 from linattn.ops.convolution_step import step_
 from linattn.ops.inputs import Inputs
 
@@ -27,10 +27,10 @@ aten = torch.ops.aten
 _CALL = "call_function"
 
 
-def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> fx.GraphModule:
-    """The graph of ``function(*examples)``; the last outputs are states, in the order of the last inputs. Runs nothing.
+def make_step_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> fx.GraphModule:
+    """Trace ``function(*examples)`` without running it; the last outputs are states, in the order of the last inputs.
 
-    An output that is its own input has been written in place; ``meta["counters"]`` has the numbers of those inputs that only grow by one.
+    An output that is its own input is updated in place. ``meta["counters"]`` holds the numbers of the inputs that only grow by one.
     """
     with torch.no_grad():
         module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
@@ -41,21 +41,21 @@ def trace(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor])
     _convolve_in_place(module.graph)
     _append_in_place(module.graph)
     module.meta["counters"] = _counters(module)
-    join(module)
+    fuse(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
 
 
 def _refuse_writing(graph: fx.Graph) -> None:
-    """What is written to may be seen through other nodes, and a constant that it is computed from is there once for all steps."""
+    """Refuse operations that write: other nodes may share the memory, and a constant exists once for all steps."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             raise NotImplementedError(f"{node.target} writes into a tensor, and a step is a graph of values")
 
 
 def _drop_casts(graph: fx.Graph) -> None:
-    """Forget conversions to the dtype that is there."""
+    """Remove conversions to the dtype that the tensor already has."""
     for node in calls(graph, aten.to.dtype):
         if node.args[0].meta["val"].dtype == node.args[1]:
             node.replace_all_uses_with(node.args[0])
@@ -63,9 +63,9 @@ def _drop_casts(graph: fx.Graph) -> None:
 
 
 def _fold_constants(module: fx.GraphModule) -> None:
-    """Compute what follows from weights and numbers alone; ``meta["computed"]`` has the weights whose numbers went into it."""
+    """Fold operations on weights and numbers alone; ``meta["computed"]`` holds the weights that were copied or computed with."""
     graph, copied = module.graph, []
-    roots: dict[str, list[Tensor]] = {}  # of what is folded, the weights that it follows from
+    roots: dict[str, list[Tensor]] = {}  # folded constant -> the weights that it was computed from
     for node in list(graph.nodes):
         if node.op != _CALL or not _repeatable(node.target) or any(n.op != "get_attr" for n in node.all_input_nodes):
             continue
@@ -86,30 +86,30 @@ def _fold_constants(module: fx.GraphModule) -> None:
 
 
 def _repeatable(target: Any) -> bool:
-    """Whether an operation gives the same for the same, and changes nothing."""
+    """True for deterministic operations without side effects."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
-# Where the operators of the recurrence have output, denominator and final states among their results, without a denominator and with it.
+# Indices of output, denominator and final states in the results of the recurrence's operators, without and with a denominator.
 _RECURRENCES = {
     "linattn.recurrent.default": ((0, None, 1, None), (0, 1, 2, 3)),
     "linattn.cpu_linear_attention.default": ((0, None, 1, None), (0, 2, 1, 3)),
 }
-_STATES = 8, 9  # where their initial states are among their arguments
+_STATES = 8, 9  # indices of the initial states in their arguments
 _NORMALIZED = 12
 
 
 def step_in_place(*arguments: Any) -> tuple[Tensor, Tensor | None]:
-    """A step of the recurrence that writes the final states over the initial ones; the arguments of its operator on either device."""
+    """Step of the recurrence that writes the final states over the initial ones; takes its operator's arguments on either device."""
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments[:13]
-    if joins.on_gpu(v):
+    if fusion.on_gpu(v):
         from linattn.ops.triton import decode
 
         erase = None if read is None else (read, write)
         inputs = Inputs(q, k, v, scale, decay, beta, erase, bonus, normalized, True, initial, initial_z, True, cu)
-        out = decode.step_(inputs, overlapped=True)  # a step has each state once, and between steps all wait
+        out = decode.step_(inputs, overlapped=True)  # a step has each state once, and steps follow one another
         return out.o, out.denominator
     from linattn.ops.cpu.linear_attention import bound_step
 
@@ -119,7 +119,7 @@ def step_in_place(*arguments: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _write_in_place(graph: fx.Graph) -> None:
-    """The recurrence writes a state where it read it, if nobody else reads either."""
+    """Let the recurrence update a state in place if no other node reads the state before or after."""
     placeholders, end = _ends(graph)
     outputs = list(end.args[0])
     for node in [n for n in graph.nodes if n.op == _CALL and str(n.target) in _RECURRENCES]:
@@ -141,7 +141,7 @@ def _write_in_place(graph: fx.Graph) -> None:
 
 
 def _convolve_in_place(graph: fx.Graph) -> None:
-    """The short convolution moves its state on where it is, and norms the heads of its first parts."""
+    """Let the short convolution update its state in place and normalise the heads of its first outputs."""
     placeholders, end = _ends(graph)
     for node in calls(graph, torch.ops.linattn.short_convolution.default):
         x, old, weight, bias, activation, _ = node.args
@@ -163,7 +163,7 @@ def _convolve_in_place(graph: fx.Graph) -> None:
 
 
 def _append_in_place(graph: fx.Graph) -> None:
-    """A token goes into its slot of a state with room where that is, if nobody else reads what was there."""
+    """Write a token into its slot of a preallocated state in place if no other node reads the state."""
     placeholders, end = _ends(graph)
     for node in calls(graph, aten.index_copy.default):
         old = node.args[0]
@@ -173,13 +173,13 @@ def _append_in_place(graph: fx.Graph) -> None:
 
 
 def _ends(graph: fx.Graph) -> tuple[list[Node], Node]:
-    """The inputs, and the node of the outputs."""
+    """Input nodes and the output node."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     return placeholders, next(node for node in graph.nodes if node.op == "output")
 
 
 def _kept_tokens(old: Node | None, x: Node, node: Node) -> Node | None:
-    """What a convolution of ``x`` behind ``old`` keeps for the next token, if it is the last of both and nobody else reads ``old``."""
+    """Node of the convolution's next state, the last tokens of ``old`` and ``x``, if no other node reads ``old``; else None."""
     if old is None or len(old.users) != 2 or old.meta["val"].dtype != x.meta["val"].dtype:
         return None
     (both,) = (user for user in old.users if user is not node)
@@ -193,7 +193,7 @@ def _kept_tokens(old: Node | None, x: Node, node: Node) -> Node | None:
 
 
 def _unit_heads(node: Node) -> tuple[int, int, float, list[Node]]:
-    """Size of the heads that are divided by their length behind ``node``, how many channels they have, eps, and the divisions."""
+    """Size of the heads that are normalised to unit length behind ``node``, their channels in all, eps, and the norm nodes."""
     none: tuple[int, int, float, list[Node]] = (0, 0, 0.0, [])
     if len(node.users) != 1 or next(iter(node.users)).target is not aten.split_with_sizes.default:
         return none
@@ -219,7 +219,7 @@ def _keeps_dtype(norm: Node) -> bool:
 
 
 def _after(node: Node | None, target: Any) -> Node | None:
-    """The one user of ``node``, if it is a call of ``target``."""
+    """Sole user of ``node`` if it is a call of ``target``, else None."""
     if node is None or len(node.users) != 1:
         return None
     (user,) = node.users
@@ -227,7 +227,7 @@ def _after(node: Node | None, target: Any) -> Node | None:
 
 
 def _counters(module: fx.GraphModule) -> list[int]:
-    """Take out of the graph what does nothing but add one to a state: one operation does it for all of them."""
+    """Remove nodes that only add one to a state: one operation outside of the graph does so for all of them."""
     inputs, end = _ends(module.graph)
     found = []
     for node in calls(module.graph, aten.add.Tensor):
@@ -242,14 +242,14 @@ def _counters(module: fx.GraphModule) -> list[int]:
 
 
 def _only_carried(old: Node, new: Node | None, placeholders: list[Node], outputs: list[Any], end: Node, *, alone: bool = True) -> bool:
-    """Whether the state ``old`` is read by its step (``alone``), and ``new`` goes nowhere but into its place."""
+    """True if only its step reads the state ``old`` (``alone``) and ``new`` is used only as the state after it."""
     if new is None or (alone and len(old.users) != 1) or set(new.users) != {end}:
         return False
     return _into_place(old, new, placeholders, outputs)
 
 
 def _into_place(old: Node, new: Node, placeholders: list[Node], outputs: list[Any]) -> bool:
-    """Whether ``new`` is what comes after the state ``old``, and after no other."""
+    """True if ``new`` is the next state of ``old`` and of no other input."""
     if old.op != "placeholder":
         return False
     ahead = len(placeholders) - len(outputs)

@@ -1,7 +1,7 @@
-"""One system on the running sentence, computed by its mixer as it is created: what it writes and fades, its matrix, its states.
+"""Inspection of one system on the running sentence, computed by its newly created mixer: its recurrence, its matrix, its states.
 
-Nothing here knows a system by name, so a mixer that registers tomorrow is looked at like the others. What a mixer cannot show is
-said with the reason that the library gives.
+No system is known by name here, so a newly registered mixer is inspected like the others. Parts that a mixer does not have come
+with the library's reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from linattn.atlas import sentence
 from linattn.atlas.chinese import both
 from linattn.atlas.text import Both
-from linattn.mixers import Carry, Mixer, create, info, mixing_matrix
+from linattn.mixers import CallContext, Mixer, create, info, mixing_matrix
 from linattn.mixers.base import Recurrence
 from linattn.mixers.registry import Info
 
@@ -31,14 +31,14 @@ FIRST = ("S", "c", "h", "memory")  # the states that hold the past, where a mixe
 
 @dataclass(frozen=True)
 class Spec:
-    """The recurrence that a mixer runs, as a cell is drawn from it.
+    """Specification of a mixer's recurrence, from which its cell is drawn.
 
     Args:
         decay: "none", "constant", "head" or "channel".
         erase: "none", "delta" (beta) or "pair" (erase).
-        bonus: whether the token itself is read by a weight of its own, before it is written.
-        normalize: whether what is read is divided by q z.
-        skip: whether the value is added to what is read.
+        bonus: the token itself is read by a weight of its own, before it is written.
+        normalize: the output is divided by q z.
+        skip: the value is added to the output.
         sizes: H, K and V.
     """
 
@@ -51,13 +51,13 @@ class Spec:
 
     @property
     def family(self) -> str:
-        """What it does to its state before it writes: none, constant, head, channel or erase."""
+        """Family of the recurrence, by its operation on the state before a write: none, constant, head, channel or erase."""
         return "erase" if self.erase != "none" else self.decay
 
 
 @dataclass(frozen=True)
 class States:
-    """A state after each token: ``values[t][head]`` is a matrix; ``None`` where a growing one has no row yet."""
+    """State after each token: ``values[t][head]`` is a matrix; ``None`` for rows that a growing one does not have yet."""
 
     name: str
     shape: tuple[int, ...]  # after the last token, one sequence
@@ -67,8 +67,8 @@ class States:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What there is to see of one system; ``None`` with a reason in ``missing`` for what there is not."""
+class Inspection:
+    """Results of inspecting one system; ``None`` with a reason in ``missing`` for absent parts."""
 
     info: Info
     options: dict[str, object]
@@ -82,34 +82,34 @@ class Look:
 
     @property
     def family(self) -> str:
-        """One of :data:`FAMILIES`."""
+        """Family of the system, one of :data:`FAMILIES`."""
         if self.spec:
             return self.spec.family
         return "other" if self.info.recurrent else "scores"
 
     @property
     def title(self) -> Both:
-        """Its title in both languages."""
+        """Title in both languages."""
         return both(self.info.title, self.info.chinese)
 
     @property
     def code(self) -> str:
-        """The mixer's own file."""
+        """Source of the mixer's own file."""
         path = inspect.getsourcefile(self.info.cls)
         return Path(path).read_text(encoding="utf-8") if path else ""
 
 
-def look(name: str) -> Look:
-    """Look at the mixer ``name`` of width :data:`sentence.DIM` with its own options, weights as created from seed 0, in float64."""
+def inspect_mixer(name: str) -> Inspection:
+    """Inspect the mixer ``name`` of width :data:`sentence.DIM` with its own options, weights as created from seed 0, in float64."""
     known = info(name)
     defaults = {k: p.default for k, p in inspect.signature(known.cls).parameters.items() if p.default is not p.empty}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(sentence.SEED)
         mixer = create(name, dim=sentence.DIM).double().eval()
-        return _look(known, defaults, mixer, sentence.embedded())
+        return _inspection(known, defaults, mixer, sentence.embedded())
 
 
-def _look(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor) -> Look:
+def _inspection(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor) -> Inspection:
     missing: dict[str, Both] = {}
     spec = specification(mixer, x) if known.kind in PAIRED else None
     matrix, heads = None, 0
@@ -124,10 +124,10 @@ def _look(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor) -> L
         missing["spec"] = NO_PAIRS if known.kind not in PAIRED else OWN_RULES
     if not known.resumable:
         why = NOTHING_HANDED if known.kind == "feed-forward" else NO_STATE
-        return Look(known, options, spec, matrix, heads, missing={**missing, "states": why})
+        return Inspection(known, options, spec, matrix, heads, missing={**missing, "states": why})
     steps, stepping = _steps(mixer, x)
     shapes = {k: tuple(t.shape[1:]) for k, t in steps[-1].items() if k != "position"}
-    return Look(known, options, spec, matrix, heads, states_of(steps), shapes, stepping, missing)
+    return Inspection(known, options, spec, matrix, heads, states_of(steps), shapes, stepping, missing)
 
 
 NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间不逐个相互读取")
@@ -145,7 +145,7 @@ NO_STATE = Both(
 
 
 def specification(mixer: Mixer, x: Tensor) -> Spec | None:
-    """What the recurrence of ``mixer`` is made of; None where its output is not that recurrence's, which is tried on ``x``."""
+    """Specification of the recurrence of ``mixer``; None if its output on ``x`` is not that recurrence's."""
     if type(mixer).project is Mixer.project:
         return None
     r = mixer.recurrence(x, _carry(mixer, x))
@@ -163,7 +163,7 @@ def specification(mixer: Mixer, x: Tensor) -> Spec | None:
 
 
 def _is_recurrence(mixer: Mixer, r: Recurrence, x: Tensor) -> bool:
-    """Whether the plain recurrence of ``r``, read by the mixer, is the mixer's output; up to what it divides by, if it does that itself."""
+    """True if the plain recurrence of ``r``, read by the mixer, gives the mixer's output, up to the mixer's own division."""
     if r.v.shape[1] != x.shape[1] or r.k.shape[:3] != r.q.shape[:3] or r.v.shape[2] % r.k.shape[2]:
         return False
     plain = cast("Tensor | tuple[Tensor, Tensor]", Mixer.attend(mixer, r, _carry(mixer, x)))  # a pair where r.normalize is "return"
@@ -177,19 +177,19 @@ def _is_recurrence(mixer: Mixer, r: Recurrence, x: Tensor) -> bool:
     return torch.allclose(mixer.read(o, x), mixer(*mixer.arguments(x)), rtol=1e-8, atol=1e-10)
 
 
-def _carry(mixer: Mixer, x: Tensor) -> Carry:
+def _carry(mixer: Mixer, x: Tensor) -> CallContext:
     return mixer.begin(*mixer.arguments(x))
 
 
 def _nothing_fades(matrix: Tensor) -> bool:
-    """Whether the same word counts the same however long ago it stood, [H, T, T]: then a decay only keeps numbers small and cancels."""
+    """True if equal words count equally at every distance, [H, T, T]: then a decay only keeps numbers small and cancels."""
     words = [word.en for word in sentence.SENTENCE]
     pairs = [(i, j) for j in range(len(words)) for i in range(j) if words[i] == words[j]]
     return all(torch.allclose(matrix[:, j:, i], matrix[:, j:, j], rtol=0.05) for i, j in pairs)  # their small ε fades, too
 
 
 def _steps(mixer: Mixer, x: Tensor) -> tuple[list[dict[str, Tensor]], float]:
-    """The states after each token, and how far single steps are from one pass: the largest relative error of outputs and last states."""
+    """States after each token, and the largest relative error of outputs and last states between single steps and one pass."""
     whole, last = cast("tuple[Tensor, dict[str, Tensor]]", mixer(x, return_state=True))
     state, outputs, states = None, [], []
     for t in range(x.shape[1]):
@@ -202,7 +202,7 @@ def _steps(mixer: Mixer, x: Tensor) -> tuple[list[dict[str, Tensor]], float]:
 
 
 def states_of(steps: list[dict[str, Tensor]]) -> States | None:
-    """The state that holds the past, after each step; None where there is none but the position."""
+    """State that holds the past, after each step; None if there is none but the position."""
     last = {k: t for k, t in steps[-1].items() if t.is_floating_point() and k != "position"}
     if not last:
         return None
@@ -214,7 +214,7 @@ def states_of(steps: list[dict[str, Tensor]]) -> States | None:
 
 
 def _heads(t: Tensor, grows: bool) -> list[Tensor]:
-    """A state as one matrix a head: vectors are a row, what grows has a row for each token, pairs of reals stand side by side."""
+    """Convert a state to one matrix a head: a vector is a row, a growing state has a row per token, pairs of reals are adjacent."""
     if t.ndim == 1:
         return [t[None]]
     if t.ndim == 2:
@@ -227,7 +227,7 @@ def _heads(t: Tensor, grows: bool) -> list[Tensor]:
 
 
 def _corner(t: Tensor, grows: bool, length: int) -> list[list[float | None]]:
-    """The part that is shown, with empty rows for tokens that are still to come."""
+    """Cut a state to the part that is shown, with empty rows for tokens to come."""
     rows: list[list[float | None]] = t[: length if grows else SHOWN, : VECTOR if t.shape[0] == 1 and not grows else SHOWN].tolist()
     missing = (length if grows else 0) - len(rows)
     return rows + [[None] * len(rows[0])] * max(missing, 0) if rows else rows

@@ -1,4 +1,4 @@
-"""Linear maps of a flat graph, joined: those of one vector into one operation, with the norm before them and what stands behind them."""
+"""Fusion of linear maps in a step graph: the maps of one vector, the norm before them and the operations behind them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, fx
 from linattn.ops import gpu
 from linattn.ops.linears import linears
 
-Node = Any  # fx.Node, whose arguments have no types that help
+Node = Any  # fx.Node, whose arguments are untyped
 aten = torch.ops.aten
-NARROW = 64  # channels between two maps whose product is rather one map, on a GPU, where a launch costs more than reading it
+NARROW = 64  # channels between two maps up to which their product replaces them on a GPU: a launch costs more than reading it
 PRODUCT = 4 << 20  # bytes of such a product
-COUNTERS = 256  # tiles of a product whose programs count one another, on a GPU
+COUNTERS = 256  # counters of finished programs, one per tile of a product, on a GPU
 UNARY = {  # single numbers, by their names in FINISHES of ops/torch/linears.py
     aten.log_sigmoid.default: "log_sigmoid", aten.softplus.default: "softplus", aten.sigmoid.default: "sigmoid",
     aten.tanh.default: "tanh", aten.exp.default: "exp", aten.neg.default: "neg",
@@ -23,13 +23,13 @@ UNARY = {  # single numbers, by their names in FINISHES of ops/torch/linears.py
 _BINARY = {aten.add.Tensor: "add", aten.mul.Tensor: "mul", aten.div.Tensor: "div"}
 
 
-def join(module: fx.GraphModule) -> None:
-    """Change ``module``, which then calls :func:`linattn.ops.linears.linears`."""
-    _join_narrow(module)
-    _join_linears(module.graph)
-    _join_gates(module.graph)
-    _join_residuals(module.graph)
-    _join_finishes(module.graph)
+def fuse(module: fx.GraphModule) -> None:
+    """Fuse linear maps of ``module`` in place into calls of :func:`linattn.ops.linears.linears`."""
+    _fuse_narrow(module)
+    _fuse_linears(module.graph)
+    _fuse_gates(module.graph)
+    _fuse_residuals(module.graph)
+    _fuse_finishes(module.graph)
     _count(module)
 
 
@@ -38,7 +38,7 @@ def calls(graph: fx.Graph, *targets: Any) -> list[Node]:
 
 
 def on_gpu(t: Tensor) -> bool:
-    """Whether the kernels for a GPU will have it."""
+    """True if the GPU kernels accept ``t``'s device."""
     return t.is_cuda and gpu.refusal(t.device) is None
 
 
@@ -47,14 +47,14 @@ def is_node(x: Any) -> bool:
 
 
 def constant(graph: fx.Graph, name: str, value: Any) -> Node:
-    """A tensor of the module, as a node that stands here."""
+    """Node that reads the module's tensor ``name`` at the current place of insertion."""
     node = graph.get_attr(name)
     node.meta["val"] = value
     return node
 
 
-def _join_narrow(module: fx.GraphModule) -> None:
-    """``(x A) B + b`` through few channels is ``x (A B) + b``."""
+def _fuse_narrow(module: fx.GraphModule) -> None:
+    """Replace ``(x A) B + b`` by ``x (A B) + b`` where few channels lie between A and B."""
     graph = module.graph
     for node in calls(graph, aten.linear.default):
         inner, weight, bias = (*node.args, None)[:3]
@@ -76,8 +76,8 @@ def _join_narrow(module: fx.GraphModule) -> None:
     graph.eliminate_dead_code()
 
 
-def _join_linears(graph: fx.Graph) -> None:
-    """Linear maps of one vector become one operation, with the norm before them if it serves nobody else."""
+def _fuse_linears(graph: fx.Graph) -> None:
+    """Fuse the linear maps of one vector into one operation, with the norm before them if they are its only users."""
     groups: dict[Node, list[Node]] = {}
     for node in calls(graph, aten.linear.default):
         x, weight, bias = (*node.args, None)[:3]
@@ -90,9 +90,9 @@ def _join_linears(graph: fx.Graph) -> None:
         with graph.inserting_before(nodes[0]):
             weights, biases = ([_again(graph, (*node.args, None)[i]) for node in nodes] for i in (1, 2))
             source, options = _normed(graph, x, len(nodes))
-            joined = graph.call_function(linears, (source, weights, biases), options)
+            fused = graph.call_function(linears, (source, weights, biases), options)
             for i, node in enumerate(nodes):
-                piece = graph.call_function(operator.getitem, (joined, i))
+                piece = graph.call_function(operator.getitem, (fused, i))
                 piece.meta = node.meta
                 node.replace_all_uses_with(piece)
         for node in nodes:
@@ -101,12 +101,12 @@ def _join_linears(graph: fx.Graph) -> None:
 
 
 def _again(graph: fx.Graph, node: Node | None) -> Node | None:
-    """A constant where it is wanted: nodes come before their users."""
+    """Repeat the constant ``node`` here, since nodes come before their users."""
     return None if node is None else constant(graph, str(node.target), node.meta["val"])
 
 
 def _normed(graph: fx.Graph, x: Node, users: int) -> tuple[Node, dict[str, Any]]:
-    """What ``x`` is the norm of, and that norm as options of :func:`linattn.ops.linears.linears`; ``x`` itself and none, else."""
+    """Input of the norm that made ``x``, and the norm as options of :func:`linattn.ops.linears.linears`; else ``x`` and no options."""
     if len(x.users) != users or x.op != "call_function":
         return x, {}
     if x.target is aten.rms_norm.default:
@@ -135,34 +135,34 @@ def _one_dtype(normed: Node) -> bool:
     return o.meta["val"].dtype == dtype and (gate is None or gate.meta["val"].dtype == dtype)
 
 
-def _join_gates(graph: fx.Graph) -> None:
-    """``silu(x A) ⊙ x B`` is one operation."""
+def _fuse_gates(graph: fx.Graph) -> None:
+    """Fuse ``silu(x A) ⊙ x B`` into one operation."""
     for node in calls(graph, aten.mul.Tensor):
         for a, b in (node.args, node.args[::-1]):
             if not (is_node(a) and is_node(b) and a.target is aten.silu.default and len(a.users) == 1):
                 continue
-            joined = _alone(a.args[0])
-            if joined is None or joined is not _alone(b) or a.args[0].args[1] == b.args[1] or len(joined.args[1]) != 2:
+            fused = _alone(a.args[0])
+            if fused is None or fused is not _alone(b) or a.args[0].args[1] == b.args[1] or len(fused.args[1]) != 2:
                 continue
-            if _like(a.args[0]) == _like(b):  # one number may be the gate of many
-                _replace(graph, node, joined, a.args[0].args[1] == 1, gated=True)
+            if _like(a.args[0]) == _like(b):  # a gate of one channel may be broadcast
+                _replace(graph, node, fused, a.args[0].args[1] == 1, gated=True)
                 break
 
 
-def _join_residuals(graph: fx.Graph) -> None:
-    """``y + x A`` is one operation."""
+def _fuse_residuals(graph: fx.Graph) -> None:
+    """Fuse ``y + x A`` into one operation."""
     for node in calls(graph, aten.add.Tensor):
         for y, product in (node.args, node.args[::-1]):
-            joined = _alone(product) if is_node(y) and not node.kwargs else None
-            if joined is None or len(joined.args[1]) != 1 or {"gated", "residual"} & set(joined.kwargs):
+            fused = _alone(product) if is_node(y) and not node.kwargs else None
+            if fused is None or len(fused.args[1]) != 1 or {"gated", "residual"} & set(fused.kwargs):
                 continue
             if _like(y) == _like(product) == _like(node):
-                _replace(graph, node, joined, residual=y)
+                _replace(graph, node, fused, residual=y)
                 break
 
 
 def _alone(node: Any) -> Node:
-    """The ``linears`` of which ``node`` is a piece that has one user, or None."""
+    """Call of ``linears`` that ``node`` is an output of, if ``node`` has one user; else None."""
     if not is_node(node) or node.target is not operator.getitem or len(node.users) != 1:
         return None
     return node.args[0] if node.args[0].target is linears else None
@@ -173,12 +173,12 @@ def _like(node: Node) -> tuple[Any, ...]:
     return (value.shape, value.dtype) if isinstance(value, Tensor) else ()
 
 
-def _replace(graph: fx.Graph, node: Node, joined: Node, swapped: bool = False, **options: Any) -> None:
-    """Put ``joined`` with more ``options`` into the place of ``node``."""
-    x, weights, biases = joined.args
+def _replace(graph: fx.Graph, node: Node, fused: Node, swapped: bool = False, **options: Any) -> None:
+    """Replace ``node`` by ``fused`` with more ``options``."""
+    x, weights, biases = fused.args
     with graph.inserting_before(node):
         weights, biases = ([_again(graph, n) for n in (reversed(nodes) if swapped else nodes)] for nodes in (weights, biases))
-        new = graph.call_function(linears, (x, weights, biases), {**joined.kwargs, **options})
+        new = graph.call_function(linears, (x, weights, biases), {**fused.kwargs, **options})
         piece = graph.call_function(operator.getitem, (new, 0))
     piece.meta = node.meta
     node.replace_all_uses_with(piece)
@@ -186,24 +186,24 @@ def _replace(graph: fx.Graph, node: Node, joined: Node, swapped: bool = False, *
     graph.eliminate_dead_code()
 
 
-def _join_finishes(graph: fx.Graph) -> None:
-    """What single numbers of a product go through, in float32, is done where they are made.
+def _fuse_finishes(graph: fx.Graph) -> None:
+    """Fuse elementwise float32 operations on a product into the operation that computes it.
 
-    On a GPU it would be a launch. On a CPU torch has its threads come for few numbers too, and beside a busy process waits for them.
+    On a GPU they would be launches. On a CPU torch wakes its threads even for few numbers, and waits for them beside a busy process.
     """
-    for joined in calls(graph, linears):
-        if joined.kwargs.get("gated") or joined.kwargs.get("residual") is not None:
+    for fused in calls(graph, linears):
+        if fused.kwargs.get("gated") or fused.kwargs.get("residual") is not None:
             continue
-        finish = [_finish(get) for get in sorted(joined.users, key=lambda n: n.args[1])]
+        finish = [_finish(get) for get in sorted(fused.users, key=lambda n: n.args[1])]
         if not any(steps for steps, _, _ in finish):
             continue
-        names = [get.args[1] for get in sorted(joined.users, key=lambda n: n.args[1])]
-        steps: list[list[tuple[str, Any]]] = [[] for _ in joined.args[1]]
-        with graph.inserting_before(joined):
+        names = [get.args[1] for get in sorted(fused.users, key=lambda n: n.args[1])]
+        steps: list[list[tuple[str, Any]]] = [[] for _ in fused.args[1]]
+        with graph.inserting_before(fused):
             for i, (own, _, _) in zip(names, finish, strict=True):
                 steps[i] = [(name, _again(graph, other) if is_node(other) else other) for name, other in own]
-        joined.kwargs = {**joined.kwargs, "finish": steps}
-        for get, (_, views, last) in zip(sorted(joined.users, key=lambda n: n.args[1]), finish, strict=True):
+        fused.kwargs = {**fused.kwargs, "finish": steps}
+        for get, (_, views, last) in zip(sorted(fused.users, key=lambda n: n.args[1]), finish, strict=True):
             if last is not None:
                 _move_views(graph, get, views, last)
     graph.eliminate_dead_code()
@@ -213,7 +213,7 @@ Steps = list[tuple[str, Any]]
 
 
 def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
-    """The steps behind a piece, the views between them, and the last of them."""
+    """Elementwise steps behind the output ``get``, the views between them, and the last step's node."""
     value = get.meta["val"]
     steps: Steps = []
     views: list[Node] = []
@@ -237,7 +237,7 @@ def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
 
 
 def _other(user: Node, node: Node, size: int, viewed: bool) -> Any:
-    """The number, or the constant of ``size`` numbers, that ``user`` takes beside ``node``; None for anything else."""
+    """Other operand of ``user`` beside ``node``: a number or a constant of ``size`` numbers; None for anything else."""
     if user.target not in _BINARY or user.kwargs or len(user.args) != 2 or (user.target is aten.div.Tensor and user.args[0] is not node):
         return None
     other = user.args[1] if user.args[0] is node else user.args[0]
@@ -248,7 +248,7 @@ def _other(user: Node, node: Node, size: int, viewed: bool) -> Any:
 
 
 def _move_views(graph: fx.Graph, get: Node, views: list[Node], last: Node) -> None:
-    """The views between the steps come behind them."""
+    """Move the views between the steps behind the steps."""
     users = list(last.users)
     node = get
     first = next(iter(get.users))
@@ -263,7 +263,7 @@ def _move_views(graph: fx.Graph, get: Node, views: list[Node], last: Node) -> No
 
 
 def _count(module: fx.GraphModule) -> None:
-    """Maps of several vectors get counters on a GPU. They are the module's own, and its operations follow one another on one stream."""
+    """Give maps of several vectors counters on a GPU: a buffer of the module, whose operations run one by one on one stream."""
     counting = [n for n in calls(module.graph, linears) if on_gpu(x := n.args[0].meta["val"]) and x.numel() > x.shape[-1]]
     if not counting:
         return

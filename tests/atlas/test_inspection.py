@@ -6,7 +6,7 @@ import torch
 import linattn
 from linattn.atlas import sentence
 from linattn.atlas.cell import cell
-from linattn.atlas.look import SHOWN, look, specification
+from linattn.atlas.inspection import SHOWN, inspect_mixer, specification
 from linattn.atlas.systems import about
 from linattn.mixers import create
 
@@ -25,7 +25,7 @@ def made(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_family_follows_from_what_the_mixer_does(name):
-    assert look(name).family == FAMILIES[name]
+    assert inspect_mixer(name).family == FAMILIES[name]
 
 
 @pytest.mark.parametrize("name", ["softmax", "gla", "gated_deltanet", "rwkv7", "mamba", "s4", "fox"])
@@ -33,7 +33,7 @@ def test_the_matrix_is_the_library_s(name):
     mixer = made(name)
     with torch.no_grad():
         wanted = linattn.mixing_matrix(mixer, sentence.embedded())[0]
-    seen = look(name)
+    seen = inspect_mixer(name)
     assert seen.heads == wanted.shape[0]
     torch.testing.assert_close(torch.tensor(seen.matrix, dtype=torch.float64), wanted[:4], rtol=0, atol=0)
 
@@ -42,9 +42,9 @@ def test_the_matrix_is_the_library_s(name):
 def test_states_are_the_definition_s(name):
     """Token by token by the reference in float64, from what the mixer projects."""
     mixer, x = made(name), sentence.embedded()
-    seen = look(name).states
+    seen = inspect_mixer(name).states
     with torch.no_grad():
-        r = mixer.recurrence(x, linattn.mixers.Carry(x, returning=False))
+        r = mixer.recurrence(x, linattn.mixers.CallContext(x, returning=False))
         for t in range(x.shape[1]):
             parts = {k: None if v is None else v[:, : t + 1] for k, v in {"q": r.q, "k": r.k, "v": r.v, "beta": r.beta}.items()}
             decay = r.decay[:, : t + 1] if r.decay is not None and r.decay.ndim > 2 else r.decay
@@ -57,24 +57,24 @@ def test_states_are_the_definition_s(name):
 
 
 def test_a_cache_grows_by_a_row_and_a_vector_is_one():
-    seen = look("softmax").states
+    seen = inspect_mixer("softmax").states
     assert seen.grows and [sum(row[0] is not None for row in step[0]) for step in seen.values] == list(range(1, 13))
-    assert [len(step[0]) for step in look("lstm").states.values] == [1] * 12
+    assert [len(step[0]) for step in inspect_mixer("lstm").states.values] == [1] * 12
 
 
 def test_what_there_is_not_is_said():
-    assert "not linear" in look("lstm").missing["matrix"].en or "weighted sum" in look("lstm").missing["matrix"].en
-    assert look("lstm").matrix is None and look("lstm").spec is None
-    assert look("agent").states is None and "all tokens at once" in look("agent").missing["states"].en
+    assert "not linear" in inspect_mixer("lstm").missing["matrix"].en or "weighted sum" in inspect_mixer("lstm").missing["matrix"].en
+    assert inspect_mixer("lstm").matrix is None and inspect_mixer("lstm").spec is None
+    assert inspect_mixer("agent").states is None and "all tokens at once" in inspect_mixer("agent").missing["states"].en
 
 
 def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
-    assert 0 < look("gla").stepping < 1e-13
+    assert 0 < inspect_mixer("gla").stepping < 1e-13
     gla = linattn.mixers.info("gla").cls
 
     class Forgetful(gla):
         def attend(self, r, carry):
-            return super().attend(r, linattn.mixers.Carry(r.q, returning=False))
+            return super().attend(r, linattn.mixers.CallContext(r.q, returning=False))
 
     mixer = Forgetful(sentence.DIM).double()
     with torch.no_grad():
@@ -89,14 +89,14 @@ def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
 
 
 def test_the_cell_of_what_reads_both_ways_is_the_sum_that_it_reads():
-    seen = look("efficientvit")
+    seen = inspect_mixer("efficientvit")
     drawn = cell(seen)
     assert seen.spec and not seen.info.causal
     assert "Σ" in drawn and "÷" in drawn and "rules of its own" not in drawn and "t−1" not in drawn
 
 
 def test_what_does_not_hand_anything_on_is_not_said_to_have_a_past():
-    assert "grows" in about(look("softmax")).en
+    assert "grows" in about(inspect_mixer("softmax")).en
     for name, word in (("cross_softmax", "past"), ("cross_softmax", "grows"), ("agent", "past"), ("swiglu", "recurrence")):
-        assert word not in about(look(name)).en
-    assert "all tokens" not in look("swiglu").missing["states"].en
+        assert word not in about(inspect_mixer(name)).en
+    assert "all tokens" not in inspect_mixer("swiglu").missing["states"].en

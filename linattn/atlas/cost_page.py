@@ -1,7 +1,7 @@
-"""The price: operations, bytes and time against length, as formulas in width, heads and length that ``linattn.cost`` gave.
+"""Cost page: operations, bytes and time against length, as formulas in width, heads and length fitted to ``linattn.cost``.
 
-What a mixer costs is a polynomial in width and heads, known from a few calls of :func:`linattn.cost` and tried on calls that it
-was not made from. Where it is none (ranks that a paper rounds), the page says by how much it is off.
+A mixer's cost is a polynomial in width and heads, fitted to a few calls of :func:`linattn.cost` and checked on further
+calls. Where it is no polynomial (ranks that a paper rounds), the page states the error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from linattn.atlas.look import Look
+from linattn.atlas.inspection import Inspection
 from linattn.atlas.measured import recurrence
 from linattn.atlas.page import Entry, Page, figure
 from linattn.atlas.text import Both, spoken
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
 
 ENTRY = Entry(
-    "price.html",
-    Both("The price", "价格"),
+    "cost.html",
+    Both("Cost", "开销"),
     Both(
         "Time, operations and memory against length, for your own width, heads, layers and batch: what grows, what does not, "
         "where they cross.",
         "用你自己的宽度、头数、层数与批大小，看时间、运算量与内存随长度怎样变化：什么在涨，什么不涨，在哪里交叉。",
     ),
 )
-# Terms of width D and heads H, as script/price.js evaluates them.
+# Terms of width D and heads H, as script/cost.js evaluates them.
 WITH_HEADS: tuple[Callable[[Fraction, Fraction], Fraction], ...] = (
     lambda d, h: Fraction(1), lambda d, h: d, lambda d, h: d * d, lambda d, h: h, lambda d, h: d * h,
     lambda d, h: d / h, lambda d, h: d * d / h,
@@ -45,8 +45,8 @@ FIRST = ("softmax", "gla", "mamba2", "gated_deltanet")  # what is drawn at first
 
 
 @dataclass(frozen=True)
-class Price:
-    """A system's formulas: coefficients of the terms above, one list for each power of the number of tokens T.
+class CostFormula:
+    """Formulas of a system: coefficients of the terms above, one list for each power of the number of tokens T.
 
     ``parameters`` [1]; ``prefill`` (FLOPs of T tokens, for each of them), ``step`` (FLOPs of one token after T) and ``state`` (bytes
     after T, bfloat16): [1, T], or [1] where nothing grows. ``error`` is the largest relative one at :data:`OTHER`, :data:`TRIED`.
@@ -61,33 +61,33 @@ class Price:
     error: float
 
 
-def price(look: Look) -> Price:
-    """Formulas of one system, from :func:`linattn.cost`: from short sequences, or from longer ones if these are off (windows)."""
-    known = _cost(look, *OTHER, TRIED)
-    found = _fitted(look, *LENGTHS[0], known)
-    return found if found.error < 1e-9 else min(found, _fitted(look, *LENGTHS[1], known), key=lambda p: p.error)
+def cost_formula(seen: Inspection) -> CostFormula:
+    """Fit the formulas of one system to :func:`linattn.cost`: on short sequences, or on longer ones if those are off (windows)."""
+    known = _cost(seen, *OTHER, TRIED)
+    found = _fitted(seen, *LENGTHS[0], known)
+    return found if found.error < 1e-9 else min(found, _fitted(seen, *LENGTHS[1], known), key=lambda p: p.error)
 
 
-def _cost(look: Look, dim: int, heads: int, tokens: int) -> Cost:
-    options: dict[str, Any] = {"heads": heads} if "heads" in look.info.options else {}
-    return cost(look.info.name, dim=dim, tokens=tokens, **options)
+def _cost(seen: Inspection, dim: int, heads: int, tokens: int) -> Cost:
+    options: dict[str, Any] = {"heads": heads} if "heads" in seen.info.options else {}
+    return cost(seen.info.name, dim=dim, tokens=tokens, **options)
 
 
-def _fitted(look: Look, few: int, many: int, known: Cost) -> Price:
-    """Formulas from sequences of ``few`` and, where the state grows, ``many`` tokens, and how far they are from ``known``."""
-    grows, heads = not look.info.recurrent, "heads" in look.info.options
+def _fitted(seen: Inspection, few: int, many: int, known: Cost) -> CostFormula:
+    """Fit formulas to sequences of ``few`` and, if the state grows, ``many`` tokens, with their error against ``known``."""
+    grows, heads = not seen.info.recurrent, "heads" in seen.info.options
     terms, nodes = (WITH_HEADS, NODES) if heads else (WITHOUT, NODES[0::2][:3])
-    short = [_cost(look, d, h, few) for d, h in nodes]
-    long = [_cost(look, d, h, many) for d, h in nodes] if grows else short
+    short = [_cost(seen, d, h, few) for d, h in nodes]
+    long = [_cost(seen, d, h, many) for d, h in nodes] if grows else short
 
     def formula(key: Callable[[Cost], Fraction]) -> list[list[float]]:
-        """A quantity a + b T by what it is at two lengths; a where nothing grows."""
+        """Coefficients of a quantity a + b T from its values at two lengths; a alone if nothing grows."""
         slopes = [(key(b) - key(a)) / (many - few) for a, b in zip(short, long, strict=True)]
         ground = [key(a) - few * slope for a, slope in zip(short, slopes, strict=True)]
         return [_solved(terms, nodes, values) for values in ((ground, slopes) if grows else (ground,))]
 
-    made = Price(
-        name=look.info.name,
+    made = CostFormula(
+        name=seen.info.name,
         heads=heads,
         parameters=formula(lambda c: Fraction(c.parameters))[:1],
         prefill=formula(lambda c: Fraction(c.flops, c.tokens)),
@@ -99,7 +99,7 @@ def _fitted(look: Look, few: int, many: int, known: Cost) -> Price:
 
 
 def evaluate(formula: Sequence[Sequence[float]], dim: int, heads: int, tokens: int) -> float:
-    """What a formula says; script/price.js does the same."""
+    """Evaluate a formula, as script/cost.js does."""
     total = 0.0
     for power, coefficients in enumerate(formula):
         terms = (float(term(Fraction(dim), Fraction(heads))) for term in WITH_HEADS)
@@ -108,7 +108,7 @@ def evaluate(formula: Sequence[Sequence[float]], dim: int, heads: int, tokens: i
 
 
 def _solved(terms: Sequence[Callable], nodes: Sequence[tuple[int, int]], values: Sequence[Fraction]) -> list[float]:
-    """Coefficients with which the terms take the ``values`` at the ``nodes``, by elimination in fractions."""
+    """Coefficients for which the terms have the ``values`` at the ``nodes``, by elimination in fractions."""
     rows = [[term(Fraction(d), Fraction(h)) for term in terms] + [Fraction(v)] for (d, h), v in zip(nodes, values, strict=True)]
     n = len(terms)
     for i in range(n):
@@ -121,7 +121,7 @@ def _solved(terms: Sequence[Callable], nodes: Sequence[tuple[int, int]], values:
     return [int(v) if v.denominator == 1 else float(v) for v in (row[n] for row in rows)]
 
 
-def _error(p: Price, known: Cost) -> float:
+def _error(p: CostFormula, known: Cost) -> float:
     dim, heads = OTHER
     told = {
         "parameters": evaluate(p.parameters, dim, heads, known.tokens),
@@ -134,9 +134,9 @@ def _error(p: Price, known: Cost) -> float:
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
-    """The page alone."""
-    body = spoken(TEXT, "p") + figure("price", "price", caption=HOW) + f"<h2>{spoken(WHERE)}</h2>" + spoken(TIERS, "p")
-    yield Page(ENTRY.path, ENTRY.name, body, {"price": data(atlas)}, lead=ENTRY.summary)
+    """Make the page."""
+    body = spoken(TEXT, "p") + figure("cost", "cost", caption=HOW) + f"<h2>{spoken(WHERE)}</h2>" + spoken(TIERS, "p")
+    yield Page(ENTRY.path, ENTRY.name, body, {"cost": data(atlas)}, lead=ENTRY.summary)
 
 
 TEXT = Both(
@@ -169,24 +169,24 @@ TIERS = Both(
 
 
 def data(atlas: Atlas) -> dict[str, object]:
-    """What the figure "price" draws."""
-    names = priced(atlas)
-    systems = [_system(atlas.looks[name]) for name in atlas.each("the price of", names)]
+    """Data of the figure "cost"."""
+    names = shown_systems(atlas)
+    systems = [_system(atlas.inspections[name]) for name in atlas.each("the cost of", names)]
     first = [name for name in FIRST if name in names] or names[:4]
     return {"systems": systems, "first": first, "measured": list(points(atlas))}
 
 
-def priced(atlas: Atlas) -> list[str]:
-    """The systems that the figure has formulas of."""
-    return [name for name, look in atlas.looks.items() if look.info.resumable]
+def shown_systems(atlas: Atlas) -> list[str]:
+    """Systems that the figure has formulas of."""
+    return [name for name, seen in atlas.inspections.items() if seen.info.resumable]
 
 
-def _system(look: Look) -> dict[str, object]:
-    return {**vars(price(look)), "title": look.title._asdict(), "family": look.family, "kind": recurrence(look)}
+def _system(seen: Inspection) -> dict[str, object]:
+    return {**vars(cost_formula(seen)), "title": seen.title._asdict(), "family": seen.family, "kind": recurrence(seen)}
 
 
 def points(atlas: Atlas) -> Iterator[dict[str, object]]:
-    """Measured milliseconds of one pass of a recurrence on a GPU, bfloat16, decays as usual."""
+    """Measured milliseconds of one pass of a recurrence on a GPU, bfloat16, usual decays."""
     for path, body in atlas.measured("ops-*.json"):
         if body.get("schema") == "linattn.bench.gpu":
             with content_of(path):

@@ -1,6 +1,6 @@
-"""What one call of a mixer carries besides its tokens: where they stand, which are real, and the state in and out.
+"""Call context of a mixer: positions of its tokens, which of them are real, and the state in and out.
 
-A call has one of three layouts, and a mixer need not know which:
+A call has one of three layouts; a mixer is independent of which:
 
 * dense: [B, T, D], every token real;
 * ragged: [B, T, D] with ``lengths`` [B]; the first ``lengths[b]`` tokens of row b are real (a mask was sorted into this);
@@ -23,14 +23,14 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Context:
-    """What a cross mixer looks at: ``tokens`` [B, T, D], real ones first, and which are real, ``valid`` [B, T] (None: all)."""
+    """Context of a cross mixer: ``tokens`` [B, T, D], real ones first, and which are real, ``valid`` [B, T] (None: all)."""
 
     tokens: Tensor
     valid: Tensor | None = None
 
 
-class Carry:
-    """State in, state out and layout of one call. Parts read with :meth:`get` and write with :meth:`keep`."""
+class CallContext:
+    """State in, state out and layout of one call. Parts read states by :meth:`get` and write them by :meth:`keep`."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Carry:
         self.batch, self.tokens = x.shape[:2]
         self.rows = self.batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.lengths, self.cu_seqlens = lengths, cu_seqlens
-        self.returning = returning  # whether anybody wants the state after the call
-        self.shared = shared  # what the layer before of this kind passed on, real tokens first as ours are; may be replaced
-        self.across = context  # of a cross mixer; without tokens where the state has already seen them
+        self.returning = returning  # the call returns the state after it
+        self.shared = shared  # from the layer before of this kind, real tokens first; may be replaced
+        self.across = context  # of a cross mixer; without tokens if the state has already read them
         self.grid = grid  # of a grid mixer: height and width, T = height * width with rows first
         self.new: State = {}
         if state is not None and not isinstance(state, dict):
@@ -60,11 +60,11 @@ class Carry:
 
     @property
     def fresh(self) -> bool:
-        """Whether the call starts without a state."""
+        """True if the call starts without a state."""
         return self._old is None
 
     def get(self, name: str) -> Tensor | None:
-        """The state ``name`` that came in, rows first; None at the start of a sequence."""
+        """Incoming state ``name``, rows first; None at the start of a sequence."""
         if self._old is None:
             return None
         if name not in self._old:
@@ -72,20 +72,20 @@ class Carry:
         return self._old[name]
 
     def keep(self, name: str, value: Tensor | None) -> None:
-        """Hand ``value``, rows first, to the next call, if there may be one."""
+        """Keep ``value``, rows first, as state ``name`` for the next call, if the state is returned."""
         if value is not None and self.returning:
             self.new[name] = value
 
     @property
     def taken(self) -> Tensor | None:
-        """[rows] int64, the same in every row: slots in use of a state that has room for more (:meth:`append`); None where it grows."""
+        """Slots in use, [rows] int64 and equal in all rows, of a preallocated state (:meth:`append`); None if the state grows."""
         return None if self._old is None else self._old.get("taken")
 
     def append(self, name: str, new: Tensor) -> Tensor:
-        """Put ``new`` [rows, T, ...] behind the slots that ``name`` kept; returns and keeps all of them, [rows, slots, ...].
+        """Append ``new`` [rows, T, ...] to the slots kept as ``name``; returns and keeps all of them, [rows, slots, ...].
 
-        Where the state has room, [rows, capacity, ...] of which ``taken`` slots are in use, the one token of a step goes into the next
-        slot and the shape stays; whoever appends so keeps the new ``taken``.
+        In a preallocated state, [rows, capacity, ...] with ``taken`` slots in use, the one token of a step goes into the next slot and
+        the shape stays; the caller keeps the new ``taken``.
         """
         old = self.get(name)
         if old is None:
@@ -99,32 +99,32 @@ class Carry:
 
     @property
     def valid(self) -> Tensor | None:
-        """[B, T] bool, True for real tokens; None where all are."""
+        """Mask [B, T] bool, True for real tokens; None if all are."""
         if self.lengths is None:
             return None
         return torch.arange(self.tokens, device=self._device) < self.lengths[:, None]
 
     @property
     def written(self) -> Tensor | None:
-        """:attr:`valid` of the tokens that keys and values come from: the call's own, or the context's."""
+        """Mask :attr:`valid` of the tokens that keys and values come from: the call's own, or the context's."""
         return self.valid if self.across is None else self.across.valid
 
     @property
     def sequence(self) -> Tensor:
-        """[T] int64, the sequence of each token, where sequences are packed."""
+        """Index [T] int64 of each token's sequence, where sequences are packed."""
         assert self.cu_seqlens is not None, "sequences are not packed: every row is one"
         token = torch.arange(self.tokens, device=self._device)
         return torch.searchsorted(self.cu_seqlens[1:].contiguous(), token, right=True)
 
     @property
     def start(self) -> Tensor:
-        """[rows] int64: how many tokens of each row earlier calls have seen."""
+        """Number of tokens of each row that earlier calls have read, [rows] int64."""
         seen = self.get("position")
         return torch.zeros(self.rows, dtype=torch.int64, device=self._device) if seen is None else seen
 
     @property
     def counts(self) -> Tensor:
-        """[rows] int64: how many real tokens this call brings to each row."""
+        """Number of real tokens of each row in this call, [rows] int64."""
         if self.cu_seqlens is not None:
             return self.cu_seqlens.diff().long()
         if self.lengths is not None:
@@ -133,7 +133,7 @@ class Carry:
 
     @property
     def positions(self) -> Tensor:
-        """[B, T] int64: position of each token in its own sequence, earlier calls included."""
+        """Position of each token in its own sequence, earlier calls included, [B, T] int64."""
         token = torch.arange(self.tokens, device=self._device)
         if self.cu_seqlens is None:
             return self.start[:, None] + token
@@ -141,9 +141,9 @@ class Carry:
         return (token - self.cu_seqlens[n] + self.start[n])[None]
 
     def to_rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """One row a sequence, its tokens first and zeros behind them: [rows, T, ...], and what is real, [rows, T] (None: all).
+        """Lay ``x`` out with one row a sequence, its tokens first and zeros behind: [rows, T, ...], and a mask [rows, T] (None: all real).
 
-        Packed sequences get T slots each, since how long the longest is cannot be known without waiting for the device.
+        Packed sequences get T slots each: reading the longest length would synchronise with the device.
         """
         if self.cu_seqlens is None:
             return x, self.valid
@@ -153,7 +153,7 @@ class Carry:
         return torch.where(valid.view(*valid.shape, *[1] * (x.ndim - 2)), x[0][place.long()], 0.0), valid
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """Back from [rows, T, ...] to the layout of the call, [B, T, ...]."""
+        """Map [rows, T, ...] back to the layout of the call, [B, T, ...]."""
         if self.cu_seqlens is None:
             return rows
         token = torch.arange(self.tokens, device=rows.device)
@@ -161,10 +161,10 @@ class Carry:
         return rows[n, token - self.cu_seqlens[n]][None]
 
     def context(self, name: str, x: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
-        """Put before each sequence of ``x`` [B, T, D] the last ``n`` real tokens that ``name`` kept (zeros at the start).
+        """Put before each sequence of ``x`` [B, T, D] the last ``n`` real tokens kept as ``name`` (zeros at the start).
 
-        Returns the longer sequence and, where sequences are packed, the places of x's own tokens in it; elsewhere they
-        are the last T. Keeps the last ``n`` real tokens [rows, n, D] under ``name``.
+        Returns the longer sequence and, for packed sequences, the indices of x's own tokens in it; otherwise they are the
+        last T. Keeps the last ``n`` real tokens [rows, n, D] as ``name``.
         """
         if self.cu_seqlens is not None:
             old = self.get(name)
@@ -174,7 +174,7 @@ class Carry:
         return _after(old, x, n), None
 
     def before(self, name: str, x: Tensor, n: int) -> Tensor | None:
-        """What :meth:`context` puts before each row of ``x``, [B, n, D], where sequences are not packed; None for zeros."""
+        """Tokens that :meth:`context` puts before each row of ``x``, [B, n, D], for unpacked sequences; None for zeros."""
         assert self.cu_seqlens is None, "packed sequences lie one after the other: they have a context, but none before all"
         old = self.get(name)
         old = None if old is None else old.to(x.dtype)
@@ -183,7 +183,7 @@ class Carry:
         return old
 
     def _last(self, old: Tensor | None, x: Tensor, n: int) -> Tensor:
-        """The last ``n`` real tokens of each row, in memory of their own: a view would keep all of the sequence."""
+        """Copy of the last ``n`` real tokens of each row; a view would keep the whole sequence in memory."""
         if self.lengths is not None:
             last = self.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
             return _after(old, x, n).gather(1, last[..., None].expand(-1, -1, x.shape[-1]))
@@ -192,7 +192,7 @@ class Carry:
         return _after(old, x, n)[:, self.tokens :].clone()
 
     def _packed_context(self, name: str, x: Tensor, before: Tensor, cu: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for packed sequences: N times n kept tokens and then the sequence's own."""
+        """:meth:`context` for packed sequences: before each of N sequences its n kept tokens."""
         n, width = before.shape[1:]
         token = torch.arange(self.tokens, device=x.device)
         row, slot = torch.arange(self.rows, device=x.device)[:, None], torch.arange(n, device=x.device)
@@ -204,10 +204,10 @@ class Carry:
 
 
 def to_front(x: Tensor, mask: Tensor, name: str = "mask") -> tuple[Tensor, Tensor]:
-    """Each row's real tokens of x [B, T, D] moved to its front, zeros behind them; and where they stood, for :func:`from_front`.
+    """Move each row's real tokens of x [B, T, D] to its front, zeros behind them; also returns the order for :func:`from_front`.
 
     Raises:
-        ValueError: where ``mask``, called ``name``, is not torch.bool [B, T].
+        ValueError: if ``mask``, called ``name``, is not torch.bool [B, T].
     """
     if tensor(name, mask, x).shape != x.shape[:2] or mask.dtype != torch.bool:
         raise ValueError(f"{name} must be torch.bool of shape [B, T] = {list(x.shape[:2])}, but came as {mask.dtype} {list(mask.shape)}")
@@ -217,10 +217,10 @@ def to_front(x: Tensor, mask: Tensor, name: str = "mask") -> tuple[Tensor, Tenso
 
 
 def from_front(y: Tensor, mask: Tensor, order: Tensor) -> Tensor:
-    """Back from the front of their rows to where ``mask`` has the real tokens; the others are 0."""
+    """Move tokens from the front of their rows back to where ``mask`` is true; the others are 0."""
     return torch.where(mask[..., None], torch.zeros_like(y).scatter(1, order.expand_as(y), y), 0.0)
 
 
 def _after(before: Tensor | None, x: Tensor, n: int) -> Tensor:
-    """``x`` behind ``before`` [B, n, D], or behind zeros."""
+    """Concatenate ``before`` [B, n, D], or zeros, and ``x``."""
     return torch.cat([x.new_zeros(x.shape[0], n, x.shape[-1]) if before is None else before, x], 1)

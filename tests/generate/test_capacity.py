@@ -1,11 +1,11 @@
-"""Captured steps of models whose states grow: tokens and states are those of the model as it is written, and no cache is copied."""
+"""Captured steps of models with growing states: tokens and states equal the uncaptured model's, and no cache is copied."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn import mixers
-from linattn.generate import captured, flat, joins, room, stream
+from linattn.generate import capacity, captured, fusion, step_graph, stream
 from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.mixers.attention.softmax import Softmax
@@ -40,11 +40,11 @@ def always(monkeypatch):
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Little room, so that there has to be more soon; how much there was."""
-    monkeypatch.setattr(room, "LEAST", {"cuda": 8, "cpu": 8})
-    monkeypatch.setattr(room, "AHEAD", 4)
-    sizes, widened = [], room.widened
-    monkeypatch.setattr(room, "widened", lambda state, slots, size: sizes.append(size) or widened(state, slots, size))
+    """Small cache capacities, so that larger steps are needed soon; returns the capacities."""
+    monkeypatch.setattr(capacity, "LEAST", {"cuda": 8, "cpu": 8})
+    monkeypatch.setattr(capacity, "AHEAD", 4)
+    sizes, preallocated = [], capacity.preallocated
+    monkeypatch.setattr(capacity, "preallocated", lambda state, slots, size: sizes.append(size) or preallocated(state, slots, size))
     return sizes
 
 
@@ -79,7 +79,7 @@ def read(lm: LanguageModel, rows: int, tokens: int, device: str = "cpu") -> Stat
 
 @pytest.mark.parametrize(("device", "rows"), [("cpu", None), ("cpu", 3), pytest.param("cuda", 3, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_tokens_and_states_are_the_same_while_room_is_made(name, rows, device, never, tight):
+def test_tokens_and_states_are_the_same_while_capacity_grows(name, rows, device, never, tight):
     lm = model(device, **HYBRIDS[name])
     ids = torch.randint(40, (6,) if rows is None else (rows, 6))
 
@@ -102,7 +102,7 @@ def test_tokens_and_states_are_the_same_while_room_is_made(name, rows, device, n
 @pytest.mark.parametrize("name", ["groups", "latent"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes(dtype, name, device):
-    """In halves it is as near to the same weights in float64 as the model as it is written is."""
+    """In half precision it is as near to the same weights in float64 as the uncaptured model is."""
     lm = model(device, **HYBRIDS[name]).to(dtype)
     exact = model(device, **HYBRIDS[name]).to(dtype).double()
     ids, token = torch.randint(40, (4, 30), device=device), torch.randint(40, (4,), device=device)
@@ -161,7 +161,7 @@ def test_stops(device, never, tight):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("seen", [3, 9, 12])  # where there is room, where there just is none, and behind that
+@pytest.mark.parametrize("seen", [3, 9, 12])  # below the cache capacity, at it, and beyond it
 def test_a_state_on_the_way(seen, device, never, tight, tmp_path):
     lm, ids = model(device, **HYBRIDS["hybrid"]), torch.randint(40, (2, 6))
 
@@ -231,7 +231,7 @@ def test_no_cache_is_copied(name, rows):
     lm = model(**HYBRIDS[name])
     state = read(lm, rows, 900)
     step = loaded(lm, state)
-    caches = [(t, t.data_ptr()) for layer in step._wide.layers for n, t in layer.items() if n in ("k", "v", "valid")]
+    caches = [(t, t.data_ptr()) for layer in step._buffers.layers for n, t in layer.items() if n in ("k", "v", "valid")]
     assert {t.shape[1] for t, _ in caches} == {1024}
     with Made(*(t for t, _ in caches)) as made:
         for _ in range(3):
@@ -243,36 +243,36 @@ def test_no_cache_is_copied(name, rows):
 
 
 @pytest.mark.parametrize("name", ["hybrid", "groups", "latent"])
-def test_joined_as_for_a_gpu(name, monkeypatch):
+def test_fused_as_for_a_gpu(name, monkeypatch):
     """The graph that a GPU runs: it writes states where they are, and every other layer's states are its own."""
     monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: in_pieces(q, k, v, seen, 64))
     lm = model(**HYBRIDS[name])
     state, token = read(lm, 2, 100), torch.tensor([3, 5])
-    wide = room.widened(state, room.slots_of(lm.model), 128)
-    room.fill(wide, state, room.slots_of(lm.model))
-    leaves = [t for layer in wide.layers for t in layer.values()]
+    buffers = capacity.preallocated(state, capacity.slots_of(lm.model), 128)
+    capacity.fill(buffers, state, capacity.slots_of(lm.model))
+    leaves = [t for layer in buffers.layers for t in layer.values()]
 
     def step(token, *leaves):
         rest = iter(leaves)
-        old = State([{name: next(rest) for name in layer} for layer in wide.layers])
+        old = State([{name: next(rest) for name in layer} for layer in buffers.layers])
         hidden, new = lm.model(token[:, None], old, return_state=True)
-        return [lm.lm_head(hidden)[:, -1], *(new.layers[i][name] for i, layer in enumerate(wide.layers) for name in layer)]
+        return [lm.lm_head(hidden)[:, -1], *(new.layers[i][name] for i, layer in enumerate(buffers.layers) for name in layer)]
 
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(joins, "on_gpu", lambda t: True)
-        module = flat.trace(step, [token, *leaves])
-    roomy = [i for i, t in enumerate(leaves) if t.ndim > 1 and t.shape[1] == 128]
-    assert len(roomy) == 3 * sum(bool(names) for names in room.slots_of(lm.model))
+        patch.setattr(fusion, "on_gpu", lambda t: True)
+        module = step_graph.make_step_graph(step, [token, *leaves])
+    growing = [i for i, t in enumerate(leaves) if t.ndim > 1 and t.shape[1] == 128]
+    assert len(growing) == 3 * sum(bool(names) for names in capacity.slots_of(lm.model))
     assert {1 + i for i, t in enumerate(leaves) if t.dtype == torch.int64} <= set(module.meta["counters"])
     with torch.inference_mode():
         for _ in range(3):
             logits, *new = module(token, *leaves)
-            assert all(new[i] is leaves[i] for i in roomy)
+            assert all(new[i] is leaves[i] for i in growing)
             for i, (old, t) in enumerate(zip(leaves, new, strict=True), 1):
                 old.copy_(old + 1 if i in module.meta["counters"] else t)
             hidden, state = prefill(lm.model, token[:, None], state)
             assert error(logits.double(), lm.lm_head(hidden)[:, -1].double()) <= 2e-5
-    alike(room.narrowed(wide, room.slots_of(lm.model), 103), state)
+    alike(capacity.trimmed(buffers, capacity.slots_of(lm.model), 103), state)
 
 
 @pytest.mark.usefixtures("looks")
@@ -280,7 +280,7 @@ def test_what_an_earlier_text_left_is_not_met():
     lm = model(**HYBRIDS["softmax"])
     state = read(lm, 1, 20)
     step = loaded(lm, state)
-    for layer in step._wide.layers:
+    for layer in step._buffers.layers:
         layer["k"].fill_(torch.nan), layer["v"].fill_(torch.inf), layer["valid"].fill_(True)
     logits = []
     step.load(step, state, step.tokens, step.ended, Choice(lambda x: logits.append(x.clone()) or x.argmax(-1), "kept"))
@@ -289,7 +289,7 @@ def test_what_an_earlier_text_left_is_not_met():
     assert error(logits[0].double(), lm.lm_head(hidden)[:, -1].double()) <= 2e-5
 
 
-def test_a_step_without_room_says_so():
+def test_a_step_without_free_slots_raises():
     lm = model(**HYBRIDS["softmax"])
     step = loaded(lm, read(lm, 1, 254), tokens=1)
     step.run()
@@ -318,10 +318,10 @@ def test_large_states_are_not_kept(monkeypatch):
 def test_capacity():
     for used in (1, 30, 255, 256, 257, 1000, 1500, 70000):
         for tokens in (1, 40, 500, 10**6):
-            size = room.capacity(used, tokens, "cpu")
+            size = capacity.slots_for(used, tokens, "cpu")
             assert size == 256 or (size < 2.5 * max(used, 256) and size & (size - 1) == 0)
             assert size >= used + min(tokens, used // 4)
-    assert room.capacity(10, 10, "cuda") == 1024
+    assert capacity.slots_for(10, 10, "cuda") == 1024
 
 
 class Own(Softmax):
@@ -329,25 +329,25 @@ class Own(Softmax):
         return super().attend(r, carry)
 
 
-def test_who_is_given_room():
+def test_mixers_that_preallocate():
     assert mixers.create("softmax", dim=32).growing == mixers.create("mla", dim=32).growing == ("k", "v", "valid")
     assert not any(mixers.create(name, dim=32).growing for name in ("topk", "fox", "gla", "local"))
     assert Own(32).growing == Softmax(32, window=4).growing == Softmax(32, causal=False).growing == ()
 
 
 @pytest.mark.parametrize("how", [{"mask": torch.ones(2, 1, dtype=torch.bool)}, {"tokens": 2}, {"cu_seqlens": torch.tensor([0, 1, 2])}])
-def test_room_is_a_steps_own(how):
+def test_preallocated_states_belong_to_a_step(how):
     lm = model(**HYBRIDS["softmax"])
     state = read(lm, 2, 4)
-    wide = room.widened(state, room.slots_of(lm.model), 8)
+    buffers = capacity.preallocated(state, capacity.slots_of(lm.model), 8)
     tokens = how.get("tokens", 1)
     x = torch.randn(1, 2, 32) if "cu_seqlens" in how else torch.randn(2, tokens, 32)
     with pytest.raises(ValueError, match="takes one token of every row at a time"):
-        lm.model.layers[0].mixer(x, wide.layers[0], return_state=True, **{k: v for k, v in how.items() if k != "tokens"})
+        lm.model.layers[0].mixer(x, buffers.layers[0], return_state=True, **{k: v for k, v in how.items() if k != "tokens"})
 
 
 def test_states_of_different_models_are_refused():
     lm = model(**HYBRIDS["softmax"])
     first, second = (read(lm, 1, n) for n in (5, 6))
     with pytest.raises(ValueError, match="different numbers of slots, 5 and 6"):
-        room.taken(State([first.layers[0], second.layers[1]]), room.slots_of(lm.model))
+        capacity.taken(State([first.layers[0], second.layers[1]]), capacity.slots_of(lm.model))

@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Bars, Tiles, sources_of
+from linattn.ops.triton.hopper.call import Bars, Loaded, Tiles, sources_of
 from linattn.ops.triton.hopper.chunks import chunk, send
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, save_gradients
@@ -74,6 +74,7 @@ def add_up(bars, tiles, work, call, sizes):
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
     """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
+    room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     mine: gl.constexpr = 0 if READS else 1
     theirs: gl.constexpr = 1 - mine
@@ -89,7 +90,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
         here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
             stage = i % sizes.STAGES
-            cotangent, value = tiles.do.index(stage), tiles.v.index(stage)
+            cotangent, value = room.do.index(stage), room.v.index(stage)
             if not READS:
                 cotangent, value = value, cotangent
             mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
@@ -106,9 +107,9 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
             for block in range(BLOCKS):
                 j = i * BLOCKS + block
                 slot, phase = j % SLOTS, j // SLOTS & 1
-                vector, partner = (tiles.q.index(slot), tiles.k.index(slot)) if READS else (tiles.k.index(slot), tiles.q.index(slot))
+                vector, partner = (room.q.index(slot), room.k.index(slot)) if READS else (room.k.index(slot), room.q.index(slot))
                 hat, met = tiles.hats.index(mine), tiles.hats.index(theirs)
-                state = (tiles.states if READS else tiles.dstates).index(slot)
+                state = (room.states if READS else room.dstates).index(slot)
                 channel = gl.arange(0, BLOCK, of_channels)
 
                 mbarrier.wait(bars.decay_full.index(slot), phase)
@@ -169,11 +170,12 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
     """All of them, and which hold."""
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
-    tiles = Tiles(
+    room = Loaded(
         buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, sizes.V), buffer(STAGES, C, sizes.V), None,
-        buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK),
-        numbers(3 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK),
+        buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, BLOCK, sizes.V),
     )  # fmt: skip
+    high, low = buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK)
+    tiles = Tiles(room, high, low, numbers(3 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK))
     bars = Bars(
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(SLOTS, 1), barriers(SLOTS, 2), barriers(SLOTS, 1), barriers(SLOTS, 3),
         barriers(SLOTS, 1), None, barriers(2, 1), barriers(2, 1), barriers(1, 2), barriers(1, 1),

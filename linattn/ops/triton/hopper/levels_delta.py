@@ -93,7 +93,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     mbarrier.wait(full, phase)
     if sizes.DDECAY:
-        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
+        tiles.past.store(gl.sum(passing(in_blocks(sb, BLOCK, sizes.V), in_blocks(dsb, BLOCK, sizes.V), sizes.V), 1))
     y = warpgroup_mma_wait(0, deps=[y])
     x = warpgroup_mma_wait(0, deps=[x])
     dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)

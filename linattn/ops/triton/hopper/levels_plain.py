@@ -182,7 +182,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
             here_on = pick(other >= token)
             dd = warpgroup_mma(here_on, gs, dd, is_async=True)
             dd = warpgroup_mma(here_on, met, dd, is_async=True)
-        past = gl.convert_layout(gl.sum(passing(sb, dsb, sizes.V), 1), of_channels)
+        past = gl.convert_layout(gl.sum(passing(in_blocks(sb, BLOCK, sizes.V), in_blocks(dsb, BLOCK, sizes.V), sizes.V), 1), of_channels)
         past = (past * faded.load(of_channels))[None, :]
         dd = warpgroup_mma_wait(0, deps=[dd])
         dd = dd + past

@@ -24,7 +24,7 @@ from linattn.ops.triton.hopper.chunks import chunk, send
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, left, pick, split, start_products, start_sum
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, left, pick, split, start_sum
 from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
 
@@ -59,10 +59,13 @@ def add_up(bars, tiles, work, call, sizes):
             lay_out(early, late, slot ^ 1, bars, tiles, call.settled, ahead, next_block, work, sizes)
 
             mbarrier.wait(bars.sum_full.index(0), j & 1)
-            dd = start_products((
-                (earlier, low.index(slot)), (later, sums.index(1)), (here_on, sums.index(3)),
-                (earlier, high.index(slot)), (later, sums.index(0)), (here_on, sums.index(2)),
-            ))  # fmt: skip
+            dd = gl.zeros([C, BLOCK], gl.float32, WIDE)
+            dd = warpgroup_mma(earlier, low.index(slot), dd, use_acc=False, is_async=True)
+            dd = warpgroup_mma(later, sums.index(1), dd, is_async=True)
+            dd = warpgroup_mma(here_on, sums.index(3), dd, is_async=True)
+            dd = warpgroup_mma(earlier, high.index(slot), dd, is_async=True)
+            dd = warpgroup_mma(later, sums.index(0), dd, is_async=True)
+            dd = warpgroup_mma(here_on, sums.index(2), dd, is_async=True)
             dd = warpgroup_mma_wait(0, deps=[dd])
             mbarrier.arrive(bars.sum_empty.index(0), count=1)
             if sizes.DDECAY:

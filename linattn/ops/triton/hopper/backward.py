@@ -14,16 +14,33 @@ delta rule then takes + dEᵀW. One warp loads chunks ahead, another what is nee
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from linattn.ops.triton.hopper import WIDEST, tma
-from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.common import M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.plan import Family
+from linattn.ops.triton.hopper.operands import C
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, NONE, PLAIN
 
-__all__ = ["backward", "options"]
+
+class Shape(NamedTuple):
+    """Constants."""
+
+    K: Any
+    DECAY: Any
+    RULE: Any
+    BEFORE: Any
+    BITS: Any
+    LOCAL: Any
+    TURNED: Any
+    PARTS: Any  # warpgroups that share the values
+    STAGES: Any  # of what is needed first in a chunk, and of the rest
+    LATE: Any
+    BYTES: Any
+    LATE_BYTES: Any
 
 
 @gluon.jit
@@ -46,12 +63,12 @@ def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTE
 
 
 @gluon.jit
-def fetch(source, step, chunk, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr):
+def fetch(source, step, chunk, rows, shape):
     """What ``weigh`` needs of a chunk: its decays [C], or, per channel, what they come to [K]; nothing where no chunk is."""
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    if DECAY == CHANNEL:
-        here = source + chunk.to(gl.int64) * step + gl.arange(0, K, layout)
-        x = gl.load(here, mask=gl.arange(0, K, layout) < gl.where(chunk >= 0, K, 0), other=0.0)
+    if shape.DECAY == CHANNEL:
+        here = source + chunk.to(gl.int64) * step + gl.arange(0, shape.K, layout)
+        x = gl.load(here, mask=gl.arange(0, shape.K, layout) < gl.where(chunk >= 0, shape.K, 0), other=0.0)
     else:
         token = chunk * C + gl.arange(0, C, layout)
         x = gl.load(source + token.to(gl.int64) * step, mask=(token >= 0) & (token < rows), other=0.0).to(gl.float32)
@@ -59,35 +76,32 @@ def fetch(source, step, chunk, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl
 
 
 @gluon.jit
-def weigh(
-    full, done, weights, source, step, rows, count, scale,
-    C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr, BEFORE: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def weigh(full, done, weights, source, step, rows, count, scale, shape):
     """Turn decays into weights, chunk after chunk from the last.
 
     Per head: the steps up to each token, what the state fades by up to it and up to its query (times the scale), each token's write
     up to the end, and the state in all. Per channel the last alone is left to do, and prepared.
     """
     passed, to_here, to_read, to_end, fade = weights
-    if DECAY > 0:
-        ahead = fetch(source, step, count - 1, rows, C, K, DECAY)
+    if shape.DECAY > 0:
+        ahead = fetch(source, step, count - 1, rows, shape)
         for i in range(count):
-            stage = i % STAGES
+            stage = i % shape.STAGES
             x = ahead
-            ahead = fetch(source, step, count - 2 - i, rows, C, K, DECAY)
-            if DECAY == HEAD:
-                steps = whole(x, BITS)
+            ahead = fetch(source, step, count - 2 - i, rows, shape)
+            if shape.DECAY == HEAD:
+                steps = whole(x, shape.BITS)
                 sums = gl.associative_scan(steps, 0, add)
                 all_steps = gl.sum(steps, 0)
-            mbarrier.wait(done.index(stage), (i // STAGES & 1) ^ 1)
-            if DECAY == HEAD:
-                to_read.index(stage).store(weight(sums - steps if BEFORE else sums, BITS) * scale)
+            mbarrier.wait(done.index(stage), (i // shape.STAGES & 1) ^ 1)
+            if shape.DECAY == HEAD:
+                to_read.index(stage).store(weight(sums - steps if shape.BEFORE else sums, shape.BITS) * scale)
                 if passed is not None:
                     passed.index(stage).store(sums)
                 if to_here is not None:
-                    to_here.index(stage).store(weight(sums, BITS))
+                    to_here.index(stage).store(weight(sums, shape.BITS))
                 if to_end is not None:
-                    to_end.index(stage).store(weight(all_steps - sums, BITS))
+                    to_end.index(stage).store(weight(all_steps - sums, shape.BITS))
                 fade.index(stage).store(gl.full([1], gl.exp2(gl.sum(x, 0) * LOG2E), gl.float32, x.type.layout))
             else:
                 fade.index(stage).store(x)
@@ -118,14 +132,10 @@ def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
 
 
 @gluon.jit
-def scan(
-    part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step,
-    C: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, LOCAL: gl.constexpr,
-    TURNED: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr,
-):  # fmt: skip
+def scan(part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step, shape):
     """64 columns of the cotangent through ``count`` chunks, from the last."""
     along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
-    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
+    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.K, 16])
     left_of_c: gl.constexpr = gl.DotOperandLayout(0, along_c, 2)
     left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
     of_tokens: gl.constexpr = gl.SliceLayout(0, along_c)
@@ -138,36 +148,38 @@ def scan(
     OUTPUTS: gl.constexpr = 1 + (dstates_at is not None) + (x_at is not None)
     passed, to_here, to_read, to_end, fade = weights
     start, end, finishes, width, first_column = ends
-    if part < PARTS:
+    if part < shape.PARTS:
         nothing = gl.zeros([M, C], gl.float32, along_c)
-        channels = gl.arange(0, K, of_channels)
+        channels = gl.arange(0, shape.K, of_channels)
         columns = first_column + part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
         if start is not None:
-            s = gl.load(start + (channels[None, :] + columns[:, None] * K if TURNED else channels[None, :] * width + columns[:, None]))
+            s = gl.load(
+                start + (channels[None, :] + columns[:, None] * shape.K if shape.TURNED else channels[None, :] * width + columns[:, None])
+            )
         else:
-            s = gl.zeros([M, K], gl.float32, along_k)
+            s = gl.zeros([M, shape.K], gl.float32, along_k)
 
         for i in range(count):
-            stage = i % STAGES
-            then = i % LATE
+            stage = i % shape.STAGES
+            then = i % shape.LATE
             chunk = count - 1 - i
-            mbarrier.wait(full.index(stage), i // STAGES & 1)
+            mbarrier.wait(full.index(stage), i // shape.STAGES & 1)
             if p_at is not None:
-                mbarrier.wait(late.index(then), i // LATE & 1)
+                mbarrier.wait(late.index(then), i // shape.LATE & 1)
                 sums = passed
-                if DECAY == HEAD:
+                if shape.DECAY == HEAD:
                     sums = passed.index(stage)
-                p_at.index(part).store(met(qb.index(then), ub.index(stage), sums, scale, along_c, DECAY, BITS))
+                p_at.index(part).store(met(qb.index(then), ub.index(stage), sums, scale, along_c, shape.DECAY, shape.BITS))
                 fence_async_shared()
-            do = dob.index(stage * PARTS + part).permute((1, 0)).load(along_c)
+            do = dob.index(stage * shape.PARTS + part).permute((1, 0)).load(along_c)
             do_left = gl.convert_layout(do, left_of_c)
             if ub is not None:
                 rounded = s.to(gl.bfloat16)
                 low = gl.convert_layout(rounded, left_of_c)
                 de = warpgroup_mma(low, ub.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
                 if dstates_to is not None:
-                    put(dstates_to, chunk * tile_step // C * K, part * M, dstates_at.index(part), rounded, OUTPUTS)
-                if DECAY == HEAD:
+                    put(dstates_to, chunk * tile_step // C * shape.K, part * M, dstates_at.index(part), rounded, OUTPUTS)
+                if shape.DECAY == HEAD:
                     de = warpgroup_mma_wait(0, deps=[de]) * to_end.index(stage).load(of_tokens)[None, :]
                 if p_at is not None:
                     de = warpgroup_mma(do_left, p_at.index(part), de, is_async=True)
@@ -175,39 +187,39 @@ def scan(
                     de = warpgroup_mma(do_left, pb.index(stage), de, is_async=True)
                 dv = warpgroup_mma_wait(0, deps=[de])
                 e = gl.convert_layout(dv.to(gl.bfloat16), left_of_c)
-            if RULE == DELTA and bb is not None:
+            if shape.RULE == DELTA and bb is not None:
                 dv = warpgroup_mma(e, bb.index(stage), nothing, use_acc=False, is_async=True)
 
             reads = do
-            if DECAY == HEAD:
+            if shape.DECAY == HEAD:
                 reads = (do.to(gl.float32) * to_read.index(stage).load(of_tokens)[None, :]).to(gl.bfloat16)
-            elif DECAY != CHANNEL:
+            elif shape.DECAY != CHANNEL:
                 reads = (do.to(gl.float32) * scale).to(gl.bfloat16)
-            if DECAY > 0:
+            if shape.DECAY > 0:
                 s = s * fade.index(stage).load(of_channels)[None, :]
             if p_at is None:
-                mbarrier.wait(late.index(then), i // LATE & 1)
+                mbarrier.wait(late.index(then), i // shape.LATE & 1)
             s = warpgroup_mma(gl.convert_layout(reads, left_of_k), qb.index(then), s, is_async=True)
             if wb is not None:
                 s = warpgroup_mma(gl.convert_layout(e, left_of_k), wb.index(then), s, is_async=True)
-            if kb is not None and DECAY == NONE:
+            if kb is not None and shape.DECAY == NONE:
                 s = warpgroup_mma_wait(0, deps=[s])  # registers run short
-            if RULE == DELTA and bb is not None:
+            if shape.RULE == DELTA and bb is not None:
                 dv = warpgroup_mma_wait(1 if wb is None else 2, deps=[dv])
                 if wb is None:
                     back = -dv
-                    if DECAY == HEAD:
+                    if shape.DECAY == HEAD:
                         back = back * to_here.index(stage).load(of_tokens)[None, :]
                     s = warpgroup_mma(gl.convert_layout(back.to(gl.bfloat16), left_of_k), ub.index(stage), s, is_async=True)
             if kb is not None:
                 dv = warpgroup_mma(low, kb.index(then).permute((1, 0)), nothing, use_acc=False, is_async=True)
-                if DECAY == HEAD:
+                if shape.DECAY == HEAD:
                     dv = warpgroup_mma_wait(0, deps=[dv]) * to_end.index(stage).load(of_tokens)[None, :]
                 dv = warpgroup_mma(do_left, own_pb.index(then), dv, is_async=True)
                 dv = warpgroup_mma(e, bb.index(stage), dv, is_async=True)
                 dv = warpgroup_mma_wait(0, deps=[dv])
                 x = warpgroup_mma(e, tb.index(then), nothing, use_acc=False, is_async=True)
-            if not LOCAL:
+            if not shape.LOCAL:
                 put(dv_to, chunk * C, part * M, dv_at.index(part), dv, OUTPUTS)
             if kb is not None:
                 x = warpgroup_mma_wait(0, deps=[x])
@@ -219,6 +231,24 @@ def scan(
         if finishes and end is not None:
             width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
             gl.store(end + channels[None, :] * width + columns[:, None], s)
+
+
+@gluon.jit
+def specialize(
+    bars, tiles, steps, targets, staging, weights, decays, ends, scale, count, tile_step, shape, REGISTERS: gl.constexpr
+):  # fmt: skip
+    """Start the warps: one warpgroup or two for the cotangent, and those that load and weigh for them."""
+    full, late, done = bars
+    firsts, seconds, sources, late_sources = tiles
+    weighed, step, rows = decays
+    PARTS: gl.constexpr = shape.PARTS
+    gl.warp_specialize([
+        (scan, (0, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step, shape)),
+        (scan, (1, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step, shape)),
+        (load, (full, done, sources, firsts, steps[0], count, 4, shape.BYTES, shape.STAGES, shape.STAGES)),
+        (load, (late, done, late_sources, seconds, steps[1], count, 5, shape.LATE_BYTES, shape.LATE, shape.STAGES)),
+        (weigh, (full, done, weights, weighed, step, rows, count, scale, shape)),
+    ], [4 if PARTS == 2 else 1, 1, 1, 1], [REGISTERS if PARTS == 2 else 24, 24, 24, 24])  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=[
@@ -355,43 +385,8 @@ def backward(
         targets, staging = (dstates_to, dv_to, x_to), (dstates_at, dv_at, x_at, p_at)
         weights = (passed, to_here, to_read, to_end, faded)
         edges = (start, end, finishes, V, first_column)
-        gl.warp_specialize([
-            (scan, (0, bars, firsts, seconds, targets, staging, weights, edges, scale, count, tile_step,
-                    C, K, PARTS, DECAY, RULE, LOCAL, TURNED, BITS, STAGES, LATE)),
-            (scan, (1, bars, firsts, seconds, targets, staging, weights, edges, scale, count, tile_step,
-                    C, K, PARTS, DECAY, RULE, LOCAL, TURNED, BITS, STAGES, LATE)),
-            (load, (full, done, sources, firsts, steps, count, 4, BYTES, STAGES, STAGES)),
-            (load, (late, done, late_sources, seconds, late_steps, count, 5, LATE_BYTES, LATE, STAGES)),
-            (weigh, (full, done, weights, weighed, step, rows, count, scale, C, K, DECAY, BEFORE, BITS, STAGES)),
-        ], [4 if PARTS == 2 else 1, 1, 1, 1], [REGISTERS if PARTS == 2 else 24, 24, 24, 24])  # fmt: skip
-
-
-def options(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -> dict[str, int]:
-    """Columns of a program, and what its pipeline and registers are."""
-    plain, erase = family.rule == PLAIN.value, family.rule == ERASE.value
-    reads = not (plain and local)
-    reads_w = erase or (not plain and family.decay == CHANNEL.value)
-    own = erase and not local
-    columns = min(size_v, WIDEST)
-    parts = columns // M.value
-    meets = reads and not family.prepared
-    b = not plain and not (local and reads_w)
-    first = 128 * (columns + reads * size_k + 64 * (reads and not meets) + 64 * b)  # bytes of a stage
-    second = 128 * (size_k + reads_w * size_k + own * (size_k + 128))
-    staged = 128 * (keep * parts * size_k + (not local) * columns + own * columns + parts * 64 * meets)
-    if family.decay == HEAD.value:
-        first += 256 * (1 + reads + meets + (not plain and not erase)) + 16
-    elif family.decay == CHANNEL.value:
-        first += 4 * size_k
-
-    def depths(room: int) -> tuple[int, int]:
-        """Stages of what is needed first and of the rest, in ``room`` bytes."""
-        room -= staged + 512  # barriers
-        late = max(1, min(6, room // (first + second)))
-        return min(6, (room - late * second) // first), late
-
-    stages, late = depths(SHARED // 2 - 1024)  # one warpgroup alone leaves room for a second program
-    if parts == 2 or min(stages, late) < 2:
-        stages, late = depths(SHARED)
-    registers, most = (224, 160) if parts == 2 else (24, 128)
-    return dict(BV=columns, STAGES=stages, LATE=late, num_warps=4, REGISTERS=registers, maxnreg=most)
+        specialize(
+            bars, (firsts, seconds, sources, late_sources), (steps, late_steps), targets, staging, weights, (weighed, step, rows),
+            edges, scale, count, tile_step,
+            Shape(K, DECAY, RULE, BEFORE, BITS, LOCAL, TURNED, PARTS, STAGES, LATE, BYTES, LATE_BYTES), REGISTERS,
+        )  # fmt: skip

@@ -76,8 +76,8 @@ class Call(NamedTuple):
     tokens: Any  # of all sequences
 
 
-class Sources(NamedTuple):
-    """What TMA reads and writes."""
+class Loaded(NamedTuple):
+    """What gradients are made of, in global memory for TMA or in shared memory."""
 
     q: Any
     k: Any
@@ -86,8 +86,25 @@ class Sources(NamedTuple):
     x: Any
     states: Any
     dstates: Any
+
+
+class Sources(NamedTuple):
+    """What TMA reads and writes."""
+
+    loaded: Loaded
     dq: Any
     dk: Any
+
+
+class Tiles(NamedTuple):
+    """Shared memory of warps that specialise."""
+
+    loaded: Loaded
+    high: Any  # decays, then what is sent
+    low: Any
+    factors: Any  # by channel, orders up to the middle, the weight up to there and from there on
+    hats: Any  # what is scaled, then gradients
+    sums: Any  # what is read across a token
 
 
 class Bars(NamedTuple):
@@ -107,23 +124,6 @@ class Bars(NamedTuple):
     sum_empty: Any
     read_full: Any = None  # what keys have as they read; keys that are read are used then
     read_empty: Any = None
-
-
-class Tiles(NamedTuple):
-    """Shared memory of warps that specialise."""
-
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    x: Any
-    states: Any
-    dstates: Any
-    high: Any  # decays, then what is sent
-    low: Any
-    factors: Any  # by channel, orders up to the middle, the weight up to there and from there on
-    hats: Any  # what is scaled, then gradients
-    sums: Any  # what is read across a token
 
 
 @gluon.jit
@@ -176,4 +176,4 @@ def sources_of(call, work, sizes, WIDTH: gl.constexpr):
     states = of_states(call.states, work.places, sizes.K, sizes.V, sizes.SPLIT, WIDTH)
     dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, WIDTH)
     dq = dense(call.dq, call.tokens, work.heads, sizes.K, WIDTH)
-    return Sources(q, k, v, do, x, states, dstates, dq, dense(call.dk, call.tokens, work.heads, sizes.K, WIDTH))
+    return Sources(Loaded(q, k, v, do, x, states, dstates), dq, dense(call.dk, call.tokens, work.heads, sizes.K, WIDTH))

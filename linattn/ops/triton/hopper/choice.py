@@ -58,15 +58,17 @@ def distrusted(rule: int, decay: int) -> str | None:
 def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, transition: bool) -> Chosen:
     """The scan of the states."""
     from linattn.ops.triton.hopper import forward as module
+    from linattn.ops.triton.hopper import scans
 
-    return module.forward, module.options(family, size_k, size_v, output, keep, transition)
+    return module.forward, scans.forward(family, size_k, size_v, output, keep, transition)
 
 
 def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -> Chosen:
     """The scan of the states' cotangents."""
     from linattn.ops.triton.hopper import backward as module
+    from linattn.ops.triton.hopper import scans
 
-    return module.backward, module.options(family, size_k, size_v, local, keep)
+    return module.backward, scans.backward(family, size_k, size_v, local, keep)
 
 
 def gradients(

@@ -14,59 +14,77 @@ weights, and where P is not prepared a further warpgroup forms it.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from linattn.ops.triton.hopper import WIDEST, tma
+from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import decayed, prepared
-from linattn.ops.triton.hopper.common import SHARED, M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.common import M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.plan import Family
+from linattn.ops.triton.hopper.operands import C
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
 
 
+class Shape(NamedTuple):
+    """Constants."""
+
+    K: Any
+    DECAY: Any
+    RULE: Any
+    BEFORE: Any
+    BITS: Any
+    LOCAL: Any
+    OUTPUT: Any
+    KEEP: Any
+    TURNED: Any
+    MEETS: Any  # P is formed here
+    PARTS: Any  # warpgroups that share the values
+    STAGES: Any
+    BYTES: Any  # of a stage
+
+
 @gluon.jit
-def load(full, empty, sources, buffers, values, raw_step, tile_step, count, BYTES: gl.constexpr, C: gl.constexpr, PARTS: gl.constexpr,
-         STAGES: gl.constexpr):  # fmt: skip
-    """Bring the operands of chunk after chunk: k, q, write ``raw_step`` rows apart, what is prepared ``tile_step``."""
+def load(full, empty, sources, buffers, values, steps, count, shape):
+    """Bring the operands of chunk after chunk: k, q, write the first of ``steps`` rows apart, what is prepared the second."""
     vd, vb, v_row = values
     for i in range(count):
-        stage = i % STAGES
+        stage = i % shape.STAGES
         here = full.index(stage)
-        mbarrier.wait(empty.index(stage), (i // STAGES & 1) ^ 1)
-        mbarrier.expect(here, BYTES)
+        mbarrier.wait(empty.index(stage), (i // shape.STAGES & 1) ^ 1)
+        mbarrier.expect(here, shape.BYTES)
         for n in gl.static_range(7):
             if sources[n] is not None:
-                row = i * (raw_step if n < 3 else tile_step)
+                row = i * (steps[0] if n < 3 else steps[1])
                 tma.load(sources[n], [row, 0], here, buffers[n].index(stage))
-        for part in gl.static_range(PARTS):
-            tma.load(vd, [v_row + i * C, part * M], here, vb.index(stage * PARTS + part))
+        for part in gl.static_range(shape.PARTS):
+            tma.load(vd, [v_row + i * C, part * M], here, vb.index(stage * shape.PARTS + part))
 
 
 @gluon.jit
-def store(ready, free, outs, step, count, C: gl.constexpr, PARTS: gl.constexpr):
+def store(ready, free, outs, step, count, shape):
     """Write what the warpgroups leave, each its 64 columns: outputs or values, and the states before each chunk."""
     od, ob, sd, sb = outs
     for i in range(count):
         if sd is not None:
-            for part in gl.static_range(PARTS):
-                mbarrier.wait(ready.index(PARTS + part), i & 1)
+            for part in gl.static_range(shape.PARTS):
+                mbarrier.wait(ready.index(shape.PARTS + part), i & 1)
                 tma.store(sd, [i * step, part * M], sb.index(part))
             tma.store_wait(0)
-            for part in gl.static_range(PARTS):
-                mbarrier.arrive(free.index(PARTS + part), count=1)
+            for part in gl.static_range(shape.PARTS):
+                mbarrier.arrive(free.index(shape.PARTS + part), count=1)
         if od is not None:
-            for part in gl.static_range(PARTS):
+            for part in gl.static_range(shape.PARTS):
                 mbarrier.wait(ready.index(part), i & 1)
                 tma.store(od, [i * C, part * M], ob.index(part))
             tma.store_wait(0)
-            for part in gl.static_range(PARTS):
+            for part in gl.static_range(shape.PARTS):
                 mbarrier.arrive(free.index(part), count=1)
 
 
 @gluon.jit
-def weigh(full, empty, weights, source, step, rows, count, scale, total, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr,
-          BEFORE: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def weigh(full, empty, weights, source, step, rows, count, scale, total, shape):
     """Turn decays into weights, chunk after chunk; what the state fades by in all goes to ``total`` [K].
 
     Per head: what the state fades by up to each token (for queries times the scale), each token's write up to the end, and the
@@ -74,28 +92,28 @@ def weigh(full, empty, weights, source, step, rows, count, scale, total, C: gl.c
     """
     to_here, to_read, to_end, passed, fade = weights
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    channels = gl.arange(0, K, layout)
-    if DECAY > 0:
-        whole_fade = gl.full([K], 1.0, gl.float32, layout)
+    channels = gl.arange(0, shape.K, layout)
+    if shape.DECAY > 0:
+        whole_fade = gl.full([shape.K], 1.0, gl.float32, layout)
         for i in range(count):
-            stage = i % STAGES
-            if DECAY == CHANNEL:
+            stage = i % shape.STAGES
+            if shape.DECAY == CHANNEL:
                 faded = gl.load(source + i.to(gl.int64) * step + channels)
                 whole_fade *= faded
             else:
                 token = i * C + gl.arange(0, C, layout)
                 d = gl.load(source + token.to(gl.int64) * step, mask=token < rows, other=0.0).to(gl.float32)
-                steps = whole(d, BITS)
+                steps = whole(d, shape.BITS)
                 sums = gl.associative_scan(steps, 0, add)
                 all_steps = gl.sum(steps, 0)
                 fades = gl.exp2(gl.sum(d, 0) * LOG2E)
                 faded = gl.full([1], fades, gl.float32, layout)
                 whole_fade *= fades
-            mbarrier.wait(empty.index(stage), (i // STAGES & 1) ^ 1)
-            if DECAY == HEAD:
-                to_here.index(stage).store(weight(sums, BITS))
-                to_read.index(stage).store(weight(sums - steps if BEFORE else sums, BITS) * scale)
-                to_end.index(stage).store(weight(all_steps - sums, BITS))
+            mbarrier.wait(empty.index(stage), (i // shape.STAGES & 1) ^ 1)
+            if shape.DECAY == HEAD:
+                to_here.index(stage).store(weight(sums, shape.BITS))
+                to_read.index(stage).store(weight(sums - steps if shape.BEFORE else sums, shape.BITS) * scale)
+                to_end.index(stage).store(weight(all_steps - sums, shape.BITS))
                 passed.index(stage).store(sums)
             fade.index(stage).store(faded)
             mbarrier.arrive(full.index(stage), count=1)
@@ -104,22 +122,21 @@ def weigh(full, empty, weights, source, step, rows, count, scale, total, C: gl.c
 
 
 @gluon.jit
-def meet(full, made, empty, qb, kb, pb, passed, scale, count, C: gl.constexpr, DECAY: gl.constexpr, BITS: gl.constexpr, MEETS: gl.constexpr,
-         STAGES: gl.constexpr):  # fmt: skip
+def meet(full, made, empty, qb, kb, pb, passed, scale, count, shape):
     """Form P, the masked and decayed products of queries and keys, where nobody prepared it."""
-    if MEETS:
+    if shape.MEETS:
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
         queries: gl.constexpr = gl.SliceLayout(1, layout)
         keys: gl.constexpr = gl.SliceLayout(0, layout)
         visible = gl.arange(0, C, queries)[:, None] >= gl.arange(0, C, keys)[None, :]
         for i in range(count):
-            stage = i % STAGES
-            mbarrier.wait(full.index(stage), i // STAGES & 1)
+            stage = i % shape.STAGES
+            mbarrier.wait(full.index(stage), i // shape.STAGES & 1)
             p = gl.zeros([C, C], gl.float32, layout)
             p = warpgroup_mma(qb.index(stage), kb.index(stage).permute((1, 0)), p, use_acc=False, is_async=True)
-            if DECAY == HEAD:
+            if shape.DECAY == HEAD:
                 between = passed.index(stage).load(queries)[:, None] - passed.index(stage).load(keys)[None, :]
-                factor = weight(between, BITS) * scale
+                factor = weight(between, shape.BITS) * scale
             else:
                 factor = scale
             p = warpgroup_mma_wait(0, deps=[p])
@@ -139,92 +156,91 @@ def hand_over(x, out, ready, free, i):
 
 
 @gluon.jit
-def scan(
-    part: gl.constexpr, bars, buffers, vb, ob, sb, weights, ends, scale, count,
-    C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, LOCAL: gl.constexpr, OUTPUT: gl.constexpr,
-    KEEP: gl.constexpr, TURNED: gl.constexpr, MEETS: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def scan(part: gl.constexpr, bars, buffers, staged, weights, ends, scale, count, shape):
     """64 columns of the state through ``count`` chunks."""
     along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
-    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
+    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.K, 16])
     left_of_c: gl.constexpr = gl.DotOperandLayout(0, along_c, 2)
     left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
     of_tokens: gl.constexpr = gl.SliceLayout(0, along_c)
     of_channels: gl.constexpr = gl.SliceLayout(0, along_k)
     full, empty, made, ready, free = bars
+    vb, ob, sb = staged
     kb, qb, ub, wb, bb, pb, xb = buffers
     to_here, to_read, to_end, _, fade = weights
     start, end, finishes, width, identity, first_column = ends
     nothing = gl.zeros([M, C], gl.float32, along_c)
     columns = first_column + part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
-    channels = gl.arange(0, K, of_channels)
-    if LOCAL:
+    channels = gl.arange(0, shape.K, of_channels)
+    if shape.LOCAL:
         s = gl.where(identity & (channels[None, :] == columns[:, None]), 1.0, 0.0)
     elif start is not None:
-        s = gl.load(start + (channels[None, :] + columns[:, None] * K if TURNED else channels[None, :] * width + columns[:, None]))
+        s = gl.load(
+            start + (channels[None, :] + columns[:, None] * shape.K if shape.TURNED else channels[None, :] * width + columns[:, None])
+        )
     else:
-        s = gl.zeros([M, K], gl.float32, along_k)
+        s = gl.zeros([M, shape.K], gl.float32, along_k)
 
     for i in range(count):
-        stage = i % STAGES
-        mbarrier.wait(full.index(stage), i // STAGES & 1)
-        v = vb.index(stage * PARTS + part).permute((1, 0))
+        stage = i % shape.STAGES
+        mbarrier.wait(full.index(stage), i // shape.STAGES & 1)
+        v = vb.index(stage * shape.PARTS + part).permute((1, 0))
         rounded = s.to(gl.bfloat16)
-        if KEEP:
-            hand_over(rounded, sb.index(part), ready.index(PARTS + part), free.index(PARTS + part), i)
+        if shape.KEEP:
+            hand_over(rounded, sb.index(part), ready.index(shape.PARTS + part), free.index(shape.PARTS + part), i)
         low = gl.convert_layout(rounded, left_of_c)
 
         if wb is not None:
             e = warpgroup_mma(low, wb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             e = warpgroup_mma(v, bb.index(stage).permute((1, 0)), e, is_async=True)
-        elif RULE == DELTA:
+        elif shape.RULE == DELTA:
             seen = warpgroup_mma(low, kb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if OUTPUT:
+        if shape.OUTPUT:
             out = warpgroup_mma(low, qb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if RULE == DELTA and wb is None:
-            seen = warpgroup_mma_wait(1 if OUTPUT else 0, deps=[seen])
-            if DECAY == HEAD:
+        if shape.RULE == DELTA and wb is None:
+            seen = warpgroup_mma_wait(1 if shape.OUTPUT else 0, deps=[seen])
+            if shape.DECAY == HEAD:
                 seen = seen * to_here.index(stage).load(of_tokens)[None, :]
             change = (v.load(along_c).to(gl.float32) - seen).to(gl.bfloat16)
             e = warpgroup_mma(gl.convert_layout(change, left_of_c), bb.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
 
-        if OUTPUT:
-            if RULE == PLAIN:
+        if shape.OUTPUT:
+            if shape.RULE == PLAIN:
                 out = warpgroup_mma_wait(0, deps=[out])
             else:
                 out, e = warpgroup_mma_wait(0, deps=[out, e])
-            if DECAY == HEAD:
+            if shape.DECAY == HEAD:
                 out = out * to_read.index(stage).load(of_tokens)[None, :]
-            elif DECAY != CHANNEL:
+            elif shape.DECAY != CHANNEL:
                 out = out * scale
             p = pb.index(stage).permute((1, 0))
-            if MEETS:
-                mbarrier.wait(made.index(stage), i // STAGES & 1)
-            if RULE != DELTA:
+            if shape.MEETS:
+                mbarrier.wait(made.index(stage), i // shape.STAGES & 1)
+            if shape.RULE != DELTA:
                 out = warpgroup_mma(v, p, out, is_async=True)
-            if RULE != PLAIN:
-                read_by = xb.index(stage).permute((1, 0)) if RULE == ERASE else p
+            if shape.RULE != PLAIN:
+                read_by = xb.index(stage).permute((1, 0)) if shape.RULE == ERASE else p
                 out = warpgroup_mma(gl.convert_layout(e.to(gl.bfloat16), left_of_c), read_by, out, is_async=True)
-        elif RULE != PLAIN:
+        elif shape.RULE != PLAIN:
             e = warpgroup_mma_wait(0, deps=[e])
-            if KEEP:
+            if shape.KEEP:
                 hand_over(e.to(gl.bfloat16), ob.index(part), ready.index(part), free.index(part), i)
 
-        if DECAY > 0:
+        if shape.DECAY > 0:
             s = s * fade.index(stage).load(of_channels)[None, :]
-        if RULE != DELTA:
-            if DECAY == HEAD:
+        if shape.RULE != DELTA:
+            if shape.DECAY == HEAD:
                 written = v.load(along_c).to(gl.float32) * to_end.index(stage).load(of_tokens)[None, :]
                 s = warpgroup_mma(gl.convert_layout(written.to(gl.bfloat16), left_of_k), kb.index(stage), s, is_async=True)
             else:
                 s = warpgroup_mma(v, kb.index(stage), s, is_async=True)
-        if RULE != PLAIN:
-            if DECAY == HEAD:
+        if shape.RULE != PLAIN:
+            if shape.DECAY == HEAD:
                 e = e * to_end.index(stage).load(of_tokens)[None, :]
-            key = (ub if RULE == ERASE else kb).index(stage)
+            key = (ub if shape.RULE == ERASE else kb).index(stage)
             s = warpgroup_mma(gl.convert_layout(e.to(gl.bfloat16), left_of_k), key, s, is_async=True)
-        if OUTPUT:
-            out = warpgroup_mma_wait(2 if RULE == ERASE else 1, deps=[out])
+        if shape.OUTPUT:
+            out = warpgroup_mma_wait(2 if shape.RULE == ERASE else 1, deps=[out])
             hand_over(out.to(gl.bfloat16), ob.index(part), ready.index(part), free.index(part), i)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(empty.index(stage), count=1)
@@ -233,6 +249,32 @@ def scan(
         if finishes:
             width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
             gl.store(end + channels[None, :] * width + columns[:, None], s)
+
+
+@gluon.jit
+def specialize(bars, sources, buffers, values, outs, weights, decays, ends, steps, scale, count, shape, REGISTERS: gl.constexpr):
+    """Start the warps: one warpgroup or two for the state, and those around them."""
+    full, empty, made, ready, free = bars
+    vb, ob, sb = values[1], outs[1], outs[3]
+    weighed, step, rows, fade_to = decays
+    MEETS: gl.constexpr = shape.MEETS
+    if shape.PARTS == 2:
+        gl.warp_specialize([
+            (scan, (0, bars, buffers, (vb, ob, sb), weights, ends, scale, count, shape)),
+            (scan, (1, bars, buffers, (vb, ob, sb), weights, ends, scale, count, shape)),
+            (meet, (full, made, empty, buffers[1], buffers[0], buffers[5], weights[3], scale, count, shape)),
+            (load, (full, empty, sources, buffers, values, steps, count, shape)),
+            (store, (ready, free, outs, steps[2], count, shape)),
+            (weigh, (full, empty, weights, weighed, step, rows, count, scale, fade_to, shape)),
+        ], [4, 4 if MEETS else 1, 1, 1, 1], [REGISTERS, 104 if MEETS else 24, 24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (scan, (0, bars, buffers, (vb, ob, sb), weights, ends, scale, count, shape)),
+            (meet, (full, made, empty, buffers[1], buffers[0], buffers[5], weights[3], scale, count, shape)),
+            (load, (full, empty, sources, buffers, values, steps, count, shape)),
+            (store, (ready, free, outs, steps[2], count, shape)),
+            (weigh, (full, empty, weights, weighed, step, rows, count, scale, fade_to, shape)),
+        ], [4 if MEETS else 1, 1, 1, 1], [REGISTERS if MEETS else 24, 24, 24, 24])  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=[
@@ -347,45 +389,8 @@ def forward(
             if FINAL:
                 end = final + (n.to(gl.int64) * heads + head) * K * V
         v_row = gl.where(identity, tile_rows, 0)  # past the end: zeros
-        ends = (start, end, finishes, width, identity, first_column)
-        if PARTS == 2:
-            gl.warp_specialize([
-                (scan, (0, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
-                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES)),
-                (scan, (1, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
-                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES)),
-                (meet, (full, made, empty, qb, kb, pb, passed, scale, count, C, DECAY, BITS, MEETS, STAGES)),
-                (load, (full, empty, sources, buffers, (vd, vb, v_row), raw_step, tile_step, count, BYTES, C, PARTS, STAGES)),
-                (store, (ready, free, (od, ob, sd, sb), heads * K, count, C, PARTS)),
-                (weigh, (full, empty, weights, weighed, step, rows, count, scale, fade_to, C, K, DECAY, BEFORE, BITS, STAGES)),
-            ], [4, 4 if MEETS else 1, 1, 1, 1], [REGISTERS, 104 if MEETS else 24, 24, 24, 24])  # fmt: skip
-        else:
-            gl.warp_specialize([
-                (scan, (0, (full, empty, made, ready, free), buffers, vb, ob, sb, weights, ends, scale, count,
-                        C, K, DECAY, RULE, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES)),
-                (meet, (full, made, empty, qb, kb, pb, passed, scale, count, C, DECAY, BITS, MEETS, STAGES)),
-                (load, (full, empty, sources, buffers, (vd, vb, v_row), raw_step, tile_step, count, BYTES, C, PARTS, STAGES)),
-                (store, (ready, free, (od, ob, sd, sb), heads * K, count, C, PARTS)),
-                (weigh, (full, empty, weights, weighed, step, rows, count, scale, fade_to, C, K, DECAY, BEFORE, BITS, STAGES)),
-            ], [4 if MEETS else 1, 1, 1, 1], [REGISTERS if MEETS else 24, 24, 24, 24])  # fmt: skip
-
-
-def options(family: Family, size_k: int, size_v: int, output: bool, keep: bool, transition: bool) -> dict[str, int]:
-    """Columns of a program, and what its pipeline and registers are."""
-    erase, delta, by_channel = family.rule == ERASE.value, family.rule == DELTA.value, family.decay == CHANNEL.value
-    meets = output and not family.prepared
-    columns = min(size_k, size_v, WIDEST) if transition else min(size_v, WIDEST)
-    parts = columns // M.value
-    wide = 1 + output + 2 * erase + (delta and by_channel)
-    square = (erase or delta) + output * (1 + erase)
-    stage = 128 * (wide * size_k + columns + square * 64) + 1040  # the last is for weights
-    left = parts * 8192 * (output or (keep and family.rule != PLAIN.value)) + parts * 128 * size_k * keep + 512
-    programs = 2 if parts == 1 and 2 * (left + 2 * stage) <= SHARED and not (meets and size_k > 64) else 1
-    stages = min(2 if output and delta else 6, (SHARED // programs - left) // stage)  # the delta rule's outputs wait for products alone
-    if parts == 2:
-        registers, most = (184, 128) if meets else (224, 160)
-    elif meets:
-        registers, most = (80, 80) if programs == 2 else (104, 160)
-    else:
-        registers, most = 24, 128
-    return dict(BV=columns, STAGES=stages, num_warps=4, REGISTERS=registers, maxnreg=most)
+        specialize(
+            (full, empty, made, ready, free), sources, buffers, (vd, vb, v_row), (od, ob, sd, sb), weights, (weighed, step, rows, fade_to),
+            (start, end, finishes, width, identity, first_column), (raw_step, tile_step, heads * K), scale, count,
+            Shape(K, DECAY, RULE, BEFORE, BITS, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES, BYTES), REGISTERS,
+        )  # fmt: skip

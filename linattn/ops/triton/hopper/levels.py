@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.call import Loaded
 from linattn.ops.triton.hopper.chunks import chunk
 from linattn.ops.triton.hopper.common import barriers
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared
@@ -29,13 +30,7 @@ class Place(NamedTuple):
 class Tiles(NamedTuple):
     """Shared memory."""
 
-    q: Any  # then its gradients
-    k: Any
-    v: Any
-    do: Any
-    x: Any
-    states: Any
-    dstates: Any
+    loaded: Loaded  # q and k make room for their gradients
     high: Any  # decays
     low: Any
     met: Any  # queries and keys that meet

@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import sources_of
+from linattn.ops.triton.hopper.call import Loaded, sources_of
 from linattn.ops.triton.hopper.chunks import fetch, send, state_at
 from linattn.ops.triton.hopper.common import buffer, numbers
 from linattn.ops.triton.hopper.decays import columns, halves_at, lay_out_orders, save_gradients
@@ -59,7 +59,8 @@ def mirrored(cotangents, values, token, other, scale):
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     """All gradients of a block of channels of a chunk."""
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
-    qb, kb, eb, ob, xb, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.x, tiles.states, tiles.dstates
+    room = tiles.loaded
+    qb, kb, eb, ob, xb, sb, dsb = room.q, room.k, room.v, room.do, room.x, room.states, room.dstates
     high, low = tiles.high, tiles.low
     here, block = at.chunk, at.block
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
@@ -72,13 +73,13 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     barrier()  # nobody is still reading
     mbarrier.expect(full, 6 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
     of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
-    tma.load(sources.states, of_state, full, sb)
-    tma.load(sources.dstates, of_state, full, dsb)
-    fetch(sources.do, here, full, ob, sizes.V)
-    fetch(sources.x, here, full, xb, sizes.V)
-    fetch(sources.v, here, full, eb, sizes.V)
-    tma.load(sources.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
-    tma.load(sources.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
+    tma.load(sources.loaded.states, of_state, full, sb)
+    tma.load(sources.loaded.dstates, of_state, full, dsb)
+    fetch(sources.loaded.do, here, full, ob, sizes.V)
+    fetch(sources.loaded.x, here, full, xb, sizes.V)
+    fetch(sources.loaded.v, here, full, eb, sizes.V)
+    tma.load(sources.loaded.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
+    tma.load(sources.loaded.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, columns(gl.num_warps(), 4))
     ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
@@ -92,7 +93,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     mbarrier.wait(full, phase)
     if sizes.DDECAY:
-        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
+        tiles.past.store(gl.sum(passing(in_blocks(sb, BLOCK, sizes.V), in_blocks(dsb, BLOCK, sizes.V), sizes.V), 1))
     y = warpgroup_mma_wait(0, deps=[y])
     x = warpgroup_mma_wait(0, deps=[x])
     dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -187,12 +188,13 @@ def gradients(call, work, sizes):
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:
         sources = sources_of(call, work, sizes, BLOCK)
-        tiles = Tiles(
-            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, sizes.V).index(0), buffer(1, C, sizes.V).index(0),
-            buffer(1, C, sizes.V).index(0), buffer(1, BLOCK, sizes.V).index(0), buffer(1, BLOCK, sizes.V).index(0), buffer(1, C, BLOCK),
-            buffer(1, C, BLOCK), None, buffer(1, C, BLOCK).index(0) if sizes.V == BLOCK else None,
-            numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0),
+        V: gl.constexpr = sizes.V
+        room = Loaded(
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0),
+            buffer(1, C, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0),
         )  # fmt: skip
+        high, low, more = buffer(1, C, BLOCK), buffer(1, C, BLOCK), buffer(1, C, BLOCK).index(0) if V == BLOCK else None
+        tiles = Tiles(room, high, low, None, more, numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0))
         each_unsettled(by_levels, item, call, work, sources, tiles, sizes)
 
 

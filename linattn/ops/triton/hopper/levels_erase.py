@@ -34,6 +34,7 @@ from linattn.ops.triton.hopper.operands import (
     exp2,
     held,
     hold,
+    in_blocks,
     left,
     passing,
     pick,
@@ -148,7 +149,7 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     mbarrier.wait(full.index(0), phase)
     if sizes.DDECAY:
-        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
+        tiles.past.store(gl.sum(passing(in_blocks(sb, BLOCK, sizes.V), in_blocks(dsb, BLOCK, sizes.V), sizes.V), 1))
     x, x_before, y = warpgroup_mma_wait(0, deps=[x, x_before, y])
     dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
     dr = warpgroup_mma(xb, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)

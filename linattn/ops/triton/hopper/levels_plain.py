@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import sources_of
+from linattn.ops.triton.hopper.call import Loaded, sources_of
 from linattn.ops.triton.hopper.chunks import fetch, send, state_at
 from linattn.ops.triton.hopper.common import buffer, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, lay_out_orders, save_gradients
@@ -47,7 +47,8 @@ from linattn.ops.triton.tiles import LOG2E
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     """All gradients of a block of channels of a chunk."""
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
-    qb, kb, vb, ob, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.states, tiles.dstates
+    room = tiles.loaded
+    qb, kb, vb, ob, sb, dsb = room.q, room.k, room.v, room.do, room.states, room.dstates
     high, low, met, gs, faded = tiles.high, tiles.low, tiles.met, tiles.g, tiles.faded
     here, block = at.chunk, at.block
     nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
@@ -60,13 +61,13 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     tma.store_wait(0)
     barrier()  # nobody is still reading
     mbarrier.expect(full, 4 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
-    fetch(sources.v, here, full, vb, sizes.V)
-    fetch(sources.do, here, full, ob, sizes.V)
-    tma.load(sources.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
-    tma.load(sources.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
+    fetch(sources.loaded.v, here, full, vb, sizes.V)
+    fetch(sources.loaded.do, here, full, ob, sizes.V)
+    tma.load(sources.loaded.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
+    tma.load(sources.loaded.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
     of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
-    tma.load(sources.states, of_state, full, sb)
-    tma.load(sources.dstates, of_state, full, dsb)
+    tma.load(sources.loaded.states, of_state, full, sb)
+    tma.load(sources.loaded.dstates, of_state, full, dsb)
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, ROWS)
     ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
@@ -181,7 +182,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
             here_on = pick(other >= token)
             dd = warpgroup_mma(here_on, gs, dd, is_async=True)
             dd = warpgroup_mma(here_on, met, dd, is_async=True)
-        past = gl.convert_layout(gl.sum(passing(sb, dsb, sizes.V), 1), of_channels)
+        past = gl.convert_layout(gl.sum(passing(in_blocks(sb, BLOCK, sizes.V), in_blocks(dsb, BLOCK, sizes.V), sizes.V), 1), of_channels)
         past = (past * faded.load(of_channels))[None, :]
         dd = warpgroup_mma_wait(0, deps=[dd])
         dd = dd + past
@@ -210,16 +211,17 @@ def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constex
 @gluon.jit
 def gradients(call, work, sizes):
     """The bonus's gradient, which knows no decay, is done."""
-    V: gl.constexpr = sizes.V
     blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:
         sources = sources_of(call, work, sizes, BLOCK)
-        tiles = Tiles(
+        V: gl.constexpr = sizes.V
+        room = Loaded(
             buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0), None,
-            buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, C, BLOCK), buffer(1, C, BLOCK),
-            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), numbers(1, BLOCK, gl.float32).index(0), None,
+            buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0),
         )  # fmt: skip
+        high, low, met, g = buffer(1, C, BLOCK), buffer(1, C, BLOCK), buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0)
+        tiles = Tiles(room, high, low, met, g, numbers(1, BLOCK, gl.float32).index(0), None)
         each_unsettled(by_levels, item, call, work, sources, tiles, sizes)
 
 

@@ -155,11 +155,10 @@ def in_blocks(tile, ROWS: gl.constexpr, K: gl.constexpr):
 
 @gluon.jit
 def passing(states, dstates, V: gl.constexpr):
-    """[BLOCK, BLOCK]: whose rows sum to what ``states`` [BLOCK, V] and their cotangents ``dstates`` have in common, by channel."""
+    """[BLOCK, BLOCK]: whose rows sum to what ``states`` and their cotangents, both ``in_blocks``, have in common, by channel."""
     WARPS: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [BLOCK // WARPS, WARPS // 2], [WARPS, 1], [1, 0])
-    s, ds = in_blocks(states, BLOCK, V), in_blocks(dstates, BLOCK, V)
     both = gl.zeros([BLOCK, BLOCK], gl.float32, layout)
     for part in gl.static_range(V // BLOCK):
-        both += s.index(part).load(layout).to(gl.float32) * ds.index(part).load(layout).to(gl.float32)
+        both += states.index(part).load(layout).to(gl.float32) * dstates.index(part).load(layout).to(gl.float32)
     return both

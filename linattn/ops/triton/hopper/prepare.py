@@ -73,8 +73,8 @@ def prepare(
         if DECAY != CHANNEL:
             prepare_head.prepare(call, at, index, K, C, DECAY, BITS, kind)
         elif RULE == PLAIN:
-            prepare_plain.prepare(call, at, K, C, BEFORE)
+            prepare_plain.prepare(call, at, K, BEFORE)
         elif RULE == DELTA:
-            prepare_delta.prepare(call, at, K, C, kind)
+            prepare_delta.prepare(call, at, K, kind)
         else:
-            prepare_erase.prepare(call, at, K, C)
+            prepare_erase.prepare(call, at, K)

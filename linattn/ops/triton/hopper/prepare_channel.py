@@ -13,8 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import numbers
-from linattn.ops.triton.hopper.names import copy_async, copy_commit, reinterpret, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, add_two, exp2, pick, start_sum
+from linattn.ops.triton.hopper.names import copy_async, copy_commit, fence_async_shared, reinterpret, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, WIDE, C, add_two, exp2, keep, pick, start_sum
 from linattn.ops.triton.tiles import LOG2E, TAME
 
 
@@ -37,13 +37,13 @@ def chunk(call, at):
 
 
 @gluon.jit
-def room(C: gl.constexpr, K: gl.constexpr):
+def room(K: gl.constexpr):
     """Shared memory for [C, K] of bfloat16."""
     return gl.allocate_shared_memory(gl.bfloat16, [C, K], gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16))
 
 
 @gluon.jit
-def copy_rows(tile, start, token, count, C: gl.constexpr, K: gl.constexpr):
+def copy_rows(tile, start, token, count, K: gl.constexpr):
     """Begin to bring rows of a head to shared memory; zeros follow them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
     row = gl.arange(0, C, gl.SliceLayout(1, layout))
@@ -52,30 +52,45 @@ def copy_rows(tile, start, token, count, C: gl.constexpr, K: gl.constexpr):
 
 
 @gluon.jit
-def copy_pair(q_tile, k_tile, call, here, C: gl.constexpr, K: gl.constexpr):
+def copy_pair(q_tile, k_tile, call, here, K: gl.constexpr):
     """Begin to bring queries and keys."""
     q, k = call.q, call.k
     from_q = q.base + here.time * (q.token // 8 * 8) + here.shared * (q.head // 8 * 8)
     from_k = k.base + here.time * (k.token // 8 * 8) + here.shared * (k.head // 8 * 8)
-    copy_rows(q_tile, from_q, q.token, here.count, C, K)
-    copy_rows(k_tile, from_k, k.token, here.count, C, K)
+    copy_rows(q_tile, from_q, q.token, here.count, K)
+    copy_rows(k_tile, from_k, k.token, here.count, K)
     copy_commit()
 
 
 @gluon.jit
-def decays_at(call, here):
-    """Where the decays of a chunk begin."""
-    return call.decay.base + here.time * (call.decay.token // 4 * 4) + here.head * (call.decay.head // 4 * 4)
+def half_of(start, token, first, last, K: gl.constexpr):
+    """Natural logarithms [C / 2, K] from row ``first`` on, 0 from row ``last`` on; a reset is finite and leaves nothing."""
+    layout: gl.constexpr = gl.BlockedLayout([C // 2 * K // 512, 4], [128 // K, K // 4], [4, 1], [1, 0])
+    row = first + gl.arange(0, C // 2, gl.SliceLayout(1, layout))
+    channel = gl.arange(0, K, gl.SliceLayout(0, layout))
+    a = gl.load(start + row[:, None] * (token // 4 * 4) + channel[None, :], mask=(row < last)[:, None], other=0.0)
+    return gl.maximum(a.to(gl.float32), NATURAL_RESET)
 
 
 @gluon.jit
-def decays_of(decay, token, first, last, ROWS: gl.constexpr, K: gl.constexpr):
-    """Natural logarithms [ROWS, K] from row ``first`` on, 0 from row ``last`` on; a reset is finite and leaves nothing."""
-    layout: gl.constexpr = gl.BlockedLayout([ROWS * K // 512, 4], [128 // K, K // 4], [4, 1], [1, 0])
-    row = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    channel = gl.arange(0, K, gl.SliceLayout(0, layout))
-    a = gl.load(decay + row[:, None] * (token // 4 * 4) + channel[None, :], mask=(row < last)[:, None], other=0.0)
-    return gl.maximum(a.to(gl.float32), NATURAL_RESET)
+def load_decays(call, tokens, tiles, K: gl.constexpr):
+    """The decays of both halves of a chunk; ``tiles``, high and low (or None), have them for sums."""
+    decay = call.decay
+    start = decay.base + tokens.time * (decay.token // 4 * 4) + tokens.head * (decay.head // 4 * 4)
+    early = half_of(start, decay.token, 0, tokens.count, K)
+    late = half_of(start, decay.token, C // 2, tokens.count, K)
+    keep(early, tiles, 0, C // 2)
+    keep(late, tiles, C // 2, C // 2)
+    fence_async_shared()
+    return early, late
+
+
+@gluon.jit
+def numbered(call):
+    """Numbers of tokens by row and by column."""
+    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
+    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
+    return i, gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
 
 
 @gluon.jit
@@ -116,7 +131,7 @@ def save_totals(early, late, call, here, K: gl.constexpr):
 
 
 @gluon.jit
-def write_out(to, tile, C: gl.constexpr, WIDTH: gl.constexpr):
+def write_out(to, tile, WIDTH: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     row = gl.arange(0, C, gl.SliceLayout(1, layout))
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))

@@ -14,13 +14,13 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import away_from_zero, buffer, numbers
 from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, held, in_blocks, keep, left
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, in_blocks, left
 from linattn.ops.triton.hopper.prepare_channel import (
     between,
     chunk,
     copy_pair,
-    decays_at,
-    decays_of,
+    load_decays,
+    numbered,
     reciprocal,
     room,
     save_totals,
@@ -35,7 +35,7 @@ THIN = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16]))  # 
 
 
 @gluon.jit
-def strictly_late(n, row, C: gl.constexpr):
+def strictly_late(n, row):
     """T' [column, row] of T = (I - N)^-1 in four pieces, from N' [column, row], which is 0 on and below its diagonal."""
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     high, low = halves(n)
@@ -59,26 +59,20 @@ def strictly_late(n, row, C: gl.constexpr):
 
 
 @gluon.jit
-def prepare(call, at, K: gl.constexpr, C: gl.constexpr, kind: gl.constexpr):
+def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     """Writes p, b, w, queries, keys and what the state fades by."""
     tokens = chunk(call, at)
-    q_tile, k_tile = room(C, K), room(C, K)
-    copy_pair(q_tile, k_tile, call, tokens, C, K)
+    q_tile, k_tile = room(K), room(K)
+    copy_pair(q_tile, k_tile, call, tokens, K)
 
-    HALF: gl.constexpr = C // 2
     LOW: gl.constexpr = call.decay.base.dtype.element_ty != gl.bfloat16
-    from_decay = decays_at(call, tokens)
     token = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
     inside = token < tokens.count
     where = call.beta.base + (tokens.time + token) * call.beta.token + tokens.head * call.beta.head
     strength = gl.load(where, mask=inside, other=0.0)
-    early = decays_of(from_decay, call.decay.token, 0, tokens.count, HALF, K)
-    late = decays_of(from_decay, call.decay.token, HALF, tokens.count, HALF, K)
-    high_tile, low_tile = room(C, K), room(C, K)
+    high_tile, low_tile = room(K), room(K)
+    early, late = load_decays(call, tokens, (high_tile, low_tile if LOW else None), K)
     decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
-    keep(early, (high_tile, low_tile if LOW else None), 0, HALF)
-    keep(late, (high_tile, low_tile if LOW else None), HALF, HALF)
-    fence_async_shared()
     by_block, nearest = save_totals(early, late, call, tokens, K)
     BLOCKS: gl.constexpr = K // BLOCK
     strengths = numbers(1, C, gl.float32).index(0)
@@ -89,9 +83,7 @@ def prepare(call, at, K: gl.constexpr, C: gl.constexpr, kind: gl.constexpr):
     kept_keys = in_blocks(low_tile, C, K)  # and as what they write is read, in a chunk that settles
     met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be an operand
 
-    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
-    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
-    t = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
+    i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     d = nothing
@@ -154,23 +146,23 @@ def prepare(call, at, K: gl.constexpr, C: gl.constexpr, kind: gl.constexpr):
             here = exp2(summed(t <= i, decays, block) * LOG2E)
             q_blocks.index(block).store((held(q_blocks.index(block)) * call.scale * here).to(gl.bfloat16))
             seen.index(block).store((kx.to(gl.float32) * here).to(gl.bfloat16))
-    write_out(call.q_faded + tokens.place * C * K, q_tile, C, K)
-    write_out(call.k_faded + tokens.place * C * K, k_tile, C, K)
+    write_out(call.q_faded + tokens.place * C * K, q_tile, K)
+    write_out(call.k_faded + tokens.place * C * K, k_tile, K)
     met.store(gl.where(i >= t, a, 0.0).to(gl.bfloat16))
-    write_out(call.p + tokens.place * C * C, met, C, C)
+    write_out(call.p + tokens.place * C * C, met, C)
 
     column = gl.arange(0, C, gl.SliceLayout(1, THIN))
     n = gl.where(i < t, a * -strengths.load(of_channels)[None, :], 0.0)
-    x0, x1, x2, x3 = strictly_late(n, column + nought, C)
+    x0, x1, x2, x3 = strictly_late(n, column + call.heads % call.group)
     strength = strengths.load(gl.SliceLayout(1, THIN))[:, None]
     done = (x0 * strength).to(kind), (x1 * strength).to(kind), (x2 * strength).to(kind), (x3 * strength).to(kind)
     met.permute((1, 0)).store(beside(done))
     fence_async_shared()
-    write_out(call.b + tokens.place * C * C, met, C, C)
+    write_out(call.b + tokens.place * C * C, met, C)
     for block in range(BLOCKS):
         x = warpgroup_mma(met, seen.index(block), nothing, use_acc=False)
         seen.index(block).store((-x).to(gl.bfloat16))
-    write_out(call.w + tokens.place * C * K, high_tile, C, K)
+    write_out(call.w + tokens.place * C * K, high_tile, K)
 
 
 def options() -> dict[str, int]:

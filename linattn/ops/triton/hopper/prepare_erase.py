@@ -11,13 +11,13 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import buffer
 from linattn.ops.triton.hopper.names import copy_commit, copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, held, hold, in_blocks, keep, left
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, in_blocks, left
 from linattn.ops.triton.hopper.prepare_channel import (
     between,
     chunk,
     copy_rows,
-    decays_at,
-    decays_of,
+    load_decays,
+    numbered,
     reciprocal,
     room,
     save_totals,
@@ -31,32 +31,26 @@ from linattn.ops.triton.tiles import LOG2E, TAME
 
 
 @gluon.jit
-def copy(tile, x, here, head, C: gl.constexpr, K: gl.constexpr):
+def copy(tile, x, here, head, K: gl.constexpr):
     """Begin to bring rows of a head of ``x``."""
-    copy_rows(tile, x.base + (here.time * (x.token // 8 * 8) + head * (x.head // 8 * 8)), x.token, here.count, C, K)
+    copy_rows(tile, x.base + (here.time * (x.token // 8 * 8) + head * (x.head // 8 * 8)), x.token, here.count, K)
 
 
 @gluon.jit
-def prepare(call, at, K: gl.constexpr, C: gl.constexpr):
+def prepare(call, at, K: gl.constexpr):
     """Writes p, b, the inverse, w, what reads and writes, and what the state fades by."""
     tokens = chunk(call, at)
-    q_tile, k_tile, r_tile, w_tile = room(C, K), room(C, K), room(C, K), room(C, K)
-    copy(q_tile, call.q, tokens, tokens.shared, C, K)
-    copy(k_tile, call.k, tokens, tokens.shared, C, K)
-    copy(r_tile, call.read, tokens, tokens.head, C, K)
-    copy(w_tile, call.write, tokens, tokens.head, C, K)
+    q_tile, k_tile, r_tile, w_tile = room(K), room(K), room(K), room(K)
+    copy(q_tile, call.q, tokens, tokens.shared, K)
+    copy(k_tile, call.k, tokens, tokens.shared, K)
+    copy(r_tile, call.read, tokens, tokens.head, K)
+    copy(w_tile, call.write, tokens, tokens.head, K)
     copy_commit()
 
-    HALF: gl.constexpr = C // 2
     LOW: gl.constexpr = call.decay.base.dtype.element_ty != gl.bfloat16
-    from_decay = decays_at(call, tokens)
-    early = decays_of(from_decay, call.decay.token, 0, tokens.count, HALF, K)
-    late = decays_of(from_decay, call.decay.token, HALF, tokens.count, HALF, K)
-    high_tile, low_tile = room(C, K), room(C, K)
+    high_tile, low_tile = room(K), room(K)
+    early, late = load_decays(call, tokens, (high_tile, low_tile if LOW else None), K)
     decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
-    keep(early, (high_tile, low_tile if LOW else None), 0, HALF)
-    keep(late, (high_tile, low_tile if LOW else None), HALF, HALF)
-    fence_async_shared()
     by_block, nearest = save_totals(early, late, call, tokens, K)
     BLOCKS: gl.constexpr = K // BLOCK
     q_blocks = in_blocks(q_tile, C, K)
@@ -67,9 +61,7 @@ def prepare(call, at, K: gl.constexpr, C: gl.constexpr):
     kept_w = in_blocks(high_tile, C, K)
     met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be an operand
 
-    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
-    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
-    t = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
+    i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     qk = nothing
@@ -158,36 +150,36 @@ def prepare(call, at, K: gl.constexpr, C: gl.constexpr):
             hold(q_blocks.index(block), held(q_blocks.index(block)) * call.scale * here)
             before = exp2(summed(t < i, decays, block) * LOG2E)
             hold(r_blocks.index(block), held(r_blocks.index(block)) * before)
-    write_out(call.q_faded + tokens.place * C * K, q_tile, C, K)
-    write_out(call.k_faded + tokens.place * C * K, k_tile, C, K)
-    write_out(call.write_faded + tokens.place * C * K, w_tile, C, K)
+    write_out(call.q_faded + tokens.place * C * K, q_tile, K)
+    write_out(call.k_faded + tokens.place * C * K, k_tile, K)
+    write_out(call.write_faded + tokens.place * C * K, w_tile, K)
     met.store(gl.where(i >= t, of_k, 0.0).to(gl.bfloat16))
-    write_out(call.p + tokens.place * C * C, met, C, C)
+    write_out(call.p + tokens.place * C * C, met, C)
     met.store(gl.where(i >= t, of_w, 0.0).to(gl.bfloat16))
-    write_out(call.p_write + tokens.place * C * C, met, C, C)
+    write_out(call.p_write + tokens.place * C * C, met, C)
 
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     high, low = halves(gl.where(i < t, of_k, 0.0))
     a_high = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, high)
     a_low = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, low)
-    x = strictly_late(gl.where(i < t, of_w, 0.0), gl.arange(0, C, gl.SliceLayout(1, THIN)) + nought, C)
+    x = strictly_late(gl.where(i < t, of_w, 0.0), gl.arange(0, C, gl.SliceLayout(1, THIN)) + call.heads % call.group)
     x = beside(x)
     t_high = x.to(gl.bfloat16)
     t_low = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     met.permute((1, 0)).store(t_high)
     t_low.permute((1, 0)).store((x - t_high.to(gl.float32)).to(gl.bfloat16))
     fence_async_shared()
-    write_out(call.t_inverse + tokens.place * C * C, met, C, C)
+    write_out(call.t_inverse + tokens.place * C * C, met, C)
     x = warpgroup_mma(t_low, a_high.permute((1, 0)), nothing, use_acc=False, is_async=True)
     x = warpgroup_mma(met, a_low.permute((1, 0)), x, is_async=True)
     x = warpgroup_mma(met, a_high.permute((1, 0)), x, is_async=True)
     x = warpgroup_mma_wait(0, deps=[x])
     t_low.store(x.to(gl.bfloat16))
-    write_out(call.b + tokens.place * C * C, t_low, C, C)
+    write_out(call.b + tokens.place * C * C, t_low, C)
     for block in range(BLOCKS):
         x = warpgroup_mma(met, r_blocks.index(block), nothing, use_acc=False)
         hold(r_blocks.index(block), x)
-    write_out(call.w + tokens.place * C * K, r_tile, C, K)
+    write_out(call.w + tokens.place * C * K, r_tile, K)
 
 
 def options() -> dict[str, int]:

@@ -13,13 +13,13 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import buffer, numbers
 from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, reinterpret, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, add_two, exp2, in_blocks, keep, left
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, add_two, exp2, in_blocks, left
 from linattn.ops.triton.hopper.prepare_channel import (
     between,
     chunk,
     copy_pair,
-    decays_at,
-    decays_of,
+    load_decays,
+    numbered,
     room,
     smallest_far,
     summed,
@@ -29,24 +29,18 @@ from linattn.ops.triton.tiles import LOG2E, TAME
 
 
 @gluon.jit
-def prepare(call, at, K: gl.constexpr, C: gl.constexpr, BEFORE: gl.constexpr):
+def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
     """Writes p, queries, keys and what the state fades by."""
     tokens = chunk(call, at)
-    q_tile, k_tile = room(C, K), room(C, K)
-    copy_pair(q_tile, k_tile, call, tokens, C, K)
+    q_tile, k_tile = room(K), room(K)
+    copy_pair(q_tile, k_tile, call, tokens, K)
 
-    HALF: gl.constexpr = C // 2
-    from_decay = decays_at(call, tokens)
-    early = decays_of(from_decay, call.decay.token, 0, tokens.count, HALF, K)
-    late = decays_of(from_decay, call.decay.token, HALF, tokens.count, HALF, K)
-    high_tile = room(C, K)
+    high_tile = room(K)
     low_tile, low = None, None
     if call.decay.base.dtype.element_ty != gl.bfloat16:
-        low_tile = room(C, K)
+        low_tile = room(K)
         low = in_blocks(low_tile, C, K)
-    keep(early, (high_tile, low_tile), 0, HALF)
-    keep(late, (high_tile, low_tile), HALF, HALF)
-    fence_async_shared()
+    early, late = load_decays(call, tokens, (high_tile, low_tile), K)
     decays = (in_blocks(high_tile, C, K), low)
     of_early, of_late = gl.reduce((early, late), 0, add_two)
     to_middle = of_early * LOG2E
@@ -64,9 +58,7 @@ def prepare(call, at, K: gl.constexpr, C: gl.constexpr, BEFORE: gl.constexpr):
     k_blocks = in_blocks(k_tile, C, K)
     met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be a right operand
 
-    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
-    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
-    t = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
+    i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     a_qk = nothing
@@ -135,9 +127,9 @@ def prepare(call, at, K: gl.constexpr, C: gl.constexpr, BEFORE: gl.constexpr):
     if BEFORE:
         a_qk = gl.where(i == t, own[:, None], a_qk)
     met.store((a_qk * call.scale).to(gl.bfloat16))
-    write_out(call.p + tokens.place * C * C, met, C, C)
-    write_out(call.q_faded + tokens.place * C * K, q_tile, C, K)
-    write_out(call.k_faded + tokens.place * C * K, k_tile, C, K)
+    write_out(call.p + tokens.place * C * C, met, C)
+    write_out(call.q_faded + tokens.place * C * K, q_tile, K)
+    write_out(call.k_faded + tokens.place * C * K, k_tile, K)
 
 
 def options() -> dict[str, int]:

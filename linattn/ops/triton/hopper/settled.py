@@ -9,7 +9,7 @@ from linattn.ops.triton.hopper import decays, tma
 from linattn.ops.triton.hopper.chunks import chunk, fetch, state_at
 from linattn.ops.triton.hopper.common import give_back
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, passing
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, in_blocks, passing
 from linattn.ops.triton.tiles import TAME
 
 SLOTS = gl.constexpr(2)  # blocks of channels at hand
@@ -34,8 +34,8 @@ def load_states(bars, sources, tiles, place, block, j, sizes):
     mbarrier.wait(bars.state_empty.index(slot), phase)
     mbarrier.expect(there, 4 * BLOCK * sizes.V)
     of_state = state_at(place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
-    tma.load(sources.states, of_state, there, tiles.states.index(slot))
-    tma.load(sources.dstates, of_state, there, tiles.dstates.index(slot))
+    tma.load(sources.loaded.states, of_state, there, tiles.loaded.states.index(slot))
+    tma.load(sources.loaded.dstates, of_state, there, tiles.loaded.dstates.index(slot))
 
 
 @gluon.jit
@@ -46,8 +46,8 @@ def load_pair(bars, sources, tiles, here, block, j, group):
     at = [here.head // group, here.first + here.rows, C - here.rows, block * BLOCK]
     mbarrier.wait(bars.pair_empty.index(slot), phase)
     mbarrier.expect(there, 4 * C * BLOCK)
-    tma.load(sources.q, at, there, tiles.q.index(slot).reshape((1, 1, C, BLOCK)))
-    tma.load(sources.k, at, there, tiles.k.index(slot).reshape((1, 1, C, BLOCK)))
+    tma.load(sources.loaded.q, at, there, tiles.loaded.q.index(slot).reshape((1, 1, C, BLOCK)))
+    tma.load(sources.loaded.k, at, there, tiles.loaded.k.index(slot).reshape((1, 1, C, BLOCK)))
 
 
 @gluon.jit
@@ -70,7 +70,8 @@ def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     slot = j % SLOTS
     mbarrier.wait(bars.state_full.index(slot), j // SLOTS & 1)
-    both = passing(tiles.states.index(slot), tiles.dstates.index(slot), V)
+    states, dstates = in_blocks(tiles.loaded.states.index(slot), BLOCK, V), in_blocks(tiles.loaded.dstates.index(slot), BLOCK, V)
+    both = passing(states, dstates, V)
     give_back(used.index(at))
     past = gl.convert_layout(gl.sum(both, 1), of_channels)
     return past * (tiles.factors.index(3 * slot + 1).load(of_channels) * tiles.factors.index(3 * slot + 2).load(of_channels))
@@ -96,11 +97,11 @@ def load(bars, sources, tiles, work, call, sizes, TWICE: gl.constexpr):
                     load_pair(bars, sources, tiles, here, block, j, call.group)
                 if block == 0:
                     stage = i % sizes.STAGES
-                    bar = bars.full.index(stage)
                     mbarrier.wait(bars.empty.index(stage), (i // sizes.STAGES & 1) ^ 1)
+                    bar = bars.full.index(stage)
                     mbarrier.expect(bar, (6 if TWICE else 4) * C * sizes.V)
-                    fetch(sources.v, here, bar, tiles.v.index(stage), sizes.V)
-                    fetch(sources.do, here, bar, tiles.do.index(stage), sizes.V)
+                    fetch(sources.loaded.v, here, bar, tiles.loaded.v.index(stage), sizes.V)
+                    fetch(sources.loaded.do, here, bar, tiles.loaded.do.index(stage), sizes.V)
                     if TWICE:
-                        fetch(sources.x, here, bar, tiles.x.index(stage), sizes.V)
+                        fetch(sources.loaded.x, here, bar, tiles.loaded.x.index(stage), sizes.V)
             i += 1

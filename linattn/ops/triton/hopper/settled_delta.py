@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Bars, Tiles, sources_of
+from linattn.ops.triton.hopper.call import Bars, Loaded, Tiles, sources_of
 from linattn.ops.triton.hopper.chunks import chunk, send
 from linattn.ops.triton.hopper.common import away_from_zero, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import columns, halves_at, save_gradients
@@ -73,8 +73,8 @@ def add_up(bars, tiles, up_to, work, call, sizes):
             past = passing_chunk(bars, tiles, bars.sum_empty, 0, j, sizes.V)
             lay_out(early, late, slot ^ 1, bars, tiles, call.settled, ahead, next_block, work, sizes)
 
-            read, read_low = summands(tiles.states.index(slot), tiles.sums, 0, sizes.V)
-            kept, kept_low = summands(tiles.dstates.index(slot), tiles.sums, 1, sizes.V)
+            read, read_low = summands(tiles.loaded.states.index(slot), tiles.sums, 0, sizes.V)
+            kept, kept_low = summands(tiles.loaded.dstates.index(slot), tiles.sums, 1, sizes.V)
             mbarrier.wait(bars.sum_full.index(0), j & 1)
             dd = gl.zeros([C, BLOCK], gl.float32, WIDE)
             dd = warpgroup_mma(earlier, tiles.low.index(slot), dd, use_acc=False, is_async=True)
@@ -94,6 +94,7 @@ def add_up(bars, tiles, up_to, work, call, sizes):
 @gluon.jit
 def readers(bars, sources, tiles, between, work, call, sizes):
     """The gradients of queries, and of keys and strengths as far as those read; and what they have in the decay's."""
+    room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     strengths, factors, hats, met = call.strengths, tiles.factors, tiles.hats, between.met
     nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
@@ -113,8 +114,8 @@ def readers(bars, sources, tiles, between, work, call, sizes):
             of_head = strengths.base + time * strengths.token + here.head // strengths.split * strengths.head
             b = gl.load(of_head, mask=inside, other=1.0).to(gl.float32)
             mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
-            g = warpgroup_mma(tiles.do.index(stage), tiles.v.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-            n = warpgroup_mma(tiles.x.index(stage), tiles.v.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            g = warpgroup_mma(room.do.index(stage), room.v.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            n = warpgroup_mma(room.x.index(stage), room.v.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             g = warpgroup_mma_wait(1, deps=[g]) * call.scale
             own = gl.sum(gl.where(token[:, None] == other, g, 0.0), 1)
             between.owned.store(own)
@@ -132,16 +133,16 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 mbarrier.wait(bars.decay_full.index(slot), phase)
                 x = start_sum(up_to, tiles.high, tiles.low, slot, sizes.LOW)
                 mbarrier.wait(bars.state_full.index(slot), phase)
-                do, x_tile, states = tiles.do, tiles.x, tiles.states
+                do, x_tile, states = room.do, room.x, room.states
                 d = warpgroup_mma(do.index(stage + still), states.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
                 r = warpgroup_mma(x_tile.index(stage + still), states.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
                 mbarrier.wait(bars.pair_full.index(slot), phase)
                 x = warpgroup_mma_wait(2, deps=[x])
                 e = exp2(x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :])
                 mbarrier.wait(bars.read_empty.index(0), (j & 1) ^ 1)
-                hold(key_hat, held(tiles.k.index(slot)) * e)
+                hold(key_hat, held(room.k.index(slot)) * e)
                 tma.store_wait(0)  # a gradient takes the place of what it is the gradient of
-                hold(query_hat, held(tiles.q.index(slot)) * e)
+                hold(query_hat, held(room.q.index(slot)) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(0), count=1)
                 factor = factors.index(3 * slot + 1).load(of_channels)[None, :]
@@ -157,14 +158,14 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 d, r = warpgroup_mma_wait(0, deps=[d, r])
                 crossing = held(key_hat) * r
                 crossing += held(query_hat) * d
-                to, to_low = summands(tiles.states.index(slot), tiles.sums, 0, sizes.V)
+                to, to_low = summands(room.states.index(slot), tiles.sums, 0, sizes.V)
                 split(crossing, to, to_low)
                 fence_async_shared()
                 mbarrier.arrive(bars.sum_full.index(0), count=1)
                 mbarrier.wait(bars.used.index(0), j & 1)
                 hold(key_hat, r * e)
                 mbarrier.arrive(bars.read_full.index(0), count=1)
-                d = d * e + own[:, None] * held(tiles.k.index(slot))
+                d = d * e + own[:, None] * held(room.k.index(slot))
                 give_back(bars.pair_empty.index(slot))
                 hold(query_hat, d)
                 fence_async_shared()
@@ -176,6 +177,7 @@ def readers(bars, sources, tiles, between, work, call, sizes):
 @gluon.jit
 def keys(bars, sources, tiles, between, work, call, sizes):
     """The gradients of keys, and what they have, being read, in the decay's."""
+    room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     factors, hats, met = tiles.factors, tiles.hats, between.met
     nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
@@ -195,13 +197,13 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 mbarrier.wait(bars.decay_full.index(slot), phase)
                 x = start_sum(up_to, tiles.high, tiles.low, slot, sizes.LOW)
                 mbarrier.wait(bars.state_full.index(slot), phase)
-                v_tile, dstate = tiles.v.index(stage + still), tiles.dstates.index(slot).permute((1, 0))
+                v_tile, dstate = room.v.index(stage + still), room.dstates.index(slot).permute((1, 0))
                 d = warpgroup_mma(v_tile, dstate, nothing, use_acc=False, is_async=True)
                 mbarrier.wait(bars.pair_full.index(slot), phase)
                 x = warpgroup_mma_wait(1, deps=[x])
                 e = exp2(factors.index(3 * slot).load(of_channels)[None, :] - x * LOG2E)
                 tma.store_wait(0)
-                hold(hat, held(tiles.k.index(slot)) * e)
+                hold(hat, held(room.k.index(slot)) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(1), count=1)
                 factor = factors.index(3 * slot + 2).load(of_channels)[None, :]
@@ -217,11 +219,11 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 mbarrier.wait(bars.sum_empty.index(0), j & 1)
                 part = warpgroup_mma_wait(0, deps=[part])
                 mbarrier.arrive(bars.used.index(0), count=1)
-                to, to_low = summands(tiles.dstates.index(slot), tiles.sums, 1, sizes.V)
+                to, to_low = summands(room.dstates.index(slot), tiles.sums, 1, sizes.V)
                 split(-held(hat) * part, to, to_low)
                 fence_async_shared()
                 mbarrier.arrive(bars.sum_full.index(0), count=1)
-                d = (d + part) * e + own[:, None] * held(tiles.q.index(slot))
+                d = (d + part) * e + own[:, None] * held(room.q.index(slot))
                 give_back(bars.pair_empty.index(slot))
                 mbarrier.wait(bars.read_full.index(0), j & 1)
                 d += held(key_hat)
@@ -239,11 +241,12 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
-    tiles = Tiles(
+    room = Loaded(
         buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, V), buffer(STAGES, C, V), buffer(STAGES, C, V),
-        buffer(SLOTS, BLOCK, V), buffer(SLOTS, BLOCK, V), buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK),
-        numbers(3 * SLOTS, BLOCK, gl.float32), buffer(3, C, BLOCK), None if V == 2 * BLOCK else buffer(4, C, BLOCK),
+        buffer(SLOTS, BLOCK, V), buffer(SLOTS, BLOCK, V),
     )  # fmt: skip
+    high, low, factors = buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), numbers(3 * SLOTS, BLOCK, gl.float32)
+    tiles = Tiles(room, high, low, factors, buffer(3, C, BLOCK), None if V == 2 * BLOCK else buffer(4, C, BLOCK))
     up_to = buffer(1, C, C)
     row = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None]
     hold(up_to.index(0), gl.where(gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :] <= row, 1.0, 0.0))

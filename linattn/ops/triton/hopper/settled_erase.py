@@ -35,6 +35,7 @@ from linattn.ops.triton.hopper.operands import (
     exp2,
     held,
     hold,
+    in_blocks,
     passing,
     pick,
     pinned,
@@ -187,7 +188,8 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             nearest = gl.min(gl.minimum(to_middle, to_end), 0)
             gl.store(call.settled + where, (nearest >= -TAME).to(gl.int32))
             if sizes.DDECAY:
-                factors.index(2).store(gl.sum(passing(tiles.states[0].index(0), tiles.states[1].index(0), sizes.V), 1))
+                dstates, states = in_blocks(tiles.states[0].index(0), BLOCK, sizes.V), in_blocks(tiles.states[1].index(0), BLOCK, sizes.V)
+                factors.index(2).store(gl.sum(passing(dstates, states, sizes.V), 1))
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
             fence_async_shared()
             barrier()  # the states are used up, and decays are there

@@ -19,12 +19,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Bars, Tiles, sources_of
+from linattn.ops.triton.hopper.call import Bars, Loaded, Tiles, sources_of
 from linattn.ops.triton.hopper.chunks import chunk, send
 from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, left, pick, split, start_products, start_sum
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, left, pick, split, start_sum
 from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
 
@@ -59,10 +59,13 @@ def add_up(bars, tiles, work, call, sizes):
             lay_out(early, late, slot ^ 1, bars, tiles, call.settled, ahead, next_block, work, sizes)
 
             mbarrier.wait(bars.sum_full.index(0), j & 1)
-            dd = start_products((
-                (earlier, low.index(slot)), (later, sums.index(1)), (here_on, sums.index(3)),
-                (earlier, high.index(slot)), (later, sums.index(0)), (here_on, sums.index(2)),
-            ))  # fmt: skip
+            dd = gl.zeros([C, BLOCK], gl.float32, WIDE)
+            dd = warpgroup_mma(earlier, low.index(slot), dd, use_acc=False, is_async=True)
+            dd = warpgroup_mma(later, sums.index(1), dd, is_async=True)
+            dd = warpgroup_mma(here_on, sums.index(3), dd, is_async=True)
+            dd = warpgroup_mma(earlier, high.index(slot), dd, is_async=True)
+            dd = warpgroup_mma(later, sums.index(0), dd, is_async=True)
+            dd = warpgroup_mma(here_on, sums.index(2), dd, is_async=True)
             dd = warpgroup_mma_wait(0, deps=[dd])
             mbarrier.arrive(bars.sum_empty.index(0), count=1)
             if sizes.DDECAY:
@@ -74,6 +77,7 @@ def add_up(bars, tiles, work, call, sizes):
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
     """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
+    room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     mine: gl.constexpr = 0 if READS else 1
     theirs: gl.constexpr = 1 - mine
@@ -89,7 +93,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
         here = chunk(place, work, sizes.PACKED)
         if here.rows > 0:
             stage = i % sizes.STAGES
-            cotangent, value = tiles.do.index(stage), tiles.v.index(stage)
+            cotangent, value = room.do.index(stage), room.v.index(stage)
             if not READS:
                 cotangent, value = value, cotangent
             mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
@@ -106,9 +110,9 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
             for block in range(BLOCKS):
                 j = i * BLOCKS + block
                 slot, phase = j % SLOTS, j // SLOTS & 1
-                vector, partner = (tiles.q.index(slot), tiles.k.index(slot)) if READS else (tiles.k.index(slot), tiles.q.index(slot))
+                vector, partner = (room.q.index(slot), room.k.index(slot)) if READS else (room.k.index(slot), room.q.index(slot))
                 hat, met = tiles.hats.index(mine), tiles.hats.index(theirs)
-                state = (tiles.states if READS else tiles.dstates).index(slot)
+                state = (room.states if READS else room.dstates).index(slot)
                 channel = gl.arange(0, BLOCK, of_channels)
 
                 mbarrier.wait(bars.decay_full.index(slot), phase)
@@ -169,11 +173,12 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
     """All of them, and which hold."""
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
-    tiles = Tiles(
+    room = Loaded(
         buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, sizes.V), buffer(STAGES, C, sizes.V), None,
-        buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK),
-        numbers(3 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK),
+        buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, BLOCK, sizes.V),
     )  # fmt: skip
+    high, low = buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK)
+    tiles = Tiles(room, high, low, numbers(3 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK))
     bars = Bars(
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(SLOTS, 1), barriers(SLOTS, 2), barriers(SLOTS, 1), barriers(SLOTS, 3),
         barriers(SLOTS, 1), None, barriers(2, 1), barriers(2, 1), barriers(1, 2), barriers(1, 1),

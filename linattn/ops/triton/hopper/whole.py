@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.call import Bars, Sources, Tiles
+from linattn.ops.triton.hopper.call import Bars, Loaded, Sources, Tiles
 from linattn.ops.triton.hopper.chunks import Chunk, chunk, dense, fetch, of_states, ragged, state_at
 from linattn.ops.triton.hopper.common import SHARED, add, away_from_zero, barriers, buffer, give_back, numbers, weight, whole
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
@@ -31,7 +31,7 @@ from linattn.ops.triton.tiles import DELTA, HEAD, LOG2E
 
 
 class Shape(NamedTuple):
-    """Constants, beyond those of :class:`call.Sizes`."""
+    """Constants beyond :class:`call.Sizes`."""
 
     DECAY: Any
     RULE: Any
@@ -48,13 +48,14 @@ def load_pair(bars, sources, tiles, i, here, group, sizes, shape):
     bar = bars.pair_full.index(stage)
     mbarrier.wait(bars.pair_empty.index(stage), (i // shape.PAIRS & 1) ^ 1)
     mbarrier.expect(bar, 4 * C * sizes.K)
-    fetch(sources.q, of_keys, bar, tiles.q.index(stage), sizes.K)
-    fetch(sources.k, of_keys, bar, tiles.k.index(stage), sizes.K)
+    fetch(sources.loaded.q, of_keys, bar, tiles.loaded.q.index(stage), sizes.K)
+    fetch(sources.loaded.k, of_keys, bar, tiles.loaded.k.index(stage), sizes.K)
 
 
 @gluon.jit
 def load(bars, sources, tiles, work, group, sizes, shape):
     """Bring the tiles of chunk after chunk, ahead of use as far as there is room, in the order in which room comes free."""
+    room = tiles.loaded
     K: gl.constexpr = sizes.K
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
@@ -63,11 +64,11 @@ def load(bars, sources, tiles, work, group, sizes, shape):
             stage = i % sizes.STAGES
             bar = bars.full.index(stage)
             mbarrier.wait(bars.empty.index(stage), (i // sizes.STAGES & 1) ^ 1)
-            mbarrier.expect(bar, (4 if sources.x is None else 6) * C * sizes.V)
-            fetch(sources.v, here, bar, tiles.v.index(stage), sizes.V)
-            if sources.x is not None:
-                fetch(sources.x, here, bar, tiles.x.index(stage), sizes.V)
-            fetch(sources.do, here, bar, tiles.do.index(stage), sizes.V)
+            mbarrier.expect(bar, (4 if sources.loaded.x is None else 6) * C * sizes.V)
+            fetch(sources.loaded.v, here, bar, room.v.index(stage), sizes.V)
+            if sources.loaded.x is not None:
+                fetch(sources.loaded.x, here, bar, room.x.index(stage), sizes.V)
+            fetch(sources.loaded.do, here, bar, room.do.index(stage), sizes.V)
             if shape.PAIRS == sizes.STAGES:
                 load_pair(bars, sources, tiles, i, here, group, sizes, shape)
             for state in gl.static_range(2):
@@ -75,7 +76,7 @@ def load(bars, sources, tiles, work, group, sizes, shape):
                 mbarrier.wait(bars.state_empty[state].index(0), (i & 1) ^ 1)
                 mbarrier.expect(there, 2 * K * sizes.V)
                 of_state = state_at(place, 0, K, sizes.V, sizes.SPLIT)
-                tma.load(sources.states if state == 0 else sources.dstates, of_state, there, tiles.states.index(state))
+                tma.load(sources.loaded.states if state == 0 else sources.loaded.dstates, of_state, there, room.states.index(state))
             if shape.PAIRS != sizes.STAGES:
                 load_pair(bars, sources, tiles, i, here, group, sizes, shape)
             i += 1
@@ -128,8 +129,8 @@ def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
                 mbarrier.wait(bars.state_full.index(1), i & 1)
                 both = gl.zeros([SLICE, sizes.V], gl.float32, wide)
                 for part in gl.static_range(sizes.K // SLICE):
-                    s = tiles.states.index(0).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
-                    both += s * tiles.states.index(1).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
+                    s = tiles.loaded.states.index(0).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
+                    both += s * tiles.loaded.states.index(1).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
                 give_back(bars.state_empty[0].index(0))
                 mbarrier.arrive(bars.state_empty[1].index(0), count=1)
                 past = faded * gl.sum(gl.sum(both, 1), 0)
@@ -155,6 +156,7 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
 
     The gradient of the strength stands on the diagonal of what the keys read of each other.
     """
+    room = tiles.loaded
     K: gl.constexpr = sizes.K
     PAIRS: gl.constexpr = shape.PAIRS
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
@@ -167,12 +169,12 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
     of_head = strengths.base + time * strengths.token + here.head // strengths.split * strengths.head
     b = away_from_zero(gl.load(of_head, mask=inside, other=1.0).to(gl.float32))
     nothing = gl.zeros([C, C], gl.float32, square)
-    key, value, cotangent = tiles.k.index(i % PAIRS), tiles.v.index(i % sizes.STAGES), tiles.x.index(i % sizes.STAGES)
+    key, value, cotangent = room.k.index(i % PAIRS), room.v.index(i % sizes.STAGES), room.x.index(i % sizes.STAGES)
     mbarrier.wait(bars.full.index(i % sizes.STAGES), i // sizes.STAGES & 1)
     n = warpgroup_mma(cotangent, value.permute((1, 0)), nothing, use_acc=False, is_async=True)
     m = warpgroup_mma(value, cotangent.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(bars.state_full.index(0), i & 1)
-    state = tiles.states.index(0)
+    state = room.states.index(0)
     d = warpgroup_mma(cotangent, state.permute((1, 0)), gl.zeros([C, K], gl.float32, wide), use_acc=False, is_async=True)
     n, m = warpgroup_mma_wait(1, deps=[n, m])
     strength = gl.sum(gl.where(token[:, None] == other, n, 0.0), 1)
@@ -203,6 +205,7 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results, work, scale, sizes, shape):
     """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
+    room = tiles.loaded
     K: gl.constexpr = sizes.K
     PAIRS: gl.constexpr = shape.PAIRS
     DECAY: gl.constexpr = shape.DECAY
@@ -224,9 +227,19 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
         if here.rows > 0:
             stage, pair = i % sizes.STAGES, i % PAIRS
             if READS:
-                vector, partner, own, theirs = tiles.q.index(pair), tiles.k.index(pair), tiles.do.index(stage), tiles.v.index(stage)
+                vector, partner, own, theirs = (
+                    room.q.index(pair),
+                    room.k.index(pair),
+                    room.do.index(stage),
+                    room.v.index(stage),
+                )
             else:
-                vector, partner, own, theirs = tiles.k.index(pair), tiles.q.index(pair), tiles.v.index(stage), tiles.do.index(stage)
+                vector, partner, own, theirs = (
+                    room.k.index(pair),
+                    room.q.index(pair),
+                    room.v.index(stage),
+                    room.do.index(stage),
+                )
             if RULE == DELTA and not READS:
                 recalled, crossing = recall(bars, tiles, weights, strengths, i, here, sizes, shape)
             else:
@@ -239,7 +252,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
                 g, a = warpgroup_mma_wait(0, deps=[g, a])
             else:
                 mbarrier.wait(bars.state_full.index(mine), i & 1)
-                d = warpgroup_mma(own, tiles.states.index(mine).permute((1, 0)), none, use_acc=False, is_async=True)
+                d = warpgroup_mma(own, room.states.index(mine).permute((1, 0)), none, use_acc=False, is_async=True)
                 if SUMS:
                     g, a = warpgroup_mma_wait(1, deps=[g, a])
                 else:
@@ -257,7 +270,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
             g = gl.convert_layout(g.to(gl.bfloat16), left)
             if FULL:
                 mbarrier.wait(bars.state_full.index(mine), i & 1)
-                d = warpgroup_mma(own, tiles.states.index(mine).permute((1, 0)), none, use_acc=False, is_async=True)
+                d = warpgroup_mma(own, room.states.index(mine).permute((1, 0)), none, use_acc=False, is_async=True)
             d = warpgroup_mma_wait(0, deps=[d])
             mbarrier.arrive(bars.empty.index(stage), count=1)
             mbarrier.arrive(bars.state_empty[mine].index(0), count=1)
@@ -309,7 +322,7 @@ def gradients(
         xb = buffer(STAGES, C, sizes.V)
     else:
         vd = ragged(call.v, call.tokens, work.heads, sizes.V, sizes.V)
-    sources = Sources(
+    loaded = Loaded(
         ragged(call.q, call.tokens, key_heads, K, K),
         ragged(call.k, call.tokens, key_heads, K, K),
         vd,
@@ -317,13 +330,12 @@ def gradients(
         xd,
         of_states(call.states, work.places, K, sizes.V, sizes.SPLIT, K),
         of_states(call.dstates, work.places, K, sizes.V, sizes.SPLIT, K),
-        dense(call.dq, call.tokens, work.heads, K, K),
-        dense(call.dk, call.tokens, work.heads, K, K),
     )
-    tiles = Tiles(
-        buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, sizes.V), buffer(STAGES, C, sizes.V), xb, buffer(2, K, sizes.V),
-        None, None, None, None, buffer(2, C, K), None,
+    sources = Sources(loaded, dense(call.dq, call.tokens, work.heads, K, K), dense(call.dk, call.tokens, work.heads, K, K))
+    room = Loaded(
+        buffer(PAIRS, C, K), buffer(PAIRS, C, K), buffer(STAGES, C, sizes.V), buffer(STAGES, C, sizes.V), xb, buffer(2, K, sizes.V), None
     )  # fmt: skip
+    tiles = Tiles(room, None, None, None, buffer(2, C, K), None)
     weights, results = (None, None), None
     decay_full, decay_empty, sum_full, sum_empty = None, None, None, None
     if DECAY == HEAD:

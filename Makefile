@@ -57,7 +57,8 @@ test: lint native ## ruff, the type checker and the tests that are not slow (TES
 test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
-SLOW := tests/atlas tests/conformance tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py tests/packaging tests/train
+SLOW := tests/atlas tests/conformance tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py tests/packaging tests/train \
+	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere)
 
 test-slow: native ## of the slow tests those that take minutes, as .ci/run does
 	$(PYTEST) -m "slow and not gpu" $(SLOW) $(TEST_ARGS)

@@ -110,6 +110,33 @@ def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> No
             raise ValueError(f"{one.name} must be at least {least}, but came as {value!r}")
 
 
+def check_distinct(argument: str, names: Sequence[str]) -> None:
+    """Refuse no mixer, and one that is named twice.
+
+    Raises:
+        ValueError: naming ``argument``.
+    """
+    if not names:
+        raise ValueError(f"{argument} must name at least one mixer, but came empty")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{argument} must name each mixer once, but {', '.join(twice)} came more than once")
+
+
+def command_line(options: Any, names: Sequence[str], start: Any = None) -> list[str]:
+    """The words that ask for the fields ``names`` of ``options``, without those that are None or as in ``start``."""
+    words: list[str] = []
+    declared = {f.name: f.metadata.get("option") for f in fields(options)}
+    for name in names:
+        value, how = getattr(options, name), declared[name]
+        if value is None or (start is not None and value == getattr(start, name)):
+            continue
+        if how is not None and how.separated:
+            value = ",".join(map(str, value))
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [f"--{name}", *([] if one is True else [str(one)])]
+    return words
+
+
 def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any]) -> str | None:
     """Error line for an argument that does not fit ``annotation``; None if it fits or the annotation is not supported.
 

@@ -23,7 +23,7 @@ class Derived:
 
 
 def shown(field: Field) -> str | None:
-    """What the help says of the default of ``field``: its own words, else its value; nothing where that is None."""
+    """The default of ``field`` as the help shows it: its own words, else its value; None where the value is None."""
     option: Option = field.metadata["option"]
     return option.shown if option.shown is not None or field.default is None else str(field.default)
 

@@ -1,4 +1,4 @@
-"""What a comparison is asked for. Imports nothing heavy: the command line reads its defaults from here."""
+"""The options of a comparison on text. Imports nothing heavy: the command line reads its defaults from here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from linattn.arguments import check_fields, option
+from linattn.arguments import check_distinct, check_fields, command_line, option
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.mixers:
-            raise ValueError("mixers must name at least one mixer, but came empty")
-        twice = {m for m in self.mixers if self.mixers.count(m) > 1}
-        if twice:
-            raise ValueError(f"mixers must name each mixer once, but {', '.join(sorted(twice))} came more than once")
+        check_distinct("mixers", self.mixers)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed}")
         if not self.contexts or min(self.contexts) < 1:
@@ -71,17 +67,9 @@ class CompareOptions:
 
     def command(self) -> str:
         """The command line that asks for the same."""
-        start = QUICK if self.quick else CompareOptions()
-        words = ["linattn", "compare", *(["--quick"] if self.quick else [])]
-        for name in ("mixers", "contexts"):
-            if getattr(self, name) != getattr(start, name):
-                words += [f"--{name}", ",".join(map(str, getattr(self, name)))]
-        for path in self.text:
-            words += ["--text", str(path)]
-        for name in ("steps", "dim", "layers", "seed", "out"):
-            if getattr(self, name) != getattr(start, name):
-                words += [f"--{name}", str(getattr(self, name))]
-        return shlex.join(words)
+        asked = ("mixers", "contexts", "text", "steps", "dim", "layers", "seed", "out")
+        words = command_line(self, asked, QUICK if self.quick else CompareOptions())
+        return shlex.join(["linattn", "compare", *(["--quick"] if self.quick else []), *words])
 
 
 QUICK = CompareOptions(

@@ -127,7 +127,7 @@ class Split:
 
     @cache  # noqa: B019  (one split lives as long as its task)
     def references(self) -> dict[str, dict[str, float]]:
-        """What ranking by popularity finds, and what can be found at best where the chances are known."""
+        """The figures of ranking by popularity, and the best that is possible where the chances are known."""
         counts = torch.bincount(torch.cat(self.learned), minlength=len(self.log.items)).double()
         popular = figures_of(rank(counts.expand(len(self.wanted), -1), self.wanted))
         if self._chain is None:

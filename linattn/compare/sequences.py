@@ -52,7 +52,7 @@ class SequenceTask:
 
     @cached_property
     def asked(self) -> dict[str, Pairs]:
-        """What is asked, by the figure that it counts for; always the same."""
+        """The test sequences, by the figure that they count for; always the same."""
         with torch.device("cpu"):
             generator = torch.Generator().manual_seed(0)
             lengths = {"between": BETWEEN, "beyond": BEYOND}

@@ -19,7 +19,7 @@ from linattn import mixers
 from linattn.compare.task_page import charts, page
 from linattn.compare.tasks import ALL, Recipe, Savable, Task, TaskOptions, load, on_data
 from linattn.experiment import runner
-from linattn.experiment.sizing import Size, equal_sizes
+from linattn.experiment.sizing import Size, equal_sizes, parameters
 from linattn.experiment.study import Done, Result, Row, Run, Study, grouped, mean_and_spread
 from linattn.experiment.trainer import Optimization, Trainer, warmup_times_cosine
 from linattn.experiment.workers import Failed, Finished
@@ -48,8 +48,8 @@ def compare(options: TaskOptions, *, progress: bool = False) -> dict:
     task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)
     recipe = _recipe(task, options)
     for name in recipe.mixers:
-        parameters = stack_parameters(partial(_stack, task, recipe, name), recipe.layers)
-        require(TRAINED * parameters, f"{parameters:,} parameters (dim {recipe.dim:,}, layers {recipe.layers:,})")
+        count = stack_parameters(partial(_stack, task, recipe, name), recipe.layers)
+        require(TRAINED * count, f"{count:,} parameters (dim {recipe.dim:,}, layers {recipe.layers:,})")
     record = Comparison(folder, Trials(task, recipe, _sizes(task, recipe), options))
     with folder.held(), _own_generator():
         folder.begin(record.report)
@@ -169,9 +169,7 @@ def _sizes(task: Task, recipe: Recipe) -> dict[str, Size]:
 
 
 def _parameters(task: Task, recipe: Recipe, mixer: str, ffn_dim: int | None) -> int:
-    """How many a model has, which is built without memory."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in task.model(mixer, recipe, ffn_dim).parameters())
+    return parameters(lambda: task.model(mixer, recipe, ffn_dim))
 
 
 def learn(task: Task, recipe: Recipe, model: nn.Module, seed: int) -> Iterator[dict[str, Any]]:

@@ -8,9 +8,9 @@ from html import escape
 
 from linattn.compare.tasks import Task
 from linattn.experiment.study import Row
-from linattn.report.charts import Chart
-from linattn.report.html import document, how, machine_facts, named, plots, table, threads
-from linattn.report.plot import Axis, Heading, Series, bars, lines
+from linattn.report.charts import Chart, line_chart
+from linattn.report.html import document, how, machine_facts, measured_by, named, papers, plots, table
+from linattn.report.plot import Axis, Heading, Series, bars
 from linattn.report.scales import linear
 from linattn.report.words import figure, tick
 
@@ -35,13 +35,12 @@ def _opening(report: dict) -> str:
     return (
         f"<p>{escape(report['question'])} All have about {figure(m[0]['parameters'])} parameters, {layers} of width {o['dim']} "
         f"and {o['steps']:,} steps of {o['batch_size']} examples, the same for all.</p>"
-        f'<p class="soft">{means}Measured on {escape(report["machine"]["cpu"])}, {threads(report["machine"])}, '
-        f"{escape(report['created'][:10])}, by <code>{escape(report['command'])}</code>.</p>"
+        f'<p class="soft">{means}{measured_by(report)}</p>'
     )
 
 
 def cells(row: dict, task: Task) -> list[str]:
-    """What a table says of a mixer: parameters, the figures with their spread, seconds of training."""
+    """The cells of a mixer's row: parameters, the figures with their spread, seconds of training."""
     return [f"{row['parameters']:,}", *(f.cell(row) for f in task.figures), figure(seconds(row))]
 
 
@@ -56,7 +55,7 @@ def heads(task: Task) -> list[str]:
 
 
 def seconds(row: dict) -> float:
-    """Of the training of one model, the mean over the seeds."""
+    """Seconds of the training of one model, the mean over the seeds."""
     return statistics.fmean(run["seconds"] for run in row["runs"])
 
 
@@ -72,10 +71,10 @@ def _learning(rows: Sequence[Row], task: Task, over: str, label: str) -> Chart:
     value, name = (min if first.lower_is_better else max)((m[first.key], m["name"]) for m in rows)
     found = f"Best at the end: {name}, {first.write(value)}."
     meaning = f"{first.heading.capitalize()} while the models learn, over {label}; the mean over the seeds."
-    heading = Heading(f"learning-{over}", f"Learning, over {label}", f"{meaning} {found}")
+    heading = Heading(f"learning-{over}", f"Learning, over {label}", meaning)
     x = Axis(label, linear((p[0] for s in series for p in s.points), zero=True), tick)
     y = Axis(first.heading, linear(p[1] for s in series for p in s.points), tick)
-    return Chart(heading.title, meaning, found, lines(heading, series, x, y))
+    return line_chart(heading, found, series, x, y)
 
 
 def _mean_curve(mixer: dict, over: str, key: str) -> list[tuple[float, float]]:
@@ -104,6 +103,6 @@ def _how(report: dict) -> str:
         **({"Note": " ".join(map(escape, notes))} if (notes := data.get("notes")) else {}),
         **machine_facts(report["machine"]),
         "Made": escape(report["created"]),
-        "Mixers": ", ".join(escape(m["title"]) + (f" (arXiv {escape(m['arxiv'])})" if m["arxiv"] else "") for m in report["mixers"]),
+        "Mixers": papers(report["mixers"]),
     }
     return how(facts)

@@ -1,4 +1,4 @@
-"""What ``linattn compare`` can train on beside text: a task is data, a model of any mixer, a loss, and what is told of the result.
+"""The tasks of ``linattn compare`` beside text: a task is data, a model of any mixer, a loss, and what is reported of the result.
 
 One that joins is a module with a ``TASK`` and a line in :data:`TASKS`; :mod:`linattn.compare.task`
 knows none by name.
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from linattn.arguments import check_fields, option
+from linattn.arguments import check_distinct, check_fields, command_line, option
 
 if TYPE_CHECKING:  # the command line reads the names of the tasks from here
     from torch import Tensor, nn
@@ -61,7 +61,7 @@ class Recipe:
 
 
 class Task(Protocol):
-    """What a comparison asks of a task.
+    """The protocol of a task.
 
     Attributes:
         title: of the report's page.
@@ -93,7 +93,7 @@ class Task(Protocol):
         """Batches without end, the same for the same seed."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """What a step makes smaller."""
+        """The loss of a batch."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Figures of a model, in ``eval``, on what it has not learned from."""
@@ -151,7 +151,7 @@ class TaskOptions:
     """
 
     task: str
-    mixers: tuple[str, ...] | None = None
+    mixers: tuple[str, ...] | None = option(None, separated=True)
     steps: int | None = option(None, least=1)
     dim: int | None = option(None, least=1)
     layers: int | None = option(None, least=1)
@@ -172,22 +172,12 @@ class TaskOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.mixers is not None:
-            if not self.mixers:
-                raise ValueError("mixers must name at least one mixer, but came empty")
-            twice = {m for m in self.mixers if self.mixers.count(m) > 1}
-            if twice:
-                raise ValueError(f"mixers must name each mixer once, but {', '.join(sorted(twice))} came more than once")
+            check_distinct("mixers", self.mixers)
         if not 0 <= self.seed < 2**32 - 1000:
             raise ValueError(f"seed must be from 0 to 2**32 - 1001, but came as {self.seed}")
 
     def command(self) -> str:
         """The command line that asks for the same."""
-        words = ["linattn", "compare", "--task", self.task, *(["--quick"] if self.quick else [])]
-        if self.mixers is not None:
-            words += ["--mixers", ",".join(self.mixers)]
-        for name in ("steps", "dim", "layers", "seeds"):
-            if (value := getattr(self, name)) is not None:
-                words += [f"--{name}", str(value)]
-        words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--data", str(self.data)] if self.data is not None else []
-        return shlex.join([*words, "--out", str(self.out)])
+        asked = ("quick", "mixers", "steps", "dim", "layers", "seeds", "seed", "data")
+        words = command_line(self, asked, TaskOptions(self.task))
+        return shlex.join(["linattn", "compare", "--task", self.task, *words, "--out", str(self.out)])

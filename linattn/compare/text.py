@@ -18,7 +18,7 @@ from linattn.compare.text_page import page
 from linattn.data import corpus
 from linattn.data.corpus import Corpus
 from linattn.data.packed import PackedTokens, Windows
-from linattn.experiment.sizing import Size, equal_sizes
+from linattn.experiment.sizing import Size, equal_sizes, parameters
 from linattn.experiment.study import LeftOut
 from linattn.generate import stream
 from linattn.models import LanguageModel, LMConfig
@@ -42,7 +42,7 @@ class Trained:
 
 
 def run(options: CompareOptions, *, progress: bool) -> dict:
-    """What :func:`linattn.report.compare` does."""
+    """Compare on text; see :func:`linattn.report.compare`."""
     folder = Folder(options.out)
     text = corpus(options.text)
     PackedTokens(text.train, options.train_context, samples=1)  # both refuse a text that is too short
@@ -102,9 +102,7 @@ def _sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
     """Feed-forward widths for equal parameters, from models that are built without memory."""
 
     def count(name: str, ffn_dim: int | None) -> int:
-        with torch.device("meta"):
-            model = LanguageModel(_config(options, name, vocab_size, ffn_dim))
-        return sum(p.numel() for p in model.parameters())
+        return parameters(lambda: LanguageModel(_config(options, name, vocab_size, ffn_dim)))
 
     return equal_sizes(options.mixers, count(options.mixers[0], None), count)
 
@@ -171,7 +169,7 @@ def _prompt(text: Corpus) -> str:
 
 
 def _caches(options: CompareOptions) -> list[dict]:
-    """What a key-value cache of these layers takes in float32."""
+    """The bytes of a key-value cache of these layers in float32, at each context."""
     lengths = sorted(set(options.contexts))
     layer = [mixers.cost("softmax", dim=options.dim, tokens=c, dtype=torch.float32).softmax_cache_bytes for c in lengths]
     return [{"context": c, "bytes": b * options.layers} for c, b in zip(lengths, layer, strict=True)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from linattn.report.charts import Chart
-from linattn.report.plot import Axis, Heading, Series, bars, lines
+from linattn.report.charts import Chart, line_chart
+from linattn.report.plot import Axis, Heading, Series, bars
 from linattn.report.scales import Scale, linear, logarithmic
 from linattn.report.words import figure, memory, memory_tick, tick, times, tokens
 
@@ -89,7 +89,7 @@ def over_context(report: dict, quantity: Quantity) -> Chart:
     x = Axis("tokens of context", logarithmic([p[0] for s in series for p in s.points], base=2), tokens)
     y = Axis(quantity.unit, quantity.scale([p[1] for s in series for p in s.points]), quantity.write)
     heading = Heading(quantity.key.replace("_", "-"), quantity.title, quantity.meaning)
-    return _drawn(heading, _ends(series, quantity.say), series, x, y)
+    return line_chart(heading, _ends(series, quantity.say), series, x, y)
 
 
 def training(report: dict) -> Chart:
@@ -107,22 +107,17 @@ def _learning(report: dict, over: str, heading: Heading, found: str, label: str)
     series = [Series(m["name"], [(h[over], _loss(h)) for h in _curve(m) if _loss(h) <= limit], i) for i, m in enumerate(report["mixers"])]
     y = Axis("bits per byte", linear(p[1] for s in series for p in s.points), tick)
     x = Axis(label, linear((p[0] for s in series for p in s.points), zero=True), tick)
-    return _drawn(heading, found, series, x, y)
+    return line_chart(heading, found, series, x, y)
 
 
 def _ends(series: list[Series], say: Callable[[float], str]) -> str:
-    """What the lines show at the longest context that several were measured at."""
+    """A sentence on the values at the longest context that several were measured at."""
     reached = sorted({p[0] for s in series for p in s.points})
     at = next((c for c in reversed(reached) if sum(c in dict(s.points) for s in series) > 1), reached[-1])
     values = sorted((dict(s.points)[at], s.name) for s in series if at in dict(s.points))
     listed = ", ".join(f"{name} {say(value)}" for value, name in values)
     (low, _), (high, _) = values[0], values[-1]
     return f"At {at:,} tokens: {listed}" + (f"; the most is {times(high / low)} the least." if high > low else ".")
-
-
-def _drawn(heading: Heading, found: str, series: list[Series], x: Axis, y: Axis) -> Chart:
-    told = Heading(heading.key, heading.title, f"{heading.description} {found}")
-    return Chart(heading.title, heading.description, found, lines(told, series, x, y))
 
 
 def _curve(mixer: dict) -> list[dict]:

@@ -6,7 +6,7 @@ from html import escape
 
 from linattn.compare.text_charts import charts
 from linattn.generate.text import printable
-from linattn.report.html import document, how, machine_facts, named, plots, table, threads
+from linattn.report.html import document, how, machine_facts, measured_by, named, papers, plots, table
 from linattn.report.words import figure, memory, tokens
 
 
@@ -27,8 +27,7 @@ def _opening(report: dict) -> str:
         f"<p>{many}, {o['layers']} layers of width {o['dim']}, learned {escape(report['corpus']['name'])}, byte by byte: "
         f"{o['steps']:,} steps, {seen:,} tokens. They differ in how a token looks back at the ones before it, and in nothing else "
         "but the width of the feed-forward, which makes their sizes equal.</p>"
-        f'<p class="soft">Measured on {escape(report["machine"]["cpu"])}, {threads(report["machine"])}, '
-        f"{escape(report['created'][:10])}, by <code>{escape(report['command'])}</code>.</p>"
+        f'<p class="soft">{measured_by(report)}</p>'
     )
 
 
@@ -92,6 +91,5 @@ def _how(report: dict) -> str:
         **machine_facts(machine),
         "Made": escape(report["created"]),
     }
-    papers = (f"{escape(m['title'])}" + (f" (arXiv {escape(m['arxiv'])})" if m["arxiv"] else "") for m in report["mixers"])
-    facts["Mixers"] = ", ".join(papers)
+    facts["Mixers"] = papers(report["mixers"])
     return how(facts)

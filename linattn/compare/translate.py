@@ -112,7 +112,7 @@ class Split:
         return source, mask, *_numbers([[*(self.target.get(c, UNKNOWN) for c in t), 0] for _, t in pairs])
 
     def text(self, row: Tensor) -> str:
-        """What the tokens of a target say."""
+        """The text of a target's tokens."""
         characters = {n: c for c, n in self.target.items()}
         return "".join(characters.get(n, "\ufffd") for n in row.tolist())
 

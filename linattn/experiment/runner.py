@@ -31,11 +31,11 @@ class Record:
         return self.study.runs(self.settings, self.results())
 
     def results(self) -> list[tuple[Run, Result]]:
-        """What is done of that which is wanted, in its order."""
+        """The wanted runs that are done, with their results, in the order in which they are wanted."""
         return [(run, self.done[name]["result"]) for run in self.wanted if (name := key(run)) in self.done]
 
     def missing(self) -> list[Run]:
-        """What is wanted and not done; a result may make the study want more."""
+        """The wanted runs that are not done; a result may make the study want more."""
         while True:
             wanted = self.runs()
             if len(wanted) <= len(self.wanted):
@@ -51,7 +51,7 @@ class Record:
         self.save()
 
     def entry(self, one: Finished) -> dict[str, Any]:
-        """What is kept of a run."""
+        """The entry of a finished run in the report."""
         return {"run": one.run, "result": finite(one.result), "seconds": round(one.seconds, 3)}
 
     def fill(self) -> None:
@@ -84,7 +84,7 @@ def run(record: Record, title: str, *, progress: bool, end: float = math.inf) ->
 
 
 def key(run: Run) -> str:
-    """What a result is found by: all that the run says."""
+    """The key of a run's result: everything that the run says."""
     return json.dumps(run, sort_keys=True)
 
 

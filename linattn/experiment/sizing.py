@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+from torch import nn
+
 TOLERANCE = 0.02  # between the largest and the smallest model
 
 
@@ -41,6 +44,12 @@ def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], 
             f"at most {TOLERANCE:.0%} apart were wanted. Compare fewer mixers, or begin the list with the largest"
         )
     return sizes
+
+
+def parameters(build: Callable[[], nn.Module]) -> int:
+    """How many a model has, which is built without memory."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build().parameters())
 
 
 def _nearest(target: int, count: Callable[[int], int]) -> Size:

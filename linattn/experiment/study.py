@@ -1,4 +1,4 @@
-"""What a study is: which runs it wants, how one is measured, and what table and plots the results make.
+"""Studies: which runs one wants, how a run is measured, and which table and plots the results make.
 
 The runner, :mod:`linattn.experiment.runner`, knows no study by name: it does the runs and keeps what came out.
 """
@@ -24,7 +24,7 @@ class LeftOut(Exception):
 
 
 class Settings(Protocol):
-    """What every study's frozen dataclass of settings has; the rest is its own."""
+    """The fields that the settings of every study, a frozen dataclass, have; the rest are its own."""
 
     @property
     def mixers(self) -> tuple[str, ...]: ...  # variants, see linattn.reproduce.variants
@@ -47,7 +47,7 @@ class Column:
     lower_is_better: bool = False
 
     def cell(self, row: Row) -> str:
-        """What stands in the table for ``row``; "–" for what was not measured."""
+        """The cell of ``row`` in the table; "–" for what was not measured."""
         value = row.get(self.key)
         if value is None:
             return "–"
@@ -110,7 +110,7 @@ def mean_and_spread(name: str, values: Iterable[float | None]) -> dict[str, floa
 
 
 def grouped(done: Done, *keys: str) -> dict[tuple, list[tuple[Run, Result]]]:
-    """What is done by the values of ``keys`` in its runs, in the order in which they first came; without what was left out."""
+    """Group what is done by the values of ``keys`` in its runs, in the order in which they first came; without what was left out."""
     groups: dict[tuple, list[tuple[Run, Result]]] = {}
     for run, result in done:
         if "left_out" not in result:

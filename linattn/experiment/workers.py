@@ -53,7 +53,7 @@ def work(study: Study, runs: Sequence[Run], end: float) -> Iterator[Finished | F
 
 
 def _only_here() -> bool:
-    """Whether there is a mixer of an interactive session or a notebook: no other process can import what was registered there."""
+    """True if a mixer was registered in an interactive session or a notebook, from which no other process can import it."""
     main = sys.modules["__main__"]
     importable = hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
     return not importable and any(mixers.info(name).cls.__module__ == "__main__" for name in mixers.available())
@@ -118,7 +118,7 @@ def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: 
 
 
 def _next(results: Any, workers: list[Any], start: Callable[[], Any]) -> Finished | Failed:
-    """What comes next; a process that gave up, as it lost its device, makes room for another."""
+    """Wait for the next result; replace a process that gave up, as it lost its device."""
     while True:
         for i, worker in enumerate(workers):
             if worker.exitcode == 0:
@@ -160,7 +160,7 @@ def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
 
 
 def device_lost() -> bool:
-    """Whether an error has made the GPU unusable for this process."""
+    """True if an error has made the GPU unusable for this process."""
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -179,5 +179,5 @@ def _end_with_parent() -> None:
 
 
 def _stream() -> AbstractContextManager:
-    """Where the kernels of one run go."""
+    """A stream of its own for the kernels of one run."""
     return torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()

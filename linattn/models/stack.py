@@ -153,7 +153,7 @@ def sequence_mixer(name: str, *, dim: int, causal: bool, **options: Any) -> mixe
 
 
 def sequence_misfit(causal: bool) -> Misfit:
-    """What is wrong with a mixer where one of sequences is wanted, causal or not; None: nothing."""
+    """A test for sequence mixers, causal or not: it returns what is wrong with a mixer, None if nothing is."""
 
     def misfit(known: Info) -> str | None:
         if known.kind != "sequence":

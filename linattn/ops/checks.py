@@ -113,7 +113,7 @@ def call(
     denominator = mode is not None
     _combinations(decay=decay, beta=beta, erase=erase, bonus=bonus, denominator=denominator, causal=causal)
     _sequences(q, k, v, causal)
-    batch, tokens, heads, size = *k.shape[:2], v.shape[2], k.shape[3]
+    (batch, tokens), heads, size = k.shape[:2], v.shape[2], k.shape[3]
     if cu_seqlens is not None:
         _packed(cu_seqlens, q, k)
     if decay is not None:
@@ -210,7 +210,8 @@ def _initial(state, v: Tensor, denominator: bool, full: tuple[int, int, int, int
     shape("initial_state", tensor("initial_state", s, v), "[N, H, K, V]", full)
     dtype("initial_state", s, _wide(v.dtype))
     if denominator:
-        shape("initial_state[1] (z)", tensor("initial_state[1] (z)", z, v), "[N, H, K]", full[:3])
+        z = tensor("initial_state[1] (z)", z, v)
+        shape("initial_state[1] (z)", z, "[N, H, K]", full[:3])
         dtype("initial_state[1] (z)", z, _wide(v.dtype))
     return s, z
 

@@ -5,7 +5,7 @@ The choice follows the tensors alone: their device, their dtypes, the options of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -51,6 +51,21 @@ def definition_refusal(asked: bool) -> str | None:
     return None if asked else "it is the definition that the others are tested against; it runs when asked for"
 
 
+def refusal(name: str, asked: bool, x: Tensor, kernels: Callable[[str], Any], call: Sequence[Any], *, defined: bool = False) -> str | None:
+    """Why the backend ``name`` does not run ``call``, or None: where torch runs all, and ``kernels`` of a name say what they refuse.
+
+    ``defined``: there is a definition apart from the operations of torch.
+    """
+    if name == "torch":
+        return None
+    if name == "reference":
+        return definition_refusal(asked) if defined else "the definition is written in operations of torch"
+    if name == "triton" and (reason := gpu_refusal(x, asked)) is not None:
+        return reason
+    refused: str | None = kernels(name).refusal(*call)
+    return refused
+
+
 class Explained(NamedTuple):
     """A checked call of an operation, as :func:`explain` takes it."""
 
@@ -60,6 +75,11 @@ class Explained(NamedTuple):
     call: tuple[Any, ...]
     form: Callable[..., str] | None = None  # that a backend runs the call in, of its name and the call
     off: Callable[..., list[str]] | None = None  # what the GPU's kernels would be faster by and have not, of the call
+
+
+def explained(op: Callable[..., Any], x: Tensor, refusal: Refusal, *call: Any, more: str = "") -> Explained:
+    """A call of ``op`` on ``x``."""
+    return Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}{more}", x.device, refusal, call)
 
 
 _explained: dict[Callable[..., Any], Callable[..., Explained]] = {}
@@ -81,11 +101,11 @@ def explain(*args: Any, form: str = "auto", backend: str = "auto", **kwargs: Any
         others = ", ".join(sorted(f.__name__ for f in _explained if f.__name__ != "linear_attention"))
         raise ValueError(f"explain knows linear_attention, whose name may be left out, and {others}, but came with {op!r}")
     taken = signature(op).parameters
-    for name, value in (("form", form), ("backend", backend)):
+    for name, value, those in (("form", form, "linear_attention"), ("backend", backend, "operations that let it be chosen")):
         if name in taken:
             kwargs[name] = value
         elif value != "auto":
-            raise ValueError(f"{name} is for linear_attention: {op.__name__} has none, but it came as {value!r}")
+            raise ValueError(f"{name} is for {those}: {op.__name__} has none, but it came as {value!r}")
     given = signature(op).bind(*args, **kwargs)
     given.apply_defaults()
     text = "\n".join(_lines(_explained[op](**given.arguments), backend))

@@ -17,6 +17,8 @@ from torch import Tensor
 from linattn.ops import dispatch
 from linattn.ops.operator import Operator, Pass
 
+_CPU = torch.device("cpu")
+
 
 def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
     """``silu(gate) ⊙ x``, without ``swish`` ``sigmoid(gate) ⊙ x``, both [...] of any one shape; the kernels round the result once."""
@@ -38,7 +40,7 @@ def _refusal(name: str, _: bool, gate: Tensor, x: Tensor) -> str | None:
         return "the definition is written in operations of torch"
     if name == "triton":
         return "it has no kernel of its own: compilers and captured steps fuse operations of torch"
-    if x.device.type != "cpu":
+    if x.device != _CPU:
         return "it runs on the CPU only"
     return "a compiler fuses what stands around a gate with it" if torch.compiler.is_compiling() else KERNELS.refusal(gate, x)
 

@@ -15,7 +15,7 @@ import torch
 from linattn.ops.compilers import constant_result
 
 OLDEST = (8, 0)
-_CPU, _NO_GPU = torch.device("cpu"), "it needs an NVIDIA GPU"
+_CURRENT = torch.device("cuda")  # without an index
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -38,8 +38,6 @@ INTERPRETER = Card((0, 0), 1 << 40, 1)  # what Triton's interpreter allows
 @constant_result
 def refusal(device: torch.device, asked: bool = False) -> str | None:
     """Why no GPU kernel runs on ``device``, or None. ``asked``: the kernels were asked for by name, as the interpreter wants it."""
-    if device == _CPU and not (asked and INTERPRETED):  # every small call on a CPU asks
-        return _NO_GPU
     found = _found(device, asked)
     return found if isinstance(found, str) else None
 
@@ -58,7 +56,7 @@ def card(device: torch.device) -> Card:
 
 def _found(device: torch.device, asked: bool) -> Card | str:
     """The card, or why the kernels do not run on it."""
-    if device == torch.device("cuda"):
+    if device == _CURRENT:
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
     return _known(device, asked)
 
@@ -68,7 +66,7 @@ def _known(device: torch.device, asked: bool) -> Card | str:
     if device.type == "xpu":
         return "it needs an NVIDIA GPU, and this is one of Intel's (XPU)"
     if device.type != "cuda" and not (device.type == "cpu" and asked and INTERPRETED):
-        return _NO_GPU
+        return "it needs an NVIDIA GPU"
     hip: str | None = getattr(torch.version, "hip", None)
     if hip is not None and device.type == "cuda":
         return "it needs an NVIDIA GPU, and this is one of AMD's (ROCm), for which its kernels are not written"

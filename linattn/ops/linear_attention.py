@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, recurrence
@@ -122,15 +123,18 @@ def linear_attention(
     run = _runs(dispatch.choose(backend, refusal, inputs, form), inputs, form)
     with checks.no_autocast(v):
         out = run(inputs)
-        if mode is None:
-            o = out.o.to(v.dtype)
-        elif mode == "return":
-            o = (out.o.to(v.dtype), out.denominator)
-        else:
-            o = (out.o / (out.denominator + mode)[..., None]).to(v.dtype)
+        o = _divided(out, mode, v.dtype)
     if not return_state:
         return o
     return o, (out.state if mode is None else (out.state, out.z))
+
+
+def _divided(out: Outputs, mode: float | str | None, dtype: torch.dtype) -> Tensor | _Pair:
+    if mode is None or out.denominator is None:
+        return out.o.to(dtype)
+    if isinstance(mode, str):
+        return out.o.to(dtype), out.denominator
+    return (out.o / (out.denominator + mode)[..., None]).to(dtype)
 
 
 def refusal(name: str, asked: bool, inputs: Inputs, form: str) -> str | None:

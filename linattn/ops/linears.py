@@ -54,14 +54,7 @@ def linears(
 
 
 def _refusal(name: str, asked: bool, x: Tensor, weights: Sequence[Tensor]) -> str | None:
-    if name == "torch":
-        return None
-    if name == "reference":
-        return "the definition is written in operations of torch"
-    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
-        return reason
-    refused: str | None = _load(name).refusal(x, *weights)
-    return refused
+    return dispatch.refusal(name, asked, x, _load, (x, *weights))
 
 
 def _load(name: str) -> ModuleType:
@@ -75,8 +68,7 @@ def _load(name: str) -> ModuleType:
 
 
 def _explained(x: Tensor, weights: Sequence[Tensor], **_: Any) -> dispatch.Explained:
-    title = f"linears on {x.device}, {x.dtype}, {list(x.shape)}, {len(weights)} weights"
-    return dispatch.Explained(title, x.device, _refusal, (x, weights))
+    return dispatch.explained(linears, x, _refusal, x, weights, more=f", {len(weights)} weights")
 
 
 dispatch.explains(linears, _explained)

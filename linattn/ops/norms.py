@@ -80,29 +80,18 @@ def _load(name: str) -> ModuleType:
 
 
 def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
-    if name == "torch":
-        return None
-    if name == "reference":
-        return "the definition is written in operations of torch"
-    if torch.compiler.is_compiling():
+    if name in KERNELS and torch.compiler.is_compiling():
         return "a compiler fuses what stands around a norm with it"
-    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
-        return reason
-    return KERNELS[name].refusal(x, weight, gate, dtype)
-
-
-def _explained(op: Any, *call: Any) -> dispatch.Explained:
-    x = call[0]
-    return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, _refusal, call)
+    return dispatch.refusal(name, asked, x, KERNELS.__getitem__, (x, weight, gate, dtype))
 
 
 def _explained_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, **_: Any) -> dispatch.Explained:
-    return _explained(rms_norm, x, weight, gate, _checked(x, weight, gate))
+    return dispatch.explained(rms_norm, x, _refusal, x, weight, gate, _checked(x, weight, gate))
 
 
 def _explained_length(x: Tensor, dtype: torch.dtype, **_: Any) -> dispatch.Explained:
     _floating(x=x)
-    return _explained(unit_length, x, None, None, dtype)
+    return dispatch.explained(unit_length, x, _refusal, x, None, None, dtype)
 
 
 dispatch.explains(rms_norm, _explained_norm)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ class Plan(NamedTuple):
     order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of (*kept, *cotangents, *flags), as the backward pass takes them
     gradients: tuple[int, ...]  # inputs that it gives the gradients of
     like: int  # among the tensors
+    inputs: int  # how many
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ class Operator:
             forward = self._register(self.forward, (self.recorded, "outputs"), self._differentiate_recorded, self._keep)
             object.__setattr__(self, "registered", (forward, self._register(self.backward, ("backward", "gradients"), refused(self.once))))
 
+    @cached_property
+    def kernels(self) -> Any:
+        """What ``load`` gives, for calls that no compiler reads."""
+        return self.load()
+
     def refusal(self, *call: Any) -> str | None:
         """Why the kernels do not run ``call``, or None if they do."""
         refused: str | None = self.load().refusal(*call)
@@ -125,7 +132,7 @@ class Operator:
             arguments = (*arguments, wanted)
         if self.forward.name and tracing.traced(*tensors):
             return self.registered[0](*arguments)
-        return Kernels.apply(*arguments, self) if wanted else self.load().forward(*arguments)
+        return Kernels.apply(*arguments, self) if wanted else self.kernels.forward(*arguments)
 
     def _register(self, one: Pass, names: tuple[str, str], gradient: Callable[..., Any], keep: Callable[..., None] | None = None) -> Any:
         run, fake = map(self._whole, names)
@@ -154,17 +161,17 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *cotangents: Tensor | None) -> Gradients:
-        plan, needed, saved = self.plan, ctx.needs_input_grad, ctx.saved_tensors
-        like, first = saved[plan.like], cotangents[0]
-        first = like.new_zeros(like.shape) if first is None else first
-        given = plan.order((*saved, *ctx.options, first, *cotangents[1:], *[needed[i] for i in plan.flags]))
-        traced = tracing.traced(first, like)
-        if torch._C._is_any_autocast_enabled():
+        plan, needed, saved, first = self.plan, ctx.needs_input_grad, ctx.saved_tensors, cotangents[0]
+        if first is None:
+            first = saved[plan.like].new_zeros(saved[plan.like].shape)
+        given = (*saved, *ctx.options, first, *cotangents[1:])
+        arguments = plan.order((*given, *[needed[i] for i in plan.flags]) if plan.flags else given)
+        if torch.is_grad_enabled() or tracing.traced(first, saved[plan.like]) or torch._C._is_any_autocast_enabled():
             with checks.no_autocast(first):
-                found = self._backward(given, traced)
+                found = self._watched(arguments, tracing.traced(first, saved[plan.like]))
         else:
-            found = self._backward(given, traced)
-        gradients: list[Tensor | None] = [None] * len(needed)
+            found = self.kernels.backward(*arguments)
+        gradients: list[Tensor | None] = [None] * plan.inputs
         for i, g in zip(plan.gradients, found, strict=True):
             if needed[i]:
                 gradients[i] = g
@@ -173,12 +180,13 @@ class Operator:
     def _differentiate_recorded(self, ctx: Any, *cotangents: Tensor | None) -> Gradients:
         return self._differentiate(ctx, *map(_there, cotangents))
 
-    def _backward(self, arguments: tuple[Any, ...], traced: bool) -> Gradients:
-        again = torch.is_grad_enabled()  # a second derivative may be asked for
+    def _watched(self, arguments: tuple[Any, ...], traced: bool) -> Gradients:
+        """The backward pass where something traces, or a second derivative may be asked for."""
+        again = torch.is_grad_enabled()
         if self.derivative is not None and (again or (traced and not self.backward.name)):
             count = 1 + len(self.plan.gradients)
             return self.derivative(arguments[0], arguments[1:count], arguments[count:])
-        found: Gradients = (self.registered[1] if again or traced else self.load().backward)(*arguments)
+        found: Gradients = (self.registered[1] if again or traced else self.kernels.backward)(*arguments)
         return found
 
 
@@ -187,14 +195,14 @@ class Kernels(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        *arguments, ctx.operator = inputs
-        output = ctx.operator.load().forward(*arguments)
-        ctx.operator._keep(ctx, arguments, output)
+        ctx.operator = operator = inputs[-1]
+        output = operator.kernels.forward(*inputs[:-1])
+        operator._keep(ctx, inputs[:-1], output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        return ctx.operator._differentiate(ctx, *cotangents)
+        return *ctx.operator._differentiate(ctx, *cotangents), None
 
 
 def by_definition(definition: Callable[..., Tensor]) -> Derivative:
@@ -243,6 +251,7 @@ def _plan(of: Operator) -> Plan:
         order,
         tuple(arguments.index(n) for n in of.gradients.split()),
         saved.index(known.index(of.like)),
+        len(arguments),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linattn.ops import checks, dispatch
 from linattn.ops.operator import EVERYWHERE, Operator, Pass
+from linattn.ops.torch import scan as portable
 
 
 class _Options(TypedDict, total=False):
@@ -102,49 +103,30 @@ def running_max(
 
 
 class _Call(NamedTuple):
-    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``."""
+    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``, ``wide`` the dtype of its states."""
 
     kind: str
     decay: Tensor
     x: Tensor
     initial: Tensor | None
     cu_seqlens: Tensor | None
-
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype of the states."""
-        return _wide(self.decay, self.x)
+    wide: torch.dtype
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """Every state and the last ones, by the backend that ``backend`` leads to."""
         name = dispatch.choose(backend, self.refusal)
         if name in KERNELS:
-            results: tuple[Tensor, Tensor] = KERNELS[name](*self)
+            results: tuple[Tensor, Tensor] = KERNELS[name](*self[:5])
             return results
-        kind, decay, x, initial, cu = self
-        if initial is None:
-            rows = x.shape[0] if cu is None else cu.shape[0] - 1
-            initial = x.new_full((rows, x.shape[-1]), 0.0 if kind == "sum" else -torch.inf, dtype=self.wide)
-        operation, scan = _operation(kind, name)
-        with checks.no_autocast(x):
-            return scan(operation, decay.to(self.wide).expand(x.shape), x.to(self.wide), initial, cu)
+        join, scan = _operation(self.kind, name)
+        with checks.no_autocast(self.x):
+            return portable.whole(scan, join, *self[1:5], 0.0 if self.kind == "sum" else -torch.inf)
 
     def refusal(self, name: str, asked: bool) -> str | None:
         """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
-        if name == "reference":
-            return dispatch.definition_refusal(asked)
-        if name == "torch":
-            return None
-        if self.wide != torch.float32:
+        if name in KERNELS and self.wide != torch.float32:
             return f"its states are float32, and those of this call {self.wide}"
-        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
-            return reason
-        return KERNELS[name].refusal(*self)
-
-    def explained(self, op: Callable[..., Any]) -> dispatch.Explained:
-        """For :func:`linattn.explain`."""
-        x = self.x
-        return dispatch.Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}", x.device, self.refusal, ())
+        return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self[:5], defined=True)
 
 
 def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
@@ -165,11 +147,6 @@ def _maximum(decay: Tensor, gate: Tensor, initial: Tensor | None, cu: Tensor | N
     return _checked("maximum", decay, "gate", gate, initial, cu)
 
 
-def _wide(decay: Tensor, x: Tensor) -> torch.dtype:
-    """The dtype of the states."""
-    return torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
-
-
 def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | None, cu: Tensor | None) -> _Call:
     if x.ndim != 3:
         raise ValueError(f"{name} must have shape [B, T, D], but came with {list(x.shape)}")
@@ -178,11 +155,14 @@ def _checked(kind: str, decay: Tensor, name: str, x: Tensor, initial: Tensor | N
     checks.not_positive("decay", decay.real if decay.is_complex() else decay)
     if cu is not None:
         checks.packed_lengths(cu, x)
-    rows = x.shape[0] if cu is None else cu.shape[0] - 1
+    rows, wide = (
+        x.shape[0] if cu is None else cu.shape[0] - 1,
+        torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32),
+    )
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, D]", (rows, x.shape[-1]))
-        checks.dtype("initial_state", initial, _wide(decay, x))
-    return _Call(kind, decay, x, initial, cu)
+        checks.dtype("initial_state", initial, wide)
+    return _Call(kind, decay, x, initial, cu, wide)
 
 
 def _cpu() -> ModuleType:
@@ -199,8 +179,7 @@ def _triton() -> ModuleType:
 
 def _saved(inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> Sequence[Any]:
     """The states in the place of x where they are sums: they have its shape and dtype, and a sum's gradients never read it."""
-    kind, decay, x, *rest = inputs
-    return kind, decay, output[0] if kind == "sum" else x, *rest
+    return (*inputs[:2], output[0], *inputs[3:]) if inputs[0] == "sum" else inputs
 
 
 def _operator(load: Callable[[], ModuleType], key: str, forward: str, backward: str, last: str) -> Operator:
@@ -227,20 +206,16 @@ def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
         from linattn.ops.reference import scan as reference
 
         return (reference.decayed_sum if kind == "sum" else reference.decayed_max), reference.scan
-    from linattn.ops.torch import scan as portable
-
     return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
 
 
-def _explained_sum(decay: Tensor, b: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any) -> dispatch.Explained:
-    return _sum(decay, b, initial_state, cu_seqlens).explained(diagonal_scan)
+def _explained(op: Callable[..., Any], checked: Callable[..., _Call]) -> Callable[..., dispatch.Explained]:
+    def explained(initial_state: Tensor | None, return_state: bool, cu_seqlens: Tensor | None, backend: str, **two: Tensor):  # noqa: ARG001
+        call = checked(*two.values(), initial_state, cu_seqlens)
+        return dispatch.explained(op, call.x, call.refusal)
+
+    return explained
 
 
-def _explained_maximum(
-    decay: Tensor, gate: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, **_: Any
-) -> dispatch.Explained:
-    return _maximum(decay, gate, initial_state, cu_seqlens).explained(running_max)
-
-
-dispatch.explains(diagonal_scan, _explained_sum)
-dispatch.explains(running_max, _explained_maximum)
+dispatch.explains(diagonal_scan, _explained(diagonal_scan, _sum))
+dispatch.explains(running_max, _explained(running_max, _maximum))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
 from linattn.ops.operator import Operator, Pass
+from linattn.ops.torch import selective_scan as portable
 
 
 class _Options(TypedDict, total=False):
@@ -145,25 +146,14 @@ class _Call(NamedTuple):
 
     def _portable(self, name: str) -> tuple[Tensor, Tensor]:
         if name == "reference":
-            from linattn.ops.reference.selective_scan import selective_scan as run
-        else:
-            from linattn.ops.torch.selective_scan import selective_scan as run
-        x, dt, a, b, c, d, initial, cu = self
-        wide = _wide(x)
-        if initial is None:
-            initial = x.new_zeros(_rows(x, cu), *a.shape, dtype=wide)
-        y, last = run(x.to(wide), dt.to(wide), a.to(wide), b.to(wide), c.to(wide), initial, cu)
-        return (y if d is None else torch.addcmul(y, x.to(wide), d.to(wide))).to(x.dtype), last
+            from linattn.ops.reference.selective_scan import selective_scan as definition
+
+            return portable.whole(definition, *self)
+        return portable.whole(portable.selective_scan, *self)
 
     def refusal(self, name: str, asked: bool) -> str | None:
         """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
-        if name == "reference":
-            return dispatch.definition_refusal(asked)
-        if name == "torch":
-            return None
-        if name == "triton" and (reason := dispatch.gpu_refusal(self.x, asked)) is not None:
-            return reason
-        return KERNELS[name].refusal(*self)
+        return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self, defined=True)
 
 
 def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, **_: Any) -> dispatch.Explained:

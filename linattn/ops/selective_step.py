@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
+from linattn.ops.torch import selective_step as portable
 
 
 def selective_step_(
@@ -53,49 +54,24 @@ def selective_step_(
     if tracing.wanted(state, *others) or tracing.traced(state, *others):
         backend = "torch"
     name = dispatch.choose(backend, _refusal, state, others)
-    if name == "cpu":
-        from linattn.ops.cpu import steps as native
-
-        return native.selective(state, *others, softplus, limit)
-    if name == "triton":
-        from linattn.ops.triton import selective_step as gpu
-
-        return gpu.step_(state, *others, softplus, limit)
+    if name in ("cpu", "triton"):
+        return cast(Tensor, _load(name).step_(state, *others, softplus, limit))
     with checks.no_autocast(state):
-        return _portable(state, *others, softplus, limit)
+        return portable.step_(state, *others, softplus, limit)
 
 
-def _portable(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
-    softplus: bool, limit: tuple[float, float],
-) -> Tensor:  # fmt: skip
-    wide = state.dtype
-    token, step = x.to(wide), dt.to(wide)
-    step = step if bias is None else step + bias.to(wide)
-    step = (F.softplus(step) if softplus else step).clamp(*limit)[..., None]
-    if state.ndim == 4:
-        b, c = (t.repeat_interleave(state.shape[1] // t.shape[1], 1) for t in (b, c))
-    h = torch.exp(step * a.to(wide)) * state + step * token[..., None] * b.to(wide).unsqueeze(-2)
-    y = (h * c.to(wide).unsqueeze(-2)).sum(-1)
-    y = y if d is None else torch.addcmul(y, token, d.to(wide))
-    state.copy_(h)
-    return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
+def _load(name: str) -> ModuleType:
+    if name == "cpu":
+        from linattn.ops.cpu import selective_step as native
+
+        return native
+    from linattn.ops.triton import selective_step as kernels
+
+    return kernels
 
 
 def _refusal(name: str, asked: bool, state: Tensor, others: tuple[Any, ...]) -> str | None:
-    if name in ("torch", "reference"):
-        return None
-    if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
-        return reason
-    if state.dtype != torch.float32:
-        return f"its states are float32, and that of this call is {state.dtype}"
-    if name == "cpu":
-        from linattn.ops.cpu import steps as native
-
-        return native.selective_refusal(state, *others)
-    from linattn.ops.triton import selective_step as gpu
-
-    return gpu.refusal(state)
+    return None if name == "reference" else dispatch.refusal(name, asked, state, _load, (state, *others))
 
 
 def _check(

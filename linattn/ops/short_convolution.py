@@ -73,15 +73,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
         checks.dtype("before", before, x.dtype)
 
 
-def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> str | None:
-    if name == "reference":
-        return dispatch.definition_refusal(asked)
-    if name == "torch":
-        return None
-    if name == "triton" and (reason := dispatch.gpu_refusal(x, asked)) is not None:
-        return reason
-    refused: str | None = _kernels(name).refusal(x, weight, bias, before)
-    return refused
+def _refusal(name: str, asked: bool, x: Tensor, *others: Tensor | None) -> str | None:
+    return dispatch.refusal(name, asked, x, _kernels, (x, *others), defined=True)
 
 
 def _run(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, backend: str) -> Tensor:
@@ -141,8 +134,7 @@ def _explained(
     x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, activation: bool, **_: Any
 ) -> dispatch.Explained:  # fmt: skip
     _check(x, weight, bias, before, activation)
-    title = f"short_convolution on {x.device}, {x.dtype}, {list(x.shape)}, {weight.shape[2]} taps"
-    return dispatch.Explained(title, x.device, _refusal, (x, weight, bias, before))
+    return dispatch.explained(short_convolution, x, _refusal, x, weight, bias, before, more=f", {weight.shape[2]} taps")
 
 
 dispatch.explains(short_convolution, _explained)

@@ -14,12 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _KNOWN = (*_PLAIN, FakeTensor)
+_modes, _state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state  # looked up once: every small call asks
 _VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # of the vmap that torch.autograd.grad still has
 
 
 def traced(*tensors: Tensor | None) -> bool:
     """True where operators have to be seen: by a compiler, an exporter, a vmap, a dispatch mode or a subclass of tensors."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or _modes() or _state() is not None:
         return True
     return batched() or not _PLAIN.issuperset(map(type, tensors))
 

@@ -90,6 +90,17 @@ def machine_facts(machine: dict) -> dict[str, str]:
     }
 
 
+def measured_by(report: dict) -> str:
+    """On which machine, when, and by which command."""
+    machine, day, command = report["machine"], report["created"][:10], report["command"]
+    return f"Measured on {escape(machine['cpu'])}, {threads(machine)}, {escape(day)}, by <code>{escape(command)}</code>."
+
+
+def papers(mixers: Sequence[dict]) -> str:
+    """The titles of ``mixers`` and where they come from."""
+    return ", ".join(escape(m["title"]) + (f" (arXiv {escape(m['arxiv'])})" if m["arxiv"] else "") for m in mixers)
+
+
 _VERSIONS = (("linattn", "linattn"), ("torch", "torch"), ("transformers", "transformers"), ("Python", "python"))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from linattn.experiment.study import Row
-from linattn.report.charts import Chart
-from linattn.report.plot import Axis, Heading, Series, lines
+from linattn.report.charts import Chart, line_chart
+from linattn.report.plot import Axis, Heading, Series
 from linattn.report.scales import Scale, linear, logarithmic
 from linattn.report.words import memory_tick, tick
 from linattn.reproduce import variants
@@ -55,6 +55,4 @@ def curves(
     if not series:
         return None
     across, up = ([p[i] for s in series for p in s.points] for i in (0, 1))
-    told = Heading(heading.key, heading.title, f"{heading.description} {found}")
-    svg = lines(told, series, Axis(x.label, x.scale(across), x.write), Axis(y.label, y.scale(up), y.write))
-    return Chart(heading.title, heading.description, found, svg)
+    return line_chart(heading, found, series, Axis(x.label, x.scale(across), x.write), Axis(y.label, y.scale(up), y.write))

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from linattn.arguments import option
+from linattn.arguments import check_distinct, command_line, option
 
 STUDIES = ("recall", "capacity", "state-tracking", "copying", "extrapolation", "hybrids", "precision")
 
@@ -41,11 +41,7 @@ class ReproduceOptions:
         if self.study not in STUDIES:
             raise ValueError(f"study must be one of {', '.join(STUDIES)}, but came as {self.study!r}")
         if self.mixers is not None:
-            if not self.mixers:
-                raise ValueError("mixers must name at least one mixer, but came empty")
-            twice = sorted({m for m in self.mixers if self.mixers.count(m) > 1})
-            if twice:
-                raise ValueError(f"mixers must name each mixer once, but {', '.join(twice)} came more than once")
+            check_distinct("mixers", self.mixers)
         if self.seeds is not None and (type(self.seeds) is not int or self.seeds < 1):
             raise ValueError(f"seeds must be an integer of at least 1, but came as {self.seeds!r}")
         if self.minutes is not None and (type(self.minutes) not in (int, float) or not self.minutes > 0):
@@ -58,10 +54,5 @@ class ReproduceOptions:
 
     def command(self) -> str:
         """The command line that asks for the same."""
-        words = ["linattn", "reproduce", self.study, "--full" if self.full else "--quick"]
-        if self.mixers is not None:
-            words += ["--mixers", ",".join(self.mixers)]
-        for name in ("seeds", "out", "minutes"):
-            if (value := getattr(self, name)) is not None:
-                words += [f"--{name}", str(value)]
-        return shlex.join(words)
+        words = command_line(self, ("mixers", "seeds", "out", "minutes"))
+        return shlex.join(["linattn", "reproduce", self.study, "--full" if self.full else "--quick", *words])

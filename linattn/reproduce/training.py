@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from linattn.experiment.sizing import equal_sizes
+from linattn.experiment.sizing import equal_sizes, parameters
 from linattn.models import LanguageModel, LMConfig, pattern
 from linattn.reproduce import synthetic, variants
 from linattn.tasks import Examples, multi_query_recall
@@ -53,9 +53,7 @@ def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) 
     everyone = {_YARDSTICK: Stack("softmax"), **stacks}
 
     def count(name: str, width: int) -> int:
-        with torch.device("meta"):
-            model = LanguageModel(everyone[name].config(dim=dim, layers=layers, ffn_dim=width))
-        return sum(p.numel() for p in model.parameters())
+        return parameters(lambda: LanguageModel(everyone[name].config(dim=dim, layers=layers, ffn_dim=width)))
 
     sizes = equal_sizes(list(everyone), count(_YARDSTICK, ffn_dim), count)
     return {name: sizes[name].ffn_dim for name in stacks}

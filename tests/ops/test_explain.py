@@ -99,3 +99,39 @@ def test_values_on_a_meta_tensor_are_not_looked_at():
     meta = call.with_(**{n: t.to("meta") for n, t in call.tensors.items()})
     out = meta("chunk", "auto")
     assert out["o"].shape == (2, 70, 2, 3) and out["o"].device.type == "meta" and out["S"].shape == (2, 2, 4, 3)
+
+
+def other_operations():
+    """Operations of which explain takes the function first, with a call of each."""
+    from linattn.ops import convolution_step, gated, linears, norms, recurrent_step, selective_step, short_convolution
+
+    x, token, state = torch.ones(1, 5, 8), torch.ones(1, 1, 2, 4), torch.ones(1, 2, 4, 4)
+    a, b = -torch.ones(8, 3), torch.ones(1, 3)
+    return {
+        "linear_attention": (linattn.linear_attention, (token, token, token), {"form": "chunk"}),
+        "rms_norm": (norms.rms_norm, (x, torch.ones(8)), {"eps": 1e-6}),
+        "unit_length": (norms.unit_length, (x,), {"eps": 1e-6, "dtype": torch.float32}),
+        "gated": (gated.gated, (x, x), {}),
+        "short_convolution": (short_convolution.short_convolution, (x, torch.ones(8, 1, 4)), {}),
+        "linears": (linears.linears, (x[:, 0], [torch.ones(3, 8)], [None]), {}),
+        "step_": (convolution_step.step_, (x[:, :1], torch.ones(1, 3, 8), torch.ones(8, 1, 4), None, True), {}),
+        "selective_step_": (selective_step.selective_step_, (torch.ones(1, 8, 3), x[:, 0], x[:, 0], a, b, b), {}),
+        "recurrent_step_": (recurrent_step.recurrent_step_, (state, token, token, token), {}),
+    }
+
+
+@pytest.mark.parametrize("name", other_operations())
+def test_every_operation_that_chooses_is_explained(name, capsys):
+    op, arguments, options = other_operations()[name]
+    said = linattn.explain(op, *arguments, **options)
+    assert said.startswith(f"{name} on cpu, torch.float32") and capsys.readouterr().out == said + "\n"
+    assert said.count(": runs") == 1 and "triton: no, it" in said
+    with pytest.raises(TypeError):
+        linattn.explain(op, *arguments, gk=None, **options)
+
+
+@pytest.mark.parametrize("name", ["gated", "linears", "step_"])
+def test_what_takes_no_backend_is_asked_for_none(name):
+    op, arguments, options = other_operations()[name]
+    with pytest.raises(ValueError, match=f"{name} has none, but it came as 'cpu'"):
+        linattn.explain(op, *arguments, backend="cpu", **options)

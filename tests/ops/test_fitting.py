@@ -169,4 +169,80 @@ def test_other_operations_come_from_torch(unfit):
         fitting.forget()
         wanted = torch.autograd.grad(op("torch").square().sum(), (x, weight))
         assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, wanted, strict=True))
-    assert {"_forward", "_backward"} <= set(unfit)
+    assert set(unfit) == {"_forward"}  # the backward passes are not tried then
+
+
+CU = torch.tensor([0, 4, 4, 9])
+
+
+def scans():
+    """Calls of the scans with all that they take, by name."""
+    torch.manual_seed(3)
+    log, x, first = -torch.rand(1, 9, 6), torch.randn(1, 9, 6), torch.randn(3, 6)
+    log[0, 5, 2] = -torch.inf
+    b, a, state = torch.randn(1, 9, 4), -torch.rand(6, 4), torch.randn(3, 6, 4)
+    packed = {"cu_seqlens": CU, "return_state": True}
+    return {
+        "sum": (linattn.diagonal_scan, (log, x), {"initial_state": first, **packed}),
+        "constant": (linattn.diagonal_scan, (-torch.rand(6), x), {"return_state": True}),
+        "maximum": (linattn.running_max, (log, x), {"initial_state": first, **packed}),
+        "selective": (linattn.selective_scan, (x, torch.rand(1, 9, 6), a, b, b.flip(1), torch.rand(6)), {"initial_state": state, **packed}),
+    }
+
+
+def outcome(op, tensors, options, backend):
+    """Results, and gradients of tensors and initial state."""
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    more = {n: t.clone().requires_grad_() if n == "initial_state" else t for n, t in options.items()}
+    results = op(*leaves, backend=backend, **more)
+    loss = sum((r.nan_to_num(neginf=0.0) * torch.linspace(0, 1, r.numel()).view(r.shape)).sum() for r in results)
+    wanted = [*leaves, *([more["initial_state"]] if "initial_state" in more else [])]
+    return [*results, *torch.autograd.grad(loss, wanted)]
+
+
+@pytest.mark.parametrize("kind", scans())
+def test_scans_and_their_gradients_come_from_torch(kind, unfit):
+    op, tensors, options = scans()[kind]
+    with pytest.warns(UserWarning, match="does not fit"):
+        found = outcome(op, tensors, options, "triton")
+    for mine, theirs in zip(found, outcome(op, tensors, options, "torch"), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert unfit
+    with pytest.raises(ValueError, match="does not fit"):  # from then on it is refused at once
+        op(*tensors, backend="triton", **options)
+    assert op(*tensors, **options)[0].shape == found[0].shape
+
+
+def steps():
+    """Steps in place: what runs one by a backend, and the state that it moves on."""
+    from linattn.ops.convolution_step import step_
+    from linattn.ops.recurrent_step import recurrent_step_
+    from linattn.ops.selective_step import selective_step_
+
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(2, 1, 3, 8) for _ in "qkv")
+    log, beta = -torch.rand(2, 1, 3), torch.rand(2, 1, 3)
+    x, b = torch.randn(2, 6), torch.randn(2, 4)
+    return {
+        "recurrent": (
+            lambda s, backend: recurrent_step_(s, q, k, v, decay=log, beta=beta, unit=1e-6, backend=backend), torch.randn(2, 3, 8, 8),
+        ),
+        "selective": (
+            lambda s, backend: selective_step_(s, x, x.abs(), -torch.ones(6, 4), b, b, z=x, softplus=True, backend=backend),
+            torch.randn(2, 6, 4),
+        ),
+        "convolution": (lambda s, _: step_(x[:, None], s, torch.ones(6, 1, 4), None, True), torch.randn(2, 3, 6)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", steps())
+def test_steps_in_place_come_from_torch(kind, unfit, monkeypatch):
+    run, state = steps()[kind]
+    mine, theirs = state.clone(), state.clone()
+    with pytest.warns(UserWarning, match="does not fit"):
+        y = run(mine, "triton")
+    assert len(unfit) == 1
+    assert run(state.clone(), "auto").shape == y.shape and len(unfit) == 1  # not tried again
+    monkeypatch.undo()
+    torch.testing.assert_close(y, run(theirs, "torch"), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, to_float32, unit
 from linattn.mixers.registry import register
-from linattn.ops import linear_attention
+from linattn.ops import linear_attention, operator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class System(NamedTuple):
         )[1]  # fmt: skip
 
 
-@torch.library.custom_op("linattn::mesa_solve", mutates_args=())  # opaque to compilers, which would unroll all steps
-def solve(
+def _solve(
     q: Tensor, k: Tensor, pair: Tensor, ridge: Tensor, decay: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
     steps: int, form: str,
 ) -> Tensor:  # fmt: skip
@@ -71,11 +70,6 @@ def solve(
         size, old = residual.square().sum(-1, keepdim=True), size
         p = residual + torch.where(going, size / torch.where(going, old, 1.0), 0.0) * p
     return scale * x
-
-
-@solve.register_fake
-def _(q: Tensor, *_) -> Tensor:
-    return torch.empty_like(q)
 
 
 def _keep(ctx, inputs, output: Tensor) -> None:
@@ -100,7 +94,12 @@ def _backward(ctx, g: Tensor):
     return solved, *(next(found) if n else None for n in needed)
 
 
-solve.register_autograd(_backward, setup_context=_keep)
+# An operator, since compilers would unroll all steps.
+solve = operator.register(
+    "mesa_solve",
+    "(Tensor q, Tensor k, Tensor pair, Tensor ridge, Tensor? decay, Tensor? initial, Tensor? cu_seqlens, SymInt steps, str form) -> Tensor",
+    _solve, lambda q, *_: torch.empty_like(q), gradient=_backward, keep=_keep,
+)  # fmt: skip
 
 
 @register(

@@ -6,7 +6,7 @@ S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t          o_t = q_t 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,10 @@ def recurrence(tokens: Tokens, bonus: Tensor | None, s: Tensor) -> tuple[Tensor,
     """The definition. ``s`` [B, H, K, V]; returns the outputs [B, T, H, V] and the last state."""
     outputs = [tokens.v[:, :0]]
     for t in range(tokens.v.shape[1]):
-        q, k, v, decay, beta, read, write = (None if x is None else x[:, t] for x in tokens)
+        q, k, v, decay, beta, read, write = Tokens._make(None if x is None else x[:, t] for x in tokens)
         faded = decay.exp()[..., None] * s  # [B, H, K, V]
         written = outer(k, v) if beta is None else outer(k, beta * (v - inner(k, faded)))
-        if read is not None:
+        if read is not None and write is not None:
             written = written + outer(write, inner(read, s))
         seen = faded + written if bonus is None else s + bonus[..., None] * outer(k, v)
         outputs.append(inner(q, seen)[:, None])
@@ -63,7 +63,7 @@ def linear_attention(inputs: Inputs) -> Outputs:
     else:
         ends, runs = inputs.cu_seqlens.tolist(), []
         for n, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-            one = Tokens(*(None if x is None else x[:, start:stop] for x in tokens))
+            one = Tokens._make(None if x is None else x[:, start:stop] for x in tokens)
             runs.append(recurrence(one, bonus, s[n : n + 1]) if inputs.causal else total(one, s[n : n + 1]))
         o, s = torch.cat([tokens.v[:, :0]] + [o for o, _ in runs], 1), torch.cat([s[:0]] + [s for _, s in runs])
     if not inputs.denominator:
@@ -90,7 +90,7 @@ def widen(inputs: Inputs) -> tuple[Tokens, Tensor | None, Tensor]:
     return Tokens(q, k, v, decay, beta, read, write), x.bonus, s
 
 
-def _cast(value: object, dtype: torch.dtype) -> object:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple):
         return tuple(_cast(v, dtype) for v in value)
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

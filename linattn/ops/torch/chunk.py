@@ -104,7 +104,7 @@ def _step(slab: Slab) -> Step:
         fresh, reach = _solve(lambda k: beta * decay.products(k, k), (k,), beta * v, decay.from_start(-beta) * k)
         return Step(decay.total, None, decay.to_end(k), reach, fresh)
     written = decay.to_end(k).mT @ v
-    if read is None:
+    if read is None or write is None:
         return Step(decay.total, written)
     # x_i = r_i S_{i-1} is written with w_i beside k_i v_i; S_{i-1} holds the x before it: a triangular system.
     within = decay.products(read, k, exclusive=True) @ v
@@ -169,10 +169,11 @@ def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:
     """What the queries read: the states before the chunks and what the chunks themselves wrote. [n, B, H, C, V]."""
     q, k, v, decay, beta, _, write, bonus, scale = slab
     before = bonus is not None  # the bonus stands for the token itself
-    o = _add(decay.from_start(q, before) @ states, decay.products(q, k, before), v if beta is None else corrected, scale, scale)
+    values = v if beta is None or corrected is None else corrected
+    o = _add(decay.from_start(q, before) @ states, decay.products(q, k, before), values, scale, scale)
     if bonus is not None:
         return o + (q * (scale * bonus) * k).sum(-1, keepdim=True) * v
-    return o if write is None else _add(o, decay.products(q, write), corrected, 1.0, scale)
+    return o if write is None or corrected is None else _add(o, decay.products(q, write), corrected, 1.0, scale)
 
 
 def _add(o: Tensor, a: Tensor, b: Tensor, of_o: float, of_ab: float) -> Tensor:

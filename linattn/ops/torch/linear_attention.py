@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.torch import chunk, recurrent
-from linattn.ops.torch.layout import layout_of, shared
+from linattn.ops.torch.layout import Packed, layout_of, shared
 
 
 def _run(inputs: Inputs, form: str) -> Outputs:
@@ -44,6 +44,7 @@ def _total(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     if v.shape[1] == 0 or inputs.rows == 0:
         return v, initial
     layout = layout_of(inputs, chunk.size_for(inputs))
+    assert isinstance(layout, Packed)
     passage = layout.passage(initial)
     for k, v in zip(layout.split(k, v.dtype), layout.split(v, v.dtype), strict=True):
         chunk.carry(chunk.Step(None, k.mT @ v), passage)

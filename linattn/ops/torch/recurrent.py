@@ -14,7 +14,8 @@ from linattn.ops.torch.layout import shared
 
 def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     """Walk the tokens of ``v`` [B, T, H, V] with the state [B, H, K, V]; returns the outputs and the final states."""
-    walk = _rows(inputs, v, initial) if inputs.cu_seqlens is None else _packed(inputs, v, initial)
+    cu = inputs.cu_seqlens
+    walk = _rows(inputs, v, initial) if cu is None else _packed(inputs, cu, v, initial)
     outputs, final = [], initial
     for o, state in walk:
         outputs.append(o)  # [B, H, 1, V]
@@ -29,17 +30,17 @@ def _rows(inputs: Inputs, v: Tensor, state: Tensor) -> Iterator[tuple[Tensor, Te
         yield o, state
 
 
-def _packed(inputs: Inputs, v: Tensor, initial: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _packed(inputs: Inputs, cu: Tensor, v: Tensor, initial: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """One row; where a sequence starts its own state comes in, and where it ends the state goes out."""
-    cu, count = inputs.cu_seqlens.long(), v.shape[1]
+    cu, count = cu.long(), v.shape[1]
     row = torch.searchsorted(cu[1:].contiguous(), torch.arange(count, device=cu.device), right=True)
     rows = torch.arange(inputs.rows, device=cu.device)
     token = torch.arange(count, device=cu.device)
     starts = (token == cu[row])[:, None, None, None].unbind()
     ends = ((token[:, None] == cu[row + 1][:, None] - 1) & (row[:, None] == rows))[..., None, None, None].unbind()  # [N, 1, 1, 1]
     state, final = initial[:1], initial
-    for token, start, end, own in zip(_tokens(inputs, v), starts, ends, initial.index_select(0, row).unbind(), strict=True):
-        o, state = _step(torch.where(start, own, state), *token)
+    for each, start, end, own in zip(_tokens(inputs, v), starts, ends, initial.index_select(0, row).unbind(), strict=True):
+        o, state = _step(torch.where(start, own, state), *each)
         final = torch.where(end, state, final)
         yield o, final
 

@@ -40,6 +40,18 @@ def scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tens
     return _scan(join, decay, x, initial, cu_seqlens)
 
 
+def whole(
+    run: Callable[..., tuple[Tensor, Tensor]], join: Join, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None,
+    nothing: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``run``, the scan above or the definition, in the dtype of states and from ``nothing`` where there is no initial state."""
+    wide = torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
+    if initial is None:
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        initial = x.new_full((rows, x.shape[-1]), nothing, dtype=wide)
+    return run(join, decay.to(wide).expand(x.shape), x.to(wide), initial, cu_seqlens)
+
+
 def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, tokens, _ = x.shape
     if tokens == 0 or initial.numel() == 0:

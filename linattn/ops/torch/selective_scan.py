@@ -9,6 +9,8 @@ The state is D N numbers a token and never stored for more than a chunk: the gra
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,19 @@ def selective_scan(
         own_x, own_dt, own_b, own_c = (t[:, :, 0] for t in slabs)  # [n, B, C, D] or [n, B, C, N]
         outputs.append(_slab(own_x, own_dt, own_b, own_c, a, passage)[:, :, None])
     return layout.join(outputs)[:, :, 0], passage.final()[:, 0]
+
+
+def whole(
+    run: Callable[..., tuple[Tensor, Tensor]], x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
+    initial: Tensor | None, cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``run``, the one above or the definition, in the dtype of sums, with ``d`` x beside it and rounded to the dtype of x."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if initial is None:
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        initial = x.new_zeros(rows, *a.shape, dtype=wide)
+    y, last = run(x.to(wide), dt.to(wide), a.to(wide), b.to(wide), c.to(wide), initial, cu_seqlens)
+    return (y if d is None else torch.addcmul(y, x.to(wide), d.to(wide))).to(x.dtype), last
 
 
 def _doubled(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *argume
     _backward(recorder, *tensors, o, None, starts, links, scale, decay is not None and decay.requires_grad)
 
 
-def _laid_out(*tensors: Tensor | None) -> launch.Tensors:
+def _laid_out(*tensors: Any) -> launch.Tensors:
     """The tensors of ``linattn::chunk_forward``, in the memory layout that the kernels want."""
     q, k, v, *timed, bonus, initial, cu = tensors
     return *map(in_rows, (q, k, side_by_side(v), *timed)), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
@@ -67,7 +68,8 @@ def _forward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     *tensors, scale, wide, keeps = arguments
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
-    o, final, starts, links = (None if shape is None else run.empty(*shape, dtype=dtype) for shape, dtype in _shapes(run, wide))
+    made: list[Any] = [None if shape is None else run.empty(*shape, dtype=dtype) for shape, dtype in _shapes(run, wide)]
+    o, final, starts, links = made
     run.choose(o)
     run.prepare()
     if starts is not None:

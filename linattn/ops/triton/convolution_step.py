@@ -3,14 +3,17 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from linattn.ops import gpu
-from linattn.ops.triton import launch
+from linattn.ops.torch import convolution_step as portable
+from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 BLOCK = 128  # channels of a program, unless heads are normed
@@ -52,15 +55,24 @@ def step_kernel(
     tl.store(y + row * D + d, out.to(y.dtype.element_ty), mask=there)
 
 
-def refusal(state: Tensor) -> str | None:
+def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size: int, normed: int) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
+    if x.dtype == torch.float64:
+        return "its sums are float32, and float64 was given"
+    if x.stride(2) != 1 or size & (size - 1):
+        return "it takes channels side by side, and heads that are powers of two"
     if state.is_neg():
         return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
-    return None
+    return fitting.refusal(_name(x, state, weight))
 
 
+def _name(x: Tensor, state: Tensor, weight: Tensor, *_: object) -> Hashable:
+    return fitting.alike("convolution_step", x, weight)
+
+
+@fitting.or_else(portable.step_, _name)
 def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, overlapped: bool
 ) -> Tensor:

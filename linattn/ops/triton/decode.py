@@ -13,6 +13,9 @@ whole tile is in flight at once; many small programs fill the chip, not few larg
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -21,7 +24,8 @@ from torch import Tensor
 from linattn.ops import gpu, tracing
 from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.operator import register
-from linattn.ops.triton import launch, table
+from linattn.ops.torch import linear_attention as portable
+from linattn.ops.triton import fitting, launch, table
 
 LARGEST = 512  # channels of a key whose tile the registers still hold
 
@@ -177,6 +181,30 @@ def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     return BK, BV, max(1, BK * BV // (32 * numbers))
 
 
+def _name(arguments: tuple[Any, ...], *_: object) -> Hashable:
+    """What calls that differ in batch and length alone are remembered by, where the kernel does not fit."""
+    k, v, decay, beta, read, _, bonus = arguments[1:8]
+    rank = None if decay is None else decay.ndim in (2, 4)
+    return "recurrent", v.device, v.dtype, k.shape[3], v.shape[3], rank, beta is None, read is None, bonus is None
+
+
+def _portable(
+    arguments: tuple[Any, ...], final: Tensor | None, final_z: Tensor | None, _: bool = False, unit: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`_launch` in operations of torch."""
+    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments
+    if unit is not None:
+        q, k = ((t.float() * (t.float().square().sum(-1, keepdim=True) + unit).rsqrt()).to(v.dtype) for t in (q, k))
+    erase = None if read is None else (read, write)
+    inputs = Inputs(q, k, v, scale, decay, beta, erase, bonus, normalized, True, initial, initial_z, True, cu)
+    out = portable.FORMS["recurrent"](inputs)
+    for to, t in ((final, out.state), (final_z, out.z)):
+        if to is not None and t is not None:
+            to.copy_(t)
+    return out.o.to(torch.float32 if normalized else v.dtype), out.denominator
+
+
+@fitting.or_else(_portable, _name)
 def _launch(
     arguments: tuple, final: Tensor | None, final_z: Tensor | None, overlapped: bool = False, unit: float | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -205,12 +233,13 @@ def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     states = H * (B if cu is None else cu.shape[0] - 1)
     BK, BV, warps = tile(K, V, states)
     steps = (*_steps(q), *_steps(k), *_steps(v), *_steps(decay, _per_channel(decay)), *_steps(beta, vector=False))
+    overlap: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
     recorder.launch(
         recurrence, (states * -(-V // BV), 1, 1),
         (q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z),
         (*steps, *_steps(read), *_steps(write), T, scale, unit or 0.0),
         H=H, GROUP=H // k.shape[2], K=K, V=V, BK=BK, BV=BV, PER_CHANNEL=_per_channel(decay), UNIT=unit is not None, OVERLAPPED=overlapped,
-        num_warps=warps, num_stages=1, **({"launch_pdl": True} if overlapped else {}),
+        num_warps=warps, num_stages=1, **overlap,
     )  # fmt: skip
     return o, denominator
 
@@ -247,6 +276,10 @@ _op = register(
 
 def refusal(inputs: Inputs) -> str | None:
     """Why this kernel does not run ``inputs``, or None if it does."""
+    return _unsuited(inputs) or fitting.refusal(_name(inputs.flat))
+
+
+def _unsuited(inputs: Inputs) -> str | None:
     if not inputs.causal:
         return "its recurrent form is causal"
     if inputs.v.dtype == torch.float64:
@@ -284,6 +317,6 @@ def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None
 
 
 def _refuse(inputs: Inputs) -> None:
-    reason = refusal(inputs)
+    reason = _unsuited(inputs)
     if reason is not None:
         raise NotImplementedError(f"the decode kernel cannot run this call: {reason}")

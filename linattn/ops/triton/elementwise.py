@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from linattn.ops import gpu
+from linattn.ops import gpu, tracing
+from linattn.ops.torch import scan as portable
 from linattn.ops.triton import elementwise_kernels as kernels
-from linattn.ops.triton import launch, table
+from linattn.ops.triton import fitting, launch, table
 from linattn.ops.triton.table import Elementwise as Config
 
 SHORT = 8  # tokens that take a tile of their own: decoding
@@ -26,11 +30,47 @@ def processors(device: torch.device) -> int:
     return gpu.card(device).multiprocessors
 
 
-def refusal(*_: object) -> str | None:
-    """Why the kernels do not run a call, or None: what runs on a GPU at all they take."""
-    return None
+def refusal(kind: str, decay: Tensor, x: Tensor, *_: Tensor | None) -> str | None:
+    """Why the kernels do not run a call, or None: what runs on a GPU at all and fits it they take."""
+    passes = ("forward", "backward") if tracing.wanted(decay, x) else ("forward",)
+    return fitting.refusal(*((each, *_name(kind, decay, x)) for each in passes))
 
 
+def _name(kind: str, decay: Tensor, x: Tensor, *_: object) -> tuple[Hashable, ...]:
+    return kind, x.device, decay.dtype, x.dtype, decay.ndim, x.shape[2:]
+
+
+def _portable(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """:func:`forward` in operations of torch."""
+    join = portable.decayed_sum if kind == "sum" else portable.decayed_max
+    out, final = portable.whole(portable.scan, join, decay, x, initial, cu_seqlens, _nothing(kind))
+    return out.to(x.dtype) if kind == "sum" else out, final
+
+
+def _portable_backward(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> tuple[Tensor | None, ...]:
+    """:func:`backward` in operations of torch. Of a sum x is made again from the states, which stand in its place."""
+
+    def run(decay: Tensor, x: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _portable(kind, decay, x, initial, cu_seqlens)
+
+    if kind == "sum":
+        x = (out - decay.exp() * _before(out, initial, cu_seqlens)).to(x.dtype)
+    d_decay, d_x, d_initial = fitting.differentiated(run, (decay, x, initial), (d_out, d_final))
+    return d_decay if of_decay else None, d_x, d_initial
+
+
+def _before(out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """The state before each token, float32."""
+    before = torch.nn.functional.pad(out.float(), (0, 0, 1, -1))
+    if cu_seqlens is None:
+        before[:, 0] = 0.0 if initial is None else initial
+        return before
+    there = cu_seqlens.diff() > 0
+    before[0, cu_seqlens[:-1][there]] = 0.0 if initial is None else initial[there]
+    return before
+
+
+@fitting.or_else(_portable, lambda *arguments: ("forward", *_name(*arguments)))
 def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """As :func:`linattn.ops.cpu.scan.forward`."""
     if not x.numel():
@@ -64,6 +104,7 @@ def _forward(recorder: launch.Recorder, decay: Tensor, x: Tensor, initial: Tenso
     return out, final, starts, ends, words
 
 
+@fitting.or_else(_portable_backward, lambda *arguments: ("backward", *_name(*arguments)))
 def backward(
     kind: str, decay: Tensor, x: Tensor, out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None,
     d_out: Tensor, d_final: Tensor | None, of_decay: bool,
@@ -130,7 +171,9 @@ class _Launch:
         c = self.config
         words = self.recorder.zeros(0 if self.programs == 1 else self.tiles, self.chains * c.channels, dtype=torch.int64)
         decoding = self.tiles == 1 and self.lanes == self.chains
-        options = {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}  # all programs of a chain run at a time
+        options: dict[str, Any] = (
+            {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}
+        )  # all programs of a chain run at a time
         self.recorder.launch(
             kernel, (self.lanes * self.programs, 1, 1), (*tensors, words), (self.tokens, self.tiles, self.chains, self.programs),
             D=self.size, kind=self.kind, C=c.span, S=c.spans, DB=c.channels, W=self.words, CONSTANT=self.constant, STAGES=c.stages,

@@ -119,13 +119,13 @@ def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Cal
     def decorate(function: F) -> F:
         @wraps(function)
         def run(*arguments: Any, **options: Any) -> Any:
+            if _unfit and name(*arguments, **options) in _unfit:
+                return otherwise(*arguments, **options)
             try:
                 return function(*arguments, **options)
             except Unfit as error:
-                key = name(*arguments, **options)
-                if key not in _unfit:
-                    _unfit[key] = str(error)
-                    warnings.warn(f"torch's operations run in the place of a GPU kernel of linattn: {error}", stacklevel=2)
+                _unfit[name(*arguments, **options)] = str(error)
+                warnings.warn(f"torch's operations run in the place of a GPU kernel of linattn: {error}", stacklevel=2)
                 return otherwise(*arguments, **options)
 
         return run  # type: ignore[return-value]

@@ -159,7 +159,7 @@ class Run:
             ),
             (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers),
             tiles=None if self.fast else Tiles({"BK": self.narrowest}),
-            **{"BK": power_of_two(self.size_k, self.least), **options, **self.constants},
+            **options, **self.constants,
         )  # fmt: skip
 
     def forward(
@@ -270,13 +270,13 @@ class Run:
         kernel, options = fast
         chunks = self.plan.chunks * heads
         programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
-        given = (*tensors, self.empty(*grid, dtype=torch.int32)) if by_channel else tensors  # which blocks of channels are done
+        given = (*tensors, self.empty(*grid, dtype=torch.int32) if by_channel else None)  # which blocks of channels are done
         constants["SPLIT"] = split
-        self.recorder.launch(kernel, (programs, 1, 1), given, numbers, BK=self.size_k, BV=columns, **options, **constants)
+        self.recorder.launch(kernel, (programs, 1, 1), given, numbers, **options, **constants)
         if by_channel:
             kernel, options, programs = choice.unsettled(self.family, self.v.device)
             grid = (min(programs, chunks * grid[2]), 1, 1)
-            self.recorder.launch(kernel, grid, given, numbers, BK=bk, BV=columns, **options, **constants)
+            self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
 
     def _room(self, heads: int, ddecay: bool) -> Gradients:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from linattn.ops.triton import elementwise, elementwise_kernels, launch
+from linattn.ops import tracing
+from linattn.ops.torch import selective_scan as portable
+from linattn.ops.triton import elementwise, elementwise_kernels, fitting, launch
 from linattn.ops.triton import selective_scan_gradients as gradient_kernels
 from linattn.ops.triton import selective_scan_kernels as kernels
 
@@ -39,9 +42,30 @@ def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *_: Tensor |
         return f"a channel can have 1 to {LARGEST} states, but A has shape {list(a.shape)}"
     if x.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {x.shape[0]}"
-    return None
+    passes = ("forward", "backward") if tracing.wanted(x, dt, a, b, c) else ("forward",)
+    return fitting.refusal(*((each, *_name(x, dt, a)) for each in passes))
 
 
+def _name(x: Tensor, dt: Tensor, a: Tensor, *_: object) -> tuple[Hashable, ...]:
+    return "selective_scan", x.device, x.dtype, dt.dtype, a.shape
+
+
+def _portable(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`forward` in operations of torch, with nothing in what is kept."""
+    kept = outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)[2]
+    return *portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens), kept
+
+
+def _portable_backward(x, dt, a, b, c, d, initial, cu_seqlens, _, d_y, d_last) -> tuple[Tensor | None, ...]:
+    """:func:`backward` in operations of torch."""
+
+    def run(x, dt, a, b, c, d, initial) -> tuple[Tensor, Tensor]:
+        return portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens)
+
+    return tuple(fitting.differentiated(run, (x, dt, a, b, c, d, initial), (d_y, d_last)))
+
+
+@fitting.or_else(_portable, lambda *arguments: ("forward", *_name(*arguments)))
 def forward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,11 +110,14 @@ def _forward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, keep: bo
     return y, last, states if keep else None, starts, stops
 
 
+@fitting.or_else(_portable_backward, lambda *arguments: ("backward", *_name(*arguments)))
 def backward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
     kept: Tensor, d_y: Tensor, d_last: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of all tensors up to ``initial``, None where those are."""
+    if fitting.refusal(("forward", *_name(x, dt, a))):  # whose kernels have left nothing
+        return _portable_backward(x, dt, a, b, c, d, initial, cu_seqlens, kept, d_y, d_last)
     if not x.numel():
         d_initial = None if initial is None else torch.zeros_like(initial) if d_last is None else d_last.clone()
         return *(None if t is None else torch.zeros_like(t) for t in (x, dt, a, b, c, d)), d_initial

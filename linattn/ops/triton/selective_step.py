@@ -3,11 +3,15 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops.triton import launch
+from linattn.ops.torch import selective_step as portable
+from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.decode import _factor, _fade, _power_of_two
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -64,17 +68,24 @@ def step_kernel(
     tl.store(y + (row * H + h) * P + p, out.to(y.dtype.element_ty), mask=in_p)
 
 
-def refusal(state: Tensor) -> str | None:
+def refusal(state: Tensor, *_: Tensor | None) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
+    if state.dtype != torch.float32:
+        return f"its states are float32, and that of this call is {state.dtype}"
     if not 1 <= state.shape[-1] <= LARGEST or state.numel() == 0:
         return f"a channel can have 1 to {LARGEST} numbers, and there are rows, but the state has shape {list(state.shape)}"
     if state.is_neg():
         return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
-    return None
+    return fitting.refusal(_name(state))
 
 
+def _name(state: Tensor, *_: object) -> Hashable:
+    return fitting.alike("selective_step", state)
+
+
+@fitting.or_else(portable.step_, _name)
 def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],

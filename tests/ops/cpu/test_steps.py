@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.ops.convolution_step import step_
-from linattn.ops.cpu import steps
+from linattn.ops.cpu import convolution_step
 from linattn.ops.recurrent_step import recurrent_step_
 from tests.ops.errors import error
 from tests.ops.steps import CHANNELS, LIMIT, Token, check_drift, token
@@ -53,7 +53,7 @@ def test_convolution(isa, layout, slots, dtype):
     x, weight, bias = torch.randn(2, 1, 70).to(dtype), torch.randn(70, 1, 4), torch.randn(70).to(dtype)
     state = torch.randn(2, slots, 70).to(dtype)
     state = state if layout == "rows" else state.mT.contiguous().mT
-    assert steps.convolution_refusal(x, state, weight, bias) is None
+    assert convolution_step.refusal(x, state, weight, bias, 0, 0) is None
     for activation, given in ((True, bias), (False, None)):
         own, wide = state.clone(memory_format=torch.preserve_format), state.double()
         y = step_(x, own, weight, given, activation)

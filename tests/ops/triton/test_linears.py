@@ -20,7 +20,7 @@ def normal(*shape, dtype):
 
 
 def run(x, weights, biases, counters=None, **options):
-    assert gpu.refusal(x, weights) is None
+    assert gpu.refusal(x, *weights) is None
     defaults = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": ()}
     with poisoned():
         return gpu.linears(x, weights, biases, **{**defaults, **options}, counters=counters)

@@ -79,7 +79,7 @@ def test_convolutions_of_more_rows_than_a_grid_has_room_for(monkeypatch):
         assert error(y.double(), wanted) <= 1e-5 and torch.equal(own.double(), wide)
         assert called == wanted_calls
         called.clear()
-    assert "at most" in convolution.refusal(own)
+    assert "at most" in convolution.refusal(x, own, weight, bias, 0, 0)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -105,7 +105,7 @@ def test_more_rows_than_a_grid_has_room_for():
 
 def test_states_with_turned_signs_are_no_place_for_new_ones():
     state = torch._neg_view(torch.randn(2, 4, 3, device=DEVICE))
-    assert "signs" in str(selective.refusal(state)) and "signs" in str(convolution.refusal(state))
+    assert "signs" in str(selective.refusal(state)) and "signs" in str(convolution.refusal(state[:, :1], state, state, None, 0, 0))
     q, v = torch.randn(2, 1, 4, 5, device=DEVICE), torch.randn(2, 1, 4, 3, device=DEVICE)
     state = torch._neg_view(torch.randn(2, 4, 5, 3, device=DEVICE))
     with pytest.raises(ValueError, match="own signs"):

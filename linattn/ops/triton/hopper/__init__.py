@@ -7,13 +7,10 @@ import triton
 from torch import Tensor
 
 from linattn.ops import gpu
+from linattn.ops.triton.hopper.sizes import ALIGNED, SIZES
+from linattn.ops.triton.hopper.sizes import CHUNK as CHUNK
+from linattn.ops.triton.hopper.sizes import WIDEST as WIDEST
 from linattn.ops.triton.launch import capturing
-
-CHUNK = 64
-SIZES = (64, 128)  # of keys and values
-WIDEST = SIZES[-1]  # values that one program has of a state; more in so many columns each
-ALIGNED = 16  # bytes: what TMA wants of addresses and strides
-
 
 _gluon_refusals: dict[torch.device, str | None] = {}
 

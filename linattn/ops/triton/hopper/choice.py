@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from linattn.ops import gpu
+from linattn.ops.triton import hopper
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
 
 Chosen = tuple[Any, dict[str, Any]]  # a kernel and the options of its launch
@@ -18,19 +19,27 @@ TRITON = tuple(int(n) for n in re.findall(r"\d+", triton.__version__)[:2])
 
 def prepare(family: Family, decay: Tensor | None, read: Tensor | None, write: Tensor | None) -> Chosen | None:
     """The kernel that prepares chunks, if there is one."""
-    if family.rule == DELTA and family.decay != CHANNEL:
-        from linattn.ops.triton.hopper import prepare as module
+    from linattn.ops.triton.hopper import prepare, prepare_delta, prepare_erase, prepare_head, prepare_plain
 
-        return module.prepare, module.options()
-    if decay is not None and family.decay == CHANNEL:
-        from linattn.ops.triton.hopper import prepare_channel, prepare_channel_delta, prepare_channel_erase
+    if decay is None or family.decay != CHANNEL:
+        return (prepare.prepare, prepare_head.options()) if family.rule == DELTA else None
+    if not _suits(family, decay) or (family.rule == ERASE and not (_copies(read) and _copies(write))):
+        return None
+    module: Any = {PLAIN: prepare_plain, DELTA: prepare_delta, ERASE: prepare_erase}[family.rule]
+    return prepare.prepare, module.options()
 
-        for by_channel in (prepare_channel, prepare_channel_delta):
-            if by_channel.fits(family, decay):
-                return by_channel.prepare, by_channel.options()
-        if prepare_channel_erase.fits(family, decay, read, write):
-            return prepare_channel_erase.prepare, prepare_channel_erase.options()
-    return None
+
+def _suits(family: Family, decay: Tensor) -> bool:
+    """Whether the kernels take ``decay`` per channel, whose strides may be 0. Those that erase read after the token's decay."""
+    even = decay.data_ptr() % 16 == 0 and decay.stride(1) % 4 == decay.stride(2) % 4 == 0 and decay.stride(3) == 1
+    return even and decay.dtype in (torch.bfloat16, torch.float32) and (family.rule == PLAIN or not family.before)
+
+
+def _copies(t: Tensor | None) -> bool:
+    """Whether 16 bytes of a row can be copied at a time."""
+    if t is None or t.dtype != torch.bfloat16:
+        return False
+    return t.data_ptr() % 16 == 0 and t.stride(1) % 8 == t.stride(2) % 8 == 0 and t.stride(3) == 1
 
 
 def distrusted(rule: int, decay: int) -> str | None:
@@ -73,34 +82,26 @@ def gradients(
     decay: Tensor | None,
 ) -> Chosen | None:  # fmt: skip
     """The gradients of chunks, from so many ``columns`` of values, if there is a kernel for them; per channel, of those that settle."""
-    if decay is not None and family.decay == CHANNEL:
-        from linattn.ops.triton.hopper import gradients_channel, gradients_channel_delta, gradients_channel_erase
+    from linattn.ops.triton.hopper import gradients, settled_delta, settled_erase, settled_plain, whole
 
-        for by_channel in (gradients_channel, gradients_channel_delta):
-            if by_channel.fits(family, chunk, q, k, v, do, decay):
-                return by_channel.gradients, by_channel.options(columns)
-        known = distrusted(family.rule, family.decay) is None
-        if known and gradients_channel_erase.fits(family, chunk, q, k, v, read, write, do, decay):
-            return gradients_channel_erase.gradients, gradients_channel_erase.options(k.shape[3], columns)
+    if not family.half or chunk != hopper.CHUNK or not hopper.fits((k.shape[3], v.shape[3]), q, k, v, read, write, do):
         return None
-    if family.rule == ERASE:
+    by_channel = decay is not None and family.decay == CHANNEL
+    if not by_channel:
+        known = family.rule != ERASE and not family.before
+        return (gradients.gradients, {"SETTLED": True, **whole.options(family, k.shape[3], columns)}) if known else None
+    if not _suits(family, decay) or distrusted(family.rule, family.decay) is not None:
         return None
-    from linattn.ops.triton.hopper import gradients as module
-
-    return (module.gradients, module.options(family, k.shape[3], columns)) if module.fits(family, chunk, q, k, v, do) else None
+    module: Any = {PLAIN: settled_plain, DELTA: settled_delta, ERASE: settled_erase}[family.rule]
+    return gradients.gradients, {"SETTLED": True, **module.options(columns)}
 
 
 def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, Any], int]:
     """The kernel for what ``gradients`` leaves, blocks of channels that do not settle; its options and how many programs share them."""
-    from linattn.ops.triton.hopper import gradients_channel_levels, gradients_channel_levels_delta, gradients_channel_levels_erase
+    from linattn.ops.triton.hopper import gradients, levels_delta, levels_erase, levels_plain
 
-    modules: dict[int, Any] = {
-        PLAIN: gradients_channel_levels,
-        DELTA: gradients_channel_levels_delta,
-        ERASE: gradients_channel_levels_erase,
-    }
-    module = modules[family.rule]
-    return module.gradients, module.options(), module.programs(multiprocessors(device))
+    module: Any = {PLAIN: levels_plain, DELTA: levels_delta, ERASE: levels_erase}[family.rule]
+    return gradients.gradients, {"SETTLED": False, **module.options()}, module.programs(multiprocessors(device))
 
 
 def multiprocessors(device: torch.device) -> int:

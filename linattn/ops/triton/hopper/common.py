@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from linattn.ops.triton import tiles
+from linattn.ops.triton import prepare, tiles
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
 
@@ -13,6 +13,7 @@ locate = gluon.jit(tiles.locate.fn)
 first_slot = gluon.jit(tiles.first_slot.fn)
 whole = gluon.jit(tiles.whole.fn)
 weight = gluon.jit(tiles.weight.fn)
+away_from_zero = gluon.jit(prepare.away_from_zero.fn)
 
 M = gl.constexpr(64)  # rows of a wgmma: what a warpgroup holds of a transposed state
 SHARED = 227 * 1024  # bytes of a multiprocessor that one program can have

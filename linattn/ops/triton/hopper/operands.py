@@ -1,34 +1,43 @@
-"""Operands of the products of the erase rule's gradients, in registers or rounded in shared memory."""
+"""What products of 64 channels are made of: layouts, tiles in shared memory, and operands in registers or rounded.
+
+Layouts follow from the number of warps of the function that asks: one warpgroup has 64 rows of accumulators, two share their columns.
+"""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from linattn.ops.triton.hopper.names import reinterpret, warpgroup_mma
+from linattn.ops.triton.hopper.sizes import CHUNK
+
+C = gl.constexpr(CHUNK)  # tokens of a chunk
+BLOCK = gl.constexpr(64)  # channels of a step: a row of the swizzle of shared memory
+WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [C, C] and [C, BLOCK] in accumulators of a warpgroup
+NATURAL_RESET = gl.constexpr(-111.0)  # 160 binary orders, which no weight survives, as a natural logarithm that bfloat16 can hold
+
+
+@gluon.constexpr_function
+def shares(warps):
+    """[C, BLOCK] and [C, C] in accumulators, a part of the columns for each warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, 256 // warps, 16])
+
+
+@gluon.constexpr_function
+def copies(warps):
+    """[C, C] as left operands have it: all of it in each warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, 64, 16])
+
 
 @gluon.jit
-def pick(chosen, layout: gl.constexpr):
-    """A 0/1 matrix as a left operand, in registers: see prepare_channel.left."""
-    x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [gl.where(chosen, 1.0, 0.0).to(gl.bfloat16)], gl.bfloat16, False, 2)
-    return gl.convert_layout(x, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
+def add_two(a, b, c, d):
+    return a + c, b + d
 
 
 @gluon.jit
-def hold(tile, x):
-    tile.store(x.to(gl.bfloat16))
-
-
-@gluon.jit
-def scaled(tile, x, weight):
-    """``x`` weighted, rounded and left in shared memory for products; as it is there."""
-    y = (x.to(gl.float32) * weight).to(gl.bfloat16)
-    tile.store(y)
-    return y
-
-
-@gluon.jit
-def held(tile, layout: gl.constexpr):
-    return tile.load(layout).to(gl.float32)
+def exp2(x):
+    """2^x in one instruction; what has no normal float32 is 0."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
@@ -45,3 +54,112 @@ def pinned(x):
     (triton 3.9) makes those copies the accumulators themselves; it then also has all products of the kernel wait for each other.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
+
+
+@gluon.jit
+def left(x):
+    """A tile as the left operand of a product, from the registers it is in.
+
+    Those must be written before the wgmma.fence of the product, which LLVM does not know: it pairs numbers up right before their use.
+    An instruction with effects, as far as it knows, stays where it is.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x.to(gl.bfloat16)], gl.bfloat16, False, 2)
+    return gl.convert_layout(x, gl.DotOperandLayout(0, shares(WARPS), 2), assert_trivial=True)
+
+
+@gluon.jit
+def pick(chosen):
+    """A 0/1 matrix as a left operand."""
+    return left(gl.where(chosen, 1.0, 0.0))
+
+
+@gluon.jit
+def hold(tile, x):
+    """Leave ``x``, rounded, in shared memory."""
+    tile.store(x.to(gl.bfloat16))
+
+
+@gluon.jit
+def held(tile):
+    """What ``tile`` holds, where accumulators have it."""
+    WARPS: gl.constexpr = gl.num_warps()
+    return tile.load(shares(WARPS)).to(gl.float32)
+
+
+@gluon.jit
+def scaled(tile, x, weight):
+    """``x`` weighted, rounded and left in shared memory for products; as it is there."""
+    y = (x.to(gl.float32) * weight).to(gl.bfloat16)
+    tile.store(y)
+    return y
+
+
+@gluon.jit
+def split(a, high, low):
+    """Leave ``a`` in shared memory for products, as two numbers of bfloat16."""
+    top = a.to(gl.bfloat16)
+    low.store((a - top.to(gl.float32)).to(gl.bfloat16))
+    high.store(top)
+
+
+@gluon.jit
+def keep(a, decays, first, ROWS: gl.constexpr):
+    """Leave ``a`` [ROWS, K] in shared memory for products: cut to bfloat16, and what that leaves where there is room for it."""
+    high, low = decays
+    if low is not None:
+        cut = (a.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
+        low.slice(first, ROWS).store((a - cut).to(gl.bfloat16))
+        a = cut
+    high.slice(first, ROWS).store(a.to(gl.bfloat16))
+
+
+@gluon.jit
+def keep_halves(early, late, high, low, at, LOW: gl.constexpr):
+    """Leave both halves of a tile in the ``at``-th of ``high`` and, with ``LOW``, of ``low``."""
+    HALF: gl.constexpr = early.shape[0]
+    tiles = (high.index(at), low.index(at) if LOW else None)
+    keep(early, tiles, 0, HALF)
+    keep(late, tiles, HALF, HALF)
+
+
+@gluon.jit
+def start_sum(picked, high, low, at, LOW: gl.constexpr):
+    """Sums of the rows of the ``at``-th tile that each row of the left operand ``picked`` picks, under way."""
+    WARPS: gl.constexpr = gl.num_warps()
+    x = gl.zeros([BLOCK, BLOCK], gl.float32, shares(WARPS))
+    if LOW:
+        x = warpgroup_mma(picked, low.index(at), x, use_acc=False, is_async=True)
+        x = warpgroup_mma(picked, high.index(at), x, is_async=True)
+    else:
+        x = warpgroup_mma(picked, high.index(at), x, use_acc=False, is_async=True)
+    return x
+
+
+@gluon.jit
+def start_products(pairs):
+    """The sum of the products of ``pairs`` of a left operand and a tile [C, BLOCK], under way."""
+    WARPS: gl.constexpr = gl.num_warps()
+    x = gl.zeros([BLOCK, BLOCK], gl.float32, shares(WARPS))
+    for n in gl.static_range(len(pairs)):
+        x = warpgroup_mma(pairs[n][0], pairs[n][1], x, use_acc=n > 0, is_async=True)
+    return x
+
+
+@gluon.jit
+def in_blocks(tile, ROWS: gl.constexpr, K: gl.constexpr):
+    """A tile [ROWS, K] as [K / BLOCK, ROWS, BLOCK]: how the swizzle lays it out."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK], gl.bfloat16)
+    return reinterpret(tile, gl.bfloat16, [K // BLOCK, ROWS, BLOCK], layout)
+
+
+@gluon.jit
+def passing(states, dstates, V: gl.constexpr):
+    """[BLOCK, BLOCK]: whose rows sum to what ``states`` [BLOCK, V] and their cotangents ``dstates`` have in common, by channel."""
+    WARPS: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [BLOCK // WARPS, WARPS // 2], [WARPS, 1], [1, 0])
+    s, ds = in_blocks(states, BLOCK, V), in_blocks(dstates, BLOCK, V)
+    both = gl.zeros([BLOCK, BLOCK], gl.float32, layout)
+    for part in gl.static_range(V // BLOCK):
+        both += s.index(part).load(layout).to(gl.float32) * ds.index(part).load(layout).to(gl.float32)
+    return both

@@ -1,136 +1,49 @@
-"""``prepare.prepare`` for the delta rule on Hopper, in Gluon: no decay, or one per head.
-
-One program a chunk and head, small enough for five to share a multiprocessor: while some wait for memory, others compute. With N the
-strictly lower part of -diag(β) K Kᵀ, decayed, the wanted inverse is T = (I - N)^-1. Its diagonal blocks D_i [16, 16] come from
-substitution in float32, one a warp; then, with X = Tᵀ, whose columns [64, 16] follow from those before them,
-
-    X_i = (I_i + R_i) D_iᵀ        R_j += X_i N_jiᵀ  for all later j,  R = 0 before
-
-on tensor cores: X and R stay in registers, N and D come from shared memory, each factor as the sum of two bfloat16 numbers.
-"""
+"""``prepare.prepare`` for Hopper, in Gluon: one kernel for all families, whose body is theirs. One program a chunk and head."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from linattn.ops.triton import prepare as plain
-from linattn.ops.triton.hopper.common import add, locate, weight, whole
-from linattn.ops.triton.hopper.names import (
-    barrier,
-    copy_async,
-    copy_commit,
-    copy_wait,
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from linattn.ops.triton.tiles import HEAD
-
-away_from_zero = gluon.jit(plain.away_from_zero.fn)
-
-S = gl.constexpr(16)  # rows of a block that substitution inverts
+from linattn.ops.triton.hopper import prepare_delta, prepare_erase, prepare_head, prepare_plain
+from linattn.ops.triton.hopper.chunks import Rows
+from linattn.ops.triton.hopper.common import locate
+from linattn.ops.triton.tiles import CHANNEL, DELTA, PLAIN
 
 
-@gluon.jit
-def eights(stride):
-    """``stride``, which the compiler is to know for a multiple of 8."""
-    return stride // 8 * 8
+class Call(NamedTuple):
+    """What the kernel reads and writes."""
+
+    q: Rows
+    k: Rows
+    read: Rows
+    write: Rows
+    decay: Rows
+    beta: Rows
+    bonus: Any
+    p: Any
+    p_write: Any
+    b: Any
+    t_inverse: Any
+    w: Any
+    q_faded: Any
+    k_faded: Any
+    write_faded: Any
+    fade: Any
+    heads: Any
+    group: Any
+    scale: Any
 
 
-@gluon.jit
-def copy(source, stride, rows, tile, K: gl.constexpr, C: gl.constexpr):
-    """Begin to bring [rows, K] to shared memory; zeros follow them."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
-    row = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
-    channel = gl.arange(0, K, gl.SliceLayout(0, layout))[None, :]
-    copy_async(tile, source + row * stride + channel, mask=row < rows)
-    copy_commit()
+class Slot(NamedTuple):
+    """The chunk of a program: its number among all, its head, and its tokens."""
 
-
-@gluon.jit
-def save(tile, to, C: gl.constexpr):
-    """Write a tile [C, C] of shared memory."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
-    column = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
-    gl.store(to + row * C + column, tile.load(layout))
-
-
-@gluon.jit
-def halves(x):
-    """Two bfloat16 tensors with the sum ``x``, to 16 bits: its upper half, and what is left."""
-    bits = x.to(gl.int32, bitcast=True)
-    left = x - (bits & -65536).to(gl.float32, bitcast=True)
-    return (bits >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True), left.to(gl.bfloat16)
-
-
-@gluon.jit
-def shelve(x):
-    """The ``halves`` of ``x`` [64, 16] in shared memory."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, S], gl.bfloat16)
-    high, low = halves(x)
-    return gl.allocate_shared_memory(gl.bfloat16, [64, S], layout, high), gl.allocate_shared_memory(gl.bfloat16, [64, S], layout, low)
-
-
-@gluon.jit
-def blocks(x, layout: gl.constexpr):
-    """The four [64, 16] that lie side by side in ``x`` [64, 64], where they are in the registers."""
-    even, odd = gl.split(x.reshape([64, 2, 2, S]).permute((0, 3, 1, 2)))
-    x0, x2 = gl.split(even)
-    x1, x3 = gl.split(odd)
-    x0, x1 = gl.convert_layout(x0, layout, assert_trivial=True), gl.convert_layout(x1, layout, assert_trivial=True)
-    x2, x3 = gl.convert_layout(x2, layout, assert_trivial=True), gl.convert_layout(x3, layout, assert_trivial=True)
-    return x0, x1, x2, x3
-
-
-@gluon.jit
-def beside(x):
-    """The [64, 64] of four ``blocks``."""
-    return gl.join(gl.join(x[0], x[2]), gl.join(x[1], x[3])).permute((0, 2, 3, 1)).reshape([64, 4 * S])
-
-
-@gluon.jit
-def product(x, high, low, to, layout: gl.constexpr, use_acc: gl.constexpr):
-    """to + x (high + low) with ``x`` [64, 16] in registers, ``high`` and ``low`` in shared memory, ``to`` in ``layout``."""
-    x_high, x_low = halves(x)
-    x_high = gl.convert_layout(x_high, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
-    x_low = gl.convert_layout(x_low, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
-    to = warpgroup_mma(x_low, high, to, use_acc=use_acc, is_async=True)
-    to = warpgroup_mma(x_high, low, to, is_async=True)
-    to = warpgroup_mma(x_high, high, to, is_async=True)
-    return warpgroup_mma_wait(0, deps=[to])
-
-
-@gluon.jit
-def solve(m: gl.constexpr, r, d, row, layout: gl.constexpr):
-    """X_m [64, 16] from R [64, 64] and the transposed D of all blocks."""
-    x = gl.where(row[:, None] == S * m + gl.arange(0, S, gl.SliceLayout(0, layout))[None, :], 1.0, 0.0)
-    if m > 0:
-        x += blocks(r, layout)[m]
-    return product(x, d[0].slice(S * m, S), d[1].slice(S * m, S), gl.zeros([64, S], gl.float32, layout), layout, False)
-
-
-@gluon.jit
-def update(r, x, n, layout: gl.constexpr, use_acc: gl.constexpr):
-    """R with what later columns owe to ``x``, whose block of columns of N is ``n``."""
-    return product(x, n[0].permute((1, 0)), n[1].permute((1, 0)), r, layout, use_acc)
-
-
-@gluon.jit
-def invert(n):
-    """(I - N)^-1 [column, 4, row] of four strictly lower triangular blocks N [column, 4, row] in shared memory.
-
-    A thread holds a column of an inverse; each step ends one of its entries and adds what later ones owe to it.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1, 1, S], [32, 1, 1], [1, 4, 1], [2, 1, 0])
-    column = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
-    row = gl.arange(0, S, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    x = gl.where(column == row, gl.full([S, 4, S], 1.0, gl.float32, layout), 0.0)
-    for i in gl.static_range(S - 1):
-        ended = gl.sum(gl.where(row == i, x.to(gl.int32, bitcast=True), 0), 2).to(gl.float32, bitcast=True)  # picks a register
-        x = gl.where(row > i, x + ended[:, :, None] * n.slice(i, 1).load(layout), x)
-    return x
+    slot: Any
+    head: Any
+    first: Any
+    last: Any
 
 
 @gluon.jit(do_not_specialize=[
@@ -142,78 +55,26 @@ def prepare(
     p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
     q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head, decay_token, decay_head, beta_token, beta_head,
     sequences, tokens, heads, group, scale,
-    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, BEFORE: gl.constexpr,
+    K: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, BEFORE: gl.constexpr,
     PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
 ):  # fmt: skip
-    """Writes p and b. Programs are renumbered, heads first: those at work at one time read whole rows of memory."""
-    place = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
-    slot = place // heads
-    head = place % heads
+    """Programs are renumbered, heads first: those at work at one time read whole rows of memory."""
+    index = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+    slot = index // heads
+    head = index % heads
     _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
     if first < last:
-        square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
-        thin: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S, 16])
-        tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
-        rows = last - first
-        time = first.to(gl.int64)
-
-        kb = gl.allocate_shared_memory(gl.bfloat16, [C, K], gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16))
-        qb = gl.allocate_shared_memory(gl.bfloat16, [C, K], gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16))
-        copy(k + time * eights(k_token) + head // group * eights(k_head), eights(k_token), rows, kb, K, C)
-        copy(q + time * eights(q_token) + head // group * eights(q_head), eights(q_token), rows, qb, K, C)
-        row = gl.arange(0, C, gl.SliceLayout(1, thin))
-        strength = gl.load(beta + time * beta_token + head * beta_head + row * beta_token, mask=row < rows, other=0.0).to(gl.float32)
-        strength = away_from_zero(strength)
-        if DECAY == HEAD:
-            flat: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
-            at = gl.arange(0, C, flat)
-            d = gl.load(decay + time * decay_token + head * decay_head + at * decay_token, mask=at < rows, other=0.0).to(gl.float32)
-            total = gl.allocate_shared_memory(gl.int32, [C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-            total.store(gl.associative_scan(whole(d, BITS), 0, add))
-
-        copy_wait(0)
-        fence_async_shared()
-        barrier()
-        nothing = gl.zeros([C, C], gl.float32, square)
-        qk = warpgroup_mma(qb, kb.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        kk = warpgroup_mma(kb, kb.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        qk, kk = warpgroup_mma_wait(0, deps=[qk, kk])
-
-        i = gl.arange(0, C, gl.SliceLayout(1, square))
-        j = gl.arange(0, C, gl.SliceLayout(0, square))
-        qk = qk * scale
-        kk = kk * -gl.convert_layout(strength, gl.SliceLayout(1, square), assert_trivial=True)[:, None]
-        if DECAY == HEAD:
-            between = weight(total.load(gl.SliceLayout(1, square))[:, None] - total.load(gl.SliceLayout(0, square))[None, :], BITS)
-            qk = qk * between
-            kk = kk * between
-        pb = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile)
-        pb.store(gl.where(i[:, None] >= j[None, :], qk, 0.0).to(gl.bfloat16))
-
-        n0, n1, n2, n3 = blocks(gl.where(i[:, None] > j[None, :], kk, 0.0), thin)
-        warp = row[:, None] // S
-        own = gl.where(warp < 2, gl.where(warp < 1, n0, n1), gl.where(warp < 3, n2, n3))
-        diagonal = gl.allocate_shared_memory(gl.float32, [S, 4, S], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-        diagonal.store(own.reshape([4, S, S]).permute((2, 0, 1)))
-        below0, below1, below2 = shelve(n0), shelve(n1), shelve(n2)
-        save(pb, p + place.to(gl.int64) * (C * C), C)
-
-        inverses = shelve(invert(diagonal).permute((1, 0, 2)).reshape([C, S]))
-        fence_async_shared()
-        x0 = solve(0, nothing, inverses, row, thin)
-        r = update(nothing, x0, below0, square, False)
-        x1 = solve(1, r, inverses, row, thin)
-        r = update(r, x1, below1, square, True)
-        x2 = solve(2, r, inverses, row, thin)
-        r = update(r, x2, below2, square, True)
-        x3 = solve(3, r, inverses, row, thin)
-        strength = strength[:, None]
-        done = (x0 * strength).to(kind), (x1 * strength).to(kind), (x2 * strength).to(kind), (x3 * strength).to(kind)
-        bb = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile)
-        bb.permute((1, 0)).store(beside(done))
-        save(bb, b + place.to(gl.int64) * (C * C), C)
-
-
-def options() -> dict[str, int]:
-    """Registers for five programs a multiprocessor."""
-    return dict(num_warps=4, maxnreg=96)
+        call = Call(
+            Rows(q, q_token, q_head), Rows(k, k_token, k_head), Rows(read, read_token, read_head), Rows(write, write_token, write_head),
+            Rows(decay, decay_token, decay_head), Rows(beta, beta_token, beta_head), bonus,
+            p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade, heads, group, scale,
+        )  # fmt: skip
+        at = Slot(slot, head, first, last)
+        if DECAY != CHANNEL:
+            prepare_head.prepare(call, at, index, K, C, DECAY, BITS, kind)
+        elif RULE == PLAIN:
+            prepare_plain.prepare(call, at, K, C, BEFORE)
+        elif RULE == DELTA:
+            prepare_delta.prepare(call, at, K, C, kind)
+        else:
+            prepare_erase.prepare(call, at, K, C)

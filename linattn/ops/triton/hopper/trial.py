@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from linattn.ops.triton import launch
 from linattn.ops.triton.hopper import names, tma
 from linattn.ops.triton.hopper.common import barriers, buffer, described, give_back
-from linattn.ops.triton.hopper.prepare_channel import WIDE, exp2, in_blocks, keep, left
+from linattn.ops.triton.hopper.operands import WIDE, exp2, in_blocks, keep, left
 from linattn.ops.triton.probe import short
 
 SIZE = 64

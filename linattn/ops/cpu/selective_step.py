@@ -1,11 +1,11 @@
-"""One token of the selective scan and of the short convolution on a CPU, states in place: what the kernels refuse, and their calls."""
+"""A token of the selective scan on a CPU, its state moved on in its place: what the kernel refuses, and its call."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from linattn.ops import memory, tracing
+from linattn.ops import memory
 from linattn.ops.cpu import library
 
 MOST = 256  # numbers of a channel's state, as in steps.cpp
@@ -13,8 +13,10 @@ Place = tuple[Tensor | None, int, int, int, int]
 NOTHING: Place = (None, 0, 0, 0, 0)
 
 
-def selective_refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *others: Tensor | None) -> str | None:
+def refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *others: Tensor | None) -> str | None:
     """Why the kernel does not run a step, or None if it does."""
+    if state.dtype != torch.float32:
+        return f"its states are float32, and that of this call is {state.dtype}"
     if state.shape[-1] > MOST:
         return f"it takes states of up to N = {MOST} numbers, but there are {state.shape[-1]}"
     if 1 not in state.stride()[-2:]:
@@ -22,7 +24,7 @@ def selective_refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor
     return memory.turned(state, x, dt, a, b, c, *others) or library.refusal(state, x, dt, a, b, c, *others)
 
 
-def selective(
+def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],
 ) -> Tensor:  # fmt: skip
@@ -35,7 +37,7 @@ def selective(
     row, *steps = state.stride()
     library.call(
         "selective_step", state, row, *_in_heads(steps, 3), a, *_in_heads(a.stride(), 3), *_token(x), *_token(dt), *_token(b), *_token(c),
-        *_constant(d), *_constant(bias), *_token(z), y, batch, heads, state.shape[-2], size, group, softplus, *map(float, limit),
+        *constant(d), *constant(bias), *_token(z), y, batch, heads, state.shape[-2], size, group, softplus, *map(float, limit),
     )  # fmt: skip
     return y
 
@@ -53,27 +55,6 @@ def _token(t: Tensor | None) -> Place:
     return t, library.DTYPES[t.dtype], row, *_in_heads(rest, 2)  # type: ignore[return-value]
 
 
-def _constant(t: Tensor | None) -> Place:
+def constant(t: Tensor | None) -> Place:
     """[D] or [H, P]."""
     return NOTHING if t is None else (t, library.DTYPES[t.dtype], 0, *_in_heads(t.stride(), 2))  # type: ignore[return-value]
-
-
-def convolution_refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
-    if state.dtype != x.dtype:
-        return f"the state is {state.dtype} beside tokens of {x.dtype}"
-    if tracing.traced(x, state, weight, bias):
-        return "who looks on has to see operations of torch"
-    return memory.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
-
-
-def convolution(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
-    """As :func:`linattn.ops.convolution_step.step_`, without heads that are normed."""
-    (batch, _, width), taps = x.shape, weight.shape[2]
-    y = library.empty(x.shape, x.dtype)
-    row, slot, channel = state.stride()
-    library.call(
-        "convolution_step", x, library.DTYPES[x.dtype], x.stride(0), 0, x.stride(2), state, row, slot, channel, state.shape[1],
-        weight, library.DTYPES[weight.dtype], weight.stride(2), 0, weight.stride(0), *_constant(bias), y, batch, width, taps, activation,
-    )  # fmt: skip
-    return y

@@ -1,0 +1,32 @@
+"""A token of the short convolution on a CPU, its state moved on in its place: what the kernel refuses, and its call."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from linattn.ops import memory, tracing
+from linattn.ops.cpu import library
+from linattn.ops.cpu.selective_step import constant
+
+
+def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: int, normed: int) -> str | None:
+    """Why the kernel does not run a step, or None if it does."""
+    if normed:
+        return "it divides no heads by their length"
+    if state.dtype != x.dtype:
+        return f"the state is {state.dtype} beside tokens of {x.dtype}"
+    if tracing.traced(x, state, weight, bias):
+        return "who looks on has to see operations of torch"
+    return memory.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
+
+
+def step_(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, *_options: object) -> Tensor:
+    """As :func:`linattn.ops.convolution_step.step_`, without heads that are normed."""
+    (batch, _, width), taps = x.shape, weight.shape[2]
+    y = library.empty(x.shape, x.dtype)
+    row, slot, channel = state.stride()
+    library.call(
+        "convolution_step", x, library.DTYPES[x.dtype], x.stride(0), 0, x.stride(2), state, row, slot, channel, state.shape[1],
+        weight, library.DTYPES[weight.dtype], weight.stride(2), 0, weight.stride(0), *constant(bias), y, batch, width, taps, activation,
+    )  # fmt: skip
+    return y

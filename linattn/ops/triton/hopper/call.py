@@ -1,0 +1,179 @@
+"""The arguments of the kernels of gradients in groups, as the functions on the device take them.
+
+Tuples keep what the compiler knows of their fields (constants, None) as long as they are handed on, not assigned. The order of the fields
+is that in which warps are handed them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper.chunks import Rows, dense, of_states, ragged
+
+
+class Sizes(NamedTuple):
+    """Constants."""
+
+    K: Any
+    V: Any
+    SPLIT: Any  # heads that one is taken as, each with V values
+    BEFORE: Any  # queries read the state before the token's decay
+    PACKED: Any
+    DDECAY: Any  # whether the decay's gradient is wanted
+    LOW: Any  # whether decays take two numbers of bfloat16
+    STAGES: Any
+    BYTES: Any = False  # whether numbers are cut out byte by byte
+
+
+class Decays(NamedTuple):
+    """As :class:`Rows`, with the number of heads that share them."""
+
+    base: Any
+    token: Any
+    head: Any
+    split: Any
+
+
+class Strengths(NamedTuple):
+    """Those of the delta rule, where their gradients go, and the number of heads that share them."""
+
+    base: Any
+    token: Any
+    head: Any
+    to: Any
+    heads: Any
+    split: Any
+
+
+class Call(NamedTuple):
+    """What a kernel reads and writes. With the delta rule, ``x`` are cotangents of what is written, ``u``; else of what is read."""
+
+    q: Rows
+    k: Rows
+    v: Rows
+    read: Rows
+    write: Rows
+    do: Rows
+    group: Any
+    scale: Any
+    decays: Decays
+    strengths: Strengths
+    bonus: Any
+    u: Any  # what a rule writes
+    x: Any
+    states: Any
+    dstates: Any
+    dq: Any
+    dk: Any
+    dread: Any
+    dwrite: Any
+    ddecay: Any
+    dbonus: Any
+    settled: Any  # for which blocks of channels of a chunk its gradients are done
+    tokens: Any  # of all sequences
+
+
+class Sources(NamedTuple):
+    """What TMA reads and writes."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    x: Any
+    states: Any
+    dstates: Any
+    dq: Any
+    dk: Any
+
+
+class Bars(NamedTuple):
+    """Barriers: full and empty are the places of values and cotangents, of queries and keys, states, decays, and of sums for decays."""
+
+    full: Any
+    empty: Any
+    pair_full: Any
+    pair_empty: Any
+    state_full: Any
+    state_empty: Any
+    decay_full: Any
+    decay_empty: Any
+    scaled: Any  # made ready for products
+    used: Any  # by products
+    sum_full: Any
+    sum_empty: Any
+    read_full: Any = None  # what keys have as they read; keys that are read are used then
+    read_empty: Any = None
+
+
+class Tiles(NamedTuple):
+    """Shared memory of warps that specialise."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    x: Any
+    states: Any
+    dstates: Any
+    high: Any  # decays, then what is sent
+    low: Any
+    factors: Any  # by channel, orders up to the middle, the weight up to there and from there on
+    hats: Any  # what is scaled, then gradients
+    sums: Any  # what is read across a token
+
+
+@gluon.jit
+def values_of(call, work, sizes):
+    """Tiles of v, u, dO and x."""
+    return (
+        ragged(call.v, call.tokens, work.heads, sizes.V, sizes.V),
+        dense(call.u, call.tokens, work.heads, sizes.V, sizes.V),
+        ragged(call.do, call.tokens, work.heads, sizes.V, sizes.V),
+        dense(call.x, call.tokens, work.heads, sizes.V, sizes.V),
+    )
+
+
+@gluon.jit
+def vectors_of(call, work, sizes, key_heads, WIDTH: gl.constexpr):
+    """Tiles of q, k, read and write, in blocks of channels."""
+    return (
+        ragged(call.q, call.tokens, key_heads, sizes.K, WIDTH),
+        ragged(call.k, call.tokens, key_heads, sizes.K, WIDTH),
+        ragged(call.read, call.tokens, work.heads // sizes.SPLIT, sizes.K, WIDTH),
+        ragged(call.write, call.tokens, work.heads // sizes.SPLIT, sizes.K, WIDTH),
+    )
+
+
+@gluon.jit
+def gradients_of(call, work, sizes, WIDTH: gl.constexpr):
+    """Tiles of the gradients of q, k, read and write, in blocks of channels."""
+    return (
+        dense(call.dq, call.tokens, work.heads, sizes.K, WIDTH),
+        dense(call.dk, call.tokens, work.heads, sizes.K, WIDTH),
+        dense(call.dread, call.tokens, work.heads, sizes.K, WIDTH),
+        dense(call.dwrite, call.tokens, work.heads, sizes.K, WIDTH),
+    )
+
+
+@gluon.jit
+def sources_of(call, work, sizes, WIDTH: gl.constexpr):
+    """Where q, k, values, their cotangents, states and gradients lie, in blocks of channels. What the delta rule writes are its values."""
+    key_heads = work.heads // call.group
+    q = ragged(call.q, call.tokens, key_heads, sizes.K, WIDTH)
+    k = ragged(call.k, call.tokens, key_heads, sizes.K, WIDTH)
+    if call.u is None:
+        v = ragged(call.v, call.tokens, work.heads, sizes.V, sizes.V)
+    else:
+        v = dense(call.u, call.tokens, work.heads, sizes.V, sizes.V)
+    do = ragged(call.do, call.tokens, work.heads, sizes.V, sizes.V)
+    x = do
+    if call.x is not None:
+        x = dense(call.x, call.tokens, work.heads, sizes.V, sizes.V)
+    states = of_states(call.states, work.places, sizes.K, sizes.V, sizes.SPLIT, WIDTH)
+    dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, WIDTH)
+    dq = dense(call.dq, call.tokens, work.heads, sizes.K, WIDTH)
+    return Sources(q, k, v, do, x, states, dstates, dq, dense(call.dk, call.tokens, work.heads, sizes.K, WIDTH))

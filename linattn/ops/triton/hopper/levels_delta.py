@@ -1,0 +1,201 @@
+"""``gradients`` with a decay per channel and the delta rule for Hopper, in Gluon: blocks of channels that do not settle.
+
+As levels_plain.py, with values that are what is written, E, and keys that read too, with the cotangent -dE. At each size of
+blocks Z has queries in late halves and keys in early ones, R keys in both, all scaled by one factor e. With G = dO Eᵀ and N = -dE Eᵀ below
+the diagonal and their mirror images above,
+
+    P = (G ∘ apart) Z,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones,    and to the decay's gradient ± Z ∘ P
+    Q = (N ∘ apart) R,    dK += e ∘ Q in both,                                         and to the decay's gradient ± R ∘ Q
+
+A program holds what it loads of a chunk and what it makes of it in the same memory: values, cotangents and states are used up before
+tokens meet. So two share a multiprocessor.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.call import sources_of
+from linattn.ops.triton.hopper.chunks import fetch, send, state_at
+from linattn.ops.triton.hopper.common import buffer, numbers
+from linattn.ops.triton.hopper.decays import columns, halves_at, lay_out_orders, save_gradients
+from linattn.ops.triton.hopper.levels import Tiles, choose, cut, each_unsettled, in_range, ones, unsettled
+from linattn.ops.triton.hopper.levels_plain import programs
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import (
+    BLOCK,
+    WIDE,
+    C,
+    exp2,
+    held,
+    hold,
+    in_blocks,
+    left,
+    passing,
+    pick,
+    split,
+    start_products,
+    start_sum,
+)
+from linattn.ops.triton.tiles import LOG2E
+
+__all__ = ["gradients", "options", "programs"]
+
+
+@gluon.jit
+def mirrored(cotangents, values, token, other, scale):
+    """Products of cotangents and values of other tokens: a row's own cotangent with values before it, its value with cotangents after."""
+    nothing = gl.zeros([C, C], gl.float32, WIDE)
+    below = warpgroup_mma(cotangents, values.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    above = warpgroup_mma(values, cotangents.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    below = warpgroup_mma_wait(1, deps=[below])
+    above = warpgroup_mma_wait(0, deps=[above])
+    return gl.where(token > other, below, above) * scale
+
+
+@gluon.jit
+def by_levels(at, phase, full, call, work, sources, tiles, sizes):
+    """All gradients of a block of channels of a chunk."""
+    of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
+    qb, kb, eb, ob, xb, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.x, tiles.states, tiles.dstates
+    high, low = tiles.high, tiles.low
+    here, block = at.chunk, at.block
+    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
+    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
+    other = gl.arange(0, C, of_channels)[None, :]
+    nothing = gl.zeros([C, C], gl.float32, WIDE)
+    corner = [here.head // call.group, here.first + here.rows, C - here.rows, block * BLOCK]
+
+    tma.store_wait(0)
+    barrier()  # nobody is still reading
+    mbarrier.expect(full, 6 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
+    of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
+    tma.load(sources.states, of_state, full, sb)
+    tma.load(sources.dstates, of_state, full, dsb)
+    fetch(sources.do, here, full, ob, sizes.V)
+    fetch(sources.x, here, full, xb, sizes.V)
+    fetch(sources.v, here, full, eb, sizes.V)
+    tma.load(sources.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
+    tma.load(sources.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
+
+    early, late = halves_at(call.decays, at.place, block, work, sizes, columns(gl.num_warps(), 4))
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    early, late = lay_out_orders(early, late, high, low, sizes.LOW)
+    tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
+    fence_async_shared()
+    barrier()
+
+    # From outside the chunk.
+    x = start_sum(pick(other <= token), high, low, 0, sizes.LOW)
+    y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
+    mbarrier.wait(full, phase)
+    if sizes.DDECAY:
+        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
+    y = warpgroup_mma_wait(0, deps=[y])
+    x = warpgroup_mma_wait(0, deps=[x])
+    dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    dr = warpgroup_mma(xb, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    dk = warpgroup_mma(eb, dsb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    x = exp2(x * ORDERS)
+    y = exp2(y * ORDERS)
+    dq = warpgroup_mma_wait(2, deps=[dq])
+    dq = dq * (x * call.scale)
+    cross = held(qb) * dq
+    dr = warpgroup_mma_wait(1, deps=[dr])
+    dr = dr * -x
+    cross += held(kb) * dr
+    dk = warpgroup_mma_wait(0, deps=[dk])
+    dk = dk * y
+    sent_high, sent_low = in_blocks(sb, BLOCK, sizes.V).index(0), in_blocks(dsb, BLOCK, sizes.V).index(0)
+    barrier()  # states have been read
+    if sizes.DDECAY:
+        split(held(kb) * dk, sent_high, sent_low)
+    dk += dr
+
+    # What tokens have of each other's values, but for decays.
+    gs = tiles.g if sizes.V == BLOCK else in_blocks(sb, BLOCK, sizes.V).index(1)
+    ns, met, met_keys = in_blocks(ob, C, sizes.V).index(0), in_blocks(eb, C, sizes.V).index(0), in_blocks(xb, C, sizes.V).index(0)
+    g = mirrored(ob, eb, token, other, call.scale)
+    own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
+    hold(gs, g)
+    g = mirrored(xb, eb, token, other, -1.0)
+    barrier()  # values and cotangents have been read
+    hold(ns, g)
+
+    # From each other.
+    m = C // 2
+    while m > 0:
+        token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought * m  # again: there is no room to keep what depends on it
+        upper = (token & m) != 0
+        middle = (token | (2 * m - 1)) - m
+        span = in_range(gl.where(upper, middle, token) + 1, gl.where(upper, token - middle, middle - token), other)
+        orders = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
+        span = in_range((token ^ m) & -m, token * 0 + m, other)
+        met_by = left(cut(gs.load(WIDE), span))
+        orders = warpgroup_mma_wait(0, deps=[orders])
+        e = exp2(orders * ORDERS)
+        barrier()  # everybody's products of the last size are done
+        z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+        hold(met, z * e)
+        hold(met_keys, held(kb) * e)
+        fence_async_shared()
+        barrier()
+        late_half = gl.where(upper, 1.0, 0.0)
+        early_half = 1.0 - late_half
+        p = warpgroup_mma(met_by, met, nothing, use_acc=False, is_async=True)
+        met_by = left(cut(ns.load(WIDE), span))
+        p = warpgroup_mma_wait(0, deps=[p])
+        if sizes.DDECAY:
+            cross += held(met) * p * (late_half - early_half)
+        p = p * e
+        dq += p * late_half
+        dk += p * early_half
+        p = warpgroup_mma(met_by, met_keys, nothing, use_acc=False, is_async=True)
+        p = warpgroup_mma_wait(0, deps=[p])
+        if sizes.DDECAY:
+            cross += held(met_keys) * p * (late_half - early_half)
+        dk += p * e
+        m = m // 2
+
+    # From themselves.
+    dq += own * held(kb)
+    dk += own * held(qb)
+    barrier()  # decays, queries and keys have been read
+    hold(qb, dq)
+    hold(kb, dk)
+    if sizes.DDECAY:
+        split(cross, high.index(0), low.index(0))
+    fence_async_shared()
+    barrier()
+    send(sources.dq, here, block, qb)
+    send(sources.dk, here, block, kb)
+    if sizes.DDECAY:
+        earlier, here_on = pick(other < token), pick(other >= token)
+        dd = start_products(((earlier, sent_low), (here_on, low.index(0)), (earlier, sent_high), (here_on, high.index(0))))
+        through = (tiles.past.load(of_channels) * tiles.faded.load(of_channels))[None, :]
+        dd = warpgroup_mma_wait(0, deps=[dd])
+        dd = dd + through
+        save_gradients(call.ddecay, dd, here, token, block, work, sizes.K)
+
+
+@gluon.jit
+def gradients(call, work, sizes):
+    """The strengths' gradient, which knows no decay, is done."""
+    blocks = work.places * (sizes.K // BLOCK)
+    item = unsettled(gl.program_id(0), call.settled, blocks)
+    if item < blocks:
+        sources = sources_of(call, work, sizes, BLOCK)
+        tiles = Tiles(
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, sizes.V).index(0), buffer(1, C, sizes.V).index(0),
+            buffer(1, C, sizes.V).index(0), buffer(1, BLOCK, sizes.V).index(0), buffer(1, BLOCK, sizes.V).index(0), buffer(1, C, BLOCK),
+            buffer(1, C, BLOCK), None, buffer(1, C, BLOCK).index(0) if sizes.V == BLOCK else None,
+            numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0),
+        )  # fmt: skip
+        each_unsettled(by_levels, item, call, work, sources, tiles, sizes)
+
+
+def options() -> dict[str, int]:
+    """Two programs share a multiprocessor: 113 KB and 255 registers each."""
+    return dict(num_warps=4)

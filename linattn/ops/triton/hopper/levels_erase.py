@@ -1,0 +1,338 @@
+"""``gradients`` with a decay per channel and the erase rule for Hopper, in Gluon: blocks of channels that do not settle.
+
+As levels_plain.py, with two kinds of queries, q and those that read before their token's decay, r, and two kinds of keys, k
+and w. At each size of blocks Z has queries q in late halves and keys k in early ones, Y has r and w, each scaled by its own factor, e and
+f. With G = dO Vᵀ, G' = dO Uᵀ, N = X Vᵀ and N' = X Uᵀ below the diagonal, U what the erasing writes, X the cotangents of what is read,
+
+    P = (G, Gᵀ) Z + (G', Nᵀ) Y,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones
+    P' = (N, G'ᵀ) Z + (N', N'ᵀ) Y,    dR += f ∘ P' in late halves,    dW += f ∘ P' in early ones
+
+where (below, above) are halves of a matrix as far as they meet. To the decay's gradient go ± Z ∘ P and ± Y ∘ P'. What r has of the token
+right before it has no decay within: it goes apart.
+
+Two warpgroups share 64 channels. Values, cotangents and states of the next block are loaded while tokens meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.call import gradients_of, values_of, vectors_of
+from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, send, state_at
+from linattn.ops.triton.hopper.common import barriers, buffer, numbers
+from linattn.ops.triton.hopper.decays import columns, halves, lay_out_orders, save_gradients
+from linattn.ops.triton.hopper.levels import choose, cut, in_range, ones, unsettled
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import (
+    BLOCK,
+    C,
+    copies,
+    exp2,
+    held,
+    hold,
+    left,
+    passing,
+    pick,
+    shares,
+    split,
+    start_products,
+    start_sum,
+)  # fmt: skip
+from linattn.ops.triton.tiles import LOG2E
+
+EACH = gl.constexpr(copies(8))
+SHARE = gl.constexpr(shares(8))
+
+
+class Sources(NamedTuple):
+    """What TMA reads and writes."""
+
+    vectors: Any  # q, k, r, w
+    of_v: Any  # v, u, dO, X
+    states: Any
+    dstates: Any
+    gradients: Any  # of q, k, r, w
+
+
+class Tiles(NamedTuple):
+    """Shared memory."""
+
+    vectors: Any  # q, k, r, w, then their gradients
+    of_v: Any
+    states: Any
+    dstates: Any
+    high: Any  # decays
+    low: Any
+    met: Any  # G, G', N, N' with their mirror images
+    z: Any  # what meets: q and k, r and w
+    y: Any
+    sent: Any  # to the decay's gradient, as two numbers
+    faded: Any  # by channel, what the chunk leaves of the state
+    past: Any  # and what passes it
+    owned: Any  # own: of k, of w
+    owned_w: Any
+
+
+@gluon.jit
+def product(a, b):
+    """Of what tokens bring with what others do, under way."""
+    nothing = gl.zeros([C, C], gl.float32, EACH)
+    return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def bring_vectors(full, call, work, sources, tiles, item, sizes):
+    """Begin to load a block's queries and keys."""
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    if item < work.places * BLOCKS:
+        place, channel = item // BLOCKS, item % BLOCKS * BLOCK
+        here = chunk(place, work, sizes.PACKED)
+        bar = full.index(1)
+        mbarrier.expect(bar, 8 * C * BLOCK)
+        shared = [here.head // call.group, here.first + here.rows, C - here.rows, channel]
+        own = [here.head // sizes.SPLIT, here.first + here.rows, C - here.rows, channel]
+        for n in gl.static_range(4):
+            tma.load(sources.vectors[n], shared if n < 2 else own, bar, tiles.vectors[n].reshape((1, 1, C, BLOCK)))
+
+
+@gluon.jit
+def bring_values(full, work, sources, tiles, item, sizes):
+    """Begin to load a block's values, cotangents and states."""
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    if item < work.places * BLOCKS:
+        place, channel = item // BLOCKS, item % BLOCKS * BLOCK
+        here = chunk(place, work, sizes.PACKED)
+        bar = full.index(0)
+        mbarrier.expect(bar, 8 * C * sizes.V + 4 * BLOCK * sizes.V)
+        fetch(sources.of_v[2], here, bar, tiles.of_v[2], sizes.V)
+        of_state = state_at(place, channel, sizes.K, sizes.V, sizes.SPLIT)
+        tma.load(sources.states, of_state, bar, tiles.states)
+        fetch(sources.of_v[3], here, bar, tiles.of_v[3], sizes.V)
+        fetch(sources.of_v[0], here, bar, tiles.of_v[0], sizes.V)
+        tma.load(sources.dstates, of_state, bar, tiles.dstates)
+        fetch(sources.of_v[1], here, bar, tiles.of_v[1], sizes.V)
+
+
+@gluon.jit
+def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
+    """All gradients of a block of channels of a chunk."""
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    of_tokens: gl.constexpr = gl.SliceLayout(1, SHARE)
+    of_channels: gl.constexpr = gl.SliceLayout(0, SHARE)
+    qb, kb, rb, wb = tiles.vectors
+    vb, ub, ob, xb = tiles.of_v
+    sb, dsb, high, low = tiles.states, tiles.dstates, tiles.high, tiles.low
+    g_tile, gn_tile, ng_tile, n_tile = tiles.met
+    sent_high, sent_low = tiles.sent
+    place, block = item // BLOCKS, item % BLOCKS
+    here = chunk(place, work, sizes.PACKED)
+    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
+    token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + nought
+    other = gl.arange(0, C, gl.SliceLayout(0, EACH))[None, :]
+    nothing = gl.zeros([C, BLOCK], gl.float32, SHARE)
+
+    early, late = halves(call.decays, here, block, columns(gl.num_warps(), 4))
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    early, late = lay_out_orders(early, late, high, low, sizes.LOW)
+    tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
+    fence_async_shared()
+    barrier()
+
+    # From outside the chunk.
+    x = start_sum(pick(other <= token), high, low, 0, sizes.LOW)
+    x_before = start_sum(pick(other < token), high, low, 0, sizes.LOW)
+    y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
+    mbarrier.wait(full.index(0), phase)
+    if sizes.DDECAY:
+        tiles.past.store(gl.sum(passing(sb, dsb, sizes.V), 1))
+    x, x_before, y = warpgroup_mma_wait(0, deps=[x, x_before, y])
+    dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    dr = warpgroup_mma(xb, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    dk = warpgroup_mma(vb, dsb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    dw = warpgroup_mma(ub, dsb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    x = exp2(x * ORDERS) * call.scale
+    x_before = exp2(x_before * ORDERS)
+    y = exp2(y * ORDERS)
+    mbarrier.wait(full.index(1), phase)
+    dq, dr, dk, dw = warpgroup_mma_wait(0, deps=[dq, dr, dk, dw])
+    dq = dq * x
+    dr = dr * x_before
+    dk = dk * y
+    dw = dw * y
+    cross = held(qb) * dq
+    cross_before = held(rb) * dr
+    if sizes.DDECAY:
+        split(held(kb) * dk + held(wb) * dw, sent_high, sent_low)
+
+    # What tokens have of each other's values, but for decays; neighbours that have none between them right away.
+    below, above = product(ob, vb), product(vb, ob)
+    below, above = warpgroup_mma_wait(0, deps=[below, above])
+    tiles.owned.store(gl.sum(gl.where(token == other, below, 0.0), 1) * call.scale)
+    hold(g_tile, gl.where(token > other, below, above) * call.scale)
+    below, above = product(ob, ub), product(vb, xb)
+    below, above = warpgroup_mma_wait(0, deps=[below, above])
+    tiles.owned_w.store(gl.sum(gl.where(token == other, below, 0.0), 1) * call.scale)
+    near = left(gl.where(token == other - 1, above, 0.0))
+    hold(gn_tile, gl.where(token > other, below * call.scale, gl.where(token == other - 1, 0.0, above)))
+    dk = warpgroup_mma(near, rb, dk, is_async=True)
+    dk = warpgroup_mma_wait(0, deps=[dk])
+    below, above = product(xb, vb), product(ub, ob)
+    below, above = warpgroup_mma_wait(0, deps=[below, above])
+    near = left(gl.where(token == other + 1, below, 0.0))
+    hold(ng_tile, gl.where(token > other, gl.where(token == other + 1, 0.0, below), above * call.scale))
+    dr = warpgroup_mma(near, kb, dr, is_async=True)
+    dr = warpgroup_mma_wait(0, deps=[dr])
+    below, above = product(xb, ub), product(ub, xb)
+    below, above = warpgroup_mma_wait(0, deps=[below, above])
+    near = left(gl.where(token == other + 1, below, 0.0))
+    near_above = left(gl.where(token == other - 1, above, 0.0))
+    below = gl.where(token == other + 1, 0.0, below)
+    hold(n_tile, gl.where(token > other, below, gl.where(token == other - 1, 0.0, above)))
+    dr = warpgroup_mma(near, wb, dr, is_async=True)
+    dw = warpgroup_mma(near_above, rb, dw, is_async=True)
+    dr, dw = warpgroup_mma_wait(0, deps=[dr, dw])
+    barrier()  # values, cotangents and states have been read, and what they gave is there
+    bring_values(full, work, sources, tiles, next_item, sizes)
+
+    # From each other.
+    m = C // 2
+    while m > 0:
+        token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + nought * m  # again: there is no room to keep what depends on it
+        upper = (token & m) != 0
+        middle = (token | (2 * m - 1)) - m
+        start = gl.where(upper, middle, token) + 1
+        span = in_range(start, gl.where(upper, token - middle, middle - token), other)
+        orders = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
+        span = in_range(start, gl.where(upper, token - middle - 1, middle - token), other)
+        orders_before = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
+        span = in_range((token ^ m) & -m, token * 0 + m, other)
+        first_by = left(cut(g_tile.load(EACH), span))
+        second_by = left(cut(gn_tile.load(EACH), span))
+        row = gl.arange(0, C, of_tokens)[:, None] + nought * m
+        is_late = gl.where((row & m) != 0, -1, 0).to(gl.int16)
+        late_half = gl.where((row & m) != 0, 1.0, 0.0)
+        early_half = 1.0 - late_half
+        orders, orders_before = warpgroup_mma_wait(0, deps=[orders, orders_before])
+        e = exp2(orders * ORDERS)
+        f = exp2(orders_before * ORDERS)
+        barrier()  # everybody's products of the last size are done
+        hold(tiles.z, choose(is_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32) * e)
+        hold(tiles.y, choose(is_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32) * f)
+        fence_async_shared()
+        barrier()
+        p = warpgroup_mma(first_by, tiles.z, nothing, use_acc=False, is_async=True)
+        p = warpgroup_mma(second_by, tiles.y, p, is_async=True)
+        third_by = left(cut(ng_tile.load(EACH), span))
+        fourth_by = left(cut(n_tile.load(EACH), span))
+        p_before = warpgroup_mma(third_by, tiles.z, nothing, use_acc=False, is_async=True)
+        p_before = warpgroup_mma(fourth_by, tiles.y, p_before, is_async=True)
+        p = warpgroup_mma_wait(2, deps=[p])
+        if sizes.DDECAY:
+            cross += held(tiles.z) * p * (late_half - early_half)
+        p = p * e
+        dq += p * late_half
+        dk += p * early_half
+        p_before = warpgroup_mma_wait(0, deps=[p_before])
+        if sizes.DDECAY:
+            c = held(tiles.y) * p_before
+            cross -= c * early_half
+            cross_before += c * late_half
+        p_before = p_before * f
+        dr += p_before * late_half
+        dw += p_before * early_half
+        m = m // 2
+
+    # From themselves.
+    own, own_w = tiles.owned.load(of_tokens)[:, None], tiles.owned_w.load(of_tokens)[:, None]
+    of_q = held(qb)
+    dq += own * held(kb) + own_w * held(wb)
+    dk += own * of_q
+    dw += own_w * of_q
+    barrier()  # decays, queries, keys and what met have been read
+    hold(qb, dq)
+    hold(kb, dk)
+    hold(rb, dr)
+    hold(wb, dw)
+    if sizes.DDECAY:
+        split(cross, high.index(0), low.index(0))
+        split(cross_before, tiles.z, tiles.y)
+    fence_async_shared()
+    barrier()
+    for n in gl.static_range(4):
+        send(sources.gradients[n], here, block, tiles.vectors[n])
+    if sizes.DDECAY:
+        earlier, here_on, later = pick(other < token), pick(other >= token), pick(other > token)
+        dd = start_products((
+            (earlier, sent_low), (here_on, low.index(0)), (later, tiles.y),
+            (earlier, sent_high), (here_on, high.index(0)), (later, tiles.z),
+        ))  # fmt: skip
+        through = (tiles.past.load(of_channels) * tiles.faded.load(of_channels))[None, :]
+        dd = warpgroup_mma_wait(0, deps=[dd])
+        dd = dd + through
+        row = gl.arange(0, C, of_tokens)[:, None] + nought
+        save_gradients(call.ddecay, dd, here, row, block, work, sizes.K)
+    tma.store_wait(0)
+    barrier()  # nobody is still reading
+    bring_vectors(full, call, work, sources, tiles, next_item, sizes)
+
+
+@gluon.jit
+def seek(item, call, work, sizes):
+    """The first block from ``item`` on, of those of this program, that is left and has tokens."""
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    blocks = work.places * BLOCKS
+    item = unsettled(item, call.settled, blocks)
+    if sizes.PACKED:
+        rows = chunk(item // BLOCKS, work, sizes.PACKED).rows
+        while (item < blocks) & (rows <= 0):
+            item = unsettled(item + gl.num_programs(0), call.settled, blocks)
+            rows = chunk(item // BLOCKS, work, sizes.PACKED).rows
+    return item
+
+
+@gluon.jit
+def gradients(call, work, sizes):
+    """All of them."""
+    V: gl.constexpr = sizes.V
+    blocks = work.places * (sizes.K // BLOCK)
+    item = seek(gl.program_id(0), call, work, sizes)
+    if item < blocks:
+        key_heads = work.heads // call.group
+        vectors, of_v = vectors_of(call, work, sizes, key_heads, BLOCK), values_of(call, work, sizes)
+        states = of_states(call.states, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+        dstates = of_states(call.dstates, work.places, sizes.K, V, sizes.SPLIT, BLOCK)
+        sources = Sources(vectors, of_v, states, dstates, gradients_of(call, work, sizes, BLOCK))
+        tiles = Tiles(
+            (buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0)),
+            (buffer(1, C, V).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0)),
+            buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, C, BLOCK), buffer(1, C, BLOCK),
+            (buffer(1, C, C).index(0), buffer(1, C, C).index(0), buffer(1, C, C).index(0), buffer(1, C, C).index(0)),
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), (buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0)),
+            numbers(1, BLOCK, gl.float32).index(0), numbers(1, BLOCK, gl.float32).index(0),
+            numbers(1, C, gl.float32).index(0), numbers(1, C, gl.float32).index(0),
+        )  # fmt: skip
+        full = barriers(2, 1)
+        fence_async_shared()
+        barrier()
+        bring_values(full, work, sources, tiles, item, sizes)
+        bring_vectors(full, call, work, sources, tiles, item, sizes)
+        phase = 0
+        while item < blocks:
+            next_item = seek(item + gl.num_programs(0), call, work, sizes)
+            by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes)
+            phase ^= 1
+            item = next_item
+
+
+def programs(multiprocessors: int) -> int:
+    """One a multiprocessor, or one less: an odd number has them share whichever heads and channels it is that do not settle."""
+    return multiprocessors - 1 + multiprocessors % 2
+
+
+def options() -> dict[str, int]:
+    """Two warpgroups with all the registers that a thread can have."""
+    return dict(num_warps=8)

@@ -1,0 +1,233 @@
+"""``gradients`` with a decay per channel for Hopper, in Gluon: plain rule, what settled_plain.py leaves: blocks that do not settle.
+
+How tokens meet, see levels.py. At each size of blocks a token has one factor: with Z the tile of queries and keys, scaled, and G = dO Vᵀ
+below the diagonal and its mirror image above,
+
+    P = (G ∘ apart) Z,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones,    and to the decay's gradient ± Z ∘ P
+
+is all a size takes: one product, and one for the sums of decays. What a query has of the state before the chunk and a key of the
+cotangent after it is faded from the chunk's start and to its end.
+
+A program takes a block of 64 channels of a chunk after another, as far as they are not ``settled``; two share a multiprocessor and
+hide each other's loads.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.call import sources_of
+from linattn.ops.triton.hopper.chunks import fetch, send, state_at
+from linattn.ops.triton.hopper.common import buffer, numbers
+from linattn.ops.triton.hopper.decays import ROWS, halves_at, lay_out_orders, save_gradients
+from linattn.ops.triton.hopper.levels import Tiles, choose, cut, each_unsettled, in_range, ones, unsettled
+from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, reinterpret, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import (
+    BLOCK,
+    WIDE,
+    C,
+    exp2,
+    held,
+    hold,
+    in_blocks,
+    left,
+    passing,
+    pick,
+    split,
+    start_products,
+    start_sum,
+)
+from linattn.ops.triton.hopper.prepare_plain import between
+from linattn.ops.triton.tiles import LOG2E
+
+
+@gluon.jit
+def by_levels(at, phase, full, call, work, sources, tiles, sizes):
+    """All gradients of a block of channels of a chunk."""
+    of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
+    qb, kb, vb, ob, sb, dsb = tiles.q, tiles.k, tiles.v, tiles.do, tiles.states, tiles.dstates
+    high, low, met, gs, faded = tiles.high, tiles.low, tiles.met, tiles.g, tiles.faded
+    here, block = at.chunk, at.block
+    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
+    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
+    other = gl.arange(0, C, of_channels)[None, :]
+    nothing = gl.zeros([C, C], gl.float32, WIDE)
+    channel = gl.arange(0, BLOCK, of_channels)
+    corner = [here.head // call.group, here.first + here.rows, C - here.rows, block * BLOCK]
+
+    tma.store_wait(0)
+    barrier()  # nobody is still reading
+    mbarrier.expect(full, 4 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
+    fetch(sources.v, here, full, vb, sizes.V)
+    fetch(sources.do, here, full, ob, sizes.V)
+    tma.load(sources.q, corner, full, qb.reshape((1, 1, C, BLOCK)))
+    tma.load(sources.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
+    of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
+    tma.load(sources.states, of_state, full, sb)
+    tma.load(sources.dstates, of_state, full, dsb)
+
+    early, late = halves_at(call.decays, at.place, block, work, sizes, ROWS)
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    early, late = lay_out_orders(early, late, high, low, sizes.LOW)
+    fence_async_shared()
+    halfway = reinterpret(gs, gl.float32, [C // 2, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    halfway.store(early + late)
+    barrier()
+    by_column: gl.constexpr = gl.BlockedLayout([C // 4, 1], [2, 16], [1, 4], [0, 1])
+    faded.store(exp2(gl.sum(halfway.load(by_column), 0) * ORDERS))
+
+    # From outside the chunk.
+    x = start_sum(pick(other < token if sizes.BEFORE else other <= token), high, low, 0, sizes.LOW)
+    y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
+    y = warpgroup_mma_wait(0, deps=[y])
+    x = warpgroup_mma_wait(0, deps=[x])
+    mbarrier.wait(full, phase)
+    dq = warpgroup_mma(ob, sb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    dk = warpgroup_mma(vb, dsb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    below = warpgroup_mma(ob, vb.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    above = warpgroup_mma(vb, ob.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    x = exp2(x * ORDERS) * call.scale
+    y = exp2(y * ORDERS)
+    dq = warpgroup_mma_wait(3, deps=[dq])
+    dq = dq * x
+    cross = held(qb) * dq
+    dk = warpgroup_mma_wait(2, deps=[dk])
+    dk = dk * y
+    below = warpgroup_mma_wait(1, deps=[below])
+    above = warpgroup_mma_wait(0, deps=[above])
+    g = gl.where(token > other, below, above) * call.scale
+    own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
+    if sizes.BEFORE:  # neighbours have no decay between them
+        near_below = pick_from(token == other + 1, g)
+        near_above = pick_from(token == other - 1, g)
+        g = gl.where((token == other + 1) | (token == other - 1), 0.0, g)
+    hold(gs, g)
+    if sizes.BEFORE:
+        near = warpgroup_mma(near_below, kb, nothing, use_acc=False, is_async=True)
+        dq += warpgroup_mma_wait(0, deps=[near])
+        sent = held(kb) * dk
+        near = warpgroup_mma(near_above, qb, nothing, use_acc=False, is_async=True)
+        dk += warpgroup_mma_wait(0, deps=[near])
+    else:
+        sent = held(kb) * dk
+    sent_high, sent_low = in_blocks(vb, C, sizes.V).index(0), in_blocks(ob, C, sizes.V).index(0)
+    if sizes.DDECAY:
+        barrier()  # values and cotangents have been read
+        split(sent, sent_high, sent_low)
+
+    # From each other.
+    inner = nothing
+    m = C // 2
+    while m > (1 if sizes.BEFORE else 0):
+        token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought * m  # again: there is no room to keep what depends on it
+        upper = (token & m) != 0
+        orders = start_sum(left(up_to_middle(token, upper, m, other, sizes.BEFORE, sizes.BYTES)), high, low, 0, sizes.LOW)
+        if sizes.BYTES:
+            span = in_range((token ^ m) & -m, token * 0 + m, other)
+            met_by = left(cut(gs.load(WIDE), span))
+            z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+        else:
+            met_by = left(gl.where(((token ^ other) & -m) == m, gs.load(WIDE), 0.0))
+            z = gl.where(upper, qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+        orders = warpgroup_mma_wait(0, deps=[orders])
+        e = exp2(orders * ORDERS)
+        barrier()  # everybody's product of the last size is done
+        hold(met, z * e)
+        fence_async_shared()
+        barrier()
+        p = warpgroup_mma(met_by, met, nothing, use_acc=False, is_async=True)
+        p = warpgroup_mma_wait(0, deps=[p])
+        late_half = gl.where(upper, 1.0, 0.0)
+        early_half = 1.0 - late_half
+        if sizes.DDECAY:
+            c = held(met) * p
+            if sizes.BEFORE:
+                cross += c * late_half
+                inner -= c * early_half
+            else:
+                cross += c * (late_half - early_half)
+        p = p * e
+        dq += p * late_half
+        dk += p * early_half
+        m = m // 2
+
+    # From themselves.
+    of_q = held(kb)
+    of_k = held(qb)
+    if sizes.BEFORE:
+        u = gl.load(call.bonus + here.head // sizes.SPLIT * sizes.K + block * BLOCK + channel).to(gl.float32)[None, :]
+        of_q = of_q * u
+        of_k = of_k * u
+    dq += own * of_q
+    dk += own * of_k
+    barrier()  # decays, queries and keys have been read
+    hold(qb, dq)
+    hold(kb, dk)
+    if sizes.DDECAY:
+        split(cross, high.index(0), low.index(0))
+        if sizes.BEFORE:
+            split(inner, met, gs)
+    fence_async_shared()
+    barrier()
+    send(sources.dq, here, block, qb)
+    send(sources.dk, here, block, kb)
+    if sizes.DDECAY:
+        earlier = pick(other < token)
+        later = pick(other > token if sizes.BEFORE else other >= token)
+        dd = start_products(((earlier, sent_low), (later, low.index(0)), (earlier, sent_high), (later, high.index(0))))
+        if sizes.BEFORE:
+            here_on = pick(other >= token)
+            dd = warpgroup_mma(here_on, gs, dd, is_async=True)
+            dd = warpgroup_mma(here_on, met, dd, is_async=True)
+        past = gl.convert_layout(gl.sum(passing(sb, dsb, sizes.V), 1), of_channels)
+        past = (past * faded.load(of_channels))[None, :]
+        dd = warpgroup_mma_wait(0, deps=[dd])
+        dd = dd + past
+        save_gradients(call.ddecay, dd, here, token, block, work, sizes.K)
+
+
+@gluon.jit
+def pick_from(chosen, x):
+    """What is ``chosen`` of ``x`` as a left operand."""
+    return left(gl.where(chosen, x, 0.0))
+
+
+@gluon.jit
+def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constexpr):
+    """[C, C]: 1 for what is summed between each token and the middle of its block of 2m; before its own decay where queries read then."""
+    middle = (token | (2 * m - 1)) - m
+    if BYTES:
+        count = gl.where(upper, token - middle - (1 if BEFORE else 0), middle - token)
+        chosen = ones(in_range(gl.where(upper, middle, token) + 1, count, other))
+    else:
+        picked = between(gl.where(upper, token - 1, token) if BEFORE else token, middle, other)
+        chosen = gl.where(picked, 1.0, 0.0)
+    return chosen
+
+
+@gluon.jit
+def gradients(call, work, sizes):
+    """The bonus's gradient, which knows no decay, is done."""
+    V: gl.constexpr = sizes.V
+    blocks = work.places * (sizes.K // BLOCK)
+    item = unsettled(gl.program_id(0), call.settled, blocks)
+    if item < blocks:
+        sources = sources_of(call, work, sizes, BLOCK)
+        tiles = Tiles(
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), buffer(1, C, V).index(0), buffer(1, C, V).index(0), None,
+            buffer(1, BLOCK, V).index(0), buffer(1, BLOCK, V).index(0), buffer(1, C, BLOCK), buffer(1, C, BLOCK),
+            buffer(1, C, BLOCK).index(0), buffer(1, C, BLOCK).index(0), numbers(1, BLOCK, gl.float32).index(0), None,
+        )  # fmt: skip
+        each_unsettled(by_levels, item, call, work, sources, tiles, sizes)
+
+
+def programs(multiprocessors: int) -> int:
+    """Two a multiprocessor, but for one: an odd number has them share whichever heads and channels it is that do not settle."""
+    return 2 * multiprocessors - 1
+
+
+def options() -> dict[str, int]:
+    """Two programs share a multiprocessor: 113 KB and 255 registers each."""
+    return dict(num_warps=4, BYTES=True)

@@ -1,0 +1,195 @@
+"""``prepare.prepare`` for the erase rule with a decay per channel for Hopper, in Gluon.
+
+As in prepare_delta.py, two tiles hold the four products that are wanted: with each of what writes (k, w), those of queries on
+and below the diagonal, and, transposed, those of what reads (r, before a token's decay) above it.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper.common import buffer
+from linattn.ops.triton.hopper.names import copy_commit, copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, exp2, held, hold, in_blocks, keep, left
+from linattn.ops.triton.hopper.prepare_channel import (
+    between,
+    chunk,
+    copy_rows,
+    decays_at,
+    decays_of,
+    reciprocal,
+    room,
+    save_totals,
+    smallest_far,
+    summed,
+    write_out,
+)  # fmt: skip
+from linattn.ops.triton.hopper.prepare_delta import THIN, strictly_late
+from linattn.ops.triton.hopper.prepare_head import beside, halves
+from linattn.ops.triton.tiles import LOG2E, TAME
+
+
+@gluon.jit
+def copy(tile, x, here, head, C: gl.constexpr, K: gl.constexpr):
+    """Begin to bring rows of a head of ``x``."""
+    copy_rows(tile, x.base + (here.time * (x.token // 8 * 8) + head * (x.head // 8 * 8)), x.token, here.count, C, K)
+
+
+@gluon.jit
+def prepare(call, at, K: gl.constexpr, C: gl.constexpr):
+    """Writes p, b, the inverse, w, what reads and writes, and what the state fades by."""
+    tokens = chunk(call, at)
+    q_tile, k_tile, r_tile, w_tile = room(C, K), room(C, K), room(C, K), room(C, K)
+    copy(q_tile, call.q, tokens, tokens.shared, C, K)
+    copy(k_tile, call.k, tokens, tokens.shared, C, K)
+    copy(r_tile, call.read, tokens, tokens.head, C, K)
+    copy(w_tile, call.write, tokens, tokens.head, C, K)
+    copy_commit()
+
+    HALF: gl.constexpr = C // 2
+    LOW: gl.constexpr = call.decay.base.dtype.element_ty != gl.bfloat16
+    from_decay = decays_at(call, tokens)
+    early = decays_of(from_decay, call.decay.token, 0, tokens.count, HALF, K)
+    late = decays_of(from_decay, call.decay.token, HALF, tokens.count, HALF, K)
+    high_tile, low_tile = room(C, K), room(C, K)
+    decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
+    keep(early, (high_tile, low_tile if LOW else None), 0, HALF)
+    keep(late, (high_tile, low_tile if LOW else None), HALF, HALF)
+    fence_async_shared()
+    by_block, nearest = save_totals(early, late, call, tokens, K)
+    BLOCKS: gl.constexpr = K // BLOCK
+    q_blocks = in_blocks(q_tile, C, K)
+    k_blocks = in_blocks(k_tile, C, K)
+    r_blocks = in_blocks(r_tile, C, K)
+    w_blocks = in_blocks(w_tile, C, K)
+    kept_k = in_blocks(low_tile, C, K)  # what writes as it is read, in a chunk that settles: in the place of decays
+    kept_w = in_blocks(high_tile, C, K)
+    met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be an operand
+
+    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
+    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
+    t = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
+    of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
+    nothing = gl.zeros([C, C], gl.float32, WIDE)
+    qk = nothing
+    qw = nothing
+    kr = nothing
+    wr = nothing
+    copy_wait(0)
+    if nearest >= -TAME:
+        for block in range(BLOCKS):
+            before = exp2(summed(t < i, decays, block) * LOG2E)
+            hold(r_blocks.index(block), held(r_blocks.index(block)) * before)
+            here = exp2(summed(t <= i, decays, block) * LOG2E)
+            hold(q_blocks.index(block), held(q_blocks.index(block)) * call.scale * here)
+            back = reciprocal(here)
+            fading = by_block.index(block).load(of_channels)[None, :]
+            x = held(k_blocks.index(block)) * back
+            hold(kept_k.index(block), x)
+            hold(k_blocks.index(block), x * fading)
+            x = held(w_blocks.index(block)) * back
+            hold(kept_w.index(block), x)
+            hold(w_blocks.index(block), x * fading)
+        fence_async_shared()
+        for block in gl.static_range(BLOCKS):
+            qk = warpgroup_mma(q_blocks.index(block), kept_k.index(block).permute((1, 0)), qk, use_acc=block > 0, is_async=True)
+            kr = warpgroup_mma(kept_k.index(block), r_blocks.index(block).permute((1, 0)), kr, use_acc=block > 0, is_async=True)
+            qw = warpgroup_mma(q_blocks.index(block), kept_w.index(block).permute((1, 0)), qw, use_acc=block > 0, is_async=True)
+            wr = warpgroup_mma(kept_w.index(block), r_blocks.index(block).permute((1, 0)), wr, use_acc=block > 0, is_async=True)
+        qk, kr, qw, wr = warpgroup_mma_wait(0, deps=[qk, kr, qw, wr])
+        of_k = gl.where(i >= t, qk, kr)
+        of_w = gl.where(i >= t, qw, wr)
+    else:
+        m = gl.minimum(smallest_far(early), smallest_far(late)) // 2
+        settled = m
+        middle = (i | gl.maximum(2 * m - 1, 0)) - m
+        sign = gl.where((i & m) != 0, LOG2E, -LOG2E)
+        for block in range(BLOCKS):
+            r_met = (held(r_blocks.index(block)) * exp2(summed(between(i - 1, middle, t), decays, block) * sign)).to(gl.bfloat16)
+            here = exp2(summed(between(i, middle, t), decays, block) * sign)
+            q_met = (held(q_blocks.index(block)) * here).to(gl.bfloat16)
+            back = reciprocal(here)
+            k_met = (held(k_blocks.index(block)) * back).to(gl.bfloat16)
+            w_met = (held(w_blocks.index(block)) * back).to(gl.bfloat16)
+            met.store(k_met)
+            fence_async_shared()
+            qk = warpgroup_mma(left(q_met), met.permute((1, 0)), qk)
+            met.store(w_met)
+            fence_async_shared()
+            qw = warpgroup_mma(left(q_met), met.permute((1, 0)), qw)
+            met.store(r_met)
+            fence_async_shared()
+            kr = warpgroup_mma(left(k_met), met.permute((1, 0)), kr)
+            wr = warpgroup_mma(left(w_met), met.permute((1, 0)), wr)
+        near = (i ^ t) < gl.maximum(2 * m, 1)
+        of_k = gl.where(near, gl.where(i >= t, qk, kr), 0.0)
+        of_w = gl.where(near, gl.where(i >= t, qw, wr), 0.0)
+        m = C // 2
+        while m > settled:
+            upper = (i & m) != 0
+            middle = (i | (2 * m - 1)) - m
+            qk = nothing
+            qw = nothing
+            for block in range(BLOCKS):
+                before = exp2(summed(between(gl.where(upper, i - 1, i), middle, t), decays, block) * LOG2E)
+                r_met = (held(r_blocks.index(block)) * before).to(gl.bfloat16)
+                here = exp2(summed(between(i, middle, t), decays, block) * LOG2E)
+                q_met = (held(q_blocks.index(block)) * here).to(gl.bfloat16)
+                k_met = (held(k_blocks.index(block)) * here).to(gl.bfloat16)
+                w_met = (held(w_blocks.index(block)) * here).to(gl.bfloat16)
+                met.store(gl.where(upper, r_met, k_met))
+                fence_async_shared()
+                qk = warpgroup_mma(left(gl.where(upper, q_met, k_met)), met.permute((1, 0)), qk)
+                met.store(gl.where(upper, r_met, w_met))
+                fence_async_shared()
+                qw = warpgroup_mma(left(gl.where(upper, q_met, w_met)), met.permute((1, 0)), qw)
+            apart = ((i ^ t) & -m) == m
+            of_k += gl.where(apart, qk, 0.0)
+            of_w += gl.where(apart, qw, 0.0)
+            m = m // 2
+        of_k = gl.where(i >= t, of_k * call.scale, of_k)
+        of_w = gl.where(i >= t, of_w * call.scale, of_w)
+        for block in range(BLOCKS):
+            x = exp2(summed(t > i, decays, block) * LOG2E)
+            hold(k_blocks.index(block), held(k_blocks.index(block)) * x)
+            hold(w_blocks.index(block), held(w_blocks.index(block)) * x)
+            here = exp2(summed(t <= i, decays, block) * LOG2E)
+            hold(q_blocks.index(block), held(q_blocks.index(block)) * call.scale * here)
+            before = exp2(summed(t < i, decays, block) * LOG2E)
+            hold(r_blocks.index(block), held(r_blocks.index(block)) * before)
+    write_out(call.q_faded + tokens.place * C * K, q_tile, C, K)
+    write_out(call.k_faded + tokens.place * C * K, k_tile, C, K)
+    write_out(call.write_faded + tokens.place * C * K, w_tile, C, K)
+    met.store(gl.where(i >= t, of_k, 0.0).to(gl.bfloat16))
+    write_out(call.p + tokens.place * C * C, met, C, C)
+    met.store(gl.where(i >= t, of_w, 0.0).to(gl.bfloat16))
+    write_out(call.p_write + tokens.place * C * C, met, C, C)
+
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    high, low = halves(gl.where(i < t, of_k, 0.0))
+    a_high = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, high)
+    a_low = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, low)
+    x = strictly_late(gl.where(i < t, of_w, 0.0), gl.arange(0, C, gl.SliceLayout(1, THIN)) + nought, C)
+    x = beside(x)
+    t_high = x.to(gl.bfloat16)
+    t_low = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
+    met.permute((1, 0)).store(t_high)
+    t_low.permute((1, 0)).store((x - t_high.to(gl.float32)).to(gl.bfloat16))
+    fence_async_shared()
+    write_out(call.t_inverse + tokens.place * C * C, met, C, C)
+    x = warpgroup_mma(t_low, a_high.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    x = warpgroup_mma(met, a_low.permute((1, 0)), x, is_async=True)
+    x = warpgroup_mma(met, a_high.permute((1, 0)), x, is_async=True)
+    x = warpgroup_mma_wait(0, deps=[x])
+    t_low.store(x.to(gl.bfloat16))
+    write_out(call.b + tokens.place * C * C, t_low, C, C)
+    for block in range(BLOCKS):
+        x = warpgroup_mma(met, r_blocks.index(block), nothing, use_acc=False)
+        hold(r_blocks.index(block), x)
+    write_out(call.w + tokens.place * C * K, r_tile, C, K)
+
+
+def options() -> dict[str, int]:
+    """Registers for two programs a multiprocessor."""
+    return dict(num_warps=4, maxnreg=255)

@@ -1,0 +1,145 @@
+"""``prepare.prepare`` with a decay per channel for Hopper, in Gluon: sums of decays by tensor cores, in the layout that multiplies.
+
+As decays are at most 0, no token of a block is further from its middle than the ends are, so the sums of half blocks say which blocks
+settle (see tiles.py). A chunk that settles as a whole takes one round of products. In any other, tokens meet in smaller and smaller
+blocks, down to the first size of which all settle; with a reset inside none does, whatever the other decays are. Before blocks settle
+a query stands in their late half and a key in the early one: one tile holds both, scaled by one factor.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper.common import buffer, numbers
+from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, reinterpret, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, add_two, exp2, in_blocks, keep, left
+from linattn.ops.triton.hopper.prepare_channel import (
+    between,
+    chunk,
+    copy_pair,
+    decays_at,
+    decays_of,
+    room,
+    smallest_far,
+    summed,
+    write_out,
+)  # fmt: skip
+from linattn.ops.triton.tiles import LOG2E, TAME
+
+
+@gluon.jit
+def prepare(call, at, K: gl.constexpr, C: gl.constexpr, BEFORE: gl.constexpr):
+    """Writes p, queries, keys and what the state fades by."""
+    tokens = chunk(call, at)
+    q_tile, k_tile = room(C, K), room(C, K)
+    copy_pair(q_tile, k_tile, call, tokens, C, K)
+
+    HALF: gl.constexpr = C // 2
+    from_decay = decays_at(call, tokens)
+    early = decays_of(from_decay, call.decay.token, 0, tokens.count, HALF, K)
+    late = decays_of(from_decay, call.decay.token, HALF, tokens.count, HALF, K)
+    high_tile = room(C, K)
+    low_tile, low = None, None
+    if call.decay.base.dtype.element_ty != gl.bfloat16:
+        low_tile = room(C, K)
+        low = in_blocks(low_tile, C, K)
+    keep(early, (high_tile, low_tile), 0, HALF)
+    keep(late, (high_tile, low_tile), HALF, HALF)
+    fence_async_shared()
+    decays = (in_blocks(high_tile, C, K), low)
+    of_early, of_late = gl.reduce((early, late), 0, add_two)
+    to_middle = of_early * LOG2E
+    to_end = of_late * LOG2E
+    nearest = gl.min(gl.minimum(to_middle, to_end), 0)
+    channels = gl.arange(0, K, to_middle.type.layout)
+    gl.store(call.fade + tokens.place * K + channels, exp2(to_middle + to_end))
+    BLOCKS: gl.constexpr = K // BLOCK
+    factors = numbers(3, K, gl.float32)
+    factors.index(0).store(to_middle)
+    factors.index(1).store(exp2(to_middle) * call.scale)
+    factors.index(2).store(exp2(to_end))
+    by_block = reinterpret(factors, gl.float32, [3 * BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_blocks = in_blocks(q_tile, C, K)
+    k_blocks = in_blocks(k_tile, C, K)
+    met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be a right operand
+
+    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
+    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
+    t = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
+    of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
+    nothing = gl.zeros([C, C], gl.float32, WIDE)
+    a_qk = nothing
+    copy_wait(0)
+    own = gl.zeros([C], gl.float32, gl.SliceLayout(1, WIDE))
+    if BEFORE:
+        for block in range(BLOCKS):
+            u = gl.load(call.bonus + at.head * K + block * BLOCK + gl.arange(0, BLOCK, of_channels))[None, :].to(gl.float32)
+            own += gl.sum(q_blocks.index(block).load(WIDE) * k_blocks.index(block).load(WIDE) * u, 1)
+    if nearest >= -TAME:
+        for block in range(BLOCKS):
+            middle = by_block.index(block).load(of_channels)[None, :]
+            x = summed(t < i if BEFORE else t <= i, decays, block) * LOG2E - middle
+            qx = q_blocks.index(block).load(WIDE).to(gl.float32) * exp2(x)
+            q_blocks.index(block).store((qx * by_block.index(BLOCKS + block).load(of_channels)[None, :]).to(gl.bfloat16))
+            if BEFORE:
+                x = summed(t <= i, decays, block) * LOG2E - middle
+            kx = k_blocks.index(block).load(WIDE).to(gl.float32) * exp2(-x)
+            met.store(kx.to(gl.bfloat16))
+            fence_async_shared()
+            a_qk = warpgroup_mma(left(qx), met.permute((1, 0)), a_qk, is_async=True)
+            k_blocks.index(block).store((kx * by_block.index(2 * BLOCKS + block).load(of_channels)[None, :]).to(gl.bfloat16))
+            a_qk = warpgroup_mma_wait(0, deps=[a_qk])
+        if BEFORE:
+            a_qk = gl.where(i > t, a_qk, 0.0)
+        else:
+            a_qk = gl.where(i >= t, a_qk, 0.0)
+    else:
+        least = gl.minimum(smallest_far(early), smallest_far(late))
+        m = C // 2
+        settled = least // 2
+        while m > settled:
+            upper = (i & m) != 0
+            middle = (i | (2 * m - 1)) - m
+            chosen = between(gl.where(upper, i - 1, i) if BEFORE else i, middle, t)
+            d = nothing
+            for block in range(BLOCKS):
+                x = summed(chosen, decays, block) * LOG2E
+                qk = gl.where(upper, q_blocks.index(block).load(WIDE), k_blocks.index(block).load(WIDE))
+                qk = (qk.to(gl.float32) * exp2(x)).to(gl.bfloat16)
+                met.store(qk)
+                fence_async_shared()
+                d = warpgroup_mma(left(qk), met.permute((1, 0)), d)
+            a_qk += gl.where(upper & (((i ^ t) & -m) == m), d, 0.0)
+            m = m // 2
+        middle = (i | gl.maximum(2 * m - 1, 0)) - m
+        sign = gl.where((i & m) != 0, LOG2E, -LOG2E)
+        d = nothing
+        for block in range(BLOCKS):
+            x = summed(between(i - 1 if BEFORE else i, middle, t), decays, block) * sign
+            qx = left(q_blocks.index(block).load(WIDE).to(gl.float32) * exp2(x))
+            if BEFORE:
+                x = summed(between(i, middle, t), decays, block) * sign
+            kx = k_blocks.index(block).load(WIDE).to(gl.float32) * exp2(-x)
+            met.store(kx.to(gl.bfloat16))
+            fence_async_shared()
+            d = warpgroup_mma(qx, met.permute((1, 0)), d)
+        a_qk += gl.where((i >= t if not BEFORE else i > t) & ((i ^ t) < gl.maximum(2 * m, 1)), d, 0.0)
+        for block in range(BLOCKS):
+            x = summed(t < i if BEFORE else t <= i, decays, block) * LOG2E
+            qx = q_blocks.index(block).load(WIDE).to(gl.float32) * call.scale * exp2(x)
+            q_blocks.index(block).store(qx.to(gl.bfloat16))
+            x = summed(t > i, decays, block) * LOG2E
+            kx = k_blocks.index(block).load(WIDE).to(gl.float32) * exp2(x)
+            k_blocks.index(block).store(kx.to(gl.bfloat16))
+    if BEFORE:
+        a_qk = gl.where(i == t, own[:, None], a_qk)
+    met.store((a_qk * call.scale).to(gl.bfloat16))
+    write_out(call.p + tokens.place * C * C, met, C, C)
+    write_out(call.q_faded + tokens.place * C * K, q_tile, C, K)
+    write_out(call.k_faded + tokens.place * C * K, k_tile, C, K)
+
+
+def options() -> dict[str, int]:
+    """Registers for three programs a multiprocessor."""
+    return dict(num_warps=4, maxnreg=168)

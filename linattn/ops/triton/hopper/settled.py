@@ -1,0 +1,106 @@
+"""What the kernels for blocks of channels that settle share: one warpgroup makes decays ready and adds up the gradient of the decay."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from linattn.ops.triton.hopper import decays, tma
+from linattn.ops.triton.hopper.chunks import chunk, fetch, state_at
+from linattn.ops.triton.hopper.common import give_back
+from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, passing
+from linattn.ops.triton.tiles import TAME
+
+SLOTS = gl.constexpr(2)  # blocks of channels at hand
+
+
+@gluon.jit
+def seek(place, work, PACKED: gl.constexpr):
+    """The first chunk of this program from ``place`` on that has tokens."""
+    if PACKED:
+        rows = chunk(place, work, PACKED).rows
+        while (place < work.places) & (rows <= 0):
+            place += gl.num_programs(0)
+            rows = chunk(place, work, PACKED).rows
+    return place
+
+
+@gluon.jit
+def load_states(bars, sources, tiles, place, block, j, sizes):
+    """Begin to bring a block's states."""
+    slot, phase = j % SLOTS, (j // SLOTS & 1) ^ 1
+    there = bars.state_full.index(slot)
+    mbarrier.wait(bars.state_empty.index(slot), phase)
+    mbarrier.expect(there, 4 * BLOCK * sizes.V)
+    of_state = state_at(place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
+    tma.load(sources.states, of_state, there, tiles.states.index(slot))
+    tma.load(sources.dstates, of_state, there, tiles.dstates.index(slot))
+
+
+@gluon.jit
+def load_pair(bars, sources, tiles, here, block, j, group):
+    """Begin to bring a block's queries and keys."""
+    slot, phase = j % SLOTS, (j // SLOTS & 1) ^ 1
+    there = bars.pair_full.index(slot)
+    at = [here.head // group, here.first + here.rows, C - here.rows, block * BLOCK]
+    mbarrier.wait(bars.pair_empty.index(slot), phase)
+    mbarrier.expect(there, 4 * C * BLOCK)
+    tma.load(sources.q, at, there, tiles.q.index(slot).reshape((1, 1, C, BLOCK)))
+    tma.load(sources.k, at, there, tiles.k.index(slot).reshape((1, 1, C, BLOCK)))
+
+
+@gluon.jit
+def lay_out(early, late, slot, bars, tiles, settled, place, block, work, sizes):
+    """Make a block's decays ready, and write down whether it settles."""
+    to_middle, to_end = decays.lay_out(early, late, tiles.high, tiles.low, slot, sizes.LOW)
+    nearest = gl.min(gl.minimum(to_middle, to_end), 0)
+    tiles.factors.index(3 * slot).store(to_middle)
+    tiles.factors.index(3 * slot + 1).store(exp2(to_middle))
+    tiles.factors.index(3 * slot + 2).store(exp2(to_end))
+    fence_async_shared()
+    mbarrier.arrive(bars.decay_full.index(slot), count=1)
+    if place < work.places:
+        gl.store(settled + place * (sizes.K // BLOCK) + block, (nearest >= -TAME).to(gl.int32))
+
+
+@gluon.jit
+def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
+    """By channel, what passes a whole chunk. The ``at``-th of ``used`` is arrived at when the states have been read."""
+    of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
+    slot = j % SLOTS
+    mbarrier.wait(bars.state_full.index(slot), j // SLOTS & 1)
+    both = passing(tiles.states.index(slot), tiles.dstates.index(slot), V)
+    give_back(used.index(at))
+    past = gl.convert_layout(gl.sum(both, 1), of_channels)
+    return past * (tiles.factors.index(3 * slot + 1).load(of_channels) * tiles.factors.index(3 * slot + 2).load(of_channels))
+
+
+@gluon.jit
+def load(bars, sources, tiles, work, call, sizes, TWICE: gl.constexpr):
+    """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free.
+
+    With ``TWICE`` keys read too: there are cotangents of values, and queries and keys are used up before states.
+    """
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    i = 0
+    for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
+        here = chunk(place, work, sizes.PACKED)
+        if here.rows > 0:
+            for block in gl.static_range(BLOCKS):
+                j = i * BLOCKS + block
+                if TWICE:
+                    load_pair(bars, sources, tiles, here, block, j, call.group)
+                load_states(bars, sources, tiles, place, block, j, sizes)
+                if not TWICE:
+                    load_pair(bars, sources, tiles, here, block, j, call.group)
+                if block == 0:
+                    stage = i % sizes.STAGES
+                    bar = bars.full.index(stage)
+                    mbarrier.wait(bars.empty.index(stage), (i // sizes.STAGES & 1) ^ 1)
+                    mbarrier.expect(bar, (6 if TWICE else 4) * C * sizes.V)
+                    fetch(sources.v, here, bar, tiles.v.index(stage), sizes.V)
+                    fetch(sources.do, here, bar, tiles.do.index(stage), sizes.V)
+                    if TWICE:
+                        fetch(sources.x, here, bar, tiles.x.index(stage), sizes.V)
+            i += 1

@@ -1,4 +1,4 @@
-"""Measured results, as data, and what makes them."""
+"""Measured results as data, and the programs that make them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench(suite: str, options: Sequence[str]) -> int:
 
 
 def destination(parser: argparse.ArgumentParser, kind: str, device: str, out: Path) -> tuple[dict[str, Any], Path]:
-    """What ``device`` is and runs with, and the file for its figures; what lacks ends the program in one line, before it measures."""
+    """Description of ``device`` and its software, and the file for its figures; a missing part ends the program in one line, first."""
     import torch
 
     from linattn.bench.files import file_for
@@ -37,7 +37,7 @@ def destination(parser: argparse.ArgumentParser, kind: str, device: str, out: Pa
 
 
 def positive(text: str) -> int:
-    """A number of things that there has to be one of."""
+    """Parse an integer of at least 1."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, but is {number}")
     return number

@@ -33,7 +33,7 @@ ALL, ALL_AIM, WARM_AIM = "all of them", 60, 2
 
 
 def measure(names: list[str], device: str) -> float:
-    """Seconds of one forward and backward pass of each, in this process."""
+    """Measure seconds of one forward and backward pass of each, in this process."""
     import torch
 
     from tests.ops import cases
@@ -55,7 +55,7 @@ def measure(names: list[str], device: str) -> float:
 
 
 def fresh(names: list[str], device: str, cache: str) -> float:
-    """The same in a process of its own."""
+    """Run :func:`measure` in a process of its own."""
     environment = {**os.environ, "TRITON_CACHE_DIR": cache}
     command = [sys.executable, "-m", "benchmarks.cold_start", "--device", device, "--only", ",".join(names)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The decoding step by every compiler that could make it: ``python -m benchmarks.compilers``, on a GPU if there is one.
+"""Decoding step by every available compiler: ``python -m benchmarks.compilers``, on a GPU if there is one.
 
 One step of a language model reads one token for each row, moves its states on and gives the next token. The same function is run as
 it is written, by the library's own captured step, by ``torch.compile``, by AOTInductor and, on a GPU, as a plain CUDA graph; all copy
@@ -30,7 +30,7 @@ Run = Callable[[], object]
 
 
 class Buffers:
-    """A step of ``model`` over tokens and states that stay where they are."""
+    """Step of ``model`` on fixed buffers of tokens and states."""
 
     def __init__(self, model: Any, state: State) -> None:
         self.model, self.names = model, [list(layer) for layer in state.layers]
@@ -38,7 +38,7 @@ class Buffers:
         self.leaves = [t.clone() for layer in state.layers for t in layer.values()]
 
     def step(self, tokens: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """The tokens that come next and the new states."""
+        """Next tokens and new states."""
         rest = iter(leaves)
         state = State([{name: next(rest) for name in names} for names in self.names])
         hidden, state = self.model.model(tokens[:, None], state, return_state=True)
@@ -46,7 +46,7 @@ class Buffers:
         return greedy(self.model.lm_head(hidden)[:, -1]), *new
 
     def moved(self, step: Callable[..., tuple[Tensor, ...]]) -> Run:
-        """``step``, its results copied over what it has read."""
+        """Make ``step`` copy its results over its inputs."""
 
         def run() -> None:
             new = step(self.tokens, *self.leaves)
@@ -56,7 +56,7 @@ class Buffers:
 
 
 class _Module(torch.nn.Module):
-    """A step as a module, which exporting asks for."""
+    """Step as a module, as exporting requires."""
 
     def __init__(self, buffers: Buffers) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Module(torch.nn.Module):
 
 
 def own(buffers: Buffers, state: State) -> Run:
-    """The library's captured step."""
+    """Captured step of the library."""
     step = captured.step_of(buffers.model.model, buffers.model.lm_head, state, 1 << 20)
     if isinstance(step, str):
         raise RuntimeError(step)
@@ -81,7 +81,7 @@ def written(buffers: Buffers, _: State) -> Run:
 
 
 def graphed(buffers: Buffers, _: State) -> Run:
-    """A plain CUDA graph of the step as it is written."""
+    """Plain CUDA graph of the step as it is written."""
     if buffers.tokens.device.type != "cuda":
         raise NotImplementedError("CUDA graphs are for GPUs")
     return captured.Graph(buffers.moved(buffers.step), None).replay
@@ -98,7 +98,7 @@ def compiled(mode: str | None) -> Callable[[Buffers, State], Run]:
 
 
 def ahead(buffers: Buffers, _: State) -> Run:
-    """AOTInductor: exported, compiled to a library of its own, loaded."""
+    """Step by AOTInductor: exported, compiled to a library of its own, loaded."""
     exported = torch.export.export(_Module(buffers), (buffers.tokens, *buffers.leaves), strict=False)
     folder = Path(tempfile.mkdtemp())
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(folder / "step.pt2"))
@@ -112,7 +112,7 @@ WAYS: dict[str, Callable[[Buffers, State], Run]] = {
 
 
 def rows(model: Any, state: State, steps: int, turns: int) -> Iterator[Row]:
-    """A row for each way: seconds to make it, milliseconds of a step, and how many of its first tokens are those of the model."""
+    """Measure a row for each way: seconds to make it, milliseconds of a step, and the number of first tokens equal to the model's."""
     device, runs, expected = model.device.type, {}, None
     for way, make in WAYS.items():
         torch.compiler.reset()
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def line(row: Row) -> str:
-    """A row in words."""
+    """Format a row."""
     what = f"{row['model']} {row['size']} {row['dtype']}, {row['rows']} rows, {row['way']:15}"
     if "failed" in row:
         return f"{what}: {row['failed']}"

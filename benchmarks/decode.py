@@ -1,4 +1,4 @@
-"""Decoding, ours captured and everybody's through ``generate``: ``python -m benchmarks.decode``, on a GPU if there is one.
+"""Benchmark of decoding, ours captured and all libraries' through ``generate``: ``python -m benchmarks.decode``, on a GPU if there is one.
 
 Times first, ours before others', then whether what is captured computes what the model as it is written does, tokens and states. Rows are
 kept as they come.
@@ -27,7 +27,7 @@ KEY = ("what", "library", "model", "size", "dtype", "rows", "context")
 
 
 def attempt(function: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
-    """What ``function`` returns; what it raises is printed, and the run goes on."""
+    """Return the result of ``function``; an exception is printed, and the run continues."""
     try:
         yield function(*arguments, **options)
     except Exception:  # one row must not cost the others
@@ -43,7 +43,7 @@ def check(device: str, quick: bool) -> Iterator[Row]:
 
 
 def gpu(names: tuple[str, ...], mixers: tuple[str, ...], rows: tuple[int, ...], profiled: bool) -> Iterator[Row]:
-    """Ours, each after 1,024 tokens, and one row after a million."""
+    """Measure our models, each after 1,024 tokens, and one row after a million."""
     speed = decode.bandwidth("cuda")
     print(f"memory: {speed / 1e12:.2f} TB/s", flush=True)
     for name in names:
@@ -80,7 +80,7 @@ def gpu_peers(names: tuple[str, ...], rows: tuple[int, ...]) -> Iterator[Row]:
 
 
 def cpu(dtypes: tuple[torch.dtype, ...], quick: bool) -> Iterator[Row]:
-    """Ours after prompts of each length, and in turn with them transformers' models."""
+    """Measure our models after prompts of each length, in turn with transformers' models."""
     size, speed = SIZES["tiny" if quick else "130M"], decode.bandwidth("cpu")
     print(f"memory: {speed / 1e9:.1f} GB/s with {torch.get_num_threads()} threads", flush=True)
     for dtype in dtypes:

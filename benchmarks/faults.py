@@ -1,4 +1,4 @@
-"""Kills at random moments: ``python -m benchmarks.faults --kills 200``.
+"""Fault injection by kills at random moments: ``python -m benchmarks.faults --kills 200``.
 
 Processes that train a tiny model, or save a state over and over, are ended by SIGKILL or SIGTERM after a random time. After every kill each
 file on disk has to be whole (by its checksum) or a leftover that is taken for none, and the training, resumed until it is through, has to
@@ -30,7 +30,7 @@ STATES = 2  # that the saving processes write in turn
 
 
 def killed(work: Callable[[], None], after: float | None, number: signal.Signals) -> str:
-    """Run ``work`` in a fork; how it ended: "lived", "killed", "saved" (what SIGTERM lets a training do) or "failed"."""
+    """Run ``work`` in a fork; returns its end: "lived", "killed", "saved" (a training's answer to SIGTERM) or "failed"."""
     pid = os.fork()
     if pid == 0:
         sink = os.open(os.devnull, os.O_WRONLY)
@@ -69,7 +69,7 @@ def _exit_code(work: Callable[[], None]) -> int:
 
 
 def training(folder: Path, text: Path) -> Callable[[], None]:
-    """One life of a training of 6 steps, which saves after each second."""
+    """Run a training of 6 steps once, saving after each second one."""
     from linattn.train import TrainOptions
     from linattn.train.training import train
 
@@ -81,7 +81,7 @@ def training(folder: Path, text: Path) -> Callable[[], None]:
 
 
 def saving(path: Path) -> Callable[[], None]:
-    """A process that saves one of two states over the other until it is ended, some thousand numbers each."""
+    """Save one of two states over the other until killed, some thousand numbers each."""
     import torch
 
     from linattn.state import State
@@ -95,7 +95,7 @@ def saving(path: Path) -> Callable[[], None]:
 
 
 def whole_state(path: Path) -> str | None:
-    """What is wrong with the state in ``path``, None: nothing."""
+    """Damage of the state in ``path``; None if there is none."""
     from linattn.state import State
 
     try:
@@ -109,7 +109,7 @@ def whole_state(path: Path) -> str | None:
 
 
 def whole_run(folder: Path) -> str | None:
-    """What is wrong with the checkpoints of a run, None: nothing."""
+    """Damage of the checkpoints of a run; None if there is none."""
     from linattn.train import checkpoint
 
     try:
@@ -122,14 +122,14 @@ def whole_run(folder: Path) -> str | None:
 
 
 def differences(run: Path, undisturbed: Path) -> list[str]:
-    """Files of the last checkpoint that have other bytes."""
+    """Files of the last checkpoint that differ in bytes."""
     last = "checkpoint-6"
     files = sorted((undisturbed / last).glob("*.safetensors"))
     return [file.name for file in files if (run / last / file.name).read_bytes() != file.read_bytes()]
 
 
 def disturb(kills: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Kill ``kills`` processes, every fourth in training and the others while saving; what came of it."""
+    """Kill ``kills`` processes, every fourth in training and the others while saving; returns the results."""
     dice, ends, findings = random.Random(seed), Counter[str](), []  # noqa: S311
     text = folder / "text.txt"
     text.write_text(TEXT)

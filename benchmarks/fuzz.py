@@ -1,7 +1,7 @@
-"""Random calls of the GPU's or the CPU's kernels against the portable form in float64: ``python -m benchmarks.fuzz --backend cpu``.
+"""Fuzzing of the GPU's or the CPU's kernels against the portable form in float64: ``python -m benchmarks.fuzz --backend cpu``.
 
 Every value and every gradient is held to the limits of its dtype, with outputs and scratch poisoned with NaN first. A draw whose
-recurrence is not tame (the rule of tests/ops/errors.py) is drawn again: nothing is claimed of it. Several processes share a
+recurrence is not well-conditioned (the rule of tests/ops/errors.py) is drawn again: nothing is claimed of it. Several processes share a
 GPU, as most of the time is compilation. Writes what was run, how near each family came to its limits, and every failure.
 """
 
@@ -43,7 +43,7 @@ LAYOUTS = ("dense", "dense", "heads first", "one projection", "unaligned")
 
 @dataclass(frozen=True)
 class Draw:
-    """The arguments of one case, all of them JSON."""
+    """Arguments of one case, all of them JSON."""
 
     backend: str
     seed: int
@@ -72,7 +72,7 @@ class Draw:
 
 
 def draw(seed: int, backend: str) -> Draw:
-    """The case of ``seed``, always the same."""
+    """Draw the case of ``seed``, always the same."""
     r = random.Random(seed)  # noqa: S311
     kind, rank, dtype = r.choice(KINDS), r.choice(RANKS), r.choice(DTYPES if backend == "triton" else CPU_DTYPES)
     if backend == "cpu":
@@ -96,7 +96,7 @@ def draw(seed: int, backend: str) -> Draw:
 
 
 def build(d: Draw):
-    """The float64 call of ``d``."""
+    """Build the float64 call of ``d``."""
     from tests.ops import cases
     from tests.ops.test_decays import undivided, with_resets
 
@@ -111,7 +111,7 @@ def build(d: Draw):
 
 
 def run(seed: int, backend: str) -> tuple[Draw, dict[str, float], str | None, int]:
-    """The first tame draw from ``seed`` on: its errors over what is allowed, what failed, how many were drawn in vain."""
+    """Run the first well-conditioned draw from ``seed`` on: errors over limits, failures, and the number of rejected draws."""
     import torch
 
     from tests.ops.errors import admitted
@@ -152,7 +152,7 @@ def ratios(d: Draw, call, dtype) -> dict[str, float]:
 
 
 def here(call, backend: str):
-    """The same call where the backend runs."""
+    """Move the call to the backend's device."""
     if backend == "cpu":
         return call
     from tests.ops.triton import device
@@ -168,7 +168,7 @@ def synchronize(backend: str) -> None:
 
 
 def laid_out(layout: str, call):
-    """The same numbers, elsewhere in memory."""
+    """Copy the values to another memory layout."""
     import torch
 
     t = call.tensors
@@ -182,7 +182,7 @@ def laid_out(layout: str, call):
 
 
 def twice(d: Draw, call, outputs) -> tuple[dict, dict]:
-    """Values and gradients, the same bits the second time."""
+    """Check that values and gradients have equal bits the second time."""
     from tests.ops.errors import same_bits
 
     first, second = once(d, call, outputs), once(d, call, outputs)
@@ -206,7 +206,7 @@ def once(d: Draw, call, outputs) -> tuple[dict, dict]:
 
 
 def poisoned(backend: str):
-    """Within it memory that nobody has written to is full of NaN, and on a CPU nothing may be written beside it."""
+    """Fill uninitialised memory with NaN within the context; on a CPU, also check for writes out of bounds."""
     if backend == "cpu":
         from linattn.ops.cpu import library
 
@@ -262,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(path: Path, facts: dict, families: dict, failures: list[dict]) -> None:
-    """The log, and its summary on the screen."""
+    """Write the log, and print its summary."""
     kinds = Counter()
     for name, family in families.items():
         kinds[name.split("-")[0]] += family["cases"]

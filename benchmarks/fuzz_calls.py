@@ -1,4 +1,4 @@
-"""Random wrong calls of everything public, by Hypothesis: ``python -m benchmarks.fuzz_calls --cases 20000``.
+"""Fuzzing of all public functions with wrong calls, by Hypothesis: ``python -m benchmarks.fuzz_calls --cases 20000``.
 
 Each has to end in a result or in one line of ours that names the argument (:mod:`tests.fuzz`). The calls run in processes of their own,
 so that a crash is a finding, too. Writes how many calls of each function ended how, and every finding; exits with 1 where there is one.
@@ -30,7 +30,7 @@ KEPT = 300  # characters of a finding's arguments
 
 
 def run(cases: int, seed: int) -> dict[str, Any]:
-    """``cases`` calls in this process."""
+    """Run ``cases`` calls in this process."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
 
@@ -79,7 +79,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _begun(out: Path | None, cases: int, seed: int) -> dict[str, Any]:
-    """The log in ``out`` where it is of the same calls, on which an interrupted run goes on, or a new one."""
+    """Log in ``out`` if it is of the same calls, to continue an interrupted run, or a new one."""
     new = _about(cases, seed)
     if out is not None and out.is_file():
         old = json.loads(out.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def _begun(out: Path | None, cases: int, seed: int) -> dict[str, Any]:
 
 
 def _add(log: dict[str, Any], part: int, count: int, seed: int) -> None:
-    """Make ``count`` calls in a process of their own and put into the log how they ended."""
+    """Make ``count`` calls in a process of their own and add their outcomes to the log."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.fuzz_calls", "--here", "--cases", str(count), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -106,7 +106,7 @@ def _add(log: dict[str, Any], part: int, count: int, seed: int) -> None:
 
 
 def _about(cases: int, seed: int) -> dict[str, Any]:
-    """A log in which no call stands yet."""
+    """Empty log."""
     import hypothesis
     import torch
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ops``: ``linattn bench ops``, with the figures added to those of this machine's card in results/."""
+"""Program ``python -m benchmarks.ops``: ``linattn bench ops``, with the figures added to those of this machine's card in results/."""
 
 import sys
 

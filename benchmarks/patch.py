@@ -1,4 +1,4 @@
-"""transformers' own models with our ops and without: ``python -m benchmarks.patch`` (CPU), ``... --device cuda`` (beside fla).
+"""Benchmark of transformers' own models with our ops and without: ``python -m benchmarks.patch`` (CPU), ``... --device cuda`` (beside fla).
 
 For each family a small model of its published mixer sizes, random weights: milliseconds of a prefill and of sixteen decoded tokens,
 patched and not in turn, and the medians of the ratios of neighbours. Both fill a cache, as ``generate`` does. On a CPU float32 and one
@@ -73,7 +73,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def measure(family: str, tokens: int, device: str, seconds: float) -> dict[str, Any]:
-    """One row of the results; each of its two calls is repeated for about ``seconds``."""
+    """Measure one row; each of its two calls is repeated for about ``seconds``."""
     import transformers
 
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def measure(family: str, tokens: int, device: str, seconds: float) -> dict[str, 
 
 
 def pairs(family: str, call: Callable[[], Any], device: str, seconds: float) -> tuple[dict[str, Any], float | None]:
-    """Times of ``call`` unpatched and patched in turn, and how far apart its logits are, relative to theirs."""
+    """Time ``call`` unpatched and patched in turn, and compare its logits, relative to theirs."""
     from linattn.hf.patch import patch_transformers
 
     times: list[tuple[float, float]] = []
@@ -122,7 +122,7 @@ def timed(call: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 
 def _decode(model: Any, ids: torch.Tensor, steps: int = 16) -> Callable[[], Any]:
-    """Sixteen tokens after a short prompt, in turn by both sides with one cache."""
+    """Decode sixteen tokens after a short prompt, both sides in turn with one cache."""
     name = "state" if model.config.model_type == "rwkv" else "past_key_values"
     with torch.no_grad():
         out = model(input_ids=ids, use_cache=True)
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def found(device: str) -> dict[str, bool]:
-    """Which of the packages that transformers calls, if it can import them, are there; on a GPU fla is brought in."""
+    """Installed packages among those that transformers uses if importable; on a GPU fla is made importable."""
     if device == "cuda":
         from linattn.bench.gpu import libraries
 
@@ -185,7 +185,7 @@ def found(device: str) -> dict[str, bool]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for the screen."""
+    """Format a row."""
     if "error" in row:
         return f"{row['family']:18} {row['error']}"
     each = ", ".join(f"{name} {row[name]['theirs_ms']:9.2f} -> {row[name]['ours_ms']:8.2f} ms" for name in ("prefill", "decode"))

@@ -1,4 +1,4 @@
-"""Write the tables of both READMEs from the measured data: ``python benchmarks/tables.py``.
+"""Program that writes the tables of both READMEs from the measured data: ``python benchmarks/tables.py``.
 
 A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without the file there is none.
 """
@@ -82,14 +82,14 @@ TITLES = {
 
 
 def markdown(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of cells."""
+    """Format a table of cells."""
     titles = tuple(titles)
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *(f"| {' | '.join(cells)} |" for cells in rows)]
     return "\n".join(lines) + "\n"
 
 
 def cpu(body: dict, words: dict) -> str:
-    """The rows that have an aim."""
+    """Rows that have a target."""
     return markdown(
         words["ops-cpu"],
         (
@@ -109,7 +109,7 @@ def cpu(body: dict, words: dict) -> str:
 
 
 def trained_on_cpu(body: dict, words: dict) -> str:
-    """A line for each model and dtype."""
+    """Line for each model and dtype."""
     return markdown(
         words["train-cpu"],
         (
@@ -129,20 +129,20 @@ PEERS = {"selective_scan": "mamba-ssm"}  # of a family; fla, else
 
 
 class Figures:
-    """The rows of one card by library and case."""
+    """Rows of one card by library and case."""
 
     def __init__(self, body: dict) -> None:
         key = ("library", "family", "shape", "mode", "decay", "decay_dtype")
         self.rows = {tuple(row[name] for name in key): row for row in body["rows"]}
 
     def pair(self, case: Case, show: Callable[[dict], str]) -> str:
-        """Ours and a peer's (for softmax torch's alone), "" where neither was measured."""
+        """Our figure and a peer's (for softmax torch's alone), "" if neither was measured."""
         names = ("torch",) if case.family == "softmax" else ("linattn", PEERS.get(case.family, "fla"))
         cells = [self.cell(name, case, show) for name in names]
         return " · ".join(cell or "–" for cell in cells) if any(cells) else ""
 
     def cell(self, library: str, case: Case, show: Callable[[dict], str]) -> str:
-        """What ``show`` makes of one row, or how it failed, or ""."""
+        """Result of ``show`` for one row, or its failure, or ""."""
         row = self.rows.get((library, case.family, str(case.shape), case.mode, case.decay, case.decay_dtype))
         return "" if row is None else row["failure"] if row["ms"] is None else show(row)
 
@@ -188,7 +188,7 @@ def _measured(body: dict, words: dict) -> str:
 
 
 def train(body: dict, words: dict) -> str:
-    """A line for each model, what torch.compile makes of it beside it."""
+    """Line for each model, with torch.compile's figure beside it."""
     models: dict[tuple[str, str], dict[bool, dict]] = {}
     for row in body["rows"]:
         models.setdefault((row["library"], row["model"]), {})[row["compiled"]] = row
@@ -208,7 +208,7 @@ def _trained(name: str, both: dict[bool, dict]) -> tuple[str, ...]:
 
 
 def vision(body: dict, words: dict) -> str:
-    """A line for each mixer and pass, a column for each grid of tokens."""
+    """Line for each mixer and pass, a column for each grid of tokens."""
     sides = sorted({row["side"] for row in body["rows"]})
     lines: dict[tuple[str, str], dict[int, dict]] = {}
     for row in body["rows"]:
@@ -221,7 +221,7 @@ def vision(body: dict, words: dict) -> str:
 
 
 def decode(body: dict, words: dict) -> str:
-    """A line for each model, number of rows and length of what was read before."""
+    """Line for each model, number of rows and length of the text read before."""
     cells = []
     for r in body["rows"]:
         if r.get("what") == "times" and r["library"] == "linattn":
@@ -231,7 +231,7 @@ def decode(body: dict, words: dict) -> str:
 
 
 def decode_on_cpu(body: dict, words: dict) -> str:
-    """A line for each model, dtype and length of what was read before; others are known through ``generate`` alone."""
+    """Line for each model, dtype and length of the text read before; others are measured through ``generate`` alone."""
     cells = []
     for r in body["rows"]:
         if r["what"] == "times":
@@ -241,7 +241,7 @@ def decode_on_cpu(body: dict, words: dict) -> str:
 
 
 def compared(body: dict, words: dict) -> str:
-    """What a task judges by, without its speeds: a line for each mixer, and for what is no model where there is that."""
+    """Scores of a task without its speeds: a line for each mixer, and for references that are no model."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
     rows = [(m["name"], *(f.cell(m) for f in judged)) for m in body["mixers"]]
     known = body["data"].get("references", {})
@@ -251,7 +251,7 @@ def compared(body: dict, words: dict) -> str:
 
 
 def recall(body: dict, words: dict) -> str:
-    """A line for each mixer: the share of answers that are right, over the widths where there are several."""
+    """Line for each mixer: the share of right answers, over the widths if there are several."""
     found = {(row["task"], row["dim"], row["mixer"]): row for row in body["rows"]}
     dims = {task: sorted({dim for t, dim, _ in found if t == task}) for task in ("mqar", "forgetting", *words["mad"])}
     cells = (
@@ -268,7 +268,7 @@ def recall(body: dict, words: dict) -> str:
 
 
 def copying(body: dict, words: dict) -> str:
-    """A line for each mixer: what is right from the longest length of the training on; of induction at every other length."""
+    """Line for each mixer: right answers from the longest length of the training on; for induction at every other length."""
     curves = {(row["task"], row["mixer"]): {point["length"]: point["whole"] for point in row["curve"]} for row in body["rows"]}
     state = {row["mixer"]: row["state_bytes"] for row in body["rows"] if row["task"] == "induction"}
     shown = {}
@@ -287,14 +287,14 @@ def copying(body: dict, words: dict) -> str:
 
 
 def extrapolation(body: dict, words: dict) -> str:
-    """A line for each mixer: bits per byte at the lengths of the training, and far behind them."""
+    """Line for each mixer: bits per byte at the lengths of the training, and far beyond them."""
     cells = ((variants.label(r["mixer"]), *(f"{r[name]:.3f}" for name in ("learned", "carried", "fresh"))) for r in body["rows"])
     lengths = {name: f"{body['settings'][name]:,}" for name in ("context", "length")}
     return _one_seed(body, words) + markdown((title.format(**lengths) for title in words["extrapolation"]), cells)
 
 
 def hybrids(body: dict, words: dict) -> str:
-    """A line for each share of softmax."""
+    """Line for each share of softmax."""
     cells = (
         (f"{row['share']}", f"{row['recall']:.2f}", f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3g}")
         for row in body["rows"]
@@ -304,7 +304,7 @@ def hybrids(body: dict, words: dict) -> str:
 
 
 def precision(body: dict, words: dict) -> str:
-    """A line for each dtype, and one for each cache and state that is brought back."""
+    """Line for each dtype, and one for each cache and state that is restored."""
     rounded = [row for row in body["rows"] if row.get("every") == 1]
     errors = {(row["mixer"], row["dtype"]): row["error"] for row in rounded if row.get("error") is not None}
     recalled = {(row["mixer"], row["dtype"]): row["recall"] for row in rounded if row.get("recall") is not None}
@@ -336,7 +336,7 @@ def reproduced(body: dict, words: dict) -> str:
 
 
 def table(file: str, suite: str, card: str, words: dict) -> str:
-    """What stands for the results in ``file``."""
+    """Table of the results in ``file``."""
     path = ROOT / file
     if not path.is_file():
         return ""
@@ -351,7 +351,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
 
 
 def filled(name: str) -> str:
-    """The README ``name`` with its tables made anew."""
+    """Text of the README ``name`` with its tables renewed."""
     text = (ROOT / name).read_text(encoding="utf-8")
     return MARKED.sub(lambda found: found[1] + table(found[2], found[3], found[4], TITLES[name]), text)
 

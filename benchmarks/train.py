@@ -1,4 +1,4 @@
-"""``python -m benchmarks.train``: ``linattn bench train``, with the figures added to those of this machine's card in results/."""
+"""Program ``python -m benchmarks.train``: ``linattn bench train``, with the figures added to those of this machine's card in results/."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The kernels under the triton that is installed, or first on PYTHONPATH: are they right, how fast, and what do they compile to.
+"""Kernels under the installed triton, or the first on PYTHONPATH: correctness, speed, and compiled resources.
 
 ``python -m benchmarks.tritons``, on a GPU: every rule and rank of decays against the reference, and timed; with the kernels that
 ``linattn.ops.triton.hopper.choice.distrusted`` leaves out. ``--compile``, without one: registers and spilled bytes of Hopper's kernels.
@@ -21,7 +21,7 @@ KINDS, RANKS = ("plain", "bonus", "beta", "erase"), ("none", "BTH", "BTHK")
 
 
 def compiled(kind: str, rank: str) -> list[dict[str, Any]]:
-    """What each kernel of a forward and a backward pass takes of a multiprocessor (K = V = 128, bfloat16)."""
+    """Resources of each kernel of a forward and a backward pass on a multiprocessor (K = V = 128, bfloat16)."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.ops.triton.compiling", kind, rank, "bfloat16", "gluon"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -30,7 +30,7 @@ def compiled(kind: str, rank: str) -> list[dict[str, Any]]:
 
 
 def run(kind: str, rank: str) -> list[dict[str, Any]]:
-    """The worst error over its bound, of which result or gradient, and the time of a forward and a backward pass where it is kept."""
+    """Run a case: the worst error over its bound with its result or gradient, and the time of both passes if it is recorded."""
     from benchmarks.configurations.calls import Chunks
     from linattn.bench.gpu import timing
     from linattn.ops.triton.hopper import choice
@@ -47,7 +47,7 @@ def run(kind: str, rank: str) -> list[dict[str, Any]]:
 
 
 def about() -> dict[str, Any]:
-    """Versions, and what is off on this machine."""
+    """Versions, and kernels disabled on this machine."""
     import torch
     import triton
 

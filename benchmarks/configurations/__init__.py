@@ -1,1 +1,1 @@
-"""The search for the configurations in linattn/ops/triton/table.json: see __main__.py."""
+"""Search for the configurations in linattn/ops/triton/table.json: see __main__.py."""

@@ -1,4 +1,4 @@
-"""Makes, or checks, the table of configurations that the GPU kernels look up: ``python -m benchmarks.configurations --write``.
+"""Program that makes or checks the GPU kernels' table of configurations: ``python -m benchmarks.configurations --write``.
 
 Every row of linattn/ops/triton/table.json is run as it stands, and then, unless ``--check`` asks for no more, with its neighbours:
 one block twice or half as large, other warps, another depth of the pipeline. Each runs in another process, where a crash or a hang
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(search: Search, machine: dict, path: Path) -> int:
-    """The log, and its summary on the screen."""
+    """Write the log, and print its summary."""
     from linattn.bench.files import command
     from linattn.report.folder import write_text
 

@@ -1,4 +1,4 @@
-"""The calls that the rows of the table serve: which rows each asks for, how far from right it is, and a pass of it to time."""
+"""Calls that the rows of the table serve: the rows that each looks up, its errors, and a pass of it to time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Chunks:
-    """A call of the chunked form, with keys and values of ``size`` channels, over several segments."""
+    """Call of the chunked form, with keys and values of ``size`` channels, over several segments."""
 
     kind: str
     rank: str
@@ -40,7 +40,7 @@ class Chunks:
 
     @property
     def asks(self) -> set[Place]:
-        """The rows that a forward and a backward pass look up."""
+        """Rows that a forward and a backward pass look up."""
         call = {"rule": table.RULES[RULES[self.kind]], "decay": table.DECAYS[RANKS[self.rank]], "before": self.kind == "bonus"}
         call |= {"half": self.dtype == "bfloat16", "keys": self.size}
         wanted = [("forward", True), ("forward", False), ("backward", True), *([] if INTERPRETED else [("backward", False)])]
@@ -52,7 +52,7 @@ class Chunks:
         return found
 
     def ratios(self) -> dict[str, float]:
-        """By result and gradient, the error over what is allowed."""
+        """Ratio of error to limit, by result and gradient."""
         from tests.ops import cases
         from tests.ops.errors import admitted
         from tests.ops.triton import device
@@ -63,14 +63,14 @@ class Chunks:
             call = cases.make(self.kind, self.rank, **size, seed=seed)
             if self.kind not in ("beta", "erase") or admitted(device.here(call).to(dtype)):
                 return device.ratios(call, dtype)
-        raise ValueError(f"no tame call of {self} in 20 draws")
+        raise ValueError(f"no well-conditioned call of {self} in 20 draws")
 
     @property
     def timed(self) -> bool:
         return (self.kind, self.rank) in FAMILIES
 
     def step(self) -> Callable[[], object]:
-        """A forward and a backward pass at a size that is worth timing."""
+        """Forward and backward pass at the size that is timed."""
         import linattn
         from linattn.bench.gpu import cases
 
@@ -91,7 +91,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Scan:
-    """A call of both elementwise scans; of the dtypes that decay and values have, with B and T as they are timed."""
+    """Call of both elementwise scans, of the dtypes of decay and values, with B and T as they are timed."""
 
     batch: int
     tokens: int
@@ -156,7 +156,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Step:
-    """One token for each of ``batch`` sequences of 16 heads."""
+    """Step of one token for each of ``batch`` sequences of 16 heads."""
 
     kind: str
     rank: str
@@ -200,7 +200,7 @@ def _with_gradients(run: Callable, x: dict[str, torch.Tensor], like: torch.Tenso
 
 
 def calls() -> Iterator[Call]:
-    """What the rows serve, what matters most first."""
+    """Calls that the rows serve, the most important first."""
     kinds = [*FAMILIES, ("erase", "none"), ("erase", "BTH"), ("bonus", "none"), ("bonus", "BTH")]
     if INTERPRETED:
         yield Chunks("beta", "BTH", "float32", 4)  # does everything run?

@@ -1,4 +1,4 @@
-"""What another process runs for the search: a call is checked, or the kernels that one row configures are timed."""
+"""Work of another process for the search: a call is checked, or the kernels that one row configures are timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ asked: list[Place] = []  # by this process, the last one last
 
 @contextmanager
 def configured(rows: table.Rows) -> Iterator[None]:
-    """The kernels of Triton with the configurations of ``rows``, and :data:`asked` from empty on."""
+    """Use Triton's kernels with the configurations of ``rows`` within the context; :data:`asked` starts empty."""
     from linattn.ops.triton import hopper, launch
 
     if INTERPRETED:
@@ -47,7 +47,7 @@ def configured(rows: table.Rows) -> Iterator[None]:
 
 
 def checked(call: Call, rows: table.Rows, place: Place | None, warm: bool) -> dict[str, float]:
-    """The ratios of ``call``, which is to ask for the row ``place``; if it is to be ``warm``, what it is timed by is compiled."""
+    """Ratios of ``call``, which must look up the row ``place``; if ``warm``, the timed pass is compiled too."""
     torch.set_num_threads(1)
     with configured(rows):
         wanted = call.asks if place is None else {place}
@@ -63,7 +63,7 @@ def checked(call: Call, rows: table.Rows, place: Place | None, warm: bool) -> di
 
 
 def milliseconds(call: Call, rows: table.Rows, place: Place, seconds: float) -> float:
-    """The median time of the kernels in one pass of ``call`` that the row ``place`` configures."""
+    """Median time of the kernels in one pass of ``call`` that the row ``place`` configures."""
     from linattn.bench.gpu import timing
     from linattn.ops.triton import launch
 
@@ -77,7 +77,7 @@ def milliseconds(call: Call, rows: table.Rows, place: Place, seconds: float) -> 
         plain = launch.Recorder
 
         class Timed(plain):
-            """Marks the launches of kernels whose configuration is the one that was asked for last."""
+            """Marker of launches of kernels whose configuration was looked up last."""
 
             def launch(self, kernel, *arguments, **constants) -> None:
                 if kernel.fn.__name__ not in kind or asked[-1] != place:
@@ -96,7 +96,7 @@ def milliseconds(call: Call, rows: table.Rows, place: Place, seconds: float) -> 
 
 
 def _median(step: Callable[[], object], marks: list, seconds: float) -> float:
-    """Of passes over ``seconds`` or, where those are long, of three."""
+    """Median of passes over ``seconds``, or of three if those are long."""
     for _ in range(2):  # the first one loads the kernels
         start = time.perf_counter()
         step()

@@ -1,4 +1,4 @@
-"""The search: the neighbours of each row are checked in other processes, timed one after the other, and the fastest chosen."""
+"""Search: the neighbours of each row are checked in other processes, timed one after the other, and the fastest chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = (0.35, 0.7, 0.88)  # of the time, until which the present rows are chec
 
 
 def neighbours(kind: str, row: table.Row) -> list[table.Config | table.Elementwise | table.Decode]:
-    """Configurations one change away from that of ``row``, of those that its kernels are made for."""
+    """Configurations one change away from that of ``row``, among those that its kernels support."""
     use = row.use
     fields = {name: now for name, now in use._asdict().items() if now}
     found = [use._replace(**{name: value}) for name, now in fields.items() for value in _values(kind, row, name, now)]
@@ -35,7 +35,7 @@ def neighbours(kind: str, row: table.Row) -> list[table.Config | table.Elementwi
 
 
 def _values(kind: str, row: table.Row, name: str, now: int) -> list[int]:
-    """What ``name`` may be instead of ``now``."""
+    """Values of ``name`` to try instead of ``now``."""
     least = 16 if row.when.get("half") is False else table.NARROWEST
     double = (now // 2, now * 2)
     short = row.when.get("short") is True  # one tile has to hold all tokens
@@ -56,7 +56,7 @@ def _values(kind: str, row: table.Row, name: str, now: int) -> list[int]:
 
 @dataclass
 class Candidate:
-    """One configuration of a row, what came of its calls, and their times."""
+    """Candidate configuration of a row, the results of its calls, and their times."""
 
     config: Any
     ratios: dict[str, dict[str, float]] = field(default_factory=dict)  # by call
@@ -73,7 +73,7 @@ class Candidate:
         return self.reached and not self.failures
 
     def take(self, call: Call, result: object) -> None:
-        """What :func:`checked` gave: ratios, a :class:`Failure`, or None, if the time was over before."""
+        """Store the result of :func:`checked`: ratios, a :class:`Failure`, or None if the time ran out."""
         if result is None:
             self.reached = False
         elif isinstance(result, Failure):
@@ -91,13 +91,13 @@ class Candidate:
 
 
 def changed(rows: table.Rows, place: Place, config: Any) -> table.Rows:
-    """``rows`` with another configuration in one of them."""
+    """Copy ``rows`` with another configuration in one of them."""
     kind, number = place
     return {**rows, kind: tuple(row._replace(use=config) if i == number else row for i, row in enumerate(rows[kind]))}
 
 
 class Search:
-    """The rows that were asked for, their calls, and everything that is found out about them."""
+    """Search over the requested rows and their calls, with all results."""
 
     def __init__(self, rows: table.Rows, places: Sequence[Place], workers: int, seconds: float) -> None:
         from linattn.report.progress import Progress
@@ -121,7 +121,7 @@ class Search:
         return time.monotonic() - self.started
 
     def run(self, what: str, tasks: Sequence[tuple], share: float) -> list:
-        """The results of ``tasks``, functions with arguments, in other processes; None of what the time did not reach."""
+        """Run ``tasks``, functions with arguments, in other processes; None for those that the time did not reach."""
         end = self.started + self.seconds * share
         results: list = [None] * len(tasks)
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -156,7 +156,7 @@ class Search:
         return results
 
     def check(self, share: float) -> None:
-        """Every call of the rows with what is in them now."""
+        """Check every call of the rows with their present configurations."""
         every = list(dict.fromkeys(call for call in calls() if call.asks & set(self.places)))
         warm = {call for place in self.places for call in self.timed(place)} if share < 1 else set()
         results = self.run("checking", [(checked, call, self.rows, None, call in warm) for call in every], share)
@@ -165,7 +165,7 @@ class Search:
                 self.present[place].take(call, result)
 
     def try_neighbours(self) -> None:
-        """All neighbours of rows, each in the calls that it will be timed in."""
+        """Check all neighbours of rows, each in the calls that it will be timed in."""
         tasks = []
         for place in self.places:
             for config in neighbours(place[0], _row(self.rows, place)):
@@ -181,7 +181,7 @@ class Search:
         return [call for call in self.calls[place] if call.timed][:TIMED]
 
     def time(self, each: float = 0.1) -> None:
-        """What is right, one after the other, the present one first and last; of its two times the shorter one counts."""
+        """Time correct candidates one after the other, the present one first and last, of whose two times the shorter counts."""
         tasks = []
         for place in self.places:
             right = [candidate for candidate in self.others[place] if candidate.right]
@@ -200,7 +200,7 @@ class Search:
                 candidate.failures.append(f"{call}: {result.kind}: {result}")
 
     def choose(self) -> None:
-        """The fastest of each row; those that changed are checked together, in every call that they serve."""
+        """Choose the fastest of each row; changed rows are checked together, in every call that they serve."""
         for place in self.places:
             now = self.present[place]
             whole = {str(call) for call in self.timed(place)}
@@ -224,7 +224,7 @@ class Search:
         return rows
 
     def log(self) -> list[dict]:
-        """A row for each row."""
+        """Make a log entry for each row."""
         return [
             {
                 "kind": place[0], "number": place[1], "when": _row(self.rows, place).when, "calls": [str(c) for c in self.calls[place]],
@@ -235,7 +235,7 @@ class Search:
         ]  # fmt: skip
 
     def failed(self) -> list[str]:
-        """Why the rows that now stand are not right, or not known to be."""
+        """Reason why the present rows are wrong, or not known to be right."""
         lines = [f"{name_of(place)}: no call asks for it" for place in self.idle]
         for place, candidate in self.chosen.items():
             lines += [f"{name_of(place)}: {failure}" for failure in candidate.failures]
@@ -252,13 +252,13 @@ def name_of(place: Place) -> str:
 
 
 def _named(task: tuple) -> list[str]:
-    """What a line says of a task: its call and, if it is one row's, the row and its configuration."""
+    """Describe a task in a line: its call and, for one row, the row and its configuration."""
     _, call, rows, place, *_ = task
     return [str(call)] if place is None else [str(call), name_of(place), str(_row(rows, place).use)]
 
 
 def wanted_places(rows: table.Rows, names: Sequence[str] | None) -> list[Place]:
-    """The rows that ``names``, kinds or kinds with a number, mean; all without names."""
+    """Rows selected by ``names``, kinds or kinds with a number; all without names."""
     every = [(kind, number) for kind, of_kind in rows.items() for number in range(len(of_kind))]
     for name in names or ():
         if not any(name in (kind, f"{kind}:{number}") for kind, number in every):

@@ -1,1 +1,1 @@
-"""Measuring: our code and other people's, in turns, in one process."""
+"""Benchmarks of this library and others, in turns, in one process."""

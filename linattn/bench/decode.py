@@ -1,4 +1,4 @@
-"""Decoding a token at a time: the captured step alone and through ``generate``, beside what reading weights and states takes.
+"""Benchmark of decoding: the captured step alone and through ``generate``, beside the time to read weights and states.
 
 A model is built with random weights, which cost what trained ones do. What a row calls the floor is the time in which this machine
 reads the weights once and reads and writes the state, at the speed of its own copies, measured in the same run.
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model."""
+    """Size of a model."""
 
     name: str
     dim: int
@@ -43,7 +43,7 @@ SIZES = {
 
 
 def build(mixer: str, size: Size, device: str, dtype: torch.dtype) -> Any:
-    """Ours, as transformers has it."""
+    """Build our model for transformers."""
     from linattn.hf import LinattnForCausalLM, LMConfig
 
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def wait(device: str) -> None:
 
 
 def bandwidth(device: str) -> float:
-    """Bytes a second, of large reads or copies, whichever are faster."""
+    """Bytes a second of large reads or copies, whichever are faster."""
     count = (4 << 30 if device == "cuda" else 1 << 28) // 4
     x = torch.ones(count, device=device)
     y = torch.empty_like(x)
@@ -79,14 +79,14 @@ def bandwidth(device: str) -> float:
 
 
 def weights(model: Any) -> int:
-    """Bytes that a token reads: all weights, of the embedding a row."""
+    """Bytes that a token reads: all weights, but one row of the embedding."""
     lookup = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is lookup
     return sum(p.nbytes for p in model.parameters()) - (0 if tied else lookup.nbytes)
 
 
 def after(model: Any, rows: int, context: int) -> State:
-    """The state after so many tokens: those of one row are read, the other rows have its copies."""
+    """State after ``tokens`` tokens, read by one row and copied to the others."""
     device = str(model.device)
     ids = torch.randint(model.config.vocab_size, (1, context), device=device)
     with torch.inference_mode():
@@ -123,7 +123,7 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def per_token(run: Callable[[int], object], few: int, many: int, device: str) -> float:
-    """Milliseconds of one of ``run(tokens)``'s tokens: by the difference of two runs, so that reading the prompt is no part of it."""
+    """Milliseconds per token of ``run(tokens)``, by the difference of two runs, which excludes the prompt."""
     run(many)  # warms up
     times: dict[int, list[float]] = {few: [], many: []}
     for _ in range(3):
@@ -137,7 +137,7 @@ def per_token(run: Callable[[int], object], few: int, many: int, device: str) ->
 
 
 def streamed(model: Any, state: State, rows: int, *, sampled: bool = False) -> Callable[[int], object]:
-    """A run of :func:`linattn.generate.stream`, greedy or with a temperature, top-k and top-p."""
+    """Run of :func:`linattn.generate.stream`, greedy or with a temperature, top-k and top-p."""
     ids = torch.zeros(rows, 1, dtype=torch.int64, device=model.device)
     how: Row = {"temperature": 0.8, "top_k": 50, "top_p": 0.95} if sampled else {"temperature": 0}
 
@@ -149,7 +149,7 @@ def streamed(model: Any, state: State, rows: int, *, sampled: bool = False) -> C
 
 
 def generated(model: Any, ids: Tensor, **how: Any) -> Callable[[int], object]:
-    """A run of transformers' ``generate``, greedy."""
+    """Run of transformers' ``generate``, greedy."""
     with torch.inference_mode():
         return lambda count: model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=None, do_sample=False, **how
@@ -157,7 +157,7 @@ def generated(model: Any, ids: Tensor, **how: Any) -> Callable[[int], object]:
 
 
 def ours(mixer: str, size: Size, device: str, dtype: torch.dtype, rows: int, context: int, speed: float, steps: int, *, model: Any) -> Row:
-    """One row: the captured step, and both ways to generate."""
+    """Measure one row: the captured step, and both ways to generate."""
     with torch.inference_mode():
         state = after(model, rows, context)
     one, made, step = step_ms(model, state, steps)
@@ -174,7 +174,7 @@ def ours(mixer: str, size: Size, device: str, dtype: torch.dtype, rows: int, con
 
 
 def peer(library: str, name: str, size_name: str, device: str, dtype_name: str, rows: int, context: int, tokens: int) -> Row:
-    """The same of somebody else's model, through its ``generate``."""
+    """Measure one row of another library's model, through its ``generate``."""
     size, dtype = SIZES[size_name], getattr(torch, dtype_name)
     torch.manual_seed(0)
     with torch.device(device):
@@ -223,9 +223,9 @@ MODELS: dict[str, Callable[[str, Size], Any]] = {"transformers": _transformers, 
 
 
 def same(mixer: str, device: str, dtype: torch.dtype, size: Size, rows: int, tokens: int) -> Row:
-    """Tokens and states of the captured step beside those of the model as it is written.
+    """Compare tokens and states of the captured step with those of the uncaptured model.
 
-    The step reads what the model as it is written has chosen, so that one different token does not make all later ones different.
+    The step reads the tokens that the uncaptured model chose, so that one different token does not change all later ones.
     """
     model = build(mixer, size, device, dtype)
     with torch.inference_mode():
@@ -257,7 +257,7 @@ def same(mixer: str, device: str, dtype: torch.dtype, size: Size, rows: int, tok
 
 
 def kernels(model: Any, rows: int, most: int = 14) -> list[str]:
-    """What a captured step runs on a GPU: launches, microseconds in all, and names, the longest first."""
+    """Kernels of a captured step on a GPU: launches, microseconds in all, and names, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     step = step_ms(model, after(model, rows, 16), 10)[2]
@@ -273,7 +273,7 @@ def kernels(model: Any, rows: int, most: int = 14) -> list[str]:
 
 
 def line(row: Row) -> str:
-    """A row in words."""
+    """Format a row."""
     what = f"{row['library']} {row['model']} {row['size']} {row['dtype']}, {row['rows']} rows after {row['context']:,} tokens"
     if "step_ms" not in row:
         return f"{what}: generate {row['generate_ms']:.3f} ms a token"

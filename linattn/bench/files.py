@@ -1,4 +1,4 @@
-"""Where figures are kept."""
+"""Files of measured figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linattn.state import writable
 
 
 def command(program: str, arguments: Sequence[str]) -> str:
-    """The command line that measures the same, for a file of figures: where somebody wanted them is not part of it."""
+    """Command line that repeats the measurement, for a file of figures, without the output path."""
     kept, rest = [program], iter(arguments)
     for argument in rest:
         if argument == "--out":
@@ -22,10 +22,10 @@ def command(program: str, arguments: Sequence[str]) -> str:
 
 
 def file_for(out: Path, kind: str, card: str) -> Path:
-    """``out``, or in it, if it is a folder, a file with the name of the card: ``ops-h200.json``.
+    """Path of the figures: ``out``, or in the folder ``out`` a file with the name of the card: ``ops-h200.json``.
 
     Raises:
-        OSError: where it could not be written, which had better be known before anything is measured.
+        OSError: if it cannot be written, checked before anything is measured.
     """
     if not out.is_dir():
         return writable(out)

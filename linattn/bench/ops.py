@@ -1,7 +1,7 @@
-"""``linattn bench ops``: the recurrence on this machine's CPU against the pure PyTorch code in use today.
+"""Command ``linattn bench ops``: the recurrence on this machine's CPU against pure PyTorch code in use today.
 
-Both sides of a comparison take turns in one process, so what else the machine does meets both; a row tells the median of the
-ratios of neighbouring runs. Before it is timed each peer has to give our numbers.
+Both sides of a comparison take turns in one process, so that other load affects both; a row holds the median of the
+ratios of neighbouring runs. Before it is timed each peer has to reproduce our numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUNDS, SECONDS = 9, 0.8  # a comparison ends after so many rounds, or with the 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one row compares."""
+    """Subject of one row."""
 
     peer: Peer
     mode: str
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: milliseconds are medians, ``ratio`` is theirs / ours, the median over rounds."""
+    """Comparison: milliseconds are medians, ``ratio`` is theirs / ours, the median over rounds."""
 
     peer: str
     what: str
@@ -70,7 +70,7 @@ class Row:
 def run(*, quick: bool = False, out: Path | None = None, only: Sequence[str] | None = None) -> None:
     """Measure, print a table, and write the figures to ``out`` (JSON) if given; ``only`` names peers, None: all, none: ours alone.
 
-    Until all is measured what there is stands in a file beside ``out``, with ``.partial`` in its name.
+    Until all is measured the rows so far are in a file beside ``out``, with ``.partial`` in its name.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -122,7 +122,7 @@ def _cells(chosen: list[Peer], quick: bool, threads: int) -> Iterator[Cell]:
 
 
 def compare(cell: Cell, rounds: int = ROUNDS) -> Row:
-    """One row: both run in turns."""
+    """Measure one row: both sides run in turns."""
     peer, x = cell.peer, cell.inputs(cell.tokens, cell.mode != "forward")
     timed = [_timer(peer.ours, x, cell.mode), _timer(peer.load(), x, "forward" if peer.forward else cell.mode)]
     before = torch.get_num_threads()
@@ -172,7 +172,7 @@ def _timer(run: Callable, x: Inputs, mode: str) -> Callable[[], float]:
 
 
 def check(cell: Cell) -> None:
-    """Raises ValueError if the two sides do not compute the same, though they should."""
+    """Raise ValueError if the two sides should compute the same and do not."""
     if not cell.peer.same:
         return
     x = cell.inputs(200, gradients=False)
@@ -183,7 +183,7 @@ def check(cell: Cell) -> None:
 
 
 def _growth(tokens: int, rounds: int) -> dict[str, float]:
-    """Time a token of ours with a decay per head and the delta rule, float32: flat where the work is linear."""
+    """Measure our time per token with a decay per head and the delta rule, float32: flat if the work is linear."""
     row: dict[str, float] = {"tokens": tokens}
     for name, run in (("head", peers_module.head), ("gated_delta", peers_module.gated_delta)):
         for mode in LENGTHS:

@@ -1,6 +1,6 @@
-"""The pure PyTorch code that a CPU user has today, each beside the call of ours that computes the same.
+"""Peers: pure PyTorch code that CPU users have today, each beside our call for the same result.
 
-A peer takes the inputs that its ``inputs`` makes and returns [B, T, H, D] (the scans [B, T, D]).
+A peer takes its ``inputs`` and returns [B, T, H, D] (the scans [B, T, D]).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK = 64
 
 
 def inputs(tokens: int, dtype: torch.dtype, *, gradients: bool, heads: int = 8, dim: int = 64) -> Inputs:
-    """q, k, v [1, T, H, D] (k of unit length), decays and rates of one seed, one shared key and query head."""
+    """Make q, k, v [1, T, H, D] (k of unit length), decays and rates of one seed, one shared key and query head."""
     make = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -38,7 +38,7 @@ def inputs(tokens: int, dtype: torch.dtype, *, gradients: bool, heads: int = 8, 
 
 
 def scan_inputs(tokens: int, dtype: torch.dtype, *, gradients: bool, heads: int = 8, dim: int = 64) -> Inputs:
-    """x and Δ [1, T, H D], A [H D, 16], B and C [1, T, 16] of Mamba, and −Δ as a decay."""
+    """Make x and Δ [1, T, H D], A [H D, 16], B and C [1, T, 16] of Mamba, and −Δ as a decay."""
     make = torch.Generator().manual_seed(0)
     width = heads * dim
     x = {"x": torch.randn(1, tokens, width, generator=make).to(dtype)}
@@ -50,7 +50,7 @@ def scan_inputs(tokens: int, dtype: torch.dtype, *, gradients: bool, heads: int 
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody's code, ours for the same, and how much faster ours has to be: {(mode, T): ratio} in the first of ``dtypes``."""
+    """Other code, ours for the same result, and the wanted speed-up: {(mode, T): ratio} in the first of ``dtypes``."""
 
     name: str
     what: str
@@ -88,7 +88,7 @@ FAMILIES = {"none": plain, "head": head, "channel": channel, "gated-delta": gate
 
 
 def _portable(family: str) -> Peer:
-    """What runs where there are no kernels."""
+    """Portable form, which runs where there are no kernels."""
     ours, longest = FAMILIES[family], {"forward": 4096, "forward+backward": 4096}
     return Peer(f"portable-{family}", f"linattn, the portable form ({family})", lambda: partial(ours, backend="torch"), ours, {}, longest)
 
@@ -99,13 +99,13 @@ def _straightforward(family: str, run: Run, ratio: float) -> Peer:
 
 
 def _against_softmax(family: str, ratio: float, ahead: int) -> Peer:
-    """``ahead``: the length from which ours has to be the faster one."""
+    """Peer softmax attention; ``ahead`` is the length from which ours has to be faster."""
     what = f"torch scaled_dot_product_attention (causal; ours: {family})"
     return Peer(f"softmax-{family}", what, _softmax, FAMILIES[family], {("forward", ahead): 1.0, ("forward", 4096): ratio}, same=False)
 
 
 def _passes(family: str, ratio: float) -> Peer:
-    """What a backward pass costs."""
+    """Cost of a backward pass."""
     ours, longest = FAMILIES[family], {"forward": 0, "forward+backward": 16384}
     what = f"linattn, forward alone ({family}; ours: forward and backward, at most {ratio:.0f} times as long)"
     return Peer(f"passes-{family}", what, lambda: ours, ours, {("forward+backward", 4096): 1 / ratio}, longest, forward=True)
@@ -156,7 +156,7 @@ def scan(x: Inputs) -> Tensor:
 
 
 def _token_loop() -> Run:
-    """What one writes first: the recurrence as it stands in a paper."""
+    """Token loop: the recurrence as a paper states it."""
 
     def run(x: Inputs) -> Tensor:
         q, k, v, alpha = x["q"].float() * x["q"].shape[-1] ** -0.5, x["k"].float(), x["v"].float(), x["decay"].exp()
@@ -178,7 +178,7 @@ def _softmax() -> Run:
 
 
 def _products() -> Run:
-    """The four products of every chunk of 64 tokens, and nothing else: scores, what they read, what is written, and what is read of it."""
+    """Four products of every chunk of 64 tokens, and nothing else: scores, their reading, the write, and the state's reading."""
 
     def run(x: Inputs) -> Tensor:
         q, k, v = (x[name][0].reshape(-1, CHUNK, x[name].shape[-1]) for name in "qkv")
@@ -191,7 +191,7 @@ def _products() -> Run:
 
 @cache
 def all_peers() -> dict[str, Peer]:
-    """By name. Version numbers are in the names: what is compared with does not change when something is upgraded."""
+    """List all peers by name. Names hold versions: a comparison does not change when a package is upgraded."""
     import transformers
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that its own fallback runs: that is what we measure

@@ -1,4 +1,4 @@
-"""The recurrence as one writes it in PyTorch: chunks of 64 tokens, a loop that carries the state from chunk to chunk.
+"""Straightforward PyTorch recurrences: chunks of 64 tokens, a loop that carries the state from chunk to chunk.
 
 Each takes the inputs of :func:`linattn.bench.peers.inputs` and returns [B, T, H, D]. L: chunks, C: tokens of a chunk, S: of a part of it.
 """
@@ -13,7 +13,7 @@ C, S = 64, 16
 
 
 def _chunks(x: Tensor) -> Tensor:
-    """[1, T, H, ...] to [H, L, C, ...], filled up with zeros."""
+    """Reshape [1, T, H, ...] to [H, L, C, ...], padded with zeros."""
     x = F.pad(x[0].transpose(0, 1), (0, 0) * (x.ndim - 3) + (0, -x.shape[1] % C)) if x.ndim == 4 else F.pad(x[0].T, (0, -x.shape[1] % C))
     return x.unflatten(1, (-1, C))
 
@@ -23,7 +23,7 @@ def _whole(o: Tensor, tokens: int) -> Tensor:
 
 
 def _carried(q: Tensor, kv: Tensor, left: Tensor) -> Tensor:
-    """What q [H, L, C, K] reads of the states before its chunks: each the one before, of which ``left`` [H, L, K or 1] is left, and kv."""
+    """Output of q [H, L, C, K] from the states before its chunks, each the last one times ``left`` [H, L, K or 1], plus kv."""
     state, outputs = torch.zeros_like(kv[:, 0]), []
     for q_n, kv_n, left_n in zip(q.unbind(1), kv.unbind(1), left.unbind(1), strict=True):
         outputs.append(q_n @ state.to(q.dtype))
@@ -32,7 +32,7 @@ def _carried(q: Tensor, kv: Tensor, left: Tensor) -> Tensor:
 
 
 def plain(x: dict[str, Tensor]) -> Tensor:
-    """No decay: the states are a running sum."""
+    """Recurrence without decay: the states are a running sum."""
     q, k, v = (_chunks(x[name]) for name in "qkv")
     q = q * q.shape[-1] ** -0.5
     states = (k.transpose(-1, -2) @ v).float().cumsum(1)
@@ -41,7 +41,7 @@ def plain(x: dict[str, Tensor]) -> Tensor:
 
 
 def head(x: dict[str, Tensor]) -> Tensor:
-    """A decay per head (RetNet's chunkwise form, with decays that follow the tokens)."""
+    """Recurrence with a decay per head (RetNet's chunkwise form, with decays that depend on the tokens)."""
     q, k, v, d = (_chunks(x[name]) for name in ("q", "k", "v", "decay"))
     q, g = q * q.shape[-1] ** -0.5, d.cumsum(-1)
     between = (g[..., :, None] - g[..., None, :]).masked_fill(torch.ones(C, C, dtype=torch.bool).triu(1), -torch.inf).exp().to(q.dtype)
@@ -51,7 +51,7 @@ def head(x: dict[str, Tensor]) -> Tensor:
 
 
 def channel(x: dict[str, Tensor]) -> Tensor:
-    """A decay per channel (GLA): between parts of 16 tokens by way of where the later part starts, within one pair by pair."""
+    """Recurrence with a decay per channel (GLA): between parts of 16 tokens via the later part's start, within one pair by pair."""
     q, k, v, d = (_chunks(x[name]) for name in ("q", "k", "v", "channel"))
     q, g = q * q.shape[-1] ** -0.5, d.cumsum(-2)
     scores = q.new_zeros(*q.shape[:3], C)

@@ -1,6 +1,6 @@
-"""``linattn bench train --device cpu``: training steps of language models of bytes, 7 million parameters, beside those of transformers.
+"""Command ``linattn bench train --device cpu``: training steps of byte-level language models of 7 million parameters, beside transformers'.
 
-The models of one dtype take turns, a step each, so that what else the machine does meets all of them; what is told is the
+The models of one dtype take turns, a step each, so that other load affects all of them; reported are the
 median of the tokens per second, and the median of the ratios to Llama's step of the same round. ``linattn, portable`` is the same
 model without the native kernels.
 """
@@ -41,7 +41,7 @@ SLOW = 20.0  # seconds of a step that is not repeated
 
 @dataclass(frozen=True)
 class Size:
-    """Of the models and of their batches."""
+    """Size of the models and of their batches."""
 
     dim: int = 256
     layers: int = 8
@@ -76,7 +76,7 @@ def run(*, quick: bool = False, models: tuple[str, ...] = (), out: Path | None =
 
 
 def measure(chosen: list[tuple[str, str]], dtype: torch.dtype, size: Size) -> list[dict[str, Any]]:
-    """A row for each model: the median of its steps, and of the ratios to :data:`BASE`'s step of the same round."""
+    """Measure a row for each model: the median of its steps, and of the ratios to :data:`BASE`'s step of the same round."""
     steps = [step_of(library, name, dtype, size) for library, name in chosen]
     first = [step() for step, _ in steps]
     seconds: list[list[float]] = [[] for _ in steps]
@@ -103,7 +103,7 @@ def measure(chosen: list[tuple[str, str]], dtype: torch.dtype, size: Size) -> li
 
 
 def step_of(library: str, name: str, dtype: torch.dtype, size: Size) -> tuple[Callable[[], float], int]:
-    """One training step, which returns its seconds, and the number of parameters."""
+    """Make a training step, which returns its seconds, and count the parameters."""
     torch.manual_seed(0)
     model = build(library, name, size).to(dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
@@ -121,7 +121,7 @@ def step_of(library: str, name: str, dtype: torch.dtype, size: Size) -> tuple[Ca
 
 
 def build(library: str, name: str, size: Size) -> nn.Module:
-    """A language model that takes ``input_ids`` and ``labels`` and returns a ``loss``."""
+    """Build a language model that takes ``input_ids`` and ``labels`` and returns a ``loss``."""
     inner = 8 * round(size.ffn_dim * FFN.get(name, 1) / 8)
     if library in OURS:
         from linattn.hf import LinattnForCausalLM, LMConfig
@@ -150,7 +150,7 @@ def build(library: str, name: str, size: Size) -> nn.Module:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Everything in its portable form, as where no compiler is."""
+    """Run everything in its portable form within the context, as without a compiler."""
     known, dispatch.BACKENDS = dispatch.BACKENDS, ("torch", "reference")
     try:
         yield

@@ -1,7 +1,7 @@
-"""``linattn bench vision``: mixers of images against the resolution, 8 x 8 to 128 x 128 tokens, softmax beside them.
+"""Command ``linattn bench vision``: image mixers against the resolution, 8 x 8 to 128 x 128 tokens, with softmax.
 
 A batch holds about as many tokens at every resolution, so that linear growth is a level line of tokens per second. At each
-resolution the mixers come one after the other, so that what else the machine does meets all of them.
+resolution the mixers come one after the other, so that other load affects all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(*, quick: bool = False, device: str = "cuda", models: tuple[str, ...] = 
 
 
 def measure(name: str, side: int, mode: str, device: str, *, quick: bool = False) -> dict[str, Any]:
-    """One row: milliseconds of a batch, the median, and its tokens per second."""
+    """Measure one row: median milliseconds of a batch, and its tokens per second."""
     dim, tokens, dtype, seconds = SETTINGS[device]
     row: dict[str, Any] = {"mixer": name, "side": side, "mode": mode, "batch": max(1, tokens // side**2), "dim": dim}
     row |= {"dtype": str(dtype).removeprefix("torch."), "ms": None, "tokens_per_second": None}

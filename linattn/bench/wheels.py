@@ -1,6 +1,6 @@
-"""Other people's code to compare with: wheels from PyPI, unpacked aside and never installed.
+"""Other libraries' code for comparison: wheels from PyPI, unpacked separately and never installed.
 
-Nothing here gets onto ``sys.path``: with ``fla`` importable, transformers' Qwen3-Next believes in a GPU and crashes on a CPU.
+Nothing here is put on ``sys.path``: with ``fla`` importable, transformers' Qwen3-Next expects a GPU and crashes on a CPU.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Where unpacked wheels are kept: ``$LINATTN_WHEELS``, else the user's cache."""
+    """Folder of unpacked wheels: ``$LINATTN_WHEELS``, else the user's cache."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("LINATTN_WHEELS") or cache_home / "linattn" / "wheels")
 
 
 @cache
 def path(requirement: str, into: Path | None = None) -> Path:
-    """The unpacked wheel of ``requirement``, for example ``"fla-core==0.6.0"``; downloaded on first use into ``into``, else :func:`folder`.
+    """Folder of the unpacked ``requirement``, such as ``"fla-core==0.6.0"``; downloaded on first use to ``into``, else :func:`folder`.
 
     Raises:
         OSError: if it cannot be downloaded.
@@ -43,7 +43,7 @@ def path(requirement: str, into: Path | None = None) -> Path:
 
 
 def _fetch(requirement: str, place: Path) -> None:
-    """Download and unpack beside ``place``, then rename: a half-written folder is never seen."""
+    """Download and unpack beside ``place``, then rename, so that an incomplete folder is never seen."""
     with tempfile.TemporaryDirectory(dir=place.parent) as aside:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         done = subprocess.run([*command, "--only-binary=:all:", "--dest", aside, requirement], capture_output=True, text=True, check=False)
@@ -57,9 +57,9 @@ def _fetch(requirement: str, place: Path) -> None:
 
 
 def functions(file: Path, *names: str) -> list[Callable]:
-    """Top-level functions of one file, without its decorators and without the package around it.
+    """Extract top-level functions of one file, without its decorators and without the package around it.
 
-    For a version of a library beside the installed one: its modules could not be imported under their own names.
+    For a version of a library other than the installed one: its modules could not be imported under their own names.
     """
     wanted = set(names)
     tree = ast.parse(file.read_text(encoding="utf-8"))

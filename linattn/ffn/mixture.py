@@ -13,7 +13,7 @@ from linattn.ffn.collect import listening, report
 from linattn.ffn.dispatch import ragged, slots, slotted
 from linattn.ffn.share import Share
 from linattn.mixers import FeedForward
-from linattn.mixers.parts import wide
+from linattn.mixers.parts import to_float32
 from linattn.ops.checks import no_autocast
 
 CAPACITY = "an expert has a capacity for each row of tokens, and a list of tokens is one row"
@@ -125,10 +125,10 @@ class Routed(Mixture):
     def logits(self, x: Tensor) -> Tensor:
         """Logits of the router [G, S, count] in float32, float64 for float64; in training of tokens with ``jitter``."""
         with no_autocast(x):
-            x = wide(x)
+            x = to_float32(x)
             if self.training and self.jitter:
                 x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
-            return F.linear(x, wide(self.router.weight))
+            return F.linear(x, to_float32(self.router.weight))
 
     def weights(self, gates: Tensor) -> Tensor:
         """Weights of the experts' outputs, from the scores [G, S, k] of the chosen experts."""

@@ -1,4 +1,4 @@
-"""The Hugging Face face of :mod:`linattn.models`: importing it registers the model with the Auto classes."""
+"""Hugging Face classes of :mod:`linattn.models`: importing this module registers the model with the Auto classes."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

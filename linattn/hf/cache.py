@@ -1,4 +1,4 @@
-"""A model's state in the shape that ``generate()`` expects of a cache."""
+"""Cache of ``generate()`` that holds a model's state."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from linattn.state import State
 
 
 class StateCache(Cache):
-    """Holds a :class:`linattn.State` and how many columns of the batch (padding included) led to it.
+    """Cache with a :class:`linattn.State` and the number of columns of the batch (padding included) that it has read.
 
-    ``generate()`` counts columns, picks rows for beams and repeats rows; what the layers keep inside is the mixers' affair,
-    so there are no layers here. ``ahead``: shorter rows have also read tokens that stand behind those columns. ``kept``: somebody
-    has it, and may go on with it, when ``generate()`` has ended. ``prompt``: its state and columns behind the prompt, meanwhile.
+    ``generate()`` counts columns, selects rows for beams and repeats rows; the layers' tensors belong to the mixers,
+    so there are no layers here. ``ahead``: shorter rows have also read tokens behind those columns. ``kept``: the caller
+    keeps the cache and may continue from it after ``generate()``. ``prompt``: its state and columns after the prompt, meanwhile.
     """
 
     prompt: tuple[State, int] | None = None

@@ -1,4 +1,4 @@
-"""``generate`` without beams by a captured step: transformers' own loop spends more time between two tokens than a step takes."""
+"""Captured steps in ``generate`` without beams: transformers' own loop takes more time per token than a step does."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from linattn.generate.sampling import draw
 from linattn.generate.stream import Tokens
 from linattn.hf.cache import StateCache
 
-_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # what looks at logits alone
-_ALIKE = (MaxLengthCriteria, EosTokenCriteria)  # criteria that tell what they stop at
+_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # use logits alone
+_ALIKE = (MaxLengthCriteria, EosTokenCriteria)  # criteria whose limits can be read
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def refusal(
     model: Any, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, synced: bool, cache: Any
 ) -> str | None:
-    """Why transformers' own loop has to generate; None: it does not."""
+    """Reason why transformers' own loop has to generate; None if a captured step can."""
     if hooked(model):
-        return "somebody has hooked into the model, which that loop calls for every token"
+        return "the model has hooks or a replaced forward, which that loop calls for every token"
     if other := [type(p).__name__ for p in processors if type(p) not in _WARPERS]:
-        return f"{', '.join(other)} may look at the tokens before"
+        return f"{', '.join(other)} may read the tokens before"
     if other := [type(c).__name__ for c in criteria if type(c) not in _ALIKE]:
-        return f"{', '.join(other)} looks at every token"
+        return f"{', '.join(other)} reads every token"
     if not isinstance(cache, StateCache):
         return "there is no cache"
     if wanted := [name for name in _RECORDS if config.return_dict_in_generate and getattr(config, name)]:
@@ -43,18 +43,18 @@ def sample(
     model: Any, ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, streamer: Any,
     kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """What ``GenerationMixin._sample`` does, for what :func:`refusal` lets pass: new tokens behind ``ids`` [B, T].
+    """Generate as ``GenerationMixin._sample`` does, in the cases that :func:`refusal` admits: new tokens behind ``ids`` [B, T].
 
-    The tokens are those of its own loop, with its random numbers; the cache has read all but the last of them.
+    Tokens and random numbers equal those of its own loop; the cache has read all but the last token.
     """
-    stops, room = _stops(criteria), min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)) - ids.shape[1]
+    stops, limit = _stops(criteria), min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)) - ids.shape[1]
     choice = _choice(processors, config.do_sample, stops)
     out = model._prefill(ids, config, kwargs)
     cache: StateCache = out.past_key_values
     token: Tensor | None = choice.choose(out.logits[:, -1])
     assert token is not None
     del out
-    tokens = Tokens(model, token[:, None], room - 1, choice, cache.state, single=False, ahead=False)
+    tokens = Tokens(model, token[:, None], limit - 1, choice, cache.state, single=False, ahead=False)
     tokens.mark_ended(token)
     ended, pad, found = torch.zeros_like(token, dtype=torch.bool), config._pad_token_tensor, []
     while token is not None:
@@ -79,7 +79,7 @@ def _stops(criteria: StoppingCriteriaList) -> tuple[int, ...]:
 
 
 def ends(new: Tensor, criteria: StoppingCriteriaList, config: Any) -> Tensor:
-    """[B]: behind which of the ``new`` tokens [B, n] each row is filler; n where none is."""
+    """Number of the ``new`` tokens [B, n] before each row's filler, [B]; n for rows without filler."""
     stops, pad = _stops(criteria), config._pad_token_tensor
     stopped = torch.isin(new, torch.tensor(stops, dtype=new.dtype, device=new.device)).long()
     real = stopped.cumsum(1) - stopped == 0

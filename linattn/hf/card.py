@@ -1,4 +1,4 @@
-"""The README.md of a saved model: what it is, in facts that follow from its config."""
+"""README.md of a saved model: a description from the facts in its config."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ tokens = model.generate(torch.tensor([[4]]), state=state, max_new_tokens=20)
 
 
 def write(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write ``folder``/README.md about ``model``, unless there is one: its author knows more."""
+    """Write ``folder``/README.md about ``model``; an existing one is kept."""
     path = Path(folder) / "README.md"
     if path.is_dir() or path.exists() or not path.parent.is_dir():
         return
@@ -53,7 +53,7 @@ def write(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 def text(model: Any, name: str) -> str:
-    """The card as Markdown with the Hub's metadata before it."""
+    """Card as Markdown with the Hub's metadata before it."""
     config = model.config
     used = [mixers.info(mixer) for mixer in dict.fromkeys(config.mixer_names)]
     facts = {

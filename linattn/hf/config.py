@@ -1,4 +1,4 @@
-"""The model's config as transformers knows it: the same fields, saved and found by its Auto classes."""
+"""Config of the model for transformers: the same fields, saved and found by its Auto classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linattn import models
 
 
 class LMConfig(models.LMConfig, PreTrainedConfig):
-    """:class:`linattn.models.LMConfig` with what every transformers config has beside it.
+    """Config with the fields of :class:`linattn.models.LMConfig` and those of every transformers config.
 
     ``hidden_size``, ``num_hidden_layers`` and ``tie_word_embeddings`` are other names of ``dim``, ``layers`` and ``tie_embeddings``.
     """
@@ -31,7 +31,7 @@ class LMConfig(models.LMConfig, PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """transformers admits any keyword; one that looks like a slip of ours is refused."""
+        """Raise TypeError for keywords that resemble our fields; transformers itself admits any keyword."""
         ours = [*(f.name for f in fields(models.LMConfig)), *self.attribute_map]
         for name in kwargs:
             close = difflib.get_close_matches(name, ours, 1, 0.75)

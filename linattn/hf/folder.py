@@ -1,4 +1,4 @@
-"""A folder with a published model: JSON and safetensors files, read with suspicion and written whole or not at all."""
+"""Folder of a published model: JSON and safetensors files, validated on reading and written atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The content of a folder's ``config.json``; refuses what is no folder, and what holds weights that cannot be read safely."""
+    """Content of a folder's ``config.json``; raise an error for other paths and for weights that cannot be read safely."""
     if folder.suffix in PICKLES:
         raise ValueError(f"{folder} is a pickle, which can run code when it is read: only folders with safetensors files are")
     if not folder.is_dir():
@@ -41,12 +41,12 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def generation_of(folder: Path) -> dict[str, Any] | None:
-    """The content of a folder's ``generation_config.json``: what ends a text and how the next token is chosen; None: it has none."""
+    """Content of a folder's ``generation_config.json``, end tokens and sampling; None if it has none."""
     return _json(_inside(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else None
 
 
 def tokenizer_of(folder: Path) -> dict[str, Path]:
-    """The files of a folder's tokenizer by name; none where it has no tokenizer."""
+    """Files of a folder's tokenizer by name; empty if it has none."""
     if not folder.is_dir():
         raise FileNotFoundError(f"tokenizer must be a folder that holds one, but {folder} is none")
     return {name: _inside(folder, name) for name in TOKENIZER if os.path.lexists(folder / name)}
@@ -54,7 +54,7 @@ def tokenizer_of(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def weights_of(folder: Path, variant: str | None = None) -> Iterator[Weights]:
-    """The weights of a folder, those of a ``variant`` where it is named, read when asked for; a checksum in a file is compared at once."""
+    """Weights of a folder, those of a ``variant`` if named, read on demand; a checksum in a file is compared at once."""
     if variant is not None and not (isinstance(variant, str) and re.fullmatch(WORD, variant)):
         raise ValueError(f"variant must be a word in the names of files, such as 'fp16', but came as {variant!r}")
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def weights_of(folder: Path, variant: str | None = None) -> Iterator[Weights]:
 
 
 class Weights:
-    """Tensors by name, each read when it is asked for."""
+    """Tensors by name, each read on demand."""
 
     def __init__(self, folder: Path, stack: ExitStack, variant: str | None) -> None:
         from safetensors import SafetensorError, safe_open
@@ -85,7 +85,7 @@ class Weights:
                 raise ValueError(f"{folder}: {name} is kept as {dtype}; only weights of {', '.join(FLOATS)} are read")
 
     def rename(self, aliases: Mapping[str, str], ignored: str | None = None) -> None:
-        """Forget weights that ``ignored`` matches, and call the others by what patterns of ``aliases`` in their names lead to."""
+        """Drop weights that ``ignored`` matches, and rename the others by the patterns of ``aliases``."""
         if ignored is not None:
             self._where = {name: place for name, place in self._where.items() if not re.search(ignored, name)}
         for pattern, name in aliases.items():
@@ -97,11 +97,11 @@ class Weights:
 
     @property
     def names(self) -> set[str]:
-        """Of all weights."""
+        """Names of all weights."""
         return set(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """From the file's header."""
+        """Shape in the file's header."""
         opened, there = self._where[name]
         return tuple(opened.get_slice(there).get_shape())
 
@@ -111,11 +111,11 @@ class Weights:
 
 
 def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor], copied: Mapping[str, Path]) -> None:
-    """Make ``folder``, whole or not at all: a JSON file for each of ``told``, one of weights, and files ``copied`` from elsewhere.
+    """Make ``folder`` atomically: a JSON file for each of ``told``, one of weights, and files ``copied`` from elsewhere.
 
     Raises:
-        FileExistsError: if there is something already.
-        FileNotFoundError: if there is nowhere to put it.
+        FileExistsError: if ``folder`` exists.
+        FileNotFoundError: if its parent folder does not exist.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: give another place, or remove it")
@@ -140,18 +140,18 @@ def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str
 
 
 def listed(names: list[str], most: int = 8) -> str:
-    """The first names, and how many more there are."""
+    """First names, and the number of further ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _variant(name: str, variant: str | None) -> str:
-    """The name of a file in a ``variant``, as transformers makes it."""
+    """Name of a file in a ``variant``, as transformers makes it."""
     return name if variant is None else f"{name.rpartition('.')[0]}.{variant}.{name.rpartition('.')[2]}"
 
 
 def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
-    """For each file of weights the names that it should have; None: all that it has."""
+    """Names that each file of weights should have; None: all that it has."""
     weights, index = _variant(WEIGHTS, variant), _variant(INDEX, variant)
     if os.path.lexists(folder / weights):
         return {weights: None}
@@ -174,7 +174,7 @@ def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file ``name`` of ``folder``, which must really be in it."""
+    """Path of the file ``name``, which must really be in ``folder``."""
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise ValueError(f"{folder} names the file {name!r}, which is not in it")
     path = folder / name
@@ -190,7 +190,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _number(value: dict[str, Any]) -> Any:
-    """transformers writes infinity as {"__float__": "Infinity"}."""
+    """Decode transformers' form of infinity, {"__float__": "Infinity"}."""
     return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
@@ -205,7 +205,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def synced(path: Path) -> None:
-    """Wait until ``path`` is on the disk."""
+    """Sync ``path`` to the disk."""
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""``generate()`` with a state: what has been read before the prompt, or what an earlier call has left in a folder."""
+"""Generation from a state: ``generate()`` continues from tokens read before the prompt, or from a state in a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Prefixes = PrefixStore | str | os.PathLike[str]
 
 
 class StateGenerationMixin(GenerationMixin):
-    """``prefill``, and a ``generate`` that goes on from its state and takes prompts that are padded on either side."""
+    """Mixin with ``prefill`` and a ``generate`` that continues from its state and takes prompts padded on either side."""
 
     @torch.no_grad()
     def prefill(
@@ -33,7 +33,7 @@ class StateGenerationMixin(GenerationMixin):
         state: State | None = None,
         prefixes: Prefixes | None = None,
     ) -> State:
-        """Read tokens; the state after them goes into ``generate(..., state=state)`` as often as wanted.
+        """Read tokens; the state after them can be passed to ``generate(..., state=state)`` any number of times.
 
         Args:
             input_ids: [T] or [B, T]; or a list of prompts of any lengths, which are packed and read in one pass.
@@ -112,15 +112,15 @@ class StateGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self: Any, input_ids: Any, *args: Any, inputs_embeds: Any = None, tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As there; the tokenizer that stop texts need, which transformers passes on to every step, ends here.
+        """Prepare inputs as transformers does, but drop the tokenizer for stop texts, which transformers passes on to every step.
 
-        So do positions: mixers count them themselves, and of a prompt they could only say that it is packed, which it is not.
+        Positions are dropped too: mixers count them themselves, and for a prompt they would only mark packed sequences.
         """
         kwargs.pop("position_ids", None)
         return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
 
     def _prefill(self: Any, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As there; of a cache that is ahead of its columns only what it has not read counts. Until here the mask is the prompts'
+        """Prefill as transformers does; from a cache ahead of its columns only unread tokens are read. Until here the mask is the prompts'
         own, for penalties that look at those.
         """
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
@@ -137,7 +137,7 @@ class StateGenerationMixin(GenerationMixin):
         self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
         streamer: Any = None, **model_kwargs: Any,
     ) -> Any:  # fmt: skip
-        """As there; by a captured step where nothing has to look on between two tokens."""
+        """Sample as transformers does, by a captured step where nothing has to inspect single tokens."""
         cache = model_kwargs.get("past_key_values")
         if captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
             out = captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
@@ -193,14 +193,14 @@ class StateGenerationMixin(GenerationMixin):
         return order
 
     def _padding(self: Any, ids: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
-        """The mask that transformers would take where none is given: padding has a token of its own."""
+        """Mask that transformers would use by default: padding has a token of its own."""
         given = kwargs.get("generation_config") or (args[0] if args else None)
         pad, eos = (_setting(name, kwargs, given, self.generation_config) for name in ("pad_token_id", "eos_token_id"))
         ends = eos if isinstance(eos, list) else [eos]
         return None if pad is None or pad in ends or not bool((ids == pad).any()) else ids.ne(pad).long()
 
     def _resumed(self: Any, store: PrefixStore, rows: list[list[int]], ids: Tensor) -> dict[str, Any]:
-        """The cache with which ``generate`` goes on behind what all rows of ``ids`` [B, T] have read."""
+        """Cache from which ``generate`` continues after the tokens that all rows of ``ids`` [B, T] have read."""
         width = ids.shape[1]
         lengths = [len(row) for row in rows]
         done, state = self._through(store, rows, min(lengths) - 1)
@@ -208,7 +208,7 @@ class StateGenerationMixin(GenerationMixin):
         return {"past_key_values": StateCache(state, seen, ahead=seen > 0, kept=False)}
 
     def _through(self: Any, store: PrefixStore, rows: list[list[int]], count: int) -> tuple[int, State | None]:
-        """Read the first ``count`` tokens of each row, from the longest prefix in ``store`` on; what is passed is kept there."""
+        """Read the first ``count`` tokens of each row, starting from the longest prefix in ``store``, which keeps the new prefixes."""
         done, state = store.find(self, [row[:count] for row in rows])
         while done < count:
             end = min(count, done - done % PREFILL + PREFILL)  # other prompts pass through multiples of PREFILL too
@@ -244,7 +244,7 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
 
 
 def _check_places(kwargs: dict[str, Any]) -> None:
-    """Refuse prompts that are packed. Positions of padding, and of what a cache has read, tell of no packing."""
+    """Raise ValueError for packed prompts. Positions of padding and of tokens in a cache do not mark packing."""
     ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
     tokens, places, mask = ids if embeddings is None else embeddings, kwargs.pop("position_ids", None), kwargs.get("attention_mask")
     packed = next((name for name in ("cu_seqlens", *ENDS, "seq_idx") if kwargs.get(name) is not None), None)
@@ -259,7 +259,7 @@ def _check_places(kwargs: dict[str, Any]) -> None:
 
 
 def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:
-    """[B, T] for prompts of ``shape``; columns of what a cache has read (``past``) may stand before."""
+    """Check a mask [B, T] for prompts of ``shape``; columns of tokens in a cache (``past``) may precede."""
     fits = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]
     if not fits or mask.shape[1] < shape[1] or (mask.shape[1] > shape[1] and not past):
         wanted = f"a tensor of the prompts' shape {list(shape)}{', what past_key_values has read before it' if past else ''}"
@@ -267,7 +267,7 @@ def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:
 
 
 def _check_unread(seen: int, name: str, read: Tensor, mask: Tensor | None) -> None:
-    """What a cache has read stands before the new tokens, in the prompts or, where those are the new tokens alone, in the mask."""
+    """Check that the tokens in a cache precede the new ones, in the prompts or, if those are the new tokens alone, in the mask."""
     columns = read.shape[1] if mask is None or name == "inputs_embeds" else mask.shape[1]
     if seen and (columns <= seen or read.shape[1] not in (columns, columns - seen)):
         wanted = f"what past_key_values has read, {seen} columns, and at least one more"
@@ -292,7 +292,7 @@ def _check_rows(state: State | None, rows: int) -> None:
 
 
 def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
-    """The real tokens of each prompt."""
+    """Real tokens of each prompt."""
     if isinstance(ids, Tensor):
         keep = torch.ones_like(ids) if mask is None else mask
         shape = -1, ids.shape[-1]
@@ -310,7 +310,7 @@ def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
 
 
 def _order(mask: Tensor, seen: int) -> Tensor | None:
-    """[B, T]: where each column comes from when padding goes before the real tokens; None where the last column is real.
+    """Order [B, T] of columns that moves padding before the real tokens; None if the last column is real.
 
     The first ``seen`` columns, which a cache has read, stay.
     """
@@ -324,12 +324,12 @@ def _order(mask: Tensor, seen: int) -> Tensor | None:
 
 
 def _sorted(x: Tensor, order: Tensor) -> Tensor:
-    """The columns of x [B, T, ...] in ``order`` [B, past + T]; x may lack columns that a cache has read."""
+    """Sort the columns of x [B, T, ...] by ``order`` [B, past + T]; x may lack columns of tokens in a cache."""
     past = order.shape[1] - x.shape[1]
     index = order[:, past:] - past
     return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand_as(x))
 
 
 def _setting(name: str, kwargs: dict[str, Any], *configs: Any) -> Any:
-    """A setting of ``generate``: what the call says, else what the first config with an answer says."""
+    """Setting of ``generate``: the call's, else that of the first config that has one."""
     return next((v for v in (kwargs.get(name), *(getattr(c, name, None) for c in configs)) if v is not None), None)

@@ -1,4 +1,4 @@
-"""Published models as ours, and ours as theirs: :func:`load` and :func:`export`, over the tables in :mod:`linattn.hf.convert`."""
+"""Conversion of published models to ours and back: :func:`load` and :func:`export`, over the tables in :mod:`linattn.hf.convert`."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def load(
     device: torch.device | str = "cpu",
     variant: str | None = None,
 ) -> LinattnForCausalLM:
-    """A published model as one of ours, with the same logits.
+    """Load a published model as one of ours, with the same logits.
 
     ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
     flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of ours has been saved to. In
-    place of a folder the configuration alone gives a new model of that make, with random weights. What its ``generation_config.json``
-    says of sampling and of the tokens that end a text is what ``generate`` does.
+    place of a folder the configuration alone gives a new model of that kind, with random weights. ``generate`` follows the
+    folder's ``generation_config.json`` for sampling and end tokens.
 
     Args:
         path_or_config: the folder, or a config of transformers, of ours, or the content of a ``config.json``.
-        dtype: of the weights; None keeps that of the folder (float32 for a new model). Time constants stay in float32 at least.
+        dtype: dtype of the weights; None keeps that of the folder (float32 for a new model). Time constants stay in float32 at least.
         device: where the model goes.
-        variant: of the folder's weights, which then are in ``model.VARIANT.safetensors``, as in transformers; of a folder alone.
+        variant: variant of the folder's weights, in ``model.VARIANT.safetensors``, as in transformers; of a folder alone.
 
     Returns:
         The model in evaluation mode.
 
     Raises:
-        OSError: where there is no such folder or it lacks a file.
-        ValueError: for a family or an option that is not known, for weights that are missing, not expected or of another shape, for
-            damaged files, pickles and links out of the folder. Nothing is read before names and shapes have been found right.
+        OSError: if there is no such folder or it lacks a file.
+        ValueError: for an unknown family or option, for weights that are missing, not expected or of another shape, for
+            damaged files, pickles and links out of the folder. Names and shapes are checked before any weight is read.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, but came as {dtype!r}")
@@ -70,18 +70,18 @@ def load(
 
 @typed
 def export(model: nn.Module, model_type: str, path: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] | None = None) -> None:
-    """Write ``model`` as a folder that their own class loads with the same logits.
+    """Write ``model`` as a folder that the published class loads with the same logits.
 
     Args:
         model: a :class:`linattn.LanguageModel` or a :class:`LinattnForCausalLM`.
         model_type: one of ``linattn.hf.convert.FAMILIES``.
-        path: the folder; it must not be there, and is there whole or not at all.
-        tokenizer: a folder whose tokenizer goes along, file by file, such as the one that ``model`` has been loaded from.
+        path: the folder; it must not exist, and is written atomically.
+        tokenizer: a folder whose tokenizer is copied, file by file, such as the one that ``model`` was loaded from.
 
     Raises:
-        ValueError: if there is no such family, or if it cannot say what the model does, with the reason.
-        TypeError: if ``model`` is another one.
-        OSError: if the folder is there already or cannot be written.
+        ValueError: if there is no such family, or with the reason if the family cannot express the model.
+        TypeError: if ``model`` is of another class.
+        OSError: if the folder exists or cannot be written.
     """
     target = family(model_type)
     if not isinstance(model, models.LanguageModel | LinattnForCausalLM):
@@ -100,7 +100,7 @@ def export(model: nn.Module, model_type: str, path: str | os.PathLike[str], *, t
 
 
 def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMConfig:
-    """Our config of a model that ``given`` describes: a config of ours, of theirs, or the content of a ``config.json``."""
+    """Our config of the model in ``given``: a config of ours, of theirs, or the content of a ``config.json``."""
     if isinstance(given, LMConfig):
         return given
     if isinstance(given, models.LMConfig):
@@ -120,7 +120,7 @@ def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMC
 
 
 def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
-    """The content of a ``config.json`` of ``target`` that says what ``ours`` says; ValueError if there is none."""
+    """Content of a ``config.json`` of ``target`` equivalent to ``ours``; ValueError if there is none."""
     try:
         content = {"model_type": target.model_type, **target.config(ours)}
         complete = target.config_of(content)
@@ -159,12 +159,12 @@ def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> Linattn
 
 
 def _depths(content: dict[str, Any]) -> tuple[str, ...]:
-    """The names under which a ``config.json`` counts layers. xLSTM's class keeps a default beside the one that it heeds."""
+    """Names under which a ``config.json`` counts layers. xLSTM's class keeps a default beside the one that it uses."""
     return ("num_blocks",) if content.get("model_type") == "xlstm" and content.get("num_blocks") is not None else _LAYERS
 
 
 def _generation(path: Path) -> GenerationConfig | None:
-    """What a folder says of generation; None: nothing besides its config."""
+    """Generation settings of a folder; None if it has none besides its config."""
     content = folders.generation_of(path)
     try:
         return None if content is None else GenerationConfig.from_dict(content)
@@ -173,7 +173,7 @@ def _generation(path: Path) -> GenerationConfig | None:
 
 
 def _empty(config: LMConfig) -> LinattnForCausalLM:
-    """The model of ``config`` without memory; sizes that no tensor can have are a ValueError."""
+    """Build the model of ``config`` on the meta device; sizes that no tensor can have are a ValueError."""
     try:
         with torch.device("meta"):
             return LinattnForCausalLM(config)
@@ -187,7 +187,7 @@ def _moved(model: LinattnForCausalLM, target: torch.device | str | torch.dtype |
 
 
 def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights) -> dict[str, Tensor]:
-    """The ``state_dict`` of ``model``, which has no memory yet, from checked ``weights``."""
+    """Make the ``state_dict`` of ``model``, which is on the meta device, from checked ``weights``."""
     hollow, tied = model.state_dict(), model.config.tie_embeddings
     if model_type == LMConfig.model_type:
         embedding, head = "model.embedding.weight", "lm_head.weight"
@@ -218,7 +218,7 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
 
 
 def _check(weights: folders.Weights, lines: list[Line], hollow: dict[str, Tensor], spare: set[str]) -> None:
-    """Refuse weights that are not exactly those of ``lines``, before any is read; those called ``spare`` may be there or not."""
+    """Raise ValueError unless the weights are exactly those of ``lines``, before any is read; ``spare`` ones are optional."""
     missing, wrong, known = [], [], set(spare)
     for line in lines:
         known |= set(line.theirs)
@@ -242,7 +242,7 @@ def _hollow(config: models.LMConfig) -> models.LanguageModel:
 
 
 def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
-    """Where two models differ in make: modules, sizes, and what modules have been told."""
+    """Differences in structure between two models: modules, sizes, and settings of modules."""
     theirs = dict(again.named_modules())
     for name, module in ours.named_modules():
         other = theirs.pop(name, None)
@@ -259,7 +259,7 @@ def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
 
 
 def _told(module: nn.Module) -> dict[str, Any]:
-    """A module's numbers, words and shapes."""
+    """Numbers, strings and shapes of a module."""
     kinds = (int, float, str, tuple, list)
     own = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(module).items() if isinstance(v, kinds) and key[0] != "_"}
     return own | {name: list(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}

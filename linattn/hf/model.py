@@ -1,4 +1,4 @@
-"""The language backbone as transformers models; every parameter has the name it has in :class:`linattn.LanguageModel`."""
+"""Language backbone as transformers models; every parameter has the name it has in :class:`linattn.LanguageModel`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from linattn.ops.checks import dtype, shape, tensor, values_visible
 
 @dataclass(frozen=True)
 class Call:
-    """The tokens of one call, in transformers' words."""
+    """Tokens of one call, in transformers' terms."""
 
     input_ids: Tensor | None
     inputs_embeds: Tensor | None
@@ -44,7 +44,7 @@ class Call:
         return _tokens(self.input_ids, self.inputs_embeds).shape[:2]
 
     def labels(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> Tensor | None:
-        """``labels`` [B, T] without the first tokens of packed sequences: what stands before those is no part of the sequence."""
+        """Mask in ``labels`` [B, T] the first tokens of packed sequences, which do not follow from the tokens before."""
         if labels is None:
             return None
         shape("labels", tensor("labels", labels), "[B, T]", tuple(self.shape))
@@ -59,7 +59,7 @@ class Call:
 
 
 def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-    """[B, T] or, of embeddings, [B, T, D]."""
+    """Tokens [B, T] or embeddings [B, T, D]."""
     given = input_ids if inputs_embeds is None else inputs_embeds
     if given is None or (input_ids is not None) == (inputs_embeds is not None):
         raise ValueError("give either input_ids [B, T] or inputs_embeds [B, T, D]")
@@ -72,7 +72,7 @@ def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
 
 
 def _real(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """[B, T] bool for the tokens of this call alone (what came before is in the state), None where all are known to be real."""
+    """Mask [B, T] bool of this call's own tokens (earlier ones are in the state); None if all are known to be real."""
     if mask is None:
         return None
     rows, length = tokens.shape[:2]
@@ -84,7 +84,7 @@ def _real(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
 
 
 class LinattnPreTrainedModel(PreTrainedModel):
-    """What both faces share: the backbone, and how it is initialised, cached and kept in precision."""
+    """Base of both classes: the backbone, its initialisation, cache and precision."""
 
     config_class = LMConfig
     config: LMConfig
@@ -105,7 +105,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Construction has initialised everything; what a checkpoint then lacks is taken from a new model."""
+        """Initialise parameters that a checkpoint lacks from a new model; construction has initialised the others."""
         if not self._hollow:
             return
         tensors = itertools.chain(self.named_parameters(), self.named_buffers())
@@ -123,13 +123,13 @@ class LinattnPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As transformers has it, from safetensors files alone: a pickle can run code when it is read."""
+        """Load as transformers does, from safetensors files alone: a pickle can run code when it is read."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors must be True: a pickle can run code when it is read, and none is")
         return super().from_pretrained(*args, **{**kwargs, "use_safetensors": True})
 
     def save_pretrained(self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As transformers has it, and a model card beside the weights where there is none yet."""
+        """Save as transformers does, with a model card beside the weights if there is none yet."""
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
             card.write(self, save_directory)
@@ -146,7 +146,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
         output_attentions: bool | None,
         **packed: Any,
     ) -> Call:
-        """What was asked for, the config's answers in the place of None; ``packed`` as for :func:`linattn.hf.packing.sequences`."""
+        """Arguments of a call, with the config's values in place of None; ``packed`` as for :func:`linattn.hf.packing.sequences`."""
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions: no weights are ever formed here; linattn.mixing_matrix computes those of one mixer")
         tokens, cache = _tokens(input_ids, inputs_embeds), past_key_values
@@ -160,7 +160,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
         return Call(input_ids, inputs_embeds, mask, cache, use_cache, cu_seqlens, bool(recording))
 
     def _out(self, out: Any, return_dict: bool | None) -> Any:
-        """``out``, or its tuple where that was asked for, by the config too."""
+        """Return ``out``, or its tuple if the call or the config asks for one."""
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
@@ -185,7 +185,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
         return hidden, cache, None if between is None else (*between, hidden)
 
     def _check_checkpointing(self, cache: StateCache | None) -> None:
-        """Refuse what reentrant checkpointing would cut off from the gradient: of a layer it knows the output alone."""
+        """Raise ValueError for outputs that reentrant checkpointing would cut off from the gradient: it records a layer's output alone."""
         if not (self.model.gradient_checkpointing and self.training and torch.is_grad_enabled()):
             return
         if not getattr(self.model._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True):
@@ -196,7 +196,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
 
 
 def _kept(logits_to_keep: int | Tensor) -> slice | Tensor | None:
-    """Which positions get logits; None: all."""
+    """Positions that get logits; None: all."""
     if isinstance(logits_to_keep, Tensor):
         return logits_to_keep
     if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
@@ -205,18 +205,18 @@ def _kept(logits_to_keep: int | Tensor) -> slice | Tensor | None:
 
 
 def _end_to_end(t: Tensor | None, rows: int) -> Tensor | None:
-    """All ``rows`` of t [B, T, ...] in one, where there are several; else as it is."""
+    """Concatenate all ``rows`` of t [B, T, ...] into one, if there are several."""
     return t if t is None or rows == 1 else t.flatten(0, 1)[None]
 
 
 def _weight(labels: Tensor, items: Tensor | int | None) -> Tensor | float:
-    """The share of this batch in the ``items`` that the losses of several batches are divided by: 1 of a batch on its own."""
+    """Share of this batch in the ``items`` by which the losses of several batches are divided: 1 for a batch on its own."""
     return 1.0 if items is None else (labels[:, 1:] != -100).sum() / items
 
 
 @contextmanager
 def _recorded(model: Backbone) -> Iterator[list[Tensor]]:
-    """Within, what goes into each layer of ``model`` is put into the list, [B, T, D]."""
+    """Record the input [B, T, D] of each layer of ``model`` in a list, within the context."""
     into: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, args: into.append(args[0])) for layer in model.layers]
     try:
@@ -274,7 +274,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         return self.lm_head
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
-        """``value`` in the place of the head; of a plain layer, which transformers makes to resize one, the weight: a soft cap stays."""
+        """Replace the head by ``value``; from a plain layer, made by transformers to resize, take the weight only: a soft cap stays."""
         if type(value) is nn.Linear and getattr(value, "bias", None) is None and type(self.lm_head) is Head:
             self.lm_head.weight, self.lm_head.out_features = value.weight, value.out_features
         else:
@@ -297,7 +297,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         position_ids: Tensor | None = None,
         **packing: Unpack[Packing],
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits [B, T, vocab] of the token after each, and their loss where ``labels`` are given.
+        """Compute logits [B, T, vocab] of each next token, and their loss if ``labels`` are given.
 
         In training the losses that feed-forwards report (:func:`linattn.ffn.reports`) are added to it.
 
@@ -306,22 +306,22 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             attention_mask: [B, past + T], 0 for padding on either side; only its last T columns are read.
             past_key_values: a :class:`StateCache`; it is brought up to date in place.
             inputs_embeds: [B, T, D] in place of ``input_ids``.
-            labels: [B, T], the tokens themselves (they are shifted here), -100 where none is to be learned.
+            labels: [B, T], the tokens themselves (they are shifted here), -100 for tokens without a loss.
             use_cache: return the state as ``past_key_values``; by default outside training.
             logits_to_keep: only the last so many positions get logits; 0: all. Or their indices.
             num_items_in_batch: divide the summed loss by this instead of the number of labels.
             cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end, of which none sees another; of each the first token is no
                 label. The state has N rows.
-            output_hidden_states: return what goes into each layer and what comes out of the last norm, [B, T, D] each.
-            output_attentions: refused where it is true.
-            return_dict: whether the output has names or is a tuple; by default as the config says.
+            output_hidden_states: return the input of each layer and the output of the last norm, [B, T, D] each.
+            output_attentions: refused if true.
+            return_dict: return an output with names, else a tuple; by default the config's value.
             position_ids: [B, T] or [1, T] int: where a position does not follow the one before by 1 a packed sequence begins, as
                 transformers' own masks hold it, in rows of any number. Beside padding they say nothing, and mixers count positions
-                themselves. On a GPU it takes a look at the numbers that ``cu_seqlens`` spares.
+                themselves. On a GPU they are read, a synchronisation that ``cu_seqlens`` avoids.
             packing: transformers' other keywords for packed rows, those of :class:`linattn.hf.packing.Packing`.
 
         Raises:
-            TypeError: for a keyword that is none.
+            TypeError: for an unknown keyword.
             ValueError: for shapes that do not fit and for two arguments that pack differently.
         """
         asked = self._call(

@@ -1,4 +1,4 @@
-"""The ways in which transformers says that a row holds several sequences end to end, and where these begin and end."""
+"""Forms in which transformers marks several sequences in one row, and their borders."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin 
 
 
 class Packing(TypedDict, total=False):
-    """The keywords beside ``position_ids`` that transformers' collators give packed rows, ``DataCollatorWithFlattening`` first.
+    """Keywords besides ``position_ids`` that transformers' collators give packed rows, ``DataCollatorWithFlattening`` first.
 
     ``cu_seq_lens_q`` and ``cu_seq_lens_k``, [N + 1] int, are ``cu_seqlens``; ``seq_idx`` [B, T] int numbers the sequence of each
-    token. The ``max_length_q`` and ``max_length_k`` of FlashAttention say nothing new.
+    token. The ``max_length_q`` and ``max_length_k`` of FlashAttention are not used.
     """
 
     cu_seq_lens_q: Tensor | None
@@ -40,14 +40,14 @@ def sequences(
     given: Packing,
     fresh: bool,
 ) -> tuple[str, Tensor | None]:
-    """``cu_seqlens`` [N + 1] of all rows of ``tokens`` [B, T, ...] put end to end, or None, behind the name of what says so.
+    """Borders ``cu_seqlens`` [N + 1] of all rows of ``tokens`` [B, T, ...] put end to end, or None, with the argument's name before.
 
-    What is said in several ways is compared where that waits for no device; there the first counts, and positions and indices,
-    which need a look at their numbers, come last.
+    Several arguments are compared where that needs no synchronisation; otherwise the first counts, and positions and indices,
+    whose values have to be read, come last.
 
     Raises:
-        TypeError: for a keyword that is none, and what is no tensor.
-        ValueError: for another shape or dtype, ends that are none, arguments that contradict each other, and the labels of context
+        TypeError: for an unknown keyword, and for a value that is no tensor.
+        ValueError: for another shape or dtype, invalid ends, arguments that contradict each other, and the labels of context
             or sequence parallel training.
     """
     if "shift_labels" in given:  # each process would begin its part of a row from nothing, and learn something else
@@ -76,7 +76,7 @@ def sequences(
 
 
 def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
-    """What the argument ``name`` says, as ``cu_seqlens`` [N + 1]; None for positions that do not begin again."""
+    """Borders ``cu_seqlens`` [N + 1] given by the argument ``name``; None for positions that do not restart."""
     if name not in PLACES:
         return t
     if not t.shape[1]:
@@ -86,28 +86,28 @@ def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor |
 
 
 def check_places(t: Any, tokens: Tensor, name: str) -> None:
-    """A number for each of ``tokens`` [B, T, ...], or one row of them for all."""
+    """Check for one number per token of ``tokens`` [B, T, ...], or one row of them for all."""
     dtype(name, tensor(name, t, tokens), torch.int64, torch.int32)
     batch, length = tokens.shape[:2]
     shape(name, t, "[B, T]", *dict.fromkeys(((batch, length), (1, length))))
 
 
 def _agree(name: str, cu: Tensor, other: str, again: Tensor, exactly: bool) -> None:
-    """Refuse two arguments that contradict each other; not ``exactly``: a sequence that goes on may follow the one before by chance."""
+    """Raise ValueError for two contradicting arguments; if not ``exactly``, a continuing sequence may follow the one before by chance."""
     wanted, came = (sorted(set(t.tolist())) for t in (cu, again))  # without empty sequences, which only some can tell of
     if wanted != came and (exactly or not set(came) <= set(wanted)):
         raise ValueError(f"{other} must begin sequences where {name} does, {wanted}, but begins them at {came}")
 
 
 def new_places(places: Tensor) -> Tensor:
-    """[B, T - 1]: True where a position [B, T] does not follow the one before, which is how transformers' own masks tell sequences."""
+    """Mask [B, T - 1], true where a position [B, T] does not follow the one before, the rule of transformers' own masks."""
     return places.diff() != 1
 
 
 def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:
-    """:func:`borders` of positions that begin again, or None. Beside padding, which has positions too, they say nothing.
+    """Compute :func:`borders` of positions that restart, or None. Beside padding, which has positions too, they are ignored.
 
-    How many sequences there are is known only after a look at the numbers, which waits for a GPU.
+    The number of sequences is known only from the values, which synchronises with a GPU.
     """
     if not starts.shape[1] or starts.device.type == "meta" or not bool(starts.any()) or (mask is not None and not bool(mask.all())):
         return None
@@ -115,12 +115,12 @@ def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def borders(starts: Tensor) -> Tensor:
-    """``cu_seqlens`` [N + 1] of rows put end to end; starts [B, T - 1] is True where the token after begins a sequence."""
+    """Borders ``cu_seqlens`` [N + 1] of rows put end to end; starts [B, T - 1] is True where the next token begins a sequence."""
     first = F.pad(starts, (1, 0), value=True).flatten()
     return F.pad(first.nonzero()[:, 0], (0, 1), value=first.shape[0])
 
 
 def positions(cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """[1, T] place of each token in its own sequence."""
+    """Position [1, T] of each token in its own sequence."""
     token = torch.arange(tokens, device=cu_seqlens.device)
     return (token - cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)])[None]

@@ -1,4 +1,4 @@
-"""A run's codec as a tokenizer of transformers: what its pipelines, stop strings and lm-eval ask for beside a model."""
+"""Tokenizer of transformers for a run's codec, for pipelines, stop strings and lm-eval."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NUL = "\0"  # the byte that no text has
 
 
 def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer with the tokens of ``codec``; ``save_pretrained`` puts it beside a model.
+    """Make the tokenizer with the tokens of ``codec``; ``save_pretrained`` puts it beside a model.
 
     Args:
-        codec: of a run, as :func:`linattn.train.load_run` returns it.
+        codec: codec of a run, as :func:`linattn.train.load_run` returns it.
         end: the token that ends a text and pads, which a ``tokenizer.json`` does not name; of bytes it is the byte 0.
 
     Raises:
@@ -32,7 +32,7 @@ def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizer
 
 
 def _of_bytes() -> PreTrainedTokenizerFast:
-    """Token b is the byte b."""
+    """Make the tokenizer of bytes, where token b is the byte b."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = bytes_to_unicode() | {0: NUL}  # its own letter would be found in texts that have it

@@ -8,7 +8,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 import linattn
-from linattn.generate import captured, room, stream
+from linattn.generate import capacity, captured, stream
 from linattn.hf import LinattnForCausalLM, StateCache
 from linattn.hf import captured as door
 from tests.hf.test_load import MODELS
@@ -166,8 +166,8 @@ def test_what_it_leaves_may_have_a_gradient(mixer, tokens):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_threads_share_a_model(mixer, monkeypatch):
-    monkeypatch.setattr(room, "LEAST", {"cpu": 16})  # so that they also go on to a step with more of it
-    monkeypatch.setattr(room, "AHEAD", 4)
+    monkeypatch.setattr(capacity, "LEAST", {"cpu": 16})  # so that they also go on to a step with more of it
+    monkeypatch.setattr(capacity, "AHEAD", 4)
     lm, how = model(mixer), {"max_new_tokens": 20, "do_sample": False}
     prompts = [torch.full((1, 3), token) for token in (1, 2, 3, 4)]
     wanted = [lm.generate(ids, **how) for ids in prompts]

@@ -1,1 +1,1 @@
-"""Measuring on a GPU: our kernels and other libraries', each in a process of its own, one after the other on one card."""
+"""Benchmarks on a GPU: our kernels and other libraries', each in its own process, one after the other on one card."""

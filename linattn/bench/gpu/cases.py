@@ -1,4 +1,4 @@
-"""What is measured on a GPU: kinds of recurrence, shapes, passes, and the tensors of one call."""
+"""Cases of the GPU benchmarks: kinds of recurrence, shapes, passes, and the tensors of one call."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """From ``"B1 T32768 H16 D128"``, blanks or not."""
+        """Parse ``"B1 T32768 H16 D128"``, blanks or not."""
         found = re.fullmatch(r"B([1-9]\d*)T([1-9]\d*)H([1-9]\d*)D([1-9]\d*)", text.replace(" ", "").upper())
         if found is None:
             raise ValueError(f"--shapes must be like B1T32768H16D128, but has {text!r}")
@@ -71,7 +71,7 @@ TINY = (Shape(1, 64, 2, 16), Shape(2, 32, 2, 16))  # for a machine without a GPU
 
 @dataclass(frozen=True)
 class Case:
-    """One figure to measure: q, k, v, beta and the rest in bfloat16, the decay in ``decay_dtype`` with the mean ``decay``."""
+    """Case of one figure: q, k, v, beta and the rest in bfloat16, the decay in ``decay_dtype`` with the mean ``decay``."""
 
     family: str
     shape: Shape
@@ -81,7 +81,7 @@ class Case:
 
     @classmethod
     def of(cls, family: str, shape: Shape, mode: str) -> Case:
-        """With the usual decays."""
+        """Make the case with the usual decays."""
         return cls(family, shape, mode, *usual(family))
 
     def __str__(self) -> str:
@@ -90,14 +90,14 @@ class Case:
 
 
 def usual(family: str) -> tuple[float | None, str | None]:
-    """Mean and dtype of usual decays: float32 per head, where they weigh nothing, bfloat16 per channel, where they are as large as k."""
+    """Mean and dtype of usual decays: float32 per head, where they are small, bfloat16 per channel, where they are as large as k."""
     if "decay" not in FAMILIES[family]:
         return None, None
     return DECAY, "float32" if family in PER_HEAD else "bfloat16"
 
 
 def plan(*, quick: bool, device: str) -> Iterator[tuple[Case, bool]]:
-    """Every case, what matters most first, and whether other libraries run it too."""
+    """All cases, the most important first, and whether other libraries run them too."""
     shapes = (SHAPES if not quick else SHAPES[:1]) if device == "cuda" else TINY[:1] if quick else TINY
     steps = DECODE_SHAPES if device == "cuda" else (replace(TINY[0], T=1),)
     for i, shape in enumerate(shapes):
@@ -122,7 +122,7 @@ def plan(*, quick: bool, device: str) -> Iterator[tuple[Case, bool]]:
 
 
 def tensors(case: Case, device: str, seed: int) -> dict[str, Tensor]:
-    """The arguments of one call, by name: q, k, v [B, T, H, D] in bfloat16 and what else the family takes.
+    """Arguments of one call, by name: q, k, v [B, T, H, D] in bfloat16 and the family's other arguments.
 
     Keys of the delta rule and of erase have unit length; decays are spread evenly over [2 · mean, 0]. A step has a float32
     ``state`` [B, H, D, D] too.

@@ -1,4 +1,4 @@
-"""Who is measured: ours, and for each kind of recurrence the call of another library that computes the same."""
+"""Libraries that are measured: ours, and for each kind of recurrence another library's call for the same result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLA_MODELS = ("flash-linear-attention==0.6.0", *FLA)
 
 @dataclass(frozen=True)
 class Call:
-    """A function of another library: ``arguments`` maps its parameters to our names, q, k and v go by their own."""
+    """Function of another library: ``arguments`` maps its parameters to our names; q, k and v keep theirs."""
 
     module: str
     function: str
@@ -32,7 +32,7 @@ class Call:
     common: tuple[str, ...] = ("q", "k", "v")
 
     def load(self) -> Run:
-        """The call as a function of our tensors."""
+        """Load the call as a function of our tensors."""
         function = getattr(import_module(self.module), self.function)
         names = {name: name for name in self.common} | self.arguments
 
@@ -74,7 +74,7 @@ FLA_STEPS = {
 
 
 def ours(x: dict[str, Tensor]):
-    """linattn, whatever the family: what is computed follows from the tensors that are there. A step returns its state too."""
+    """Call of linattn for any family: the tensors determine the recurrence. A step returns its state too."""
     from linattn.ops import diagonal_scan, linear_attention, selective_scan
 
     if "A" in x:
@@ -110,7 +110,7 @@ def _torch(case: Case) -> Run | None:
 
 
 def _mamba(case: Case) -> Run | None:
-    """Mamba's scan; and state space duality: A = -1 and Δ = -decay, so that the decay is the same, and v weighted by Δ, which is free."""
+    """Call of Mamba's scan, or of state space duality with A = -1 and Δ = -decay, for equal decays, and v weighted by Δ, at no cost."""
     if case.shape.T == 1:
         return None
     if case.family == "selective_scan":
@@ -132,19 +132,19 @@ LIBRARIES: dict[str, Callable[[Case], Run | None]] = {"linattn": _linattn, "torc
 
 
 def same(library: str, case: Case) -> bool:
-    """Whether ``library`` computes our numbers; attention and Mamba-2's weighting by Δ do not."""
+    """True if ``library`` computes our result; attention and Mamba-2's weighting by Δ do not."""
     return library == "fla" or (library == "mamba-ssm" and case.family == "selective_scan")
 
 
 def laid_out(library: str, case: Case, x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``x`` with the layout in memory that ``library`` wants: mamba-ssm's scan has time last, and would copy what is not so."""
+    """Copy ``x`` to the memory layout of ``library``: mamba-ssm's scan has time last, and would copy other layouts."""
     if library != "mamba-ssm" or case.family != "selective_scan":
         return x
     return {name: t if name == "A" else t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in x.items()}
 
 
 def takes(library: str, case: Case) -> bool:
-    """Whether ``library`` has something to run for ``case``, told without importing it."""
+    """True if ``library`` has a call for ``case``, determined without importing it."""
     if library == "fla":
         return case.family in (FLA_STEPS if case.shape.T == 1 else FLA_CALLS)
     if library == "mamba-ssm":
@@ -153,7 +153,7 @@ def takes(library: str, case: Case) -> bool:
 
 
 def find(library: str, device: str, requirements: tuple[str, ...] = FLA) -> tuple[str, list[str]] | str:
-    """The version of ``library`` and the folders that its process needs on ``sys.path``; or, if it isn't here, why."""
+    """Version of ``library`` and the folders that its process needs on ``sys.path``; or the reason why it is missing."""
     if library == "linattn":
         import linattn
 

@@ -1,4 +1,4 @@
-"""One figure, measured in a library's own process."""
+"""Measurement of one figure in a library's own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TUNING_MS = (5, 20)  # what an autotuner may spend on a configuration: warm-up a
 
 @dataclass(frozen=True)
 class Figure:
-    """``ms`` is a median. ``peak_mb`` counts what forward and backward take beside the inputs, gradients included.
+    """Figure of a case: ``ms`` is a median, ``peak_mb`` the memory of forward and backward besides the inputs, gradients included.
 
     ``difference`` is the relative distance of a peer's output to ours on the same inputs. Of a first call ``ms`` is that with an
     empty compiler cache and ``warm_ms`` that of the next process.
@@ -65,7 +65,7 @@ def _figure(library: str, case: Case, device: str, seconds: float, check: bool) 
 
 
 def _step(run: libraries.Run, x: dict[str, Tensor], mode: str) -> Callable[[], object]:
-    """What is timed. The gradient that comes in is there beforehand; a constant decay gets none."""
+    """Step that is timed. The incoming gradient is made beforehand; a constant decay gets none."""
     if "backward" not in mode:
 
         def once() -> object:

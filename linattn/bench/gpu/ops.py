@@ -1,6 +1,6 @@
-"""``linattn bench ops`` on a GPU: every kind of recurrence beside the libraries that compute it, on one card in one run.
+"""Command ``linattn bench ops`` on a GPU: every kind of recurrence beside other libraries' calls, on one card in one run.
 
-A row is one :class:`~linattn.bench.gpu.cases.Case` of one library. What a library refuses, and a process that crashes or
+A row is one :class:`~linattn.bench.gpu.cases.Case` of one library. A refusal, and a process that crashes or
 hangs, is a row as well: it never ends the run.
 """
 
@@ -30,7 +30,7 @@ COMPILING = {"FLA_CACHE_RESULTS": "0"}  # compile_only chooses nothing: a choice
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for: empty lists mean everything. ``seconds`` ends the run, what is measured by then stays."""
+    """Request of a run: empty lists mean everything. ``seconds`` limits the run; figures measured by then stay."""
 
     quick: bool = False
     families: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Wish:
     seconds: float | None = None
 
     def check(self) -> None:
-        """Refuse names that do not exist."""
+        """Raise ValueError for unknown names."""
         others = [name for name in libraries.LIBRARIES if name != "linattn"]
         for option, given, known in (
             ("--families", self.families, list(FAMILIES)), ("--modes", self.modes, list(MODES)), ("--peers", self.peers or (), others),
@@ -51,7 +51,7 @@ class Wish:
             Shape.parse(text)
 
     def cases(self, device: str) -> list[tuple[Case, bool]]:
-        """The cases, each with whether other libraries run it too; a shape of one's own gets every pass of every family."""
+        """Cases of a request, and whether other libraries run them too; a custom shape gets every pass of every family."""
         wanted = [Shape.parse(text) for text in self.shapes]
         planned = list(plan(quick=self.quick, device=device))
         new = [shape for shape in wanted if shape not in {case.shape for case, _ in planned}]
@@ -66,7 +66,7 @@ class Wish:
 
 
 def run(wish: Wish, *, device: str = "cuda", out: Path | None = None) -> None:
-    """Measure what ``wish`` asks for, say each figure, and add them to ``out`` (JSON, or a folder for it) if given."""
+    """Measure the cases of ``wish``, report each figure, and add them to ``out`` (JSON, or a folder for it) if given."""
     wish.check()
     facts = about(device)
     session = Session(wish, device)
@@ -76,7 +76,7 @@ def run(wish: Wish, *, device: str = "cuda", out: Path | None = None) -> None:
 
 
 class Session:
-    """One run: a process for each library, and the clock that ends it."""
+    """Run with a process for each library and a time limit."""
 
     def __init__(self, wish: Wish, device: str) -> None:
         from linattn.report.progress import Progress
@@ -98,7 +98,7 @@ class Session:
             self.versions[name], self.folders[name] = found
 
     def left(self) -> float:
-        """Seconds until the run has to end."""
+        """Seconds left until the time limit."""
         return float("inf") if self.wish.seconds is None else self.wish.seconds - (time.monotonic() - self.started)
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -134,7 +134,7 @@ class Session:
             return row | {"failure": failure.kind, "message": str(failure)}
 
     def _first(self, case: Case, name: str, timeout: float) -> dict[str, float]:
-        """Forward and backward in a process that has just begun, and in a second one that finds what the first has compiled."""
+        """Measure forward and backward in a new process, and in a second one that reuses the first's compiler cache."""
         with tempfile.TemporaryDirectory() as cache:
             environment = {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
             times = []
@@ -144,7 +144,7 @@ class Session:
         return {"ms": times[0], "warm_ms": times[1]}
 
     def _compile(self, turns: list[tuple[Case, str]]) -> None:
-        """Compile what fla's autotuners may try, all kernels side by side on every core, before anything is timed."""
+        """Compile the configurations of fla's autotuners, all kernels in parallel on every core, before anything is timed."""
         kinds: dict[tuple, Case] = {}
         for case, name in turns:
             if name == "fla" and case.mode != FIRST:  # of the passes the last, which has the backward kernels

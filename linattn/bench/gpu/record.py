@@ -1,4 +1,4 @@
-"""The figures of one card, in one JSON file that several runs add to."""
+"""Record of one card's figures, in one JSON file that several runs add to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY = 3.0  # seconds between writes; what a killed run loses
 
 
 class Record:
-    """Rows by key: a new figure replaces the old one of the same key, the others stay. Used as a context, it ends written."""
+    """Rows by key: a new figure replaces the old one of the same key, the others stay. A context manager that writes at its end."""
 
     def __init__(self, path: Path | None, key: tuple[str, ...], about: dict[str, Any]) -> None:
         self.path, self.key, self.written = path, key, 0.0
@@ -45,13 +45,13 @@ class Record:
         return tuple(row.get(name) for name in self.key)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take ``row``, marked with the run that made it."""
+        """Add ``row``, marked with the run that made it."""
         self.rows[self._key(row)] = {**row, "run": len(self.body["runs"]) - 1}
         if time.monotonic() - self.written > EVERY:
             self.write()
 
     def write(self) -> None:
-        """Bring the file up to date; runs of which no row is left are forgotten."""
+        """Write the file; runs without rows are dropped."""
         from linattn.report.folder import write_text
 
         if self.path is None:
@@ -71,7 +71,7 @@ class Record:
 
 
 def about(device: str) -> dict[str, Any]:
-    """The card and what runs on it."""
+    """Describe the card and its software."""
     from linattn.report.machine import machine
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Clocks: the median of a call that finds nothing of its own in the cache, and the memory it takes beside its arguments."""
+"""Timing: the median of a call whose inputs are not in the cache, and its memory besides its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ L2_TIMES = 4  # the inputs that calls rotate through are so many times as large 
 
 
 def copies(nbytes: int, device: str) -> int:
-    """How many sets of inputs of ``nbytes`` bytes it takes for none to be in the L2 when its turn comes."""
+    """Number of input sets of ``nbytes`` bytes for which none is still in the L2 at its next turn."""
     if device != "cuda":
         return 1
     cache = torch.cuda.get_device_properties(0).L2_cache_size
@@ -21,7 +21,7 @@ def copies(nbytes: int, device: str) -> int:
 
 
 def milliseconds(steps: Sequence[Step], device: str, seconds: float) -> float:
-    """The median of calls that take turns with ``steps``, over about ``seconds``."""
+    """Median milliseconds of calls that take turns with ``steps``, over about ``seconds``."""
     clock = _events if device == "cuda" else _wall
     clock(steps, 2)  # compiles, allocates
     times = clock(steps, 3)
@@ -55,7 +55,7 @@ def _wall(steps: Sequence[Step], count: int) -> list[float]:
 
 
 def graph_milliseconds(steps: Sequence[Step], seconds: float) -> float:
-    """One of ``steps`` when all of them are one CUDA graph: no launch costs."""
+    """Milliseconds of one of ``steps`` when all of them are one CUDA graph, without launch costs."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -72,7 +72,7 @@ def graph_milliseconds(steps: Sequence[Step], seconds: float) -> float:
 
 
 def peak_megabytes(step: Step, device: str) -> float | None:
-    """The most memory that ``step`` has taken beside what was there, in MB of 2^20 bytes; None where nobody counts."""
+    """Peak memory of ``step`` beyond what was allocated before, in MB of 2^20 bytes; None if memory is not tracked."""
     if device != "cuda":
         return None
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""``linattn bench train``: whole training steps of a language model of 340 to 400 million parameters, tokens per second.
+"""Command ``linattn bench train``: whole training steps of a language model of 340 to 400 million parameters, tokens per second.
 
 bfloat16 weights and activations (time constants of ours stay float32), AdamW in its fused form, random tokens, no
 checkpointing: what every library is given is the same. Gated DeltaNet of ours has 8 heads of keys, of 128 channels, and 16 of
@@ -37,7 +37,7 @@ WARM = ("fla",)  # its first step tunes for minutes, so it keeps what it has com
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and of its batches."""
+    """Size of a model and of its batches."""
 
     layers: int = 24
     dim: int = 1024
@@ -93,7 +93,7 @@ def _turns(models: tuple[str, ...], peers: tuple[str, ...] | None, quick: bool) 
 
 
 def _versions(names: set[str], device: str, say) -> dict[str, tuple[str, list[str]]]:
-    """Of the libraries that are here, the version and the folders for their process."""
+    """Versions of the installed libraries and the folders for their processes."""
     import transformers
 
     versions: dict[str, tuple[str, list[str]]] = {"transformers": (transformers.__version__, [])}
@@ -118,7 +118,7 @@ def _row(folders: list[str], library: str, model: str, compiled: bool, size: Siz
 
 
 def train(library: str, model_name: str, compiled: bool, size: Size, device: str) -> dict[str, Any]:
-    """The first step and then the median of ``size.steps`` steps, in a process of its own."""
+    """Time the first step and then the median of ``size.steps`` steps, in a process of its own."""
     torch.manual_seed(0)
     model = build(library, model_name, size).to(device, torch.bfloat16).train()
     parameters = sum(p.numel() for p in model.parameters())
@@ -147,7 +147,7 @@ def train(library: str, model_name: str, compiled: bool, size: Size, device: str
 
 
 def build(library: str, model: str, size: Size) -> torch.nn.Module:
-    """A language model that takes ``input_ids`` and ``labels`` and returns a ``loss``."""
+    """Build a language model that takes ``input_ids`` and ``labels`` and returns a ``loss``."""
     if library == "linattn":
         from linattn.hf import LinattnForCausalLM, LMConfig
 

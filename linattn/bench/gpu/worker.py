@@ -1,6 +1,6 @@
-"""A process of its own for each library: a crash, a hang or an unwelcome import stays there.
+"""Worker process for each library, which contains a crash, a hang or an unwanted import.
 
-Processes are forked from a server that has torch imported and has never touched a GPU, so that a new one costs little and is
+Processes are forked from a server that has imported torch and never used a GPU, so that a new one costs little and is
 as fresh as one that was started by hand.
 """
 
@@ -18,7 +18,7 @@ CONTEXT.set_forkserver_preload(["torch", "linattn.bench.gpu.measure"])
 
 
 class Failure(Exception):
-    """A call that gave no result. ``kind``: "refuses" (as libraries do, in words), "fails", "out of memory", "timed out", "crashed"."""
+    """Failed call. ``kind``: "refuses" (with a message of the library), "fails", "out of memory", "timed out", "crashed"."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class Failure(Exception):
 
 
 class Worker:
-    """Runs functions of modules in another process, one at a time; starts a new process after a failure that hurts."""
+    """Runner of functions in another process, one at a time; a new process is started after a failure that may have damaged it."""
 
     def __init__(self, folders: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
         self.folders, self.environment = list(folders), environment or {}
@@ -34,7 +34,7 @@ class Worker:
         self.connection: Connection | None = None
 
     def call(self, function: Callable, *arguments: Any, timeout: float) -> Any:
-        """``function(*arguments)``, or :class:`Failure`."""
+        """Run ``function(*arguments)``; returns its result or a :class:`Failure`."""
         if self.connection is None:
             self._start()
         assert self.connection is not None
@@ -88,7 +88,7 @@ def _serve(connection: Connection, folders: list[str], environment: dict[str, st
 
 
 def _run(function: Callable, arguments: tuple) -> tuple[str | None, Any, bool]:
-    """The kind of failure or None, the result or the message, and whether this process is still good for more."""
+    """Run in the child: kind of failure or None, the result or the message, and whether this process can be used again."""
     import torch
 
     try:

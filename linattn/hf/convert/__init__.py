@@ -1,4 +1,4 @@
-"""Published models, family by family: which of their configs and weights are which of ours. One file each, registered here.
+"""Published models, family by family: the map between their configs and weights and ours. One file each, registered here.
 
 Their names are those of transformers' ``model_type``, and of flash-linear-attention's. A file is imported when it is wanted.
 """
@@ -26,10 +26,10 @@ FAMILIES = {
 
 
 def family(model_type: str) -> Family:
-    """The family of ``model_type``.
+    """Family of ``model_type``.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: for an unknown name; the message lists the known ones.
     """
     if model_type not in FAMILIES:
         raise ValueError(f"no family of models is called {model_type!r}; there are {', '.join(sorted(FAMILIES))}")

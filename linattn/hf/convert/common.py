@@ -1,4 +1,4 @@
-"""What configs of all families say in the same way."""
+"""Conversions shared by the configs of all families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def base(theirs: Any) -> dict[str, Any]:
-    """Sizes, the tie of embedding and head, and special tokens, as fields of ours."""
+    """Convert sizes, the tie of embedding and head, and special tokens to our fields."""
     known = {name: getattr(theirs, name) for name in TOKENS if getattr(theirs, name, None) is not None}
     return {
         "vocab_size": theirs.vocab_size,
@@ -26,22 +26,22 @@ def base(theirs: Any) -> dict[str, Any]:
 
 
 def back(ours: LMConfig) -> dict[str, Any]:
-    """The same of ours, as fields of theirs; the tokens of a config without them are said to be None."""
+    """Convert those fields of ours to theirs; the tokens of a config without them become None."""
     sizes = {"vocab_size": ours.vocab_size, "hidden_size": ours.dim, "num_hidden_layers": ours.layers}
     return sizes | {"tie_word_embeddings": ours.tie_embeddings} | {name: getattr(ours, name, None) for name in TOKENS}
 
 
 def blocks(ours: LMConfig) -> int:
-    """Of RWKV-4 and RWKV-7, of two layers of ours each: their classes begin by dividing by all but one of them."""
+    """Number of blocks of RWKV-4 and RWKV-7, of two of our layers each; their classes divide by all but one of them."""
     if ours.layers < 4:
         raise ValueError("it has one block, but their class cannot be made with less than two")
     return ours.layers // 2
 
 
 def transformers_config(model_type: str) -> Callable[[dict[str, Any]], Any]:
-    """What completes a ``config.json`` of transformers' ``model_type``: its own config class.
+    """Config class of transformers' ``model_type``, which completes a ``config.json``.
 
-    Not the one that ``AutoConfig`` has: packages that are imported besides (fla, for one, of Mamba) put classes of theirs there.
+    ``AutoConfig`` is not used: other imported packages (fla, for one, for Mamba) register their own classes there.
     """
 
     def complete(content: dict[str, Any]) -> Any:
@@ -57,7 +57,7 @@ GATED_FFN = named([(name, name) for name in ("gate_proj", "up_proj", "down_proj"
 
 
 def expert_lines(theirs: str, count: int, names: tuple[str, str, str]) -> Iterator[Line]:
-    """Gate, up and down maps of ``count`` experts, which theirs calls ``names`` in each. Merged, gate and up of all are one tensor."""
+    """Lines of gate, up and down maps of ``count`` experts with their ``names``. Merged, gate and up of all are one tensor."""
     gate_up = f"{theirs}.gate_up_proj"
     merged = part(gate_up, "gate_proj", 0, 2, 1), part(gate_up, "up_proj", 1, 2, 1), same(f"{theirs}.down_proj", "down_proj")
     for line, name in zip(merged, names, strict=True):
@@ -65,7 +65,7 @@ def expert_lines(theirs: str, count: int, names: tuple[str, str, str]) -> Iterat
 
 
 def rope(theirs: Any) -> tuple[float, float]:
-    """Base of the rotary angles, and which part of a head is turned; refuses what stretches them."""
+    """Base of the rotary angles and rotated part of a head; raise ValueError for scaled angles."""
     told = theirs.rope_parameters
     if told.get("rope_type", "default") != "default":
         raise ValueError(f"{theirs.model_type}: rope_type must be 'default' to be read, but is {told['rope_type']!r}")
@@ -73,5 +73,5 @@ def rope(theirs: Any) -> tuple[float, float]:
 
 
 def rope_told(softmax: Any) -> dict[str, Any]:
-    """The same of a softmax mixer of ours, as theirs have it."""
+    """Rotary parameters of our softmax mixer, in their form."""
     return {"rope_type": "default", "rope_theta": softmax.base, "partial_rotary_factor": softmax.rotated / softmax.size}

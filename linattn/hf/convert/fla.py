@@ -30,7 +30,7 @@ _NORMS = [("attn_norm", "mixer_norm"), ("mlp_norm", "ffn_norm")]
 
 @dataclass(frozen=True)
 class Kind:
-    """One family: its mixer of ours, defaults and fixed values of its config, options of ours from it and back, and its lines."""
+    """Family of fla: our mixer, defaults and fixed values of its config, options of ours from it and back, and its lines."""
 
     mixer: str
     architecture: str
@@ -43,7 +43,7 @@ class Kind:
 
 
 def complete(model_type: str, defaults: dict[str, Any], content: dict[str, Any]) -> Any:
-    """A config with the defaults that a ``config.json`` leaves out."""
+    """Complete a config with the defaults that a ``config.json`` leaves out."""
     return SimpleNamespace(**{**COMMON, **defaults, **content, "model_type": model_type})
 
 
@@ -56,7 +56,7 @@ def hidden_of(theirs: Any) -> int:
 
 
 def _fields(kind: Kind, theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     heads = {name: (None, theirs.num_heads) for name in ("num_kv_heads", "num_v_heads") if name in kind.fixed}  # as many as of queries
     only(theirs, theirs.model_type, hidden_act="swish", attn=None, attnres_block_size=None, **kind.fixed | heads)
     return base(theirs) | {
@@ -66,7 +66,7 @@ def _fields(kind: Kind, theirs: Any) -> dict[str, Any]:
 
 
 def _config(kind: Kind, ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     told = {**COMMON, **kind.defaults, **back(ours), "norm_eps": ours.norm_eps}
     del told["rope_parameters"]
     told["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
@@ -74,7 +74,7 @@ def _config(kind: Kind, ours: LMConfig) -> dict[str, Any]:
 
 
 def _weights(kind: Kind, ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("model.norm.weight", "model.norm.weight")
     yield from kind.whole(ours)
     mixer = mixer_of(ours, kind.mixer)
@@ -86,7 +86,7 @@ def _weights(kind: Kind, ours: LMConfig) -> Iterator[Line]:
 
 
 def _joined(rows: list[int], convolution: bool = True) -> Iterator[Line]:
-    """q, k and v, which are one map and one convolution with us."""
+    """Lines of q, k and v, which are one map and one convolution in our mixer."""
     yield join("qkv_proj.weight", [f"{name}_proj.weight" for name in "qkv"], rows)
     if convolution:
         yield join("conv.weight", [f"{name}_conv1d.weight" for name in "qkv"], rows)
@@ -130,7 +130,7 @@ def _hgrn2(_: Any) -> Iterator[Line]:
 
 
 def _bounds(ours: LMConfig) -> Iterator[Line]:
-    """Theirs learn the steps between the lower bounds of all layers, as a softmax over layers; ours have each layer's bound.
+    """Convert lower bounds: theirs are learned steps between layers, in a softmax over layers; ours are each layer's bound.
 
     What is added to all layers changes no softmax and is lost on the way.
     """

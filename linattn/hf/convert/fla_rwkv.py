@@ -1,4 +1,4 @@
-"""RWKV-6 and RWKV-7 as flash-linear-attention names them (0.6.0). A block of theirs is two layers of ours.
+"""RWKV-6 and RWKV-7 with the names of flash-linear-attention 0.6.0. A block of theirs is two of our layers.
 
 Theirs mix the token before into a token by μ, our channel mixing by 1 − μ: that one is rounded on the way.
 """
@@ -30,7 +30,7 @@ _RANKS = {"w": "decay_low_rank_dim", "g": "gate_low_rank_dim", "a": "a_low_rank_
 
 
 def _stack(theirs: Any, name: str, ratio: float, mixer: dict[str, Any], gated: bool) -> dict[str, Any]:
-    """Of our LMConfig, for either version."""
+    """Convert their config to fields of our LMConfig, for either version."""
     only(theirs, theirs.model_type, hidden_act="sqrelu", norm_first=True, norm_bias=True, attn=None)
     ratio = ratio if theirs.hidden_ratio is None else theirs.hidden_ratio
     hidden = -(-int(theirs.hidden_size * ratio) // 32) * 32 if theirs.intermediate_size is None else theirs.intermediate_size
@@ -42,14 +42,14 @@ def _stack(theirs: Any, name: str, ratio: float, mixer: dict[str, Any], gated: b
 
 
 def _told(ours: LMConfig, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Of theirs, for either version."""
+    """Convert our LMConfig to fields of their config, for either version."""
     told = {**COMMON, **defaults, **back(ours), "num_hidden_layers": ours.layers // 2, "norm_eps": ours.norm_eps}
     del told["rope_parameters"], told["attnres_block_size"]
     return told | {"intermediate_size": mixer_of(ours, "rwkv_channel").k_proj.out_features}
 
 
 def fields6(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "rwkv6", expand_k=1.0, expand_v=1.0)
     ranks = {"mix_rank": theirs.proj_low_rank_dim, "decay_rank": theirs.gate_low_rank_dim}
     mixer = {"head_size": theirs.hidden_size // theirs.num_heads, "eps": theirs.norm_eps, **ranks}
@@ -57,14 +57,14 @@ def fields6(theirs: Any) -> dict[str, Any]:
 
 
 def config6(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     mixer = mixer_of(ours, "rwkv6")
     ranks = {"proj_low_rank_dim": mixer.time_maa_w2.shape[1], "gate_low_rank_dim": mixer.time_decay_w2.shape[0]}
     return _told(ours, RWKV6_DEFAULTS) | {"expand_k": 1.0, "expand_v": 1.0, "num_heads": mixer.heads, **ranks}
 
 
 def fields7(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "rwkv7", value_dim=(None, theirs.hidden_size, [theirs.hidden_size] * theirs.num_hidden_layers))
     size = theirs.hidden_size // theirs.num_heads if theirs.head_dim is None else theirs.head_dim
     ranks = {letter: getattr(theirs, name) for letter, name in _RANKS.items()}
@@ -74,7 +74,7 @@ def fields7(theirs: Any) -> dict[str, Any]:
 
 
 def config7(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     mixer = mixer_of(ours, "rwkv7")
     sizes = {"num_hidden_layers": blocks(ours), "head_dim": ours.dim // mixer.heads, "num_heads": mixer.heads}
     ranks = {name: getattr(mixer, f"{letter}1").shape[1] for letter, name in _RANKS.items() if hasattr(mixer, f"{letter}1")}
@@ -83,7 +83,7 @@ def config7(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(name: str, ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     norms = [("model.layers.0.pre_norm", "model.embedding_norm"), ("model.norm", "model.norm")]
     for i in range(ours.layers // 2):
         block, time, channel = f"model.layers.{i}", f"model.layers.{2 * i}", f"model.layers.{2 * i + 1}"
@@ -95,7 +95,7 @@ def weights(name: str, ours: LMConfig) -> Iterator[Line]:
 
 
 def _kept(theirs: str, ours: str) -> Line:
-    """μ where ours keep 1 − μ, taken in float32: next to 1 bfloat16 has no digits for a small μ."""
+    """Convert our 1 − μ to μ in float32: near 1 bfloat16 has no digits for a small μ."""
     return Line((theirs,), (ours,), lambda t, _: [1 - to_float32(t[0])], lambda t: [1 - to_float32(t[0])])
 
 

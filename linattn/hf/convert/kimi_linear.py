@@ -26,7 +26,7 @@ MLA = [  # of theirs, of ours
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     heads = theirs.num_attention_heads
     only(
         theirs, "kimi_linear", hidden_act="silu", attention_bias=False, q_lora_rank=None, num_key_value_heads=heads, n_group=1, topk_group=1
@@ -56,7 +56,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     kinds, ffns = ({name: kind for kind, name in table.items()} for table in (_KINDS, _FFNS))
     told = back(ours) | {
         "tie_word_embeddings": False, "rms_norm_eps": ours.norm_eps, "layer_types": [kinds.get(name, name) for name in ours.mixer_names],
@@ -85,7 +85,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("model.norm.weight", "model.norm.weight")
     for i, (mixer, ffn) in enumerate(zip(ours.mixer_names, ours.ffn_names, strict=True)):
         theirs, own = f"model.layers.{i}.", f"model.layers.{i}."

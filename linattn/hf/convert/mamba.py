@@ -22,7 +22,7 @@ OLDER = {r"^backbone\.embedding\.": "backbone.embeddings."}
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     norms = theirs.model_type == "falcon_mamba"
     only(theirs, theirs.model_type, hidden_act="silu", use_bias=False, use_conv_bias=True)
     if norms:
@@ -38,7 +38,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     mixer = mixer_of(ours, "mamba")
     return back(ours) | {
         "intermediate_size": mixer.inner, "expand": mixer.inner // ours.dim, "state_size": mixer.state_size,
@@ -47,7 +47,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("backbone.norm_f.weight", "model.norm.weight")
     for i in range(ours.layers):
         yield same(f"backbone.layers.{i}.norm.weight", f"model.layers.{i}.mixer_norm.weight")

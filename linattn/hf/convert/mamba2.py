@@ -22,7 +22,7 @@ MIXER = [  # of theirs, of ours
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "mamba2", hidden_act="silu", use_bias=False, use_conv_bias=True)
     mixer = {
         "expand": int(theirs.expand), "head_dim": theirs.head_dim, "state_size": theirs.state_size, "groups": theirs.n_groups,
@@ -37,7 +37,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     mixer = mixer_of(ours, "mamba2")
     return back(ours) | {
         "expand": mixer.inner // ours.dim, "head_dim": mixer.inner // mixer.heads, "num_heads": mixer.heads,
@@ -47,7 +47,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("backbone.norm_f.weight", "model.norm.weight")
     for i in range(ours.layers):
         yield same(f"backbone.layers.{i}.norm.weight", f"model.layers.{i}.mixer_norm.weight")

@@ -22,7 +22,7 @@ SOFTMAX = named([(name, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "minimax", hidden_act="silu")
     heads, size = theirs.num_attention_heads, theirs.head_dim or theirs.hidden_size // theirs.num_attention_heads
     turn, _ = rope(theirs)  # their class turns all of a head, whatever the fraction says
@@ -40,7 +40,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     kinds = {name: kind for kind, name in _KINDS.items()}
     experts = ffn_of(ours, "experts")
     told = back(ours) | {
@@ -65,7 +65,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("model.norm.weight", "model.norm.weight")
     count = ffn_of(ours, "experts").count
     for i, mixer in enumerate(ours.mixer_names):
@@ -79,7 +79,7 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 
 
 def _decays(heads: int, layer: int, layers: int) -> Line:
-    """What their layers keep of their rates for blocks of tokens."""
+    """Buffers of decay rates for blocks of tokens in their layers."""
 
     def make() -> list[Tensor]:
         rate = ((2 ** (-8 / heads)) ** torch.arange(1, heads + 1))[:, None, None] * (1 - layer / (layers - 1 + 1e-5) + 1e-5)

@@ -13,7 +13,7 @@ _KINDS = {"linear_attention": "gated_deltanet", "full_attention": "softmax"}
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "qwen3_next", hidden_act="silu")
     if theirs.num_experts:
         some(theirs, "qwen3_next", "shared_expert_intermediate_size")
@@ -47,7 +47,7 @@ def _sparse(theirs: Any, layer: int) -> bool:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     kinds = {name: kind for kind, name in _KINDS.items()}
     told = back(ours) | {"rms_norm_eps": ours.norm_eps, "num_experts": 0}
     told["layer_types"] = [kinds.get(name, name) for name in ours.mixer_names]
@@ -76,7 +76,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("model.norm.weight", "model.norm.weight")
     for i, (mixer, ffn) in enumerate(zip(ours.mixer_names, ours.ffn_names, strict=True)):
         theirs, own = f"model.layers.{i}.", f"model.layers.{i}."

@@ -24,7 +24,7 @@ FFN = [line for p in (".weight", ".bias") for line in named([(n, n) for n in ("g
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "recurrent_gemma", hidden_activation="gelu_pytorch_tanh")
     turn, fraction = rope(theirs)
     recurrent = {"heads": theirs.num_attention_heads, "width": theirs.lru_width, "conv_width": theirs.conv1d_width}
@@ -45,12 +45,12 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def _scale(dim: int) -> float:
-    """The root of the width as theirs keeps it."""
+    """Square root of the width as their model keeps it."""
     return torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item()
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     told = back(ours) | {"rms_norm_eps": ours.norm_eps, "logits_soft_cap": ours.logit_soft_cap or 30.0}
     kinds = {name: kind for kind, name in _KINDS.items()}
     told["block_types"] = [kinds.get(name, name) for name in ours.mixer_names]
@@ -71,7 +71,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("model.final_norm.weight", "model.norm.weight")
     for i, mixer in enumerate(ours.mixer_names):
         theirs, own = f"model.layers.{i}.", f"model.layers.{i}."

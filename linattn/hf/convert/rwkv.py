@@ -1,4 +1,4 @@
-"""transformers' RWKV, which is RWKV-4. A block of theirs is two layers of ours: time mixing and channel mixing.
+"""transformers' RWKV, which is RWKV-4. A block of theirs is two of our layers: time mixing and channel mixing.
 
 ``rescale_every`` halves numbers on their way for the sake of float16 and their weights with them; nothing else depends on it but
 what norms add to a variance, and ours leave it out.
@@ -27,7 +27,7 @@ CHANNEL = [*(same(name, name, 1, 1, -1) for name in _MIXES[:2]), *named(_CHANNEL
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "rwkv", attention_hidden_size=theirs.hidden_size, layer_norm_epsilon=1e-5)
     return base(theirs) | {
         "layers": 2 * theirs.num_hidden_layers, "mixer": "rwkv4, rwkv_channel", "ffn": "none", "norm": "layer", "embedding_norm": True,
@@ -36,7 +36,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs. Without ``rescale_every``, so that their evaluation mode leaves the weights as they are."""
+    """Convert our LMConfig to fields of their config, without ``rescale_every``, which would change the weights in evaluation mode."""
     return back(ours) | {
         "num_hidden_layers": blocks(ours), "attention_hidden_size": ours.dim, "layer_norm_epsilon": ours.norm_eps,
         "intermediate_size": mixer_of(ours, "rwkv_channel").k_proj.out_features, "rescale_every": 0,
@@ -44,7 +44,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     norms = [("rwkv.blocks.0.pre_ln", "model.embedding_norm"), ("rwkv.ln_out", "model.norm")]
     for i in range(ours.layers // 2):
         block, time, channel = f"rwkv.blocks.{i}", f"model.layers.{2 * i}", f"model.layers.{2 * i + 1}"

@@ -1,7 +1,7 @@
-"""What a family's file is made of: lines that say which weights of theirs are which of ours, read in either direction.
+"""Table of a family's weights: lines that map their weights to ours, in either direction.
 
-A line knows the names on both sides and how to go over, once each way. Shapes are never written down: writing our tensors on the
-meta device gives the names and shapes that a checkpoint must have, so what reads and what checks cannot disagree.
+A line has the names on both sides and a conversion each way. Shapes are never written down: writing our tensors on the meta device
+gives the names and shapes that a checkpoint must have, so reading and checking cannot disagree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Write = Callable[[list[Tensor]], list[Tensor]]
 
 @dataclass(frozen=True)
 class Line:
-    """The weights ``theirs`` of a checkpoint hold the same numbers as ``ours``.
+    """Line that maps the weights ``theirs`` of a checkpoint to ``ours``, with the same numbers.
 
     ``read`` takes theirs and the shapes that ours have, ``write`` takes ours; both give the tensors of the other side. What an
     ``optional`` line names may be missing from a checkpoint and is not read. ``merged`` is the line of a checkpoint that has, in
@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of published model.
+    """Family of published models.
 
     ``fields`` gives from their config what our LMConfig says, ``config`` from our LMConfig what theirs says, and ``weights`` the
     lines; the first two raise ValueError for what cannot be said on the other side. ``config_of`` completes a ``config.json``
@@ -61,54 +61,54 @@ class Family:
     ties: bool = True
 
     def lines(self, ours: LMConfig) -> list[Line]:
-        """The lines of a whole model, embedding and head among them."""
+        """List the lines of a whole model, embedding and head included."""
         embedding, head = self.tied
         ends = [same(embedding, "model.embedding.weight")] + ([] if ours.tie_embeddings and self.ties else [same(head, "lm_head.weight")])
         return [*ends, *self.weights(ours)]
 
 
 def same(theirs: str, ours: str, *shape: int) -> Line:
-    """One weight with two names; theirs has ``shape``, or that of ours."""
+    """Map one weight with two names; theirs has ``shape``, or that of ours."""
     return Line((theirs,), (ours,), lambda t, shapes: [t[0].reshape(shapes[0])], lambda t: [t[0].reshape(shape) if shape else t[0]])
 
 
 def split(theirs: str, *ours: str) -> Line:
-    """The rows of one of theirs are those of several of ours, one after the other."""
+    """Map one of their weights to the rows of several of ours, in sequence."""
     return Line((theirs,), ours, lambda t, shapes: list(t[0].split([s[0] for s in shapes])), lambda t: [torch.cat(t)])
 
 
 def join(ours: str, theirs: Sequence[str], rows: Sequence[int]) -> Line:
-    """The rows of one of ours are those of several of theirs, ``rows`` of each."""
+    """Map one of our weights to the rows of several of theirs, ``rows`` of each."""
     return Line(tuple(theirs), (ours,), lambda t, _: [torch.cat(t)], lambda t: list(t[0].split(list(rows))))
 
 
 def stack(ours: str, theirs: Sequence[str]) -> Line:
-    """One of ours holds several of theirs along a new first axis: the experts of a mixture."""
+    """Map one of our weights to several of theirs along a new first axis: the experts of a mixture."""
     return Line(tuple(theirs), (ours,), lambda t, _: [torch.stack(t)], lambda t: list(t[0].unbind()))
 
 
 def part(theirs: str, ours: str, index: int, of: int, axis: int) -> Line:
-    """One of ours is one of ``of`` equal parts of theirs along ``axis``. To be read: theirs has more than ours to write."""
+    """Map one of our weights to one of ``of`` equal parts of theirs along ``axis``. For reading only: their weight has more parts."""
     return Line((theirs,), (ours,), lambda t, _: [t[0].chunk(of, axis)[index].clone()], lambda t: [torch.cat(of * [t[0]], axis)])
 
 
 def transposed(theirs: str, ours: str) -> Line:
-    """One matrix, whose rows are the columns of ours."""
+    """Map one matrix to the transpose of ours."""
     return Line((theirs,), (ours,), lambda t, _: [t[0].mT.contiguous()], lambda t: [t[0].mT.contiguous()])
 
 
 def made(theirs: Sequence[str], make: Callable[[], list[Tensor]]) -> Line:
-    """What some checkpoints hold though it follows from the config: read past, and made anew by ``make``."""
+    """Skip weights of some checkpoints that follow from the config when reading; recompute them by ``make`` when writing."""
     return Line(tuple(theirs), (), lambda t, shapes: [], lambda t: make(), optional=True)
 
 
 def named(names: Iterable[tuple[str, str]], suffix: str = ".weight") -> list[Line]:
-    """A line for each pair (theirs, ours)."""
+    """Make a line for each pair (theirs, ours)."""
     return [same(theirs + suffix, ours + suffix) for theirs, ours in names]
 
 
 def under(theirs: str, ours: str, lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines of a part of a model whose names begin with ``theirs`` and ``ours``."""
+    """Prefix the names of a part of a model with ``theirs`` and ``ours``."""
     for line in lines:
         merged = None if line.merged is None else next(under(theirs, ours, [line.merged]))
         here, there = tuple(ours + name for name in line.ours), tuple(theirs + name for name in line.theirs)
@@ -116,7 +116,7 @@ def under(theirs: str, ours: str, lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def only(config: Any, model_type: str, **wanted: Any) -> None:
-    """Refuse a config that has other values than ``wanted``: our model cannot say them.
+    """Raise ValueError for a config with other values than ``wanted``, which our model cannot express.
 
     A tuple among them lists the values that are allowed.
     """
@@ -128,14 +128,14 @@ def only(config: Any, model_type: str, **wanted: Any) -> None:
 
 
 def some(config: Any, model_type: str, *names: str) -> None:
-    """Refuse a config that counts none of ``names``, of which our model needs one at least."""
+    """Raise ValueError for a config that counts none of ``names``, of which our model needs at least one."""
     for name in names:
         if not getattr(config, name):
             raise ValueError(f"{model_type}: {name} must be at least 1 to be read, but is {getattr(config, name)!r}")
 
 
 def repeated(names: Sequence[str]) -> str:
-    """The names of all layers as a pattern: gla, gla, gla, softmax -> ``"gla*3, softmax"``."""
+    """Compress the names of all layers to a pattern: gla, gla, gla, softmax -> ``"gla*3, softmax"``."""
     runs: list[list[Any]] = []
     for name in names:
         if runs and runs[-1][0] == name:
@@ -146,7 +146,7 @@ def repeated(names: Sequence[str]) -> str:
 
 
 def mixer_of(ours: LMConfig, name: str, *, last: bool = False) -> Any:
-    """A mixer ``name`` as the first layer of that kind has it, or the ``last``, without memory: all its sizes can be read off."""
+    """Build mixer ``name`` of the first layer of that kind, or the ``last``, without memory, to read off its sizes."""
     layers = [i for i, mixer in enumerate(ours.mixer_names) if mixer == name]
     if not layers:
         raise ValueError(f"it has no {name} layers, only {', '.join(dict.fromkeys(ours.mixer_names))}")
@@ -155,7 +155,7 @@ def mixer_of(ours: LMConfig, name: str, *, last: bool = False) -> Any:
 
 
 def ffn_of(ours: LMConfig, name: str) -> Any:
-    """A feed-forward ``name`` in the same way."""
+    """Build feed-forward ``name`` in the same way as :func:`mixer_of`."""
     layers = [i for i, kind in enumerate(ours.ffn_names) if kind == name]
     if not layers:
         raise ValueError(f"it has no {name} feed-forwards, only {', '.join(dict.fromkeys(ours.ffn_names))}")
@@ -164,7 +164,7 @@ def ffn_of(ours: LMConfig, name: str) -> Any:
 
 
 def interleaved(theirs: str, ours: Sequence[str], groups: int, rows: Sequence[int], into: Sequence[int]) -> Line:
-    """One of theirs has, for each of ``groups`` heads, ``rows`` of several parts; ours have each part for all heads together.
+    """Map their weight with ``rows`` of several parts for each of ``groups`` heads to ours, where each part has all heads.
 
     ``into`` says how many parts each of ``ours`` holds, one after the other.
     """

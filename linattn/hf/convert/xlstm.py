@@ -23,7 +23,7 @@ _NORMS = [("norm_mlstm", "mixer_norm"), ("norm_ffn", "ffn_norm")]
 
 
 def complete(content: dict[str, Any]) -> Any:
-    """Without the kernels that theirs is to run on, which change no result and of which its class knows only those installed.
+    """Remove the kernel settings of their config, which change no result and of which their class accepts only installed ones.
 
     Some are of another model, whose input gates are sigmoids.
     """
@@ -34,7 +34,7 @@ def complete(content: dict[str, Any]) -> Any:
 
 
 def fields(theirs: Any) -> dict[str, Any]:
-    """Of our LMConfig."""
+    """Convert their config to fields of our LMConfig."""
     only(theirs, "xlstm", embedding_dim=theirs.hidden_size, use_bias=False, weight_mode="single", add_out_norm=True, norm_eps=1e-6)
     mixer = {
         "heads": theirs.num_heads, "key_ratio": theirs.qk_dim_factor, "value_ratio": theirs.v_dim_factor,
@@ -49,7 +49,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def config(ours: LMConfig) -> dict[str, Any]:
-    """Of theirs."""
+    """Convert our LMConfig to fields of their config."""
     mixer, hidden = mixer_of(ours, "mlstm"), ffn_of(ours, "swiglu").up_proj.out_features
     return back(ours) | {
         "num_heads": mixer.heads, "qk_dim_factor": mixer.q_proj.out_features / ours.dim,
@@ -60,7 +60,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:
-    """All but embedding and head."""
+    """Lines of all weights but embedding and head."""
     yield same("backbone.out_norm.weight", "model.norm.weight")
     for i in range(ours.layers):
         theirs, own = f"backbone.blocks.{i}.", f"model.layers.{i}."

@@ -1,6 +1,6 @@
-"""transformers' own models on our ops: their functions are replaced, module by module, and put back exactly.
+"""Patch of transformers' own models to use our ops: their functions are replaced, module by module, and restored exactly.
 
-What a family's modeling module calls by name is a global of that module, and what its mixer does is a method of a class: both are
+Functions that a family's modeling module calls are globals of that module, and its mixer's forward is a method of a class: both are
 exchanged while a patch is on, for models made before and after. No weight is touched and no package is imitated.
 """
 
@@ -26,13 +26,13 @@ _lock = RLock()  # of two threads that patch one family, one is refused; else ea
 
 
 class Patch:
-    """What :func:`patch_transformers` has done; as a context manager it is undone at the end.
+    """Record of :func:`patch_transformers`; as a context manager it is undone at the end.
 
     Attributes:
-        families: the model types that came.
-        calls: how often each of our ops has run for transformers since, by its name (of tokens decoded one by one ``recurrent_step_``,
+        families: the patched model types.
+        calls: number of runs of each of our ops for transformers since, by its name (of tokens decoded one by one ``recurrent_step_``,
             ``selective_step_`` or ``wkv_step``); calls inside of compiled graphs are not counted.
-        replaced: ``(owner, attribute, what stood there, what stands there)`` of every replacement, empty once undone.
+        replaced: ``(owner, attribute, old value, new value)`` of every replacement, empty once undone.
     """
 
     def __init__(self, families: tuple[str, ...], backend: str) -> None:
@@ -41,7 +41,7 @@ class Patch:
         self.replaced: list[tuple[Any, str, Any, Any]] = []
 
     def undo(self) -> None:
-        """Put back everything; a second time does nothing."""
+        """Restore everything; a second call does nothing."""
         with _lock:
             for owner, name, original, _ in reversed(self.replaced):
                 setattr(owner, name, original)
@@ -84,14 +84,14 @@ class Patch:
 def patch_transformers(families: Iterable[str] | None = None, backend: str = "auto") -> Patch:
     """Let transformers' own classes call :func:`linattn.linear_attention`, ``selective_scan``, the scans, their steps, norms and gates.
 
-    Beside speed, what is wrong or refused without becomes right: packed sequences (``cu_seq_lens_q``, ``cu_seqlens``, ``seq_idx`` or
-    positions that begin again, in one row) do not see each other; a batch padded on the right, or anywhere, decodes as its rows
+    Besides speed, cases that are wrong or refused otherwise become right: packed sequences (``cu_seq_lens_q``, ``cu_seqlens``,
+    ``seq_idx`` or positions that restart, in one row) do not see each other; a batch padded on the right, or anywhere, decodes as its rows
     alone do; Mamba, Falcon-Mamba and Jamba go on from their cache with many tokens at once; RWKV decodes batches. On a CPU nothing
     of fla, mamba_ssm or causal_conv1d is called, installed or not.
 
     Args:
-        families: transformers' ``model_type`` names; None: all that are known here.
-        backend: of the recurrences, as in :func:`linattn.linear_attention`. What it cannot do it refuses when it is called.
+        families: transformers' ``model_type`` names; None: all supported ones.
+        backend: backend of the recurrences, as in :func:`linattn.linear_attention`. Unsupported calls are refused when they are made.
 
     Returns:
         A :class:`Patch`: ``with patch_transformers(["mamba"]) as patch: ...``, or ``patch.undo()``. Models in use follow at once.

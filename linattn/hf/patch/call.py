@@ -1,4 +1,4 @@
-"""What one call of a mixer of transformers carries besides its tokens, and the short convolution that needs to know it.
+"""Context of one call of a transformers mixer besides its tokens, and the short convolution that needs it.
 
 The functions that a modeling module calls are given tensors, but not which of them are padding, which sequences are packed, or the
 state that came before. The mixer's forward knows: while it runs, its :class:`Call` lies on a stack of this thread.
@@ -32,7 +32,7 @@ Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while 
 
 
 class Family(NamedTuple):
-    """Where transformers has what a model type is made of."""
+    """Places of a model type's parts in transformers."""
 
     folder: str  # in transformers.models
     mixer: str  # the class whose forward is one call
@@ -52,7 +52,7 @@ _stack = _Stack()
 
 
 class Call(NamedTuple):
-    """One forward of one mixer, or, where nothing of it reaches the mixer, of the model around it."""
+    """Forward of one mixer, or of the model around it if the mixer receives no context."""
 
     tokens: int = 0
     real: Tensor | None = None  # [B, T] bool, False for padding; None: every token is real
@@ -61,32 +61,32 @@ class Call(NamedTuple):
     mixer: Any = None
 
     def first(self, state: Tensor | None) -> Tensor | None:
-        """The initial states of all rows: of packed sequences the first goes on from ``state`` [1, ...], the others start anew."""
+        """Initial states of all rows: the first packed sequence continues from ``state`` [1, ...], the others start anew."""
         if state is None or self.cu_seqlens is None:
             return state
         return torch.cat([state, state.new_zeros(self.cu_seqlens.shape[0] - 2, *state.shape[1:])])
 
     def last(self, state: Tensor) -> Tensor:
-        """The states that a cache can hold: of packed sequences that of the last one, which the next tokens go on from."""
+        """States that a cache can hold: that of the last packed sequence, from which the next tokens continue."""
         return state if self.cu_seqlens is None else state[-1:]
 
     def owns(self, state: Tensor, x: Tensor) -> bool:
-        """Whether ``state`` is the cache's own and, being as states are beside ``x``, can be moved on where it is."""
+        """True if ``state`` is the cache's own and, having the dtype of states beside ``x``, can be updated in place."""
         own = self.layer is not None and state is self.layer.recurrent_states[0]
         return own and state.dtype == state_dtype(x) and not torch.is_grad_enabled()
 
     def only_real(self, t: Tensor, fill: float = 0.0) -> Tensor:
-        """``t`` [B, T, ...] with ``fill`` at padding."""
+        """Replace padding in ``t`` [B, T, ...] by ``fill``."""
         return t if self.real is None else t.masked_fill(~self.real.view(*self.real.shape, *[1] * (t.ndim - 2)), fill)
 
 
 def current() -> Call:
-    """The innermost call of this thread; outside of any, one that knows nothing."""
+    """Innermost call of this thread; outside of any, an empty one."""
     return _stack.calls[-1] if _stack.calls else Call()
 
 
 class during:
-    """Within it ``call`` is :func:`current`."""
+    """Make ``call`` the :func:`current` one within the context."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -99,22 +99,22 @@ class during:
 
 
 def to_float32(t: Tensor) -> Tensor:
-    """As gates and states are: float64 stays, everything else becomes float32."""
+    """Convert ``t`` to the dtype of gates and states: float64 stays, every other dtype becomes float32."""
     return t if t.dtype == torch.float64 else t.float()
 
 
 def state_dtype(x: Tensor) -> torch.dtype:
-    """That of the states beside ``x``."""
+    """Dtype of states beside ``x``."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def state_of(state: Tensor, x: Tensor) -> Tensor:
-    """A cache's ``state``, or a decay, in the dtype that they have beside ``x``."""
+    """Convert a cache's ``state``, or a decay, to the dtype of states beside ``x``."""
     return state.to(state_dtype(x))
 
 
 def in_place(run: Callable, state: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A step of the selective scan, whatever the dtype of the cache."""
+    """Step of the selective scan in place, for any dtype of the cache."""
     own = state_of(state, x)
     y = run(selective_step_, own, x, *args, **kwargs)
     if own is not state:
@@ -123,7 +123,7 @@ def in_place(run: Callable, state: Tensor, x: Tensor, *args: Any, **kwargs: Any)
 
 
 def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
-    """[B, T] bool of the last ``tokens`` of a mask [B, ...], True for real tokens; None where that is known to be all of them."""
+    """Mask [B, T] of the last ``tokens`` of a mask [B, ...], True for real tokens; None if all are known to be real."""
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or tokens == 1:  # a token that is decoded alone is real
         return None
     real = attention_mask[:, -tokens:].bool()
@@ -133,7 +133,7 @@ def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
 
 
 def packing(given: dict[str, Any], like: Tensor) -> Tensor | None:
-    """``cu_seqlens`` of what a caller says by keyword of sequences packed in ``like`` [B, T, ...], or None for nothing packed."""
+    """Borders ``cu_seqlens`` from a caller's keywords for sequences packed in ``like`` [B, T, ...], or None."""
     batch, tokens = like.shape[:2]
     for name in (*ENDS, OURS):
         if given.get(name) is not None:
@@ -145,7 +145,7 @@ def packing(given: dict[str, Any], like: Tensor) -> Tensor | None:
 
 
 def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """``cu_seqlens`` of one row whose positions begin again, or None. Several such rows are refused: layers would take each for one."""
+    """Borders ``cu_seqlens`` of one row whose positions restart, or None. Several such rows are refused: layers would take each for one."""
     places, mask = given.get("position_ids"), given.get("attention_mask")
     mask = mask[:, -tokens:] if isinstance(mask, Tensor) and mask.ndim == 2 else None
     if places is None or tokens == 1 or (batch != 1 and (mask is not None or places.ndim != 2)):
@@ -166,7 +166,7 @@ def _of_one_row(cu: Tensor, batch: int) -> Tensor:
 
 
 def mixer_forward(original: Callable) -> Callable:
-    """A mixer's forward, during which its :class:`Call` is :func:`current`."""
+    """Wrap a mixer's forward so that its :class:`Call` is :func:`current` meanwhile."""
 
     @wraps(original)
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
@@ -184,7 +184,7 @@ def mixer_forward(original: Callable) -> Callable:
 
 
 def passing(original: Callable) -> Callable:
-    """The forward of a layer that keeps its keyword arguments from its mixer, which reads from :func:`current` what is packed."""
+    """Wrap the forward of a layer that does not pass keywords to its mixer, which reads packing from :func:`current`."""
 
     @wraps(original)
     def forward(self, hidden_states, *args, **kwargs):
@@ -195,10 +195,10 @@ def passing(original: Callable) -> Callable:
 
 
 def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
-    """A model's forward, which tells its layers what is packed: positions that begin again are packed sequences too.
+    """Wrap a model's forward to pass packing to its layers; positions that restart are packed sequences too.
 
-    It says so by keyword, which holds when gradient checkpointing runs a layer again, and for models that do not hand keywords down
-    by :func:`current`; of padding too, if that is ``lost``.
+    Packing is passed by keyword, which holds when gradient checkpointing runs a layer again, and for models that do not pass keywords
+    on by :func:`current`; padding is passed too, if it is ``lost``.
     """
     parameters = signature(original)
 
@@ -249,7 +249,7 @@ def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) ->
 
 
 def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
-    """The norms and feed-forwards, and the forwards that tell the layers what is packed."""
+    """Replacements of norms and feed-forwards, and of the forwards that pass packing to the layers."""
     for name in family.norms:
         yield getattr(module, name), "forward", normed(getattr(module, name).forward)
     for name in family.ffns:
@@ -260,7 +260,7 @@ def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
 
 
 def normed(original: Callable) -> Callable:
-    """An RMS norm in one kernel, where that is sooner than torch's operations."""
+    """RMS norm in one kernel, where that is faster than torch's operations."""
 
     @wraps(original)
     def forward(self, hidden_states, gate=None):
@@ -278,7 +278,7 @@ def normed(original: Callable) -> Callable:
 
 
 def swiglu(original: Callable) -> Callable:
-    """A feed-forward whose gate is one kernel, where that is sooner than torch's operations."""
+    """Feed-forward whose gate is one kernel, where that is faster than torch's operations."""
     from transformers.activations import ACT2FN
 
     from linattn.generate.captured import hooked
@@ -295,7 +295,7 @@ def swiglu(original: Callable) -> Callable:
 
 
 def shared(module: ModuleType, family: Family, forward: Callable = lambda original: original) -> Iterator[Replacement]:
-    """What is replaced alike wherever a mixer has a short convolution; ``forward`` is what becomes of its original one."""
+    """Replacements shared by all mixers with a short convolution; ``forward`` wraps the original one."""
     mixer = getattr(module, family.mixer)
     yield module, "causal_conv1d_fn", convolve
     yield module, "causal_conv1d_update", convolve_one
@@ -306,7 +306,7 @@ def shared(module: ModuleType, family: Family, forward: Callable = lambda origin
 
 
 def _told_of_packing(original: Callable) -> Callable:
-    """The mask of softmax attention: models ask for it without positions, or with those of pictures, which say nothing of packing."""
+    """Mask of softmax attention: models make it without positions, or with those of images, which do not mark packing."""
 
     @wraps(original)
     def create_causal_mask(*args, **kwargs):
@@ -318,13 +318,13 @@ def _told_of_packing(original: Callable) -> Callable:
 
 
 def absent(*_: Any, **__: Any) -> None:
-    """In place of a fused path: without one, transformers goes on to the functions that are ours."""
+    """Replace a fused path by None, so that transformers uses the functions that are ours."""
 
 
 def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> Tensor:
-    """In place of ``causal_conv1d_fn``: hidden_states [B, D, S + T], where the S come from the cache, weight [D, W].
+    """Replace ``causal_conv1d_fn``: hidden_states [B, D, S + T], where the S come from the cache, weight [D, W].
 
-    Padding stands outside: each token sees the real ones before it, and a cache keeps the last real ones. Packed sequences do
+    Padding is skipped: each token sees the real ones before it, and a cache keeps the last real ones. Packed sequences do
     not see each other.
     """
     call, x = current(), hidden_states.transpose(1, 2)
@@ -339,7 +339,7 @@ def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def convolve_one(hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None):
-    """In place of ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is brought up to date."""
+    """Replace ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is updated."""
     x, state = hidden_states.transpose(1, 2), conv_state.transpose(1, 2)
     if weight.shape[-1] == 1:  # no token before is seen, and none need be kept
         return _convolved(x, weight, bias, activation).transpose(1, 2)
@@ -385,7 +385,7 @@ def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
 
 
 def _keep(x: Tensor, call: Call) -> None:
-    """Let the cache hold the last of ``x`` [B, ..., D]: transformers has put in what stood last, padding or not."""
+    """Store the last real tokens of ``x`` [B, ..., D] in the cache, where transformers stores the last ones, padding or not."""
     if call.layer is not None and not call.layer.record_past:
         state = call.layer.conv_states[0]
         state.copy_(x[:, -state.shape[-1] :].transpose(1, 2))

@@ -47,7 +47,7 @@ class _Linear(NamedTuple):
 
 
 class _Frozen:
-    """A mixer whose map to time steps wants no gradients.
+    """Mixer whose map to time steps needs no gradients.
 
     It is multiplied with a batch from the left. Where a weight wants gradients torch makes such a product in another order and copies
     it into this one, number by number, whether anybody records gradients or not.
@@ -107,7 +107,7 @@ def _scan(run: Callable) -> Callable:
 
 
 def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0.0, math.inf)) -> Callable:
-    """The replacement of a step, whose time steps are kept within ``limit()``; Mamba-2's is the same in heads."""
+    """Make the replacement of a step, with time steps kept within ``limit()``; Mamba-2's is the same in heads."""
 
     def step(
         state: Tensor,
@@ -122,7 +122,7 @@ def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0
         dt_softplus: bool = False,
         **_: Any,
     ) -> Tensor:
-        """state [B, D, N], brought up to date; hidden_states, dt, z [B, D], A [D, N], B, C [B, N], D, dt_bias [D].
+        """Update state [B, D, N]; hidden_states, dt, z [B, D], A [D, N], B, C [B, N], D, dt_bias [D].
 
         In heads [B, H, P, N], [B, H, P], [H, P, N], [B, G, N] and [H, P]: what does not depend on P or N comes expanded.
         """
@@ -132,7 +132,7 @@ def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0
 
 
 def time_step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """float32: rounded time steps decay wrongly over long sequences."""
+    """Time step in float32: rounded ones decay wrongly over long sequences."""
     dt = to_float32(dt)
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return F.softplus(dt) if softplus else dt

@@ -39,7 +39,7 @@ def _feed_forward(self, hidden: Tensor, state: list[Tensor] | None = None):
 
 
 def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -> Tensor:
-    """The real token before each of ``hidden`` [B, T, D], and the last one into ``state[place]`` [B, D, layers]."""
+    """Real token before each of ``hidden`` [B, T, D], and the last one into ``state[place]`` [B, D, layers]."""
     call, tokens = current(), hidden.shape[1]
     if state is not None and _alone(call, tokens):
         before = state[place][:, None, :, layer].to(hidden.dtype, copy=True)
@@ -64,13 +64,13 @@ def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -
 
 
 def _alone(call: Call, tokens: int) -> bool:
-    """Whether there is one token in each row, which is a real one."""
+    """True if each row has one token, a real one."""
     return tokens == 1 and call.real is None and call.cu_seqlens is None
 
 
 def _attention(run: Callable) -> Callable:
     def attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state=None, return_state: bool = False):
-        """The weighted mean of value [B, T, D], of weight e^key faded by e^(-e^time_decay) a token; state: num, den, max [B, D].
+        """Weighted mean of value [B, T, D], of weight e^key faded by e^(-e^time_decay) a token; state: num, den, max [B, D].
 
         Both sums are kept relative to e^max, the largest weight so far, so no key overflows; gradients take max as a constant,
         which the output does not depend on.
@@ -103,7 +103,7 @@ def _attention(run: Callable) -> Callable:
 
 
 def wkv_step(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state, **_: Any) -> tuple[Tensor, list[Tensor]]:
-    """The same of one token after ``state``: a step of each recurrence is two operations, less than it takes to call a kernel."""
+    """Weighted mean for one token after ``state``: a step of each recurrence is two operations, cheaper than a kernel's launch."""
     k, v = to_float32(key[:, 0]), to_float32(value[:, 0])
     num, den, top = (t.to(k.dtype) for t in state)
     own, faded = k + to_float32(time_first), top - torch.exp(to_float32(time_decay))
@@ -124,7 +124,7 @@ def _states(state, k: Tensor, call: Call) -> tuple[Tensor, ...]:
 
 
 def _before(h: Tensor, initial: Tensor, call: Call) -> Tensor:
-    """``h`` [B, T, D] one token on, after ``initial`` [rows, D]."""
+    """Shift ``h`` [B, T, D] by one token, ``initial`` [rows, D] in front."""
     later = torch.cat([initial[: h.shape[0], None], h], 1)[:, :-1]
     if call.cu_seqlens is None:
         return later

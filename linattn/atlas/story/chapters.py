@@ -226,7 +226,7 @@ STEPS = (0.03, 0.1, 0.3, 1.0)
 
 
 def springs() -> dict[str, object]:
-    """Chapter 6: what each of eight modes still says of a single push at the first token, for several time steps."""
+    """Chapter 6: response of each of eight modes to a single impulse at the first token, for several time steps."""
     rates = -torch.arange(1, 9, dtype=torch.float64)
     push = torch.zeros(1, 12, 8, dtype=torch.float64)
     push[:, 0] = 1

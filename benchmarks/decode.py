@@ -1,6 +1,6 @@
 """Benchmark of decoding, ours captured and all libraries' through ``generate``: ``python -m benchmarks.decode``, on a GPU if there is one.
 
-Times first, ours before others', then whether what is captured computes what the model as it is written does, tokens and states. Rows are
+Times first, ours before others', then the captured step's tokens and states against the uncaptured model's. Rows are
 kept as they come.
 """
 
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", default="340M,1.3B", help="on a GPU")
-    parser.add_argument("--mixers", default=",".join(OURS), help="of ours, on a GPU")
+    parser.add_argument("--mixers", default=",".join(OURS), help="our mixers, on a GPU")
     parser.add_argument("--rows", default="1,64,256", help="on a GPU")
     parser.add_argument("--dtypes", default="float32,bfloat16", help="on a CPU")
     parser.add_argument("--no-check", action="store_true", help="times alone")

@@ -2,7 +2,7 @@
 
 Processes that train a tiny model, or save a state over and over, are ended by SIGKILL or SIGTERM after a random time. After every kill each
 file on disk has to be whole (by its checksum) or a leftover that is taken for none, and the training, resumed until it is through, has to
-end with the weights, bit for bit, of one that nobody disturbed. The processes are forks of one that has imported everything.
+end with the weights, bit for bit, of an undisturbed one. The processes are forks of one that has imported everything.
 """
 
 from __future__ import annotations

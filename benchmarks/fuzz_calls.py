@@ -1,8 +1,8 @@
 """Fuzzing of all public functions with wrong calls, by Hypothesis: ``python -m benchmarks.fuzz_calls --cases 20000``.
 
-Each has to end in a result or in one line of ours that names the argument (:mod:`tests.fuzz`). The calls run in processes of their own,
+Each has to end in a result or in one line that names the argument (:mod:`tests.fuzz`). The calls run in processes of their own,
 so that a crash is a finding, too. Writes how many calls of each function ended how, and every finding; exits with 1 where there is one.
-Where the file holds the beginning of the same run, it goes on there.
+If the file holds the beginning of the same run, the run continues from there.
 """
 
 from __future__ import annotations

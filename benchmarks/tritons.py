@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = list(product(KINDS, RANKS))
     wanted = [tuple(name.split()) for name in options.families.split(",") if name]
     if unknown := [name for name in wanted if name not in known]:
-        parser.exit(2, f"{parser.prog}: --families has {unknown[0]}, which is none of {', '.join(map(' '.join, known))}\n")
+        parser.exit(2, f"{parser.prog}: --families has {unknown[0]}, which is not among {', '.join(map(' '.join, known))}\n")
     facts, rows = about(), []
     for kind, rank in wanted or known:
         rows += (compiled if options.compile else run)(kind, rank)

@@ -98,9 +98,9 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
         progress: show the progress on stderr.
 
     Raises:
-        ValueError: for no name at all, or one that is not registered, for a damaged file of results, for a folder that holds something else, and for one in which a page
-            would fall on a file that is not the atlas's, or through a link out of the folder; at once, where another process is
-            writing to it.
+        ValueError: for no name at all, or one that is not registered, for a damaged file of results, for a folder that holds something
+            else, and for one in which a page would replace a file that is not the atlas's, or lead through a link out of the folder;
+            at once, if another process is writing to it.
     """
     folder = Path(folder)
     if names is not None and not names:
@@ -119,7 +119,7 @@ def _results(given: Path | str | None) -> Path | None:
     """Folder of results: ``given``, or the checkout's own."""
     if given is not None:
         if not Path(given).is_dir():
-            raise ValueError(f"results must be a folder, but {given} is none")
+            raise ValueError(f"results must be a folder, but {given} is not one")
         return Path(given)
     own = Path(linattn.__file__).parents[1] / "benchmarks" / "results"
     return own if own.is_dir() else None
@@ -137,7 +137,7 @@ def _earlier(folder: Path) -> list[str]:
             return [str(path) for path in mark["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise ValueError(f"{folder} holds files that are no atlas; name an empty or a new folder")
+    raise ValueError(f"{folder} holds files that are not an atlas's; name an empty or a new folder")
 
 
 def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> None:

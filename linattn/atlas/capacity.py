@@ -1,4 +1,4 @@
-"""Capacity: how many pairs of a key and a value a d × d state holds before they blur, and what it can hold at best.
+"""Capacity page: the number of key-value pairs that a d × d state holds before they blur, and the best that it can hold.
 
 The script writes and reads live on the pairs of this page; the curves and the table were computed by the library's op.
 """

@@ -65,7 +65,7 @@ def server(folder: Path, port: int = 8000) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(root)))
     except OSError as error:
-        raise OSError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}): name another, or 0 for a free one") from None
+        raise OSError(f"port {port} of 127.0.0.1 is not available ({error.strerror}): name another, or 0 for a free one") from None
 
 
 def serve(folder: Path, port: int = 8000) -> None:

@@ -195,7 +195,7 @@ def all_peers() -> dict[str, Peer]:
     import transformers
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that its own fallback runs: that is what we measure
-    installed, halves = transformers.__version__, (torch.bfloat16,)
+    installed, half = transformers.__version__, (torch.bfloat16,)
     peers = [
         Peer("gated-delta", f"transformers {installed} torch_chunk_gated_delta_rule", _gated_delta, gated_delta,
              {("forward", 4096): 8.0, ("forward+backward", 4096): 4.0}),
@@ -209,7 +209,7 @@ def all_peers() -> dict[str, Peer]:
         Peer("diagonal-scan", "torch.add of as many numbers (ours: diagonal_scan)", lambda: lambda x: torch.add(x["dt"], x["x"]), scan,
              {("forward", 16384): 0.8}, {"forward": 65536, "forward+backward": 0}, inputs=scan_inputs, same=False),
         Peer("products", "torch.bmm of the same products alone (ours: head, at most 1.3 times as long)", _products, head,
-             {("forward", 4096): 1 / 1.3}, {"forward": 65536, "forward+backward": 0}, halves, same=False),
+             {("forward", 4096): 1 / 1.3}, {"forward": 65536, "forward+backward": 0}, half, same=False),
         Peer("token-loop", "a loop over tokens with a decay per head", _token_loop, head,
              {("forward+backward", 1024): 50.0}, {"forward": 4096, "forward+backward": 1024}),
         Peer("per-head", "linattn, decay per head (ours: per channel; at least 1/3)", lambda: head, channel,

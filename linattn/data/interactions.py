@@ -77,7 +77,7 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
             user, item, time = row
             taken.setdefault(user, []).append((time, item))
     if not taken:
-        raise ValueError(f"{path} has no row of the form user,item,time" + (f"; the first that is none is line {bad[0]}" if bad else ""))
+        raise ValueError(f"{path} has no row of the form user,item,time" + (f"; the first malformed line is {bad[0]}" if bad else ""))
     numbers: dict[str, int] = {}
     histories = []
     for rows in taken.values():

@@ -32,7 +32,7 @@ class GShard(ReluExperts):
         hidden: inner width of each expert; 4 D by default.
         count: number of experts.
         capacity: an expert takes ⌈capacity · S / count⌉ of a row's S tokens in training; the paper has 2. None: all.
-        eval_capacity: the same out of training, where by default no choice is refused.
+        eval_capacity: the same outside of training, where by default no choice is refused.
         balance: weight of the load-balancing loss, count Σ_e f_e P_e: the paper's, times count², as the authors' code has it.
         z: weight of the router's z loss (ST-MoE); the paper has none.
         threshold: in training the second expert, of share g, is left out with the chance 1 - g / threshold; 0: never. The paper

@@ -118,7 +118,7 @@ class Routed(Mixture):
         gates = self.weights(gates)
         wanted = self.wanted(gates)
         back, kept = self.dispatched(groups, chosen, wanted, self.expert_capacity(groups.shape[1]))
-        if torch.is_grad_enabled() or listening():  # the same when checkpointing runs it again, and nobody collects
+        if torch.is_grad_enabled() or listening():  # also when checkpointing runs it again, whose report is discarded
             report(self.losses(logits, scores, chosen), _counts(wanted, kept))
         return (back * (gates * kept).to(back.dtype)[..., None]).sum(2).to(x.dtype).view_as(x)
 

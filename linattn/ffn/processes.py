@@ -2,7 +2,7 @@
 
     model = DistributedDataParallel(linattn.ffn.spread(model))     # under torchrun, after torch.distributed.init_process_group
 
-Each process brings tokens of its own. What is not an expert is the same everywhere, and its gradients are averaged as ever;
+Each process brings tokens of its own. All other parameters are equal everywhere, and their gradients are averaged as usual;
 those of the experts come from all processes with their tokens, and are divided by the number of processes, so that both are the
 gradients of the mean of the processes' losses.
 """

@@ -33,7 +33,7 @@ class STMoE(Routed):
         hidden: inner width of each expert; 8/3 of D by default, rounded up to a multiple of 32.
         count: number of experts.
         capacity: an expert takes ⌈capacity · S / count⌉ of a row's S tokens in training. None: all.
-        eval_capacity: the same out of training, where by default no choice is refused; the paper has 2.0.
+        eval_capacity: the same outside of training, where by default no choice is refused; the paper has 2.0.
         balance: weight of the load-balancing loss.
         z: weight of the z loss.
         threshold: in training the second expert, of share g, is left out with the chance 1 - g / threshold; 0: never. The paper

@@ -48,7 +48,7 @@ def generation_of(folder: Path) -> dict[str, Any] | None:
 def tokenizer_of(folder: Path) -> dict[str, Path]:
     """Files of a folder's tokenizer by name; empty if it has none."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"tokenizer must be a folder that holds one, but {folder} is none")
+        raise FileNotFoundError(f"tokenizer must be a folder with a tokenizer, but {folder} is not one")
     return {name: _inside(folder, name) for name in TOKENIZER if os.path.lexists(folder / name)}
 
 

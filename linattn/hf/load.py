@@ -35,7 +35,7 @@ def load(
     """Load a published model as one of ours, with the same logits.
 
     ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
-    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of ours has been saved to. In
+    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of this library was saved to. In
     place of a folder the configuration alone gives a new model of that kind, with random weights. ``generate`` follows the
     folder's ``generation_config.json`` for sampling and end tokens.
 
@@ -59,7 +59,7 @@ def load(
     if isinstance(path_or_config, str | os.PathLike):
         model = _read(Path(path_or_config), variant, dtype)
     elif variant is not None:
-        raise ValueError(f"variant means nothing to a config, but came as {variant!r}")
+        raise ValueError(f"variant needs a folder, but came with a config and as {variant!r}")
     else:
         config = config_of(path_or_config)
         parameters = language_parameters(config)
@@ -109,7 +109,7 @@ def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMC
     if content is None:
         raise TypeError(f"path_or_config must be a path or a config, but came as {type(given).__name__}")
     if not isinstance(kind := content.get("model_type"), str):
-        raise ValueError("the config has no model_type, so nobody knows what model it is of")
+        raise ValueError("the config has no model_type, so its family is unknown")
     try:
         if kind == LMConfig.model_type:
             return LMConfig.from_dict(content)
@@ -178,7 +178,7 @@ def _empty(config: LMConfig) -> LinattnForCausalLM:
         with torch.device("meta"):
             return LinattnForCausalLM(config)
     except RuntimeError as error:
-        raise ValueError(f"{folders.CONFIG} asks for tensors that there cannot be: {error}") from None
+        raise ValueError(f"{folders.CONFIG} asks for tensors that cannot exist: {error}") from None
 
 
 def _moved(model: LinattnForCausalLM, target: torch.device | str | torch.dtype | None) -> LinattnForCausalLM:

@@ -337,7 +337,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch)
             if told:
                 loss = loss + added_loss(told) * _weight(labels, num_items_in_batch)
-        for r in told:  # whoever collects around this call gets them too
+        for r in told:  # passed on to reports() around this call
             report(r.losses, r.counts)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=between)
         return self._out(out, return_dict)

@@ -51,7 +51,7 @@ def sequences(
             or sequence parallel training.
     """
     if "shift_labels" in given:  # each process would begin its part of a row from nothing, and learn something else
-        raise ValueError("shift_labels come where the tokens of a row are on several processes, which no state goes between: give labels")
+        raise ValueError("shift_labels are for rows split over several processes, between which no state is passed: give labels")
     for name in given:
         if name not in Packing.__annotations__:
             raise TypeError(f"forward() got an unexpected keyword argument {name!r}")

@@ -91,7 +91,7 @@ class Mixer(nn.Module):
         return ()
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence | tuple[Recurrence, State]:
-        """Map the tokens ``x`` [B, T, D] to what they write, fade, erase and read; optionally also return own states."""
+        """Project the tokens ``x`` [B, T, D] to the arguments of the recurrence; optionally also return the mixer's own states."""
         raise NotImplementedError(f"{type(self).__name__} must implement project(x, state) and read(o, x), or mix(x, carry)")
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
 
 @cache
 def _softmax_cache_bytes(dim: int, tokens: int, batch: int, dtype: torch.dtype) -> int:
-    """Bytes of softmax attention's cache at the same width; one mixer without rotary positions stands for every number of heads."""
+    """Bytes of softmax attention's cache at the same width; computed once without rotary positions, for any number of heads."""
     softmax = _on_meta("softmax", dim, dtype, {"heads": 1, "rotated": 0})
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         return _state_bytes(softmax.to_empty(device="cpu"), torch.empty(batch, tokens, dim, dtype=dtype))

@@ -61,7 +61,7 @@ class CrossMixer(Mixer):
         """
         self.check_width("x", x)
         if (context is None) == (state is None):
-            raise ValueError("one of context and state must be given: the tokens to look at, or what an earlier call kept of them")
+            raise ValueError("one of context and state must be given: the tokens to attend to, or an earlier call's state of them")
         if context is None and context_mask is not None:
             raise ValueError("context_mask goes with context, but came with a state, which knows what is real")
         across = Context(x.new_zeros(x.shape[0], 0, x.shape[2])) if context is None else self._context(x, context, context_mask)

@@ -122,7 +122,7 @@ def register(name: str, *, title: str, **about: Unpack[About]) -> Callable[[type
 
 
 def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
-    """``about`` as the fields of :class:`Info`, checked; None stands for a field's default."""
+    """Convert ``about`` to the checked fields of :class:`Info`; None stands for a field's default."""
     types = {f.name: written(f.type) for f in fields(Info)}
     facts = {argument: value for argument, value in about.items() if value is not None}
     for argument, value in facts.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOCK, HOLDER = ".lock", ".lock.pid"  # the system's lock, and who has it: Windows lets nobody else read a locked file
+LOCK, HOLDER = ".lock", ".lock.pid"  # the system's lock, and its holder: Windows lets no other process read a locked file
 
 
 def empty(folder: Path) -> bool:

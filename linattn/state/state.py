@@ -94,7 +94,7 @@ class State:
         if not isinstance(states, (list, tuple)) or not all(isinstance(s, State) for s in states):
             raise TypeError(f"states must be a list of linattn.State, but came as {described(states)}")
         if not states:
-            raise ValueError("states must be at least one, but there is none")
+            raise ValueError("states must hold at least one state, but came empty")
         first, *rest = states
         for other in rest:
             if [(k, t.shape[1:], t.dtype) for k, t in _named(first)] != [(k, t.shape[1:], t.dtype) for k, t in _named(other)]:

@@ -82,7 +82,7 @@ class PrefixStore:
         n = len(tokens)
         key = _keys(_start(model), tokens, [n])[n]
         with self._lock:
-            for left in self.folder.glob(".*.part"):  # of a process that died: nobody else writes now
+            for left in self.folder.glob(".*.part"):  # of a process that died: the lock excludes other writers
                 left.unlink()
             path = self._path(n, key)
             if state.nbytes <= self.max_bytes:

@@ -1,4 +1,4 @@
-"""Copying and induction: what was read is written again, at lengths that training did not have."""
+"""Copying and induction: the input is repeated, at lengths beyond those of training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copying(count: int, *, length: int, vocab_size: int = 28, generator: Generat
 
 
 def induction_heads(count: int, *, tokens: int, vocab_size: int = 16, generator: Generator) -> Examples:
-    """Random tokens, a special one (V - 1) among them and again at the end: what followed it is asked (arXiv 2312.00752, 4.1).
+    """Random tokens, a special one (V - 1) among them and again at the end: its successor is asked (arXiv 2312.00752, 4.1).
 
     The special token's place is uniform over all that leave room for the token behind it. Any length is possible, a million tokens too.
 

@@ -35,7 +35,7 @@ def multi_query_recall(count: int, *, tokens: int = 64, pairs: int = 8, vocab_si
 def forgetting_recall(
     count: int, *, tokens: int = 64, pairs: int = 8, updates: int = 4, vocab_size: int = 8192, generator: Generator
 ) -> Examples:
-    """MQAR with ``updates`` of the keys given another value behind all pairs; what is asked is a key's last value.
+    """MQAR in which ``updates`` of the keys get another value behind all pairs; a key's last value is asked.
 
     As in the code of Zoology (arXiv 2312.04927), but for one thing: there the new value differs from that of some key, here from that of
     its own key.

@@ -211,7 +211,7 @@ def test_a_system_that_fails_leaves_an_earlier_atlas_as_it_was(tmp_path, monkeyp
 
 def test_folders_that_hold_something_else_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds files that are no atlas"):
+    with pytest.raises(ValueError, match="holds files that are not an atlas's"):
         build(tmp_path, names=["gla"])
     with pytest.raises(ValueError, match="is a file"):
         build(tmp_path / "notes.txt", names=["gla"])

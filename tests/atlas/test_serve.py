@@ -85,7 +85,7 @@ def test_a_folder_without_an_atlas_is_refused(tmp_path, capsys):
 def test_a_port_that_is_taken_is_named(folder, capsys):
     with running(folder) as (_, port):
         assert main(["atlas", "serve", str(folder), "--port", str(port)]) == 2
-    assert f"port {port} of 127.0.0.1 cannot be had (Address already in use)" in capsys.readouterr().err
+    assert f"port {port} of 127.0.0.1 is not available (Address already in use)" in capsys.readouterr().err
 
 
 def test_the_door_builds(tmp_path, capsys):

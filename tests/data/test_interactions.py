@@ -64,7 +64,7 @@ def test_no_file_is_too_bad(tmp_path_factory, content):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "no row of the form"), ("user,item,time\n", "no row of"), ("x,y\nz", "first that is none is line 1")]
+    ("text", "message"), [("", "no row of the form"), ("user,item,time\n", "no row of"), ("x,y\nz", "first malformed line is 1")]
 )
 def test_a_file_without_rows_is_refused(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):

@@ -85,7 +85,7 @@ def test_every_recurrent_mixer(mixer, device):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2"])
 def test_other_dtypes(mixer, dtype):
-    """In halves both round, each between its own kernels: the captured step is no further from the same weights in float64."""
+    """In half precision both round, each between its own kernels: the captured step is no further from the same weights in float64."""
     lm = model(mixer).to(dtype)
     off, ours, theirs = steps(lm, 2, 3)
     if dtype == torch.float64:

@@ -111,7 +111,7 @@ def test_the_tokenizer_goes_along(folder, capsys):
     model = load(folder)
     export(model, "mamba", folder.parent / "bare")
     assert not (folder.parent / "bare/tokenizer.json").exists()
-    with pytest.raises(FileNotFoundError, match="tokenizer must be a folder that holds one, but .*nowhere is none"):
+    with pytest.raises(FileNotFoundError, match="tokenizer must be a folder with a tokenizer, but .*nowhere is not one"):
         export(model, "mamba", folder.parent / "no", tokenizer=folder / "nowhere")
     (folder / "merges.txt").symlink_to("/etc/hostname")
     with pytest.raises(ValueError, match=r"merges.txt is a link out of its folder"):

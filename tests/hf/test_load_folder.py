@@ -132,7 +132,7 @@ def test_variants(folder, sharded):
     for wrong in ("", "../fp16", "a/b", 16, "a\\b"):
         with pytest.raises(ValueError, match="variant must be a word in the names of files, such as 'fp16', but came as"):
             load(folder, variant=wrong)
-    with pytest.raises(ValueError, match="variant means nothing to a config"):
+    with pytest.raises(ValueError, match="variant needs a folder, but came with a config"):
         load(linattn.LMConfig(vocab_size=8, dim=32, layers=1), variant="fp16")
 
 
@@ -143,7 +143,7 @@ def test_configs_that_cannot_be_said(folder):
         ({"use_bias": True}, "mamba: use_bias must be False to be read, but is True"),
         ({"intermediate_size": 50}, "intermediate_size 50 must be a multiple of hidden_size"),
         ({"num_hidden_layers": 10**12}, "says num_hidden_layers = 1000000000000, but there are 12 weights"),
-        ({"vocab_size": 10**18}, "config.json asks for tensors that there cannot be"),
+        ({"vocab_size": 10**18}, "config.json asks for tensors that cannot exist"),
         ({"quantization_config": {}}, "quantised"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"state_size": None}, "state_size"),

@@ -322,7 +322,7 @@ def test_states_are_put_together():
     both = State.cat([one, two])
     assert both.rows == 3
     assert same(both.select([0]), one)
-    with pytest.raises(ValueError, match="states must be at least one"):
+    with pytest.raises(ValueError, match="states must hold at least one state"):
         State.cat([])
     assert same(both.select([1, 2]), two)
     wide = State([{**layer, "S": layer["S"].double()} if layer else {} for layer in two.layers])

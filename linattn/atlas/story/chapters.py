@@ -201,7 +201,7 @@ def retention() -> dict[str, object]:
 
 
 def gates() -> dict[str, object]:
-    """Chapter 5: what is left of token j at token i: a power, a product of the words' own numbers, and one such product a channel."""
+    """Chapter 5: remainder of token j at token i: a power, a product of the words' own numbers, and one such product a channel."""
     one = torch.ones(1, 12, 1, 1, dtype=torch.float64)
     kinds: dict[str, list[Tensor]] = {"constant": [], "head": [], "channel": []}
     for d in DECAYS:
@@ -226,7 +226,7 @@ STEPS = (0.03, 0.1, 0.3, 1.0)
 
 
 def springs() -> dict[str, object]:
-    """Chapter 6: what each of eight modes still says of a single push at the first token, for several time steps."""
+    """Chapter 6: response of each of eight modes to a single impulse at the first token, for several time steps."""
     rates = -torch.arange(1, 9, dtype=torch.float64)
     push = torch.zeros(1, 12, 8, dtype=torch.float64)
     push[:, 0] = 1
@@ -290,7 +290,7 @@ NARROW = 2  # of keys, so that a block of six tokens has a rank worth seeing
 
 
 def chunks() -> dict[str, object]:
-    """Chapter 7: one masked square cut into chunks; what is inside them is computed as a square, what is between them goes through the state."""
+    """Chapter 7: one masked square cut into chunks, computed as squares inside and through the state between them."""
     made = _narrow()
     square = matrix(made)
     same = torch.arange(12)

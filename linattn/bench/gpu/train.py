@@ -1,7 +1,7 @@
 """Command ``linattn bench train``: whole training steps of a language model of 340 to 400 million parameters, tokens per second.
 
-bfloat16 weights and activations (time constants of ours stay float32), AdamW in its fused form, random tokens, no
-checkpointing: what every library is given is the same. Gated DeltaNet of ours has 8 heads of keys, of 128 channels, and 16 of
+bfloat16 weights and activations (our time constants stay float32), AdamW in its fused form, random tokens, no
+checkpointing, equal for every library. Our Gated DeltaNet has 8 heads of keys, of 128 channels, and 16 of
 values, so that it stands beside fla's DeltaNet, which has 8 heads of 128.
 """
 

@@ -1,6 +1,6 @@
 """RWKV-6 and RWKV-7 with the names of flash-linear-attention 0.6.0. A block of theirs is two of our layers.
 
-Theirs mix the token before into a token by μ, our channel mixing by 1 − μ: that one is rounded on the way.
+Their models mix the token before into a token by μ, our channel mixing by 1 − μ, which is rounded in the conversion.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """transformers' RWKV, which is RWKV-4. A block of theirs is two of our layers: time mixing and channel mixing.
 
 ``rescale_every`` halves numbers on their way for the sake of float16 and their weights with them; nothing else depends on it but
-what norms add to a variance, and ours leave it out.
+the epsilon of norms, and our models leave it out.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ Write = Callable[[list[Tensor]], list[Tensor]]
 class Line:
     """Line that maps the weights ``theirs`` of a checkpoint to ``ours``, with the same numbers.
 
-    ``read`` takes theirs and the shapes that ours have, ``write`` takes ours; both give the tensors of the other side. What an
-    ``optional`` line names may be missing from a checkpoint and is not read. ``merged`` is the line of a checkpoint that has, in
+    ``read`` takes their tensors and our shapes, ``write`` takes our tensors; both return the tensors of the other side. Weights of an
+    ``optional`` line may be missing from a checkpoint and is not read. ``merged`` is the line of a checkpoint that has, in
     place of published names, those of transformers' modules, in which several published weights are one.
     """
 
@@ -41,8 +41,8 @@ class Line:
 class Family:
     """Family of published models.
 
-    ``fields`` gives from their config what our LMConfig says, ``config`` from our LMConfig what theirs says, and ``weights`` the
-    lines; the first two raise ValueError for what cannot be said on the other side. ``config_of`` completes a ``config.json``
+    ``fields`` converts their config to fields of our LMConfig, ``config`` our LMConfig to fields of theirs, and ``weights`` returns
+    the lines; the first two raise ValueError for what the other side cannot express. ``config_of`` completes a ``config.json``
     with the defaults that it leaves out. ``tied`` are their names of the embedding and the head, of which a checkpoint whose
     config ties them may hold either both or the first; where ``ties`` is False theirs has both, whatever a config says. ``aliases``
     are patterns in names that older or newer checkpoints have, and what stands there in the names of the lines; weights whose names

@@ -244,7 +244,7 @@ def _refuse_checkpointing(model: Any, cu: Tensor | None, real: Tensor | None) ->
     what = "packed sequences" if cu is not None else "left padding" if real is not None and not bool(real[:, 0].all()) else None
     if what is not None:
         raise ValueError(
-            f"{type(model).__name__} does not tell its layers of {what} when gradient checkpointing runs them again: switch it off"
+            f"{type(model).__name__} does not pass {what} to its layers when gradient checkpointing runs them again: switch it off"
         )
 
 
@@ -318,7 +318,7 @@ def _told_of_packing(original: Callable) -> Callable:
 
 
 def absent(*_: Any, **__: Any) -> None:
-    """Replace a fused path by None, so that transformers uses the functions that are ours."""
+    """Replace a fused path by None, so that transformers uses the patched functions."""
 
 
 def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> Tensor:

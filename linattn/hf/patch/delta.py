@@ -51,7 +51,7 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
 
 
 def _forget(self: Any, hidden_states: Tensor) -> Tensor:
-    """KDA's decay [B, T, H, K]. Theirs takes the logarithm of 1 + exp(x) and is off by up to 6e-8: slow decays lose their digits, the
+    """KDA's decay [B, T, H, K]. transformers takes the logarithm of 1 + exp(x) and is off by up to 6e-8: slow decays lose digits, the
     slowest become 0.
     """
     rates = -to_float32(self.A_log).exp().expand(-1, -1, -1, self.head_dim).flatten()  # [H * K]

@@ -50,7 +50,7 @@ class _Frozen:
     """Mixer whose map to time steps needs no gradients.
 
     It is multiplied with a batch from the left. Where a weight wants gradients torch makes such a product in another order and copies
-    it into this one, number by number, whether anybody records gradients or not.
+    it into this one, element by element, even when no gradients are recorded.
     """
 
     def __init__(self, mixer: nn.Module) -> None:

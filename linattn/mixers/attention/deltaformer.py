@@ -29,7 +29,7 @@ from linattn.mixers.registry import register
     },
 )
 class DeltaFormer(Softmax):
-    """State: the cache of keys and, in place of the values, what is left of them, ``u`` [rows, slots, H, V], in float32.
+    """DeltaFormer's layer. State: the cache of keys and, in place of the values, their remainders ``u`` [rows, slots, H, V], in float32.
 
     Within ``piece`` tokens u is the solution of a triangular system. Both similarities are softmax, that of the first between keys, as in
     the paper. β goes from 0 to 1, with which u grows at most as the number of tokens; the layer of fla has no σ.

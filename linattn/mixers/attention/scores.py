@@ -20,10 +20,10 @@ def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
-    """Each of ``new`` [B, T, ...] as one row a sequence, behind what earlier calls kept under its name; keeps them all.
+    """Lay out each of ``new`` [B, T, ...] with one row a sequence, behind the tensors kept under its name; keeps them all.
 
-    Beside them, which slots are worth a look, [rows, slots], and how many are from earlier calls. Filler behind a row's own
-    tokens counts as worth a look: no real token comes after it. Packed sequences get T slots each.
+    Also returns a mask of usable slots, [rows, slots], and the number of slots from earlier calls. Filler behind a row's own
+    tokens counts as usable: no real token comes after it. Packed sequences get T slots each.
     """
     slots, real = {}, None
     for name, x in new.items():
@@ -43,9 +43,9 @@ def upto(real: Tensor, first: int, last: int) -> Tensor:
 
 
 def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
-    """Forget gates of a piece, ``gates`` [rows, queries, H] as logarithms, behind slots that have ``faded`` [rows, slots, H] so far.
+    """Accumulate the forget gates of a block, ``gates`` [rows, queries, H] as logarithms, behind slots ``faded`` [rows, slots, H] so far.
 
-    What to add to the scores [rows, H, queries, slots + queries], and how much each slot has faded after the piece
+    Returns the score bias [rows, H, queries, slots + queries] and the decay of each slot after the block
     [rows, slots + queries, H]. Summed one gate after the other from each key on, not as a difference of two long sums, which
     would not be exact.
     """
@@ -57,7 +57,7 @@ def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weights(scores: Tensor, seen: Tensor) -> Tensor:
-    """Softmax over the last axis of ``scores`` where ``seen``; 0 elsewhere, and everywhere where nothing is seen."""
+    """Softmax over the last axis of ``scores`` where ``seen``; 0 elsewhere, and everywhere if nothing is seen."""
     none = ~seen.any(-1, keepdim=True)
     return scores.masked_fill(~(seen | none), -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
 

@@ -36,7 +36,7 @@ _BLOCK = 64  # queries that share their keys under a window, at least
     },
 )
 class Softmax(Mixer):
-    """Its state is the cache: keys and values ``k``, ``v`` [rows, slots, kv_heads, K], and which slots are real, ``valid``.
+    """Softmax attention with the cache as state: keys and values ``k``, ``v`` [rows, slots, kv_heads, K], and the mask ``valid``.
 
     Every call appends as many slots as it brings tokens. Where rows are of different lengths, some of them are filler, which
     no query sees. Keys are kept rotated, so the order of the slots has no meaning. In a captured step there are free slots behind them,
@@ -140,7 +140,7 @@ class Softmax(Mixer):
         return 2 * batch * heads * pairs * (size + r.v.shape[3])
 
     def _cache(self, r: Recurrence, carry: CallContext) -> list[Tensor]:
-        """k, v and valid of earlier calls and this one, rows first; keeps them."""
+        """Cached k, v and valid of earlier calls and this one, rows first; keeps them."""
         (k, valid), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
         if valid is None:
             valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
@@ -155,7 +155,7 @@ class Softmax(Mixer):
         return self.look(r.q, k, v, valid, taken)
 
     def _packed(self, r: Recurrence, carry: CallContext) -> Tensor:
-        """All sequences in one row of keys, what earlier calls kept first; a query sees its own sequence up to itself."""
+        """Attend with all packed sequences in one row of keys, kept ones first; a query sees its own sequence up to itself."""
         if carry.returning:
             self._cache(r, carry)
         sequence, token = carry.sequence, torch.arange(carry.tokens, device=r.k.device)  # [T]

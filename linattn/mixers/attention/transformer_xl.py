@@ -110,7 +110,7 @@ class TransformerXL(Mixer):
     def slots(self, past: tuple[Past, ...], start: int, stop: int, now: Tensor) -> Slots:
         """Slots for the queries from ``start`` to before ``stop`` of this call, at positions ``now`` [rows, queries, 1]."""
         tokens = past[-1]
-        low, high = max(0, tokens.before + start - self.kept), tokens.before + stop  # nobody looks further back
+        low, high = max(0, tokens.before + start - self.kept), tokens.before + stop  # no query sees further back
         slot = tokens.first[:, None, None] + torch.arange(low, high, device=now.device)  # [rows, 1, slots]: positions
         seen = (slot <= now) & (slot >= now // self.segment * self.segment - self.memory) & (slot >= 0)
         return Slots(tokens.k[:, low:high], tokens.v[:, low:high], seen, now - slot)
@@ -126,9 +126,9 @@ class TransformerXL(Mixer):
     def _sinusoids(self, like: Tensor) -> Tensor:
         """The mapped sines and cosines of all distances that occur, [distances, H, K]."""
         dim = self.r_proj.in_features
-        wide_dtype = to_float32(like).dtype
-        rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=wide_dtype, device=like.device) / dim)
-        angles = torch.arange(self.reach, dtype=wide_dtype, device=like.device)[:, None] * rate
+        wider = to_float32(like).dtype
+        rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=wider, device=like.device) / dim)
+        angles = torch.arange(self.reach, dtype=wider, device=like.device)[:, None] * rate
         return self.r_proj(torch.cat([angles.sin(), angles.cos()], -1).to(self.r_proj.weight.dtype)).unflatten(-1, (self.heads, -1))
 
     @property

@@ -13,7 +13,7 @@ from linattn.mixers.parts import to_float32
 
 
 class Weighed(Softmax):
-    """A subclass says what :meth:`weights` the scores give. Everything else, state, positions and parameters, is that of ``softmax``."""
+    """Softmax attention with other :meth:`weights`, which a subclass gives; state, positions and parameters are those of ``softmax``."""
 
     packs = False
     piece = PIECE

@@ -1,4 +1,4 @@
-"""HGRN2 (arXiv 2404.07904): a decay per channel, and what a channel does not keep is the key that it writes with."""
+"""HGRN2 (arXiv 2404.07904): a decay α per channel, and keys 1 − α."""
 
 from __future__ import annotations
 

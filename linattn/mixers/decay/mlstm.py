@@ -23,7 +23,7 @@ class Stabilised(Recurrence):
 
 
 class MatrixMemory(Mixer):
-    """The recurrence of mLSTM for whatever gives queries, keys, values and gates. ``eps`` is added to what is divided by.
+    """Recurrence of mLSTM for a mixer's queries, keys, values and gates. ``eps`` is added to the denominator.
 
     The state is S and z divided by e^m, and m [rows, 1, H] itself, the running maximum of the input gates faded by the forget gates.
     """

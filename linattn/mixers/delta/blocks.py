@@ -9,9 +9,9 @@ from linattn.mixers.context import CallContext
 
 
 class Blocks:
-    """The tokens of one call in ``count`` blocks of ``size``, a row for every sequence; a block may have begun in an earlier call.
+    """Tokens of one call in ``count`` blocks of ``size``, a row for every sequence; a block may have begun in an earlier call.
 
-    ``present`` [rows, count, size] says where tokens of this call stand, ``finished`` [rows, count] which blocks end in it.
+    ``present`` [rows, count, size] marks tokens of this call, ``finished`` [rows, count] the blocks that end in it.
     """
 
     def __init__(self, carry: CallContext, size: int, device: torch.device) -> None:
@@ -25,7 +25,7 @@ class Blocks:
         self.finished = self.shift + end >= (torch.arange(self.count, device=device) + 1) * size
 
     def place(self, x: Tensor) -> Tensor:
-        """[B, T, H, ...] to [rows, count, H, size, ...], zeros where no token stands."""
+        """Arrange [B, T, H, ...] as [rows, count, H, size, ...], with zeros for missing tokens."""
         rows, _ = self.carry.to_rows(x)
         if self.carry.tokens == 0:
             rows = torch.cat([rows, rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])], 1)  # there must be something to gather
@@ -36,7 +36,7 @@ class Blocks:
         return torch.where(real, placed, 0.0).transpose(2, 3)
 
     def back(self, blocks: list[Tensor]) -> Tensor:
-        """The ``count`` outputs [rows, H, size, V] to [B, T, H, V]."""
+        """Arrange the ``count`` outputs [rows, H, size, V] as [B, T, H, V]."""
         y = torch.cat(blocks, 2).transpose(1, 2)  # [rows, count * size, H, V]
         index = self.shift + torch.arange(self.carry.tokens, device=y.device)
         return self.carry.from_rows(y.gather(1, index[..., None, None].expand(-1, -1, *y.shape[2:])))

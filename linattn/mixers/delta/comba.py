@@ -23,7 +23,7 @@ from linattn.mixers.registry import register
     oracle="fla-core 0.6.0, naive_chunk_comba",
 )
 class Comba(Mixer):
-    """Keys of dim, values of ``value_ratio`` dim; b and d are a number per head, ``correction`` is what d starts from.
+    """Keys of dim, values of ``value_ratio`` dim; b and d are a number per head, ``correction`` is the initial d.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a sigmoid gate. The
     authors start d at 1, and at 0.02 in small models. The feedback p reads the state *before* it fades (the transition is

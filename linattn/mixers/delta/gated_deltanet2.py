@@ -1,4 +1,4 @@
-"""Gated DeltaNet-2 (arXiv 2605.22791): the delta rule with one gate for what is erased and another for what is written, per channel."""
+"""Gated DeltaNet-2 (arXiv 2605.22791): the delta rule with separate gates per channel for erasing and for writing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from linattn.mixers.registry import register
     chinese={"the recurrence token by token in float64": "float64 下逐 token 递推"},
 )
 class GatedDeltaNet2(KDA):
-    """KDA whose β is two gates: b [B, T, H, K] weighs the key that reads what is erased, w [B, T, H, V] the value that is written.
+    """KDA with two gates in place of β: b [B, T, H, K] on the key that reads for erasure, w [B, T, H, V] on the written value.
 
     All else is KDA's, with a bias in the output gate: with b = w = β it is KDA. ``negative_eigenvalues`` lets b reach 2, here at most
     2 / ‖k‖², since rounding may leave k longer than 1.

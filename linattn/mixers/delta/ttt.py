@@ -140,7 +140,7 @@ class TTT(Mixer):
         return Layer(w, b, torch.where(done, 0.0, w_sum), torch.where(done, 0.0, b_sum))
 
     def _norm(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Layer norm of each head, and what its derivative needs."""
+        """Layer norm of each head, with the values that its derivative needs."""
         centred = z - z.mean(-1, keepdim=True)
         inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
         weight, bias = to_float32(self.norm_weight)[:, None], to_float32(self.norm_bias)[:, None]

@@ -1,4 +1,4 @@
-"""BaseConv (arXiv 2312.04927): a short convolution, gated by the token itself; what Based has between its attentions."""
+"""BaseConv (arXiv 2312.04927): a short convolution gated by the token itself; Based has it between its attentions."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class RandomFeatures(KernelAttention):
             _watch(self)
 
     def exponents(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """W q, W k [B, T, H, m], and what is subtracted from each, g(q) and g(k) [B, T, H, 1]."""
+        """Projections W q, W k [B, T, H, m], and the subtrahends g(q) and g(k) [B, T, H, 1]."""
         raise NotImplementedError(f"{type(self).__name__} must implement exponents(q, k)")
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:

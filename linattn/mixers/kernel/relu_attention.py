@@ -1,4 +1,4 @@
-"""ReLU linear attention (EfficientViT, arXiv 2205.14756): queries and keys cut off at zero stand in for the exponential."""
+"""ReLU linear attention (EfficientViT, arXiv 2205.14756): ReLU of queries and keys in place of the exponential."""
 
 from __future__ import annotations
 

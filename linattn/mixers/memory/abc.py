@@ -28,7 +28,7 @@ from linattn.mixers.registry import register
     },
 )
 class ABC(SlotMemory):
-    """The paper's ABC-MLP, causal: what a token puts into the slots of its head is a softmax over time, learned from the token.
+    """ABC-MLP of the paper, causal: a token's weights on the slots of its head are a softmax over time, learned from the token.
 
     With L_t = log Σ_{i ≤ t} exp(x_i W) a slot keeps exp(L_{t-1} - L_t) and takes exp(x_t W - L_t) of the token, so that no
     exponential overflows and W x needs no bounds; fla clamps it to [-32, 32]. Beside :class:`SlotMemory`'s the state has L,

@@ -19,7 +19,7 @@ PIECE = 256  # queries whose scores are held at once, where a state came in
 
 
 class PatternAttention(Softmax):
-    """Softmax attention where a pattern sees: a subclass gives :meth:`patterns`, one for each of as many equal groups of heads.
+    """Softmax attention under patterns: a subclass gives :meth:`patterns`, one for each of as many equal groups of heads.
 
     Queries and keys are turned by their positions, as in ``softmax`` here, unless ``rotary`` is false: the papers add positions to the
     embedding. State, where causal: as many of the last keys and values as the pattern reaches back, ``k``, ``v`` [rows, reach, H K]; all of
@@ -59,7 +59,7 @@ class PatternAttention(Softmax):
         return torch.cat(out, 1)
 
     def _slots(self, r: Recurrence, carry: CallContext, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of earlier calls and this one, and their positions [rows, slots], -1 for none; keeps what may be seen later."""
+        """Keys and values of earlier calls and this one, and their positions [rows, slots], -1 for none; keeps those visible later."""
         reach = self.reach(found)
         if reach is None:
             place = carry.positions if carry.valid is None else torch.where(carry.valid, carry.positions, -1)

@@ -17,7 +17,7 @@ from linattn.ops.pattern import causal as earlier
 
 
 class AlongRows(GridMixer, PatternAttention):
-    """Each token sees its row of the grid: blocks of the grid's width. ``causal``: what stands before it, and itself."""
+    """Pattern of rows of the grid: blocks of the grid's width. ``causal``: only earlier tokens and the token itself."""
 
     def __init__(self, dim: int, heads: int, causal: bool) -> None:
         PatternAttention.__init__(self, dim, heads, causal=causal, rotary=False)
@@ -32,7 +32,7 @@ class AlongRows(GridMixer, PatternAttention):
 
 
 class AlongColumns(AlongRows):
-    """Each token sees its column: every token a multiple of the width away."""
+    """Pattern of columns of the grid: every token a multiple of the width away."""
 
     def pattern(self, width: int) -> Pattern:
         return strided(width)
@@ -60,7 +60,7 @@ class AlongColumns(AlongRows):
     },
 )
 class Axial(GridMixer):
-    """Two of the paper's layers, each with a residual around it: x + y is what they make of x. No positions: they are added to the tokens.
+    """Axial attention: two of the paper's layers, each with a residual around it. No positions: they are added to the tokens.
 
     ``causal=True`` is the paper's decoder in the order of rows: columns first, masked and after a whole row, whose result is handed one
     row down; then the row up to the token. The output at a token depends on none that comes later.

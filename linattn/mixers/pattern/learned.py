@@ -67,8 +67,8 @@ def pick(x: Tensor, places: Tensor) -> Tensor:
 
 
 def block_means(x: Tensor, place: Tensor, size: int) -> Tensor:
-    """The mean of each block of ``size`` positions, [rows, blocks, ...]: x [rows, slots, ...] stands at ``place`` [rows, slots], -1 for
-    nowhere. Of a block that is not complete yet it is the sum over ``size``.
+    """Mean of each block of ``size`` positions, [rows, blocks, ...], of x [rows, slots, ...] at ``place`` [rows, slots], -1 for
+    nowhere. An incomplete block has its sum divided by ``size``.
     """
     rows, slots = place.shape
     count = -(-slots // size)

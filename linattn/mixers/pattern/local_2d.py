@@ -1,4 +1,4 @@
-"""Local attention over a grid (Image Transformer, arXiv 1802.05751, section 3.3): blocks of an image that see what is around them."""
+"""Local attention over a grid (Image Transformer, arXiv 1802.05751, section 3.3): blocks of an image with their surroundings."""
 
 from __future__ import annotations
 

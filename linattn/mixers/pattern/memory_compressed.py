@@ -12,7 +12,7 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
-NEVER = 2**62  # the position of a slot that nobody sees
+NEVER = 2**62  # the position of a slot that no query sees
 
 
 @register(

@@ -25,7 +25,7 @@ class Branches(Recurrence):
 
 @dataclass(frozen=True)
 class Blocks:
-    """Keys and values [rows, slots, G, ...] that stand at ``place`` [rows, slots], and the means of their blocks [rows, blocks, G, ...]."""
+    """Keys and values [rows, slots, G, ...] at ``place`` [rows, slots], and the means of their blocks [rows, blocks, G, ...]."""
 
     k: Tensor
     v: Tensor

@@ -1,4 +1,4 @@
-"""Reformer (arXiv 2001.04451): tokens that hash alike are brought together, and see who stands near them."""
+"""Reformer (arXiv 2001.04451): tokens with equal hashes are sorted together and attend to their neighbours."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Reformer(Mixer):
         return Recurrence(q, unit(q, eps=1e-6 * q.shape[-1], dtype=q.dtype), v, scale=1.0)
 
     def hashed(self, q: Tensor) -> Tensor:
-        """The bucket of each token in each round: [B, T, H, K] -> [B, T, H, rounds]."""
+        """Bucket of each token in each round: [B, T, H, K] -> [B, T, H, rounds]."""
         turned = torch.einsum("bthk,hkrn->bthrn", q.detach().to(self.rotations.dtype), self.rotations)
         return torch.cat([turned, -turned], -1).argmax(-1)
 

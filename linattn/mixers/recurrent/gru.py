@@ -1,4 +1,4 @@
-"""The gated recurrent unit: one state, an update gate between the old and the new, a reset gate on what the new one sees."""
+"""Gated recurrent unit: one state, an update gate between the old and the new, a reset gate on the input of the new one."""
 
 from __future__ import annotations
 

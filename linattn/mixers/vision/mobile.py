@@ -1,4 +1,4 @@
-"""Mobile Attention (ICML 2024): many narrow heads that compete for what flows through a token."""
+"""Mobile Attention (ICML 2024): many narrow heads that compete for the flow through a token."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Mobile(Mixer):
 
 
 def _flow(a: Tensor, b: Tensor) -> Tensor:
-    """From each head of ``a`` [B, T, H, K] to all heads of ``b`` together: [B, T, H, 1]."""
+    """Flow from each head of ``a`` [B, T, H, K] to all heads of ``b`` together: [B, T, H, 1]."""
     return ((a + _EPSILON) * (b.sum(2, keepdim=True) + _EPSILON)).sum(-1, keepdim=True)
 
 
 def _competition(offered: Tensor, state: CallContext) -> Tensor:
-    """A softmax over the real tokens of [B, T, H, 1], times their number."""
+    """Softmax over the real tokens of [B, T, H, 1], times their number."""
     if state.lengths is None or state.valid is None:
         return offered.softmax(1) * offered.shape[1]
     real = state.valid[..., None, None]

@@ -1,4 +1,4 @@
-"""Program that writes the tables of both READMEs from the measured data: ``python benchmarks/tables.py``.
+"""Program that writes the tables of both READMEs and of docs from the measured data: ``python benchmarks/tables.py``.
 
 A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without the file there is none.
 """
@@ -18,8 +18,9 @@ from linattn.reproduce import variants
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- from (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
+PAGES = [f"{page}{language}.md" for page in ("README", "docs/studies", "docs/benchmarks") for language in ("", ".zh")]
 TITLES = {
-    "README.md": {
+    "en": {
         "ops-cpu": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
         "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
         "steps": ("one token, microseconds: linattn · fla",),
@@ -48,7 +49,7 @@ TITLES = {
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
-    "README.zh.md": {
+    "zh": {
         "ops-cpu": ("对比对象", "计算", "token 数", "linattn（毫秒）", "对方（毫秒）", "比值中位数", "目标"),
         "ops": ("毫秒：linattn · fla", "计算", "峰值显存（MB）", "首次调用（有缓存时，秒）"),
         "steps": ("单个 token（微秒）：linattn · fla",),
@@ -351,12 +352,12 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
 
 
 def filled(name: str) -> str:
-    """Text of the README ``name`` with its tables renewed."""
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return MARKED.sub(lambda found: found[1] + table(found[2], found[3], found[4], TITLES[name]), text)
+    """Text of the page ``name`` with its tables renewed."""
+    text, titles = (ROOT / name).read_text(encoding="utf-8"), TITLES["zh" if name.endswith(".zh.md") else "en"]
+    return MARKED.sub(lambda found: found[1] + table(found[2], found[3], found[4], titles), text)
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    for name in TITLES:
+    for name in PAGES:
         (ROOT / name).write_text(filled(name), encoding="utf-8")

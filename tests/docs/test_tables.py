@@ -1,4 +1,4 @@
-"""The tables of the READMEs are those of the measured data."""
+"""The tables of the READMEs and of docs are those of the measured data."""
 
 import importlib.util
 import json
@@ -12,8 +12,8 @@ tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 
 
-@pytest.mark.parametrize("name", tables.TITLES)
-def test_a_readme_shows_what_was_measured(name):
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_a_page_shows_what_was_measured(name):
     assert (ROOT / name).read_text(encoding="utf-8") == tables.filled(name), "run: python benchmarks/tables.py"
 
 

@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_refused_by_name():
         ({"labels": ids.int()}, "labels must be torch.int64, but came as torch.int32"),
         ({"labels": ids.tolist()}, "labels must be a tensor, but came as list"),
         ({"labels": ids, "logits_to_keep": 2}, "labels want the logits of every token, so logits_to_keep must be 0 beside them, but is 2"),
-        ({"shift_labels": ids}, "shift_labels come where the tokens of a row are on several processes, .*: give labels"),
+        ({"shift_labels": ids}, "shift_labels are for rows split over several processes, .*: give labels"),
         ({"attention_mask": [[1] * 6] * 2}, "attention_mask must be a tensor, but came as list"),
         ({"logits_to_keep": -1}, "logits_to_keep must be at least 0, or indices, but came as -1"),
         ({"logits_to_keep": 1.5}, "logits_to_keep must be at least 0, or indices, but came as 1.5"),

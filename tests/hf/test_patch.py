@@ -203,7 +203,7 @@ def test_feed_forwards_gate_in_one_kernel_where_there_are_many_numbers(family, f
 def test_checkpointing_that_would_forget_packing_is_refused(family):
     model, ids = model_of(family).train(), torch.randint(3, VOCABULARY, (1, 37))
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    with patch_transformers([family]), pytest.raises(ValueError, match="packed sequences when gradient checkpointing"):
+    with patch_transformers([family]), pytest.raises(ValueError, match="packed sequences to its layers when gradient checkpointing"):
         gradients_of(model, ids, **packings()["cu_seq_lens"])
 
 

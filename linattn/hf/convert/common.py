@@ -26,7 +26,7 @@ def base(theirs: Any) -> dict[str, Any]:
 
 
 def back(ours: LMConfig) -> dict[str, Any]:
-    """Convert those fields of ours to theirs; the tokens of a config without them become None."""
+    """Convert these linattn fields to those of transformers; special tokens that the config lacks become None."""
     sizes = {"vocab_size": ours.vocab_size, "hidden_size": ours.dim, "num_hidden_layers": ours.layers}
     return sizes | {"tie_word_embeddings": ours.tie_embeddings} | {name: getattr(ours, name, None) for name in TOKENS}
 

@@ -30,7 +30,7 @@ _NORMS = [("attn_norm", "mixer_norm"), ("mlp_norm", "ffn_norm")]
 
 @dataclass(frozen=True)
 class Kind:
-    """Family of fla: our mixer, defaults and fixed values of its config, options of ours from it and back, and its lines."""
+    """Model family of fla: linattn mixer, defaults and fixed values of the fla config, mixer options in both directions, weight lines."""
 
     mixer: str
     architecture: str
@@ -130,7 +130,7 @@ def _hgrn2(_: Any) -> Iterator[Line]:
 
 
 def _bounds(ours: LMConfig) -> Iterator[Line]:
-    """Convert lower bounds: theirs are learned steps between layers, in a softmax over layers; ours are each layer's bound.
+    """Convert lower bounds: fla learns steps between layers, in a softmax over layers; linattn stores the bound of each layer.
 
     What is added to all layers changes no softmax and is lost on the way.
     """

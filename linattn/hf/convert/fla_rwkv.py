@@ -1,4 +1,4 @@
-"""RWKV-6 and RWKV-7 with the names of flash-linear-attention 0.6.0. A block of theirs is two of our layers.
+"""RWKV-6 and RWKV-7 with the names of flash-linear-attention 0.6.0. A block of fla is two layers of linattn.
 
 Their models mix the token before into a token by μ, our channel mixing by 1 − μ, which is rounded in the conversion.
 """

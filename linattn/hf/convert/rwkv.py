@@ -1,4 +1,4 @@
-"""transformers' RWKV, which is RWKV-4. A block of theirs is two of our layers: time mixing and channel mixing.
+"""transformers' RWKV, which is RWKV-4. A block of transformers is two layers of linattn: time mixing and channel mixing.
 
 ``rescale_every`` halves numbers on their way for the sake of float16 and their weights with them; nothing else depends on it but
 the epsilon of norms, and our models leave it out.

@@ -41,12 +41,12 @@ class Line:
 class Family:
     """Family of published models.
 
-    ``fields`` converts their config to fields of our LMConfig, ``config`` our LMConfig to fields of theirs, and ``weights`` returns
-    the lines; the first two raise ValueError for what the other side cannot express. ``config_of`` completes a ``config.json``
-    with the defaults that it leaves out. ``tied`` are their names of the embedding and the head, of which a checkpoint whose
-    config ties them may hold either both or the first; where ``ties`` is False theirs has both, whatever a config says. ``aliases``
-    are patterns in names that older or newer checkpoints have, and what stands there in the names of the lines; weights whose names
-    ``ignored`` matches are passed over, as theirs does.
+    ``fields`` converts the published config to fields of LMConfig, ``config`` does the reverse, and ``weights`` returns the lines;
+    the first two raise ValueError for what the other side cannot express. ``config_of`` completes a ``config.json`` with the
+    defaults that it leaves out. ``tied`` are the published names of the embedding and the head; a checkpoint whose config ties them
+    may hold both or the first alone. Where ``ties`` is False a published checkpoint has both, whatever its config says.
+    ``aliases`` are patterns in the names of older or newer checkpoints, with their replacement in the names of the lines. Weights
+    whose names match ``ignored`` are passed over, as the published implementation does.
     """
 
     model_type: str
@@ -68,17 +68,17 @@ class Family:
 
 
 def same(theirs: str, ours: str, *shape: int) -> Line:
-    """Map one weight with two names; theirs has ``shape``, or that of ours."""
+    """Map one weight with two names; the published one has ``shape``, by default that of the linattn weight."""
     return Line((theirs,), (ours,), lambda t, shapes: [t[0].reshape(shapes[0])], lambda t: [t[0].reshape(shape) if shape else t[0]])
 
 
 def split(theirs: str, *ours: str) -> Line:
-    """Map one of their weights to the rows of several of ours, in sequence."""
+    """Map one published weight to the rows of several linattn weights, in sequence."""
     return Line((theirs,), ours, lambda t, shapes: list(t[0].split([s[0] for s in shapes])), lambda t: [torch.cat(t)])
 
 
 def join(ours: str, theirs: Sequence[str], rows: Sequence[int]) -> Line:
-    """Map one of our weights to the rows of several of theirs, ``rows`` of each."""
+    """Map one linattn weight to the rows of several published weights, ``rows`` of each."""
     return Line(tuple(theirs), (ours,), lambda t, _: [torch.cat(t)], lambda t: list(t[0].split(list(rows))))
 
 

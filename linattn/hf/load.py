@@ -259,7 +259,7 @@ def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
 
 
 def _told(module: nn.Module) -> dict[str, Any]:
-    """Numbers, strings and shapes of a module."""
-    kinds = (int, float, str, tuple, list)
+    """Numbers, strings, options and shapes of a module."""
+    kinds = (int, float, str, tuple, list, dict)
     own = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(module).items() if isinstance(v, kinds) and key[0] != "_"}
     return own | {name: list(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}

@@ -35,7 +35,8 @@ MODELS = {
             "final_logit_softcapping": 2.0, "layer_types": ["sliding_attention"] * 2, "tie_word_embeddings": False,
         },
         {
-            **_HEADS, "num_hidden_layers": 2, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False,
+            **_HEADS, "num_hidden_layers": 2, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": False,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
                 "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},

@@ -66,7 +66,8 @@ class GGUFFile:
             return (plain.view(torch.bfloat16) if stored.kind == "BF16" else plain).reshape(stored.shape)
         kind = self._gguf.GGMLQuantizationType[stored.kind]
         rows = data.reshape(math.prod(stored.shape[:-1]), -1)
-        return torch.from_numpy(self._gguf.quants.dequantize(rows, kind)).reshape(stored.shape)
+        with np.errstate(all="ignore"):  # a file may hold infinite scales
+            return torch.from_numpy(self._gguf.quants.dequantize(rows, kind)).reshape(stored.shape)
 
     def floats(self) -> int:
         """Number of bytes of all tensors once they are read."""

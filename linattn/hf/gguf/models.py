@@ -52,10 +52,10 @@ class _Metadata:
     """Values of a file's metadata, those of its architecture by their short names."""
 
     def __init__(self, file: GGUFFile) -> None:
-        self._values, self.architecture = file.metadata, file.metadata.get("general.architecture")
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise ValueError(f"no architecture of GGUF files is called {self.architecture!r} that is read; there are {known}")
+        self._values, name = file.metadata, file.metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise ValueError(f"general.architecture must be one of {', '.join(ARCHITECTURES)} to be read, but is {name!r}")
+        self.architecture = name
 
     def get(self, name: str, default: Any = None) -> Any:
         """Value of a key of the architecture: a number, or a text."""
@@ -68,11 +68,18 @@ class _Metadata:
             raise ValueError(f"{key} must be one value for all layers to be read, but is a list")
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
-    def __getitem__(self, name: str) -> Any:
-        """Value of a key that must be there, above 0."""
-        value = self.get(name)
+    def number(self, name: str, default: float | None = None) -> float:
+        """Value of a key of the architecture, above 0; it must be there if there is no default."""
+        value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(f"{self.architecture}.{name} must be a number above 0, but is {value!r}")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Value of a key that counts something."""
+        value = self.number(name, default)
+        if not isinstance(value, int):
+            raise ValueError(f"{self.architecture}.{name} must be an integer, but is {value!r}")
         return value
 
 
@@ -87,8 +94,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         raise ValueError(f"{told.architecture}.expert_count must be 0 to be read, but is {told.get('expert_count')}")
     if "token_embd.weight" not in file.tensors:
         raise ValueError("there is no tensor token_embd.weight")
-    heads, size = told["attention.head_count"], told.get("attention.key_length")
-    size = told["embedding_length"] // heads if size is None else size
+    heads = told.count("attention.head_count")
+    size = told.count("attention.key_length", told.count("embedding_length") // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if told.get(name, size) != size:
             raise ValueError(f"{told.architecture}.{name} must be that of a head, {size}, to be read, but is {told.get(name)}")
@@ -96,10 +103,10 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     return {
         "model_type": ARCHITECTURES[told.architecture].model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": told["embedding_length"], "num_hidden_layers": told["block_count"], "num_attention_heads": heads,
-        "num_key_value_heads": told.get("attention.head_count_kv", heads), "head_dim": size,
-        "intermediate_size": told["feed_forward_length"], "rms_norm_eps": told["attention.layer_norm_rms_epsilon"],
-        "max_position_embeddings": told["context_length"], "tie_word_embeddings": "output.weight" not in file.tensors,
+        "hidden_size": told.count("embedding_length"), "num_hidden_layers": told.count("block_count"), "num_attention_heads": heads,
+        "num_key_value_heads": told.count("attention.head_count_kv", heads), "head_dim": size,
+        "intermediate_size": told.count("feed_forward_length"), "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": told.count("context_length"), "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors, **tokens, **_positions(told, file),
     }  # fmt: skip
 
@@ -109,19 +116,19 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 def _positions(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
     """Rotary positions, and windows and scales of Gemma, as fields of the config."""
-    rope = {"rope_type": "default", "rope_theta": told.get("rope.freq_base", 10000.0)} | _scaling(told, file)
+    rope = {"rope_type": "default", "rope_theta": told.number("rope.freq_base", 10000.0)} | _scaling(told, file)
     if told.architecture != "gemma3":
         return {"rope_parameters": rope}
-    local = {"rope_type": "default", "rope_theta": told.get("rope.freq_base_swa", 10000.0)}
-    layers, period = told["block_count"], told.get("attention.sliding_window_pattern", 6)
-    size = told["attention.key_length"]
+    local = {"rope_type": "default", "rope_theta": told.number("rope.freq_base_swa", 10000.0)}
+    layers, period = told.count("block_count"), told.count("attention.sliding_window_pattern", 6)
+    size = told.count("attention.key_length")
     return {
         "rope_parameters": {"full_attention": rope, "sliding_attention": local},
         "layer_types": ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)],
-        "sliding_window": told["attention.sliding_window"],
+        "sliding_window": told.count("attention.sliding_window"),
         "final_logit_softcapping": told.get("final_logit_softcapping"),
         # The files do not have it; of all published sizes it is another than a head's in the one of 62 layers alone.
-        "query_pre_attn_scalar": told["embedding_length"] // told["attention.head_count"] if layers == 62 else size,
+        "query_pre_attn_scalar": told.count("embedding_length") // told.count("attention.head_count") if layers == 62 else size,
     }
 
 
@@ -134,9 +141,9 @@ def _scaling(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
         return {}
     if kind not in ("linear", "yarn"):
         raise ValueError(f"{told.architecture}.rope.scaling.type must be none, linear or yarn to be read, but is {kind!r}")
-    scaling = {"rope_type": kind, "factor": told["rope.scaling.factor"]}
+    scaling = {"rope_type": kind, "factor": told.number("rope.scaling.factor")}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = told["rope.scaling.original_context_length"]
+        scaling["original_max_position_embeddings"] = told.count("rope.scaling.original_context_length")
     return scaling
 
 
@@ -145,7 +152,7 @@ def _llama3(divisors: Tensor, told: _Metadata) -> dict[str, Any]:
     from linattn.mixers.rotary import frequencies
 
     scaling = {"rope_type": "llama3", "factor": round(divisors.max().item(), 4), **_LLAMA3}
-    base, rotated = told.get("rope.freq_base", 10000.0), 2 * len(divisors)
+    base, rotated = told.number("rope.freq_base", 10000.0), 2 * len(divisors)
     plain, scaled = (frequencies(divisors, rotated, base, how) for how in (None, scaling))
     if not torch.allclose(plain / divisors, scaled, rtol=1e-4, atol=0):  # they were computed in float32
         raise ValueError(f"{FREQUENCIES} must be those of Llama 3 ({_LLAMA3}) to be read")
@@ -158,7 +165,10 @@ class _GGUFWeights(Weights):
     def __init__(self, file: GGUFFile) -> None:
         told = _Metadata(file)
         self._architecture = ARCHITECTURES[told.architecture]
-        self._heads = {"q": told["attention.head_count"], "k": told.get("attention.head_count_kv", told["attention.head_count"])}
+        self._heads = {
+            "q": told.count("attention.head_count"),
+            "k": told.count("attention.head_count_kv", told.count("attention.head_count")),
+        }
         names = [name for name in file.tensors if name != FREQUENCIES]
         self._where = {_named(name, self._architecture.block): (file, name) for name in names}
 

@@ -55,7 +55,9 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
     told = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
     words = _words(file, told)
     tokens, vocabulary = _vocabulary(file, told)
-    merges = [tuple(merge.split(" ")) for merge in told.get("merges", [])]
+    merges: list[Any] = [tuple(str(merge).split(" ")) for merge in told.get("merges", [])]
+    if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
+        raise ValueError(f"{file.path}: {_KEY}merges must be pairs of tokens, but has {wrong[0]!r}")
     try:
         inner = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
     except Exception as error:  # the package raises bare exceptions

@@ -164,5 +164,5 @@ def _package() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise ImportError(f"a GGUF file needs the gguf package: pip install 'linattn[gguf]' ({error})") from None
+        raise ModuleNotFoundError(f"a GGUF file needs the gguf package: pip install 'linattn[gguf]' ({error})", name="gguf") from None
     return gguf

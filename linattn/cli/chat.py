@@ -34,10 +34,10 @@ def chat(
         Path | None, typer.Option(metavar="FILE", help="Keep the conversation here, after every reply.", show_default="nowhere")
     ] = None,
 ) -> None:
-    """Talk with a trained model, a line and a reply in turn, in the words of its chat template if it has one.
+    """Talk with a trained model, a line and a reply in turn.
 
-    What was said is kept in the state alone, whose bytes are shown behind every reply: they stay the same, where the mixers are
-    recurrent. The end of the input (Ctrl-D) ends the conversation.
+    A chat template beside the model says how turns are put. What was said is kept in the state alone, whose bytes are shown behind every
+    reply: they stay the same, where the mixers are recurrent. The end of the input (Ctrl-D) ends the conversation.
     """
     import torch
 

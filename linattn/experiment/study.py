@@ -57,7 +57,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Study:
-    """One question to the mixers.
+    """A study: one question to the mixers.
 
     Args:
         title: of its page.

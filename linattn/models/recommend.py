@@ -81,7 +81,7 @@ class RecommendModel(SavedModel):
 
     @explain_failure
     def hidden(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the last block gives, normed: [B, T, D]."""
+        """Normalized output of the last block, [B, T, D]."""
         check_tokens("histories", histories, self.config.items)
         if histories.shape[1] > self.config.length:
             raise ValueError(f"histories must be [B, T] with T at most {self.config.length}, but came with {list(histories.shape)}")

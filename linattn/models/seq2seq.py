@@ -204,7 +204,7 @@ class Seq2SeqModel(SavedModel):
         return [row[:end] for row, end in zip(rows, ends.tolist(), strict=True)]
 
     def _expected(self, counts: Tensor) -> Tensor:
-        """How many tokens the targets of sources of ``counts`` [B] tokens are expected to have, the stop token included."""
+        """Expected number of target tokens, stop token included, for sources of ``counts`` [B] tokens."""
         return counts * self.config.ratio + 1
 
     def _embedded(

@@ -21,7 +21,7 @@ LEAST_SIZE = 16  # channels of a head that the kernel needs
 
 
 def serves(q: Tensor, v: Tensor) -> bool:
-    """Whether this is the way to go for q [B, T, H, K] and v [B, T, H, V]."""
+    """True if flex_attention computes the pattern for q [B, T, H, K] and v [B, T, H, V]."""
     small = min(q.shape[3], v.shape[3]) < LEAST_SIZE or q.shape[1] < BLOCK
     return q.is_cuda and gpu.refusal(q.device) is None and q.dtype != torch.float64 and not small
 

@@ -47,7 +47,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Tiles], scale: fl
 
 
 def _gathered(t: Tensor, places: Tensor) -> Tensor:
-    """What stands at ``places`` [G, C] of t [B, T, H, K], [B G, H, C, K]."""
+    """Gather ``t`` [B, T, H, K] at ``places`` [G, C] into [B G, H, C, K]."""
     return t.index_select(1, places.clamp(min=0).flatten()).unflatten(1, places.shape).transpose(2, 3).flatten(0, 1)
 
 

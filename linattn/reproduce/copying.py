@@ -45,7 +45,7 @@ class Settings:
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
-    """One for each task, mixer and seed."""
+    """Runs for each task, mixer and seed."""
     same = {name: getattr(settings, name) for name in ("examples", "epochs", "dim", "batch_size", "learning_rate", "tests")}
     return [
         {"task": task, "mixer": mixer, "seed": seed, "train": settings.train[task], "test": settings.test[task], **same}
@@ -117,7 +117,7 @@ def _beyond(results: list[Result], length: int) -> float | None:
 
 
 def _paper(row: Row) -> Row:
-    """What the papers say of copying and of induction heads; what they say of softmax is of no other mixer whose cache grows."""
+    """Claims of the papers on copying and induction heads. Those on softmax do not extend to other mixers with a growing cache."""
     variant = variants.parse(row["mixer"])
     said = agrees = None
     if row["task"] == "copying":
@@ -137,7 +137,7 @@ def _paper(row: Row) -> Row:
 
 
 def _bounded(variant: variants.Variant) -> bool:
-    """Whether what it keeps stops growing."""
+    """True if the state of the mixer has a bounded size."""
     return mixers.info(variant.name).recurrent or variant.windowed
 
 

@@ -123,7 +123,7 @@ def runs(settings: Settings, done: Done) -> list[Run]:
 
 
 def measure(run: Run) -> Generator[None, None, Result]:
-    """One training, or the decoding of all stacks of a mixer."""
+    """Run one training, or decode with all stacks of a mixer."""
     if run["kind"] == "recall":
         model, unseen = yield from on_recall(_stack_of(run), run)
         return {"recall": synthetic.accuracy(model, unseen)}
@@ -179,7 +179,7 @@ def rows(settings: Settings, done: Done) -> list[Row]:
 
 
 def _paper(row: Row, table: list[Row]) -> Row:
-    """What the studies found at this share, and whether recall is as they say beside softmax alone, if that has learned any."""
+    """Findings of the studies at this share, and whether recall agrees with them beside softmax alone, if that has learned any."""
     said, source = _SAID.get(row["share"], (None, None))
     alone = next((other["recall"] for other in table if other["mixer"] == row["mixer"] and other["share"] == "1"), None)
     agrees = None

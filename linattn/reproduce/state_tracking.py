@@ -48,7 +48,7 @@ class Settings:
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
-    """One for each seed, problem and mixer."""
+    """Runs for each seed, problem and mixer."""
     same = {name: getattr(settings, name) for name in ("epochs", "dim", "layers", "batch_size", "tests")}
     return [
         {"problem": name, "mixer": mixer, "seed": seed, **asdict(problem), "test": [n * max(problem.train) for n in settings.times], **same}
@@ -110,7 +110,7 @@ _REFLECTIONS = {"S3": 2, "A5": 2, "S5": 4}  # products of so many are enough in 
 
 
 def _paper(problem: str, mixer: str, layers: int, best: float) -> Row:
-    """What the papers prove or show of this kind of transition in one layer, and whether the best seed here does so."""
+    """Claims of the papers on this kind of transition in one layer, and whether the best seed here agrees."""
     variant = variants.parse(mixer)
     negative = variant.options.get("negative_eigenvalues", "product" in variant.name)
     solved, source = None, "arXiv 2411.12537"

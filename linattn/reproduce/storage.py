@@ -1,4 +1,4 @@
-"""How long a state takes to come back from where it lies: the accelerator's memory, main memory, a disk."""
+"""Time to restore a state from the accelerator's memory, main memory or a disk."""
 
 from __future__ import annotations
 

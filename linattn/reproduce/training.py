@@ -1,4 +1,4 @@
-"""What several studies train: stacks of equal size on text and on multi-query associative recall."""
+"""Training shared by several studies: stacks of equal size on text and on multi-query associative recall."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stack:
         return cls(variant.name, {variant.name: variant.options} if variant.options else {})
 
     def config(self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY, tie_embeddings: bool = False) -> LMConfig:
-        """Of a model of this stack."""
+        """Configuration of a model of this stack."""
         return LMConfig(
             vocab_size=vocab_size, dim=dim, layers=layers, mixer=self.pattern, mixer_options=self.options, ffn_dim=ffn_dim,
             tie_embeddings=tie_embeddings,

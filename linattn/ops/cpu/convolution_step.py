@@ -10,7 +10,7 @@ from linattn.ops.cpu.selective_step import constant
 
 
 def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: int, normed: int) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if normed:
         return "it divides no heads by their length"
     if state.dtype != x.dtype:

@@ -21,7 +21,7 @@ _NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # as it counts them
 
 
 def refusal(x: Tensor, *weights: Tensor) -> str | None:
-    """Why :func:`linears` does not take them, or None if it does."""
+    """Reason why :func:`linears` does not take them, or None if it does."""
     if not 0 < x.numel() <= VECTORS * x.shape[-1]:
         return f"for more than {VECTORS} vectors a matrix product is faster, and x has shape {list(x.shape)}"
     if len(weights) > MAPS:
@@ -36,7 +36,7 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
 
 
 def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
-    """Why the kernel does not take ``x`` through ``steps``, or None if it does."""
+    """Reason why the kernel does not take ``x`` through ``steps``, or None if it does."""
     tensors = [x, *[other for _, other in steps if isinstance(other, Tensor)]]
     if x.numel() == 0:
         return "there are no numbers"

@@ -15,7 +15,7 @@ GROUPS = 16  # of sequences, at most, that sum the gradient of a constant decay 
 
 
 def refusal(*call: Any) -> str | None:
-    """Why the kernels do not run a call, or None."""
+    """Reason why the kernels do not run a call, or None."""
     return library.refusal(*call[1:])
 
 

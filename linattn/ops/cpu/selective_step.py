@@ -14,7 +14,7 @@ NOTHING: Place = (None, 0, 0, 0, 0)
 
 
 def refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *others: Tensor | None) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if state.dtype != torch.float32:
         return f"its states are float32, and that of this call is {state.dtype}"
     if state.shape[-1] > MOST:

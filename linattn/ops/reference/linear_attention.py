@@ -15,7 +15,7 @@ from linattn.ops.inputs import Inputs, Outputs
 
 
 class Tokens(NamedTuple):
-    """What each token brings, all heads and channels written out: [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1]."""
+    """Inputs of each token, expanded over heads and channels: [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1]."""
 
     q: Tensor
     k: Tensor

@@ -52,7 +52,7 @@ class NoDecay:
 
 
 class HeadDecay(NoDecay):
-    """One logarithm a token and head: [..., C]."""
+    """Decay per head: a logarithm for each token and head, [..., C]."""
 
     def __init__(self, log: Tensor) -> None:
         log = log[..., None]
@@ -76,7 +76,7 @@ class HeadDecay(NoDecay):
 
 
 class ChannelDecay(NoDecay):
-    """One logarithm a token, head and channel: [..., C, K], C a power of two.
+    """Decay per channel: a logarithm for each token, head and channel, [..., C, K], C a power of two.
 
     The pairs of a block of 2h tokens are those of its two halves and those of a row in the second half with a row in the
     first. The latter factor at the border between the halves into a matrix product in which both exponents are sums

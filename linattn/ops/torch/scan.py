@@ -138,7 +138,7 @@ def _before(h: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tens
 
 
 def _at_start(w: Tensor, first: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """What the initial states [N, D] get: w_1 e_1 where there is a token, ``first`` where there is none."""
+    """Gradients of the initial states [N, D]: w_1 e_1 for a sequence with tokens, ``first`` for an empty one."""
     if w.shape[1] == 0:
         return first
     if cu_seqlens is None:

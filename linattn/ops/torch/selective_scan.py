@@ -116,7 +116,7 @@ class _Walk(torch.autograd.Function):
 
 
 def _gradients(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor, dy: Tensor, dh: Tensor) -> tuple[Tensor, ...]:
-    """Of ``x``, ``dt``, ``b``, ``c``, ``a`` and ``h``, from those of what :func:`walk` returns."""
+    """Gradients of ``x``, ``dt``, ``b``, ``c``, ``a`` and ``h`` from those of the results of :func:`walk`."""
     u, states, fades = dt * x, [h], []
     for t in range(x.shape[-2]):
         fades.append((dt[..., t, :, None] * a).exp())

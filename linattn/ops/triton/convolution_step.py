@@ -56,7 +56,7 @@ def step_kernel(
 
 
 def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size: int, normed: int) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if x.dtype == torch.float64:
         return "its sums are float32, and float64 was given"
     if x.stride(2) != 1 or size & (size - 1):

@@ -30,20 +30,20 @@ def prepare(family: Family, decay: Tensor | None, read: Tensor | None, write: Te
 
 
 def _suits(family: Family, decay: Tensor) -> bool:
-    """Whether the kernels take ``decay`` per channel, whose strides may be 0. Those that erase read after the token's decay."""
+    """True if the kernels take ``decay`` per channel, whose strides may be 0. Rules that erase read after the token's decay."""
     even = decay.data_ptr() % 16 == 0 and decay.stride(1) % 4 == decay.stride(2) % 4 == 0 and decay.stride(3) == 1
     return even and decay.dtype in (torch.bfloat16, torch.float32) and (family.rule == PLAIN or not family.before)
 
 
 def _copies(t: Tensor | None) -> bool:
-    """Whether 16 bytes of a row can be copied at a time."""
+    """True if 16 bytes of a row can be copied at a time."""
     if t is None or t.dtype != torch.bfloat16:
         return False
     return t.data_ptr() % 16 == 0 and t.stride(1) % 8 == t.stride(2) % 8 == 0 and t.stride(3) == 1
 
 
 def distrusted(rule: int, decay: int) -> str | None:
-    """Why the Gluon kernels of such a family's gradients are left out under the installed triton, or None.
+    """Reason why the Gluon kernels of such a family's gradients are left out under the installed triton, or None.
 
     The one thing here that goes by a version, since it was measured and a trial would have to run the whole kernel: on an H100 under
     triton 3.9.0 the decay's gradient was off by 6.7 times its bound for the erase rule with decays per channel (bfloat16, K = V = 128),

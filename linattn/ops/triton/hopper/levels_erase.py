@@ -50,7 +50,7 @@ SHARE = gl.constexpr(shares(8))
 
 
 class Sources(NamedTuple):
-    """What TMA reads and writes."""
+    """Tensors that TMA reads and writes."""
 
     vectors: Any  # q, k, r, w
     of_v: Any  # v, u, dO, X
@@ -80,7 +80,7 @@ class Tiles(NamedTuple):
 
 @gluon.jit
 def product(a, b):
-    """Of what tokens bring with what others do, under way."""
+    """Start the product of the operands of tokens with those of others."""
     nothing = gl.zeros([C, C], gl.float32, EACH)
     return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
 
@@ -330,7 +330,7 @@ def gradients(call, work, sizes):
 
 
 def programs(multiprocessors: int) -> int:
-    """One a multiprocessor, or one less: an odd number has them share whichever heads and channels it is that do not settle."""
+    """Number of programs: one for each multiprocessor, made odd so that they share whichever heads and channels the level kernels handle."""
     return multiprocessors - 1 + multiprocessors % 2
 
 

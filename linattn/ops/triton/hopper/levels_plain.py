@@ -191,7 +191,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
 @gluon.jit
 def pick_from(chosen, x):
-    """What is ``chosen`` of ``x`` as a left operand."""
+    """Select the ``chosen`` part of ``x`` as a left operand."""
     return left(gl.where(chosen, x, 0.0))
 
 

@@ -50,7 +50,7 @@ from linattn.ops.triton.tiles import LOG2E, TAME
 
 
 class Sources(NamedTuple):
-    """What TMA reads."""
+    """Tensors that TMA reads."""
 
     of_v: Any  # v, u, dO, X
     states: Any  # the state's cotangent, the state
@@ -305,5 +305,5 @@ def gradients(call, work, sizes):
 
 
 def options(size_v: int) -> dict[str, int]:
-    """How many blocks of channels are at hand, and the registers that a thread can have. No more than one program fits a multiprocessor."""
+    """Number of blocks of channels in flight, and registers of a thread. A multiprocessor runs one program at a time."""
     return dict(programs=1, STAGES=128 // size_v, num_warps=8, maxnreg=168)

@@ -25,7 +25,7 @@ class Size:
 
 
 def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], int]) -> dict[str, Size]:
-    """For each mixer the width, in steps of one, that comes nearest to ``target`` parameters.
+    """Width of each mixer, in steps of one, that comes nearest to ``target`` parameters.
 
     Args:
         mixers: their names.

@@ -49,7 +49,7 @@ def number(name: str, value: object) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False, and nothing that merely counts as one."""
+    """Require a bool; other values that Python takes for true or false are refused."""
     if value is not True and value is not False:
         raise ValueError(f"{name} must be True or False, but came as {described(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Which backend runs a call, and why each other one does not: for every operation, in the same words.
+"""Choice of the backend that runs a call, with the reasons why the others do not, for every operation.
 
 The choice follows the tensors alone: their device, their dtypes, the options of the call. Nothing is imported before it is needed.
 """
@@ -52,7 +52,7 @@ def definition_refusal(asked: bool) -> str | None:
 
 
 def refusal(name: str, asked: bool, x: Tensor, kernels: Callable[[str], Any], call: Sequence[Any], *, defined: bool = False) -> str | None:
-    """Reason why the backend ``name`` does not run ``call``, or None. The torch backend runs every call; ``kernels`` maps the others to their refusals.
+    """Reason why the backend ``name`` does not run ``call``, or None. torch runs every call; ``kernels`` have the other refusals.
 
     ``defined``: there is a definition apart from the operations of torch.
     """

@@ -256,7 +256,7 @@ def _plan(of: Operator) -> Plan:
 
 
 def _source(name: str, arguments: Sequence[str], results: Sequence[str]) -> tuple[str, str]:
-    """Origin of an argument of the backward pass, and the argument or result of the forward pass that it belongs to."""
+    """Source of an argument of the backward pass ("kept", "cotangent" or "flag"), and the argument or result that it belongs to."""
     if name in arguments or name in results:
         return "kept", name
     for prefix in ("d_", "of_", "d"):
@@ -269,5 +269,5 @@ def _source(name: str, arguments: Sequence[str], results: Sequence[str]) -> tupl
 
 
 def _there(cotangent: Tensor | None) -> Tensor | None:
-    """None for the cotangent of an empty tensor, which stands for a result that there is not."""
+    """Replace the cotangent of an empty tensor, which stands for a missing result, by None."""
     return None if cotangent is None or (cotangent.ndim == 1 and cotangent.shape[0] == 0) else cotangent

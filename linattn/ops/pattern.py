@@ -36,7 +36,7 @@ class Part:
         return self.queries.shape[0] * self.queries.shape[1] * self.keys.shape[1]
 
     def seen(self, lengths: Tensor | int) -> Tensor:
-        """Which keys of its tile each query sees, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
+        """Mask of the keys of its tile that each query sees, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
         length = lengths[:, None, None, None] if isinstance(lengths, Tensor) else lengths
         query, key = self.queries[:, :, None], self.keys[:, None]
         seen = self.within.sees(query, key, length) & (query >= 0) & (key >= 0) & (key < length)
@@ -44,7 +44,7 @@ class Part:
 
 
 class Pattern(ABC):
-    """Who sees whom among the tokens of a sequence. ``a & b`` sees what both see, ``a | b`` what one of them sees."""
+    """The pairs of tokens of a sequence in which one sees the other. ``a & b`` is the intersection, ``a | b`` the union."""
 
     @abstractmethod
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
@@ -122,7 +122,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Everything(Pattern):
-    """Every token sees all, or, ``causal``, those up to itself."""
+    """Full attention: every token sees all or, if ``causal``, those up to itself."""
 
     causal: bool = False
 

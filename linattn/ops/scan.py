@@ -113,7 +113,7 @@ class _Call(NamedTuple):
     wide: torch.dtype
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
-        """Every state and the last ones, by the backend that ``backend`` leads to."""
+        """Compute every state and the last ones by the backend that ``backend`` selects."""
         name = dispatch.choose(backend, self.refusal)
         if name in KERNELS:
             results: tuple[Tensor, Tensor] = KERNELS[name](*self[:5])

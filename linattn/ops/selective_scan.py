@@ -94,7 +94,7 @@ def selective_scan(
 
 
 def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str) -> tuple[Tensor, Tensor]:
-    """With what stands before and behind the scan, inside of the kernel or around it."""
+    """Run the scan with the operations before and after it, inside the kernel or around it."""
     call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
     _check_gated(x, bias, z)
     tensors = (x, dt, a, b, c, d, initial, bias, z)

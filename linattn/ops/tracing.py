@@ -19,7 +19,7 @@ _VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # of the vmap that torch.
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """True where operators have to be seen: by a compiler, an exporter, a vmap, a dispatch mode or a subclass of tensors."""
+    """True if a compiler, an exporter, a vmap, a dispatch mode or a subclass of tensors must see operators."""
     if torch.compiler.is_compiling() or _modes() or _state() is not None:
         return True
     return batched() or not _PLAIN.issuperset(map(type, tensors))

@@ -91,7 +91,7 @@ def machine_facts(machine: dict) -> dict[str, str]:
 
 
 def measured_by(report: dict) -> str:
-    """On which machine, when, and by which command."""
+    """Machine, date and command of the measurement."""
     machine, day, command = report["machine"], report["created"][:10], report["command"]
     return f"Measured on {escape(machine['cpu'])}, {threads(machine)}, {escape(day)}, by <code>{escape(command)}</code>."
 

@@ -30,7 +30,7 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def measurements(self, turns: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        """Each pair of ``turns``, a context and a mixer, with a bar that names it while it lasts."""
+        """Iterate over ``turns``, pairs of a context and a mixer, with a bar that names the current pair."""
         if not self.bars:
             self.say(f"measuring {', '.join(dict.fromkeys(name for _, name in turns))}")
             yield from turns

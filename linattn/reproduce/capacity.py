@@ -61,7 +61,7 @@ def _pairs(settings: Settings, keys: str) -> list[int]:
 
 
 def measure(run: Run) -> Result:
-    """For each number of pairs the share returned exactly, the share recognised, and the mean relative error."""
+    """Measure the share returned exactly, the share recognised, and the mean relative error, for each number of pairs."""
     r = rule(run["mixer"])
     if r is None:
         raise LeftOut("it writes no pairs of keys and values into one matrix")

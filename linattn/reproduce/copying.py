@@ -56,7 +56,7 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 
 
 def examples(task: str, count: int, length: int, generator: torch.Generator) -> Examples:
-    """Those of a task of this study."""
+    """Examples of a task of this study."""
     if task == "copying":
         return tasks.copying(count, length=length, vocab_size=LETTERS, generator=generator)
     return tasks.induction_heads(count, tokens=length, generator=generator)
@@ -142,7 +142,7 @@ def _bounded(variant: variants.Variant) -> bool:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """For each task the share that is right over the length."""
+    """Plots of the share that is right over the length, for each task."""
     drawn, names = [], [row["mixer"] for row in table]
     for task, title in (("copying", "whole strings copied"), ("induction", "the induction head's answer")):
         shown = [row for row in table if row["task"] == task]

@@ -73,7 +73,7 @@ _SAID = {
 
 @cache
 def _width(mixer: str, dim: int, layers: int, ffn_dim: int) -> int | None:
-    """Width of the feed-forward; None where the model without one has as many parameters as the others."""
+    """Width of the feed-forward that gives as many parameters as the others have; None if there is none."""
     try:
         return widths({mixer: Stack.of(mixer)}, dim=dim, layers=layers, ffn_dim=ffn_dim)[mixer]
     except Unequal:

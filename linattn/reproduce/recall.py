@@ -175,7 +175,7 @@ def _about(name: str, dim: int, mixer: str) -> Run:
 
 
 def _best(done: Done) -> dict[tuple, float]:
-    """For each task, width and mixer of which all trials are done the learning rate that recalled most."""
+    """Learning rate with the best recall for each task, width and mixer whose trials are all done."""
     best = {}
     for key, group in grouped([one for one in done if one[0]["trial"]], "task", "dim", "mixer").items():
         if len(group) == len(TASKS[key[0]].learning_rates):
@@ -278,7 +278,7 @@ def _between(points: tuple[tuple[int, float], ...], thousand: float) -> float | 
 
 
 def charts(_settings: Settings, table: list[Row]) -> list[Chart]:
-    """For each line accuracy over the bytes of state."""
+    """Plots of accuracy over the bytes of state, for each line."""
     drawn, names = [], [row["mixer"] for row in table]
     for task in dict.fromkeys(row["task"] for row in table):
         shown = [row for row in table if row["task"] == task]

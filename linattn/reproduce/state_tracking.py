@@ -59,7 +59,7 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 
 
 def examples(problem: str, count: int, tokens: int, generator: torch.Generator) -> Examples:
-    """Those of parity or of a group's word problem."""
+    """Examples of parity or of a group's word problem."""
     if problem == "parity":
         return tasks.parity(count, tokens=tokens, generator=generator)
     return tasks.word_problem(count, group=problem, tokens=tokens, generator=generator)
@@ -128,7 +128,7 @@ def _paper(problem: str, mixer: str, layers: int, best: float) -> Row:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """For each problem accuracy over the length of the test."""
+    """Plots of accuracy over the length of the test, for each problem."""
     drawn, names = [], [row["mixer"] for row in table]
     for problem in dict.fromkeys(row["problem"] for row in table):
         shown = [row for row in table if row["problem"] == problem]

@@ -52,7 +52,7 @@ class Asked(nn.Module):
 
 
 class Decoder(Asked):
-    """For :func:`linattn.tasks.compression`: two layers tell from the last output and a place which token stood there.
+    """Decoder for :func:`linattn.tasks.compression`: two layers that predict from the last output and a position the token there.
 
     As in the paper's autoencoder (arXiv 2403.17844): places are sines and cosines, the layers do not widen.
     """
@@ -121,7 +121,7 @@ def train(model: Asked, examples: Sequence[Examples], recipe: Recipe, *, seed: i
 
 
 def finish(training: Generator[None, None, float]) -> float:
-    """All steps of :func:`train` at once."""
+    """Run all steps of :func:`train`."""
     while True:
         try:
             next(training)
@@ -131,7 +131,7 @@ def finish(training: Generator[None, None, float]) -> float:
 
 @torch.inference_mode()
 def right(model: Asked, examples: Examples, batch_size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each batch whether the answers are right and whether there was a question at all, both [n, questions] bool."""
+    """Correct answers and questions of each batch, both [n, questions] bool."""
     device = device_of(model)
     model.eval()
     places, answers = examples.asked()

@@ -30,7 +30,7 @@ class Stack:
 
     @classmethod
     def of(cls, mixer: str) -> Stack:
-        """All layers of one variant."""
+        """Stack whose layers are all of one variant."""
         variant = variants.parse(mixer)
         return cls(variant.name, {variant.name: variant.options} if variant.options else {})
 
@@ -43,7 +43,7 @@ class Stack:
 
 
 def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) -> dict[str, int]:
-    """For each of ``stacks`` the feed-forward width with which it has as many parameters as softmax with ``ffn_dim``.
+    """Feed-forward width at which each of ``stacks`` has as many parameters as softmax with ``ffn_dim``.
 
     The yardstick does not depend on which other stacks there are, so neither do the models.
 

@@ -103,7 +103,7 @@ def _value(text: str) -> Any:
 
 
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """Those of its constructor, with annotations as text where they name what is not imported."""
+    """Parameters of the mixer's constructor, with annotations as text where they name what is not imported."""
     try:
         return inspect.signature(cls, eval_str=True).parameters
     except NameError:

@@ -56,7 +56,7 @@ class BuildError(Exception):
 
 
 class NoCompilerError(BuildError):
-    """There is nothing to build it with."""
+    """No C++ compiler was found."""
 
 
 def names(sanitize: bool = False) -> tuple[str, ...]:

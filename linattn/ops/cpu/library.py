@@ -106,7 +106,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def like(t: Tensor) -> Callable[..., Tensor]:
-    """As :func:`empty`, for the fake results of operators."""
+    """Equivalent of :func:`empty` for the fake results of operators."""
     return lambda shape, dtype=torch.float32: t.new_empty(shape, dtype=dtype)
 
 

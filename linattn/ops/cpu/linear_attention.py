@@ -211,7 +211,7 @@ def outputs(*arguments) -> tuple[Any, ...]:
 
 
 def gradients(*arguments) -> tuple[Tensor | None, ...]:
-    """Those of :func:`backward`."""
+    """Shapes of the gradients that :func:`backward` returns."""
     *tensors, of_decay = (*arguments[4:14], arguments[-1])
     tensors[3] = tensors[3] if of_decay else None
     return tuple(None if t is None else t.new_empty(t.shape) for t in tensors)

@@ -101,5 +101,5 @@ def outputs(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradients(_dy: Tensor, _dlast: Tensor | None, x: Tensor, *rest: Any) -> Gradients:
-    """Those of :func:`backward`."""
+    """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
     return _gradients(library.like(x), x, *rest[:-1])

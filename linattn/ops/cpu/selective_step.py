@@ -28,7 +28,7 @@ def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    """As :func:`linattn.ops.selective_step.selective_step_`."""
+    """Run :func:`linattn.ops.selective_step.selective_step_`."""
     y = library.empty(x.shape, x.dtype)
     a = a if a.dtype == torch.float32 else a.float()
     b, c = (t if t.stride(-1) == 1 else t.contiguous() for t in (b, c))

@@ -134,7 +134,7 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
 
 
 class _Solve(torch.autograd.Function):
-    """By forward substitution: a Neumann series diverges for similar keys at β = 2.
+    """Solve a triangular system by forward substitution: a Neumann series diverges for similar keys at β = 2.
 
     The third output is the inverse itself. The gradient is made of the outputs, so it needs no further system and is
     differentiable in turn.

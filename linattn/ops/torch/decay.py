@@ -148,7 +148,7 @@ class _Weights(torch.autograd.Function):
 
 
 def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For h = 1, 2, 4, ...: what remains of the border at each row of second halves, and of each row of first halves at the border."""
+    """Decay factors for h = 1, 2, 4, ...: from the border to each row of second halves, and from each row of first halves to the border."""
     levels, h = [], 1
     while 2 * h <= log.shape[-2]:
         first, second = halves(log, h)
@@ -170,5 +170,5 @@ def _suffix(log: Tensor) -> Tensor:
 
 
 def _delayed(factors: Tensor) -> Tensor:
-    """Each row's factor moved one row on: the first row reads what was before it undecayed."""
+    """Factors moved by one row: the first row reads the earlier state undecayed."""
     return torch.cat([torch.ones_like(factors[..., :1, :]), factors[..., :-1, :]], -2)

@@ -168,7 +168,7 @@ def outputs(*arguments) -> launch.Tensors:
 
 
 def gradients(do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, *_) -> launch.Tensors:
-    """Those of :func:`backward`."""
+    """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dinitial = v.new_empty((sequences, v.shape[2], k.shape[3], v.shape[3]), dtype=torch.float32)
     of = (q, k, v, decay if ddecay else None, beta, read, write, bonus)

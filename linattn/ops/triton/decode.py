@@ -59,7 +59,7 @@ def recurrence(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PER_CHANNEL: tl.constexpr, UNIT: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Run the recurrence for one block of columns of one state; arguments that are None take no part. Token t of row n is at n · tokens + t.
+    """Run the recurrence for one block of columns of one state; arguments may be None. Token t of row n is at n · tokens + t.
 
     UNIT: q and k are first divided by √(Σ x² + eps).
     OVERLAPPED: the states are read while the launch before may still run, and the launch after may start at once.
@@ -159,7 +159,7 @@ def _walkable(x: Tensor | None, vector: bool = True) -> Tensor | None:
 
 
 def _steps(x: Tensor | None, vector: bool = True) -> tuple[int, int]:
-    """From token to token of the batch and from head to head; a constant, [H] or [H, K], takes steps of 0 from token to token."""
+    """Strides over the tokens of the batch and over heads; those of a constant, [H] or [H, K], are 0 over tokens."""
     if x is None:
         return 0, 0
     if x.ndim == 1 + vector:

@@ -72,7 +72,7 @@ def _before(out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> T
 
 @fitting.or_else(_portable, lambda *arguments: ("forward", *_name(*arguments)))
 def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As :func:`linattn.ops.cpu.scan.forward`."""
+    """Compute :func:`linattn.ops.cpu.scan.forward`."""
     if not x.numel():
         out, final = outputs(kind, decay, x, initial, cu_seqlens)
         return out, final.fill_(_nothing(kind)) if initial is None else final.copy_(initial)

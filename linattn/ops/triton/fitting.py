@@ -158,6 +158,6 @@ def differentiated(function: Callable[..., Any], tensors: tuple[Any, ...], cotan
 
 
 def forget() -> None:
-    """As if nothing had failed yet."""
+    """Forget all failures."""
     _served.clear()
     _unfit.clear()

@@ -104,7 +104,7 @@ def make_room() -> None:
 
 
 def _compile(body: Callable[..., Tensors], then: Callable[..., object] | None, like: Tensor, tensors: Tensors, options: tuple) -> None:
-    """All kernels of ``body`` and ``then`` at once. What fails to compile fails again, and is reported, when it is launched."""
+    """Compile all kernels of ``body`` and ``then`` at once. What fails to compile fails again, and is reported, when it is launched."""
     from triton.runtime._async_compile import AsyncCompileMode
 
     compiler = Compiler(like, tensors)

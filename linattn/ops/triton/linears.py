@@ -72,7 +72,7 @@ def _rows(matrix, n, k, in_n, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _place(matrices, block, SIZES: tl.constexpr, BN: tl.constexpr):
-    """Which matrix the program has, its address and its rows; the rows of those before it, and its own first one."""
+    """Matrix of the program: its address and its rows, the rows of those before it, and the program's first row."""
     index, matrix, N, rows_before, blocks_before = 0, matrices[0], SIZES[0], 0, 0
     rows: tl.constexpr = SIZES[0]
     passed_rows = rows
@@ -281,7 +281,7 @@ def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """As :func:`linattn.ops.linears.linears`; summed in float32 and rounded once."""
+    """Compute :func:`linattn.ops.linears.linears`, summed in float32 and rounded once."""
     norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
     x = dense(x)
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]

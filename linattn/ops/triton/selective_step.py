@@ -90,7 +90,7 @@ def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    """As :func:`linattn.ops.selective_step.selective_step_`."""
+    """Run :func:`linattn.ops.selective_step.selective_step_`."""
     return launch.run(_step, x, (state, x, dt, a, b, c, d, bias, z), softplus, *map(float, limit))[0]
 
 

@@ -115,7 +115,7 @@ def write(rows: Rows, path: Path = FILE) -> None:
 
 
 def rows() -> Rows:
-    """Those in use: the file's, read at the first lookup, unless others were installed."""
+    """Rows in use: the file's, read at the first lookup, unless others were installed."""
     return _read() if _installed is None else _installed
 
 

@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """As :class:`Rows`, with the number of heads that share them."""
+    """Rows of decays, with the number of heads that share them."""
 
     base: Any
     token: Any
@@ -38,7 +38,7 @@ class Decays(NamedTuple):
 
 
 class Strengths(NamedTuple):
-    """Those of the delta rule, where their gradients go, and the number of heads that share them."""
+    """Strengths of the delta rule, the place of their gradients, and the number of heads that share them."""
 
     base: Any
     token: Any
@@ -49,7 +49,7 @@ class Strengths(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Tensors that a kernel reads and writes. With the delta rule, ``x`` are the cotangents of the writes ``u``; else those of the reads."""
+    """Tensors that a kernel reads and writes. With the delta rule, ``x`` are cotangents of the writes ``u``; else of the reads."""
 
     q: Rows
     k: Rows
@@ -161,7 +161,7 @@ def gradients_of(call, work, sizes, WIDTH: gl.constexpr):
 
 @gluon.jit
 def sources_of(call, work, sizes, WIDTH: gl.constexpr):
-    """TMA descriptors of q, k, values, their cotangents, states and gradients, in blocks of channels. The delta rule's writes are its values."""
+    """TMA descriptors of q, k, values, cotangents, states and gradients, in blocks of channels. The delta rule's values are its writes."""
     key_heads = work.heads // call.group
     q = ragged(call.q, call.tokens, key_heads, sizes.K, WIDTH)
     k = ragged(call.k, call.tokens, key_heads, sizes.K, WIDTH)

@@ -1,4 +1,4 @@
-"""Which Gluon kernel takes the place of a Triton one, and with what options. Each is imported when it is first wanted."""
+"""Choice of the Gluon kernel that replaces a Triton one, and of its options. Each is imported on first use."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def of_states(base, places, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexp
 
 @gluon.jit
 def state_at(place, row, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr):
-    """Pointers to the state of ``place`` from ``row`` on."""
+    """TMA coordinates of the state of ``place`` from ``row`` on."""
     return [place // SPLIT * K + row, place % SPLIT * V]
 
 

@@ -237,7 +237,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
-    """All of them, and which hold."""
+    """Compute all gradients, and mark the blocks of channels for which they hold."""
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)

@@ -116,7 +116,7 @@ def decays_of(call, place, at, block, work):
 
 @gluon.jit
 def make(full, empty, results, tiles, kept, work, call, sizes):
-    """All gradients, 64 channels after 64 channels."""
+    """Compute all gradients in blocks of 64 channels."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     WARPS: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = shares(WARPS)
@@ -282,7 +282,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """All of them, and which hold."""
+    """Compute all gradients, and mark the blocks of channels for which they hold."""
     key_heads = work.heads // call.group
     of_v = values_of(call, work, sizes)
     dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, BLOCK)

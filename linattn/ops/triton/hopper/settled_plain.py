@@ -170,7 +170,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
-    """All of them, and which hold."""
+    """Compute all gradients, and mark the blocks of channels for which they hold."""
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
     room = Loaded(

@@ -310,7 +310,7 @@ def gradients(
     call, work, sizes,
     DECAY: gl.constexpr, RULE: gl.constexpr, BITS: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """All of them."""
+    """Compute all gradients inside the chunks."""
     K: gl.constexpr = sizes.K
     STAGES: gl.constexpr = sizes.STAGES
     key_heads = work.heads // call.group

@@ -5,7 +5,8 @@ All cells have one skeleton, so that two of them differ only where the systems d
 
 from __future__ import annotations
 
-from linattn.atlas.inspection import Inspection, Spec
+from linattn.atlas.algebra import Spec
+from linattn.atlas.inspection import Inspection
 from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both
 
@@ -27,7 +28,7 @@ ERASES = {
 
 def cell(seen: Inspection) -> str:
     """Draw the cell of ``seen`` as an SVG element."""
-    if seen.family == "scores" and seen.info.resumable and seen.matrix is not None:
+    if seen.rule == "scores" and seen.info.resumable and seen.matrix is not None:
         return _growing(seen)
     if seen.spec is None:
         return _other(seen)
@@ -47,7 +48,8 @@ def sentences(spec: Spec) -> list[Both]:
         )
     elif spec.normalize:
         read = Both("read by the query and divided by the sum of its weights", "由查询读出，再除以权重之和")
-    return [DECAYS[spec.decay], ERASES[spec.erase], written, read]
+    steps = Both(f"all of it {spec.steps} times per token; the last state is read", f"每个 token 重复 {spec.steps} 次，读最后的状态")
+    return [DECAYS[spec.decay], ERASES[spec.erase], written, *([steps] if spec.steps > 1 else []), read]
 
 
 def _recurrent(title: Both, spec: Spec) -> str:

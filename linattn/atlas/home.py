@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from linattn.atlas.index import gallery
 from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Page
-from linattn.atlas.systems import gallery
 from linattn.atlas.text import Both, spoken
 
 if TYPE_CHECKING:

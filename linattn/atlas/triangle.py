@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from linattn.atlas import sentence
-from linattn.atlas.inspection import FAMILIES, Inspection
+from linattn.atlas.families import FAMILY
+from linattn.atlas.inspection import Inspection
 from linattn.atlas.page import Entry, Page, figure, rounded
-from linattn.atlas.systems import FAMILY
 from linattn.atlas.text import Both, spoken
+from linattn.mixers.taxonomy import FAMILIES
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
@@ -47,7 +48,9 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 def data(atlas: Atlas) -> dict[str, object]:
     """Data of the figure "triangles": the systems that have a matrix, each with its first head."""
     shown = [seen for seen in atlas.inspections.values() if seen.matrix is not None]
-    families = [{"key": key, "name": FAMILY[key]._asdict()} for key in FAMILIES if any(seen.family == key for seen in shown)]
+    families = [
+        {"key": FAMILY[name].key, "name": FAMILY[name].name._asdict()} for name in FAMILIES if any(seen.family == name for seen in shown)
+    ]
     return {"tokens": sentence.tokens(), "families": families, "systems": [_system(seen) for seen in shown]}
 
 
@@ -58,7 +61,7 @@ def _system(seen: Inspection) -> dict[str, object]:
         "name": seen.info.name,
         "title": seen.title._asdict(),
         "year": seen.info.year,
-        "family": seen.family,
+        "family": FAMILY[seen.family].key,
         "causal": seen.info.causal,
         "reach": rounded(reach(head)),
         "matrix": rounded(head),

@@ -1,6 +1,7 @@
 // What runs on every page: switches, then the figures.
 import "./capacity.js";
 import { drawAll } from "./figures.js";
+import { drawFinder } from "./finder.js";
 import "./lab.js";
 import "./mask.js";
 import "./memory.js";
@@ -57,3 +58,4 @@ function switches() {
 
 switches();
 drawAll();
+drawFinder();

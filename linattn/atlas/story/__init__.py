@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linattn.atlas.index import gallery
 from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Entry, Page
 from linattn.atlas.story.chapters import FIGURES
 from linattn.atlas.story.drawings import DRAWINGS, framed
-from linattn.atlas.systems import gallery
 from linattn.atlas.text import Both, fragment, spoken
 
 if TYPE_CHECKING:

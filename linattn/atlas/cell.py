@@ -14,15 +14,15 @@ LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 150, 248, 385, 510, 615 
 WIDE = 660  # as narrow as boxes allow, for phones
 
 DECAYS = {
-    "none": Both("nothing fades", "什么都不淡去"),
-    "constant": Both("fades at a fixed rate per head", "每个头以固定速率淡去"),
-    "head": Both("fades per head, as the token says", "按 token 逐头淡去"),
-    "channel": Both("fades per channel, as the token says", "按 token 逐通道淡去"),
+    "none": Both("nothing decays", "不衰减"),
+    "constant": Both("decays at a fixed rate per head", "每个头以固定速率衰减"),
+    "head": Both("decays per head, at a rate that the token sets", "逐头衰减，速率由 token 决定"),
+    "channel": Both("decays per channel, at rates that the token sets", "逐通道衰减，速率由 token 决定"),
 }
 ERASES = {
-    "none": Both("nothing is erased", "什么都不抹掉"),
-    "delta": Both("what the key held is erased", "键上的旧值被抹掉"),
-    "pair": Both("what one vector reads, another erases", "一个向量读出，另一个向量抹掉"),
+    "none": Both("nothing is erased", "不擦除"),
+    "delta": Both("what the key held is erased", "擦除键上的旧值"),
+    "pair": Both("what one vector reads, another erases", "按一个向量读出，按另一个向量擦除"),
 }
 
 
@@ -38,13 +38,13 @@ def cell(seen: Inspection) -> str:
 def sentences(spec: Spec) -> list[Both]:
     """Describe the cell in words, one sentence for each operation."""
     written = {
-        "delta": Both("written is what is new: the value less what the key held", "写入的是新东西：值减去键上已有的"),
-    }.get(spec.erase, Both("written is the key times the value", "写入键与值的外积"))
+        "delta": Both("what is written is the value less what the key held", "写入值与键上旧值之差"),
+    }.get(spec.erase, Both("the outer product of key and value is written", "写入键与值的外积"))
     read = Both("read by the query", "由查询读出")
     if spec.bonus:
         read = Both(
             "read by the query before the token is written, the token itself by a weight of its own",
-            "由查询在写入之前读出，当前 token 另有权重",
+            "由查询在写入之前读出，当前 token 另有一个权重",
         )
     elif spec.normalize:
         read = Both("read by the query and divided by the sum of its weights", "由查询读出，再除以权重之和")
@@ -68,7 +68,7 @@ def _recurrent(title: Both, spec: Spec) -> str:
         *_write(spec, k, v),
         *_read(spec, k, v),
     ]
-    names = (Both("fades", "淡去"), Both("erased", "抹掉"), Both("written", "写入"), Both("read", "读出"))
+    names = (Both("decay", "衰减"), Both("erase", "擦除"), Both("write", "写入"), Both("read", "读出"))
     parts += [text(x, 42, name, "axis") for x, name in zip((FADE, ERASE, WRITE, READ), names, strict=True)]
     return drawing(WIDE, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
 
@@ -77,7 +77,7 @@ def _summed(title: Both, spec: Spec) -> str:
     """Draw the cell of a bidirectional system: one sum over all tokens, which every query reads."""
     _, k, v = spec.sizes
     label = Both(f"The cell of {title.en}: the sum over all tokens of key times value is read by every query.",
-                 f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读取。")  # fmt: skip
+                 f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读出。")  # fmt: skip
     names = ((WRITE, Both("all tokens", "全部 token")), (READ, Both("read", "读出")))
     parts = [
         wire([(WRITE + 16, LINE), (AFTER - 40, LINE)]),

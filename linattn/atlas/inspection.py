@@ -121,7 +121,7 @@ def _inspection(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor
     return replace(seen, states=states_of(steps), shapes=shapes, stepping=stepping)
 
 
-NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间不逐个相互读取")
+NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间不逐个相互读出")
 NO_VALUES = Both(
     "its code makes no queries, keys and values, so there are no values for a matrix to weigh",
     "它的代码不产生查询、键与值，所以没有可供矩阵加权的值",

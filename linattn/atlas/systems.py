@@ -160,7 +160,7 @@ def _mask(seen: Inspection) -> str:
         "A row is an output, a column the token whose value it reads. "
         + ("The twelve tokens lie on a grid of 3 by 4. " if grid else "The sentence looks at itself as its context. " if cross else "")
         + f"The mixer is as it was created, before any training. {heads.en}",
-        "一行是一个输出，一列是被读取其值的 token。"
+        "一行是一个输出，一列是被读出其值的 token。"
         + ("十二个 token 排成 3 行 4 列。" if grid else "句子以自身为上下文。" if cross else "")
         + f"权重是刚创建时的样子，未经训练。{heads.zh}",
     )

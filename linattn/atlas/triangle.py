@@ -25,13 +25,13 @@ ENTRY = Entry(
     ),
 )
 TEXT = Both(
-    "Unroll any of these recurrences and the output is a weighted sum of the values of all tokens so far: a matrix below the diagonal. "
+    "Unroll any of these recurrences, and the output is a weighted sum of the values of all tokens so far: a matrix below the diagonal. "
     "Softmax fills it by comparing every pair; a sum without decay fills it by a product of features; a decay shades it "
     "towards the lower left; "
     "erasing takes single columns out again. Repeated words make the pattern plain: “Ann loves” comes twice, and what it is "
     "followed by changes.",
     "把任何一种递推展开，输出都是此前所有 token 的值的加权和：对角线以下的一个矩阵。softmax 逐对比较来填满它；无衰减的求和用特征之积来填；"
-    "衰减让它朝左下角变浅；擦除则把个别列重新抹去。重复的词让规律一目了然：“小安爱”出现两次，后面接的东西却变了。",
+    "衰减让它朝左下角变浅；擦除则去掉个别的列。重复的词让规律一目了然：“小安爱”出现两次，后面接的东西却变了。",
 )
 HOW = Both(
     "Mixers as created, before any training; the first head of each, strengths relative to its own strongest cell. Choose two to compare.",

@@ -351,7 +351,7 @@ def bonus() -> dict[str, object]:
     now = made["q"]
     squares = [causal(matrix({**made, "k": now, "bonus": torch.full((1, lab.SIZE), u, dtype=torch.float64)})) for u in BONUSES]
     return sheets(
-        control("bonus", Both("bonus u", "奖励 u"), [f"{u:g}" for u in BONUSES], 2),
+        control("bonus", Both("bonus u", "bonus u"), [f"{u:g}" for u in BONUSES], 2),
         [sheet("matrix", Both("RWKV-6’s form on our sentence [12, 12]", "RWKV-6 的形式用在这句话上 [12, 12]"), squares, sentence.SENTENCE, sentence.SENTENCE)],
         [number("own", Both("weight of the last token on itself", "末位 token 对自己的权重"), [s[-1, -1].item() for s in squares]),
          number("before", Both("of the one before it", "对前一个 token 的权重"), [s[-1, -2].item() for s in squares])],

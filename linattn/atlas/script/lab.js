@@ -32,7 +32,7 @@ function vectorOf(word, { size, salt }) {
 }
 
 // The words of `text` as { en, zh } tokens; those of the running sentence are known in both languages and are one word.
-function parsed(text, known) {
+export function parsed(text, known) {
   const pieces = [];
   let rest = text;
   while (rest) {

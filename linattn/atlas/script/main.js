@@ -1,5 +1,7 @@
 // What runs on every page: switches, then the figures.
+import "./begin.js";
 import "./capacity.js";
+import "./choose.js";
 import { drawAll } from "./figures.js";
 import { drawFinder } from "./finder.js";
 import "./lab.js";

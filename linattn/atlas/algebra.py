@@ -7,10 +7,11 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from linattn.mixers import CallContext, Mixer
 from linattn.mixers.base import Recurrence
+from linattn.mixers.parts import HeadNorm, ShortConvolution
 
 CLOSE = 1e-9  # relative distance, in float64, below which two outputs count as equal
 
@@ -27,6 +28,8 @@ class Spec:
         skip: the value is added to the output.
         sizes: H, K and V.
         steps: steps of the recurrence for each token, of which the last is read.
+        conv: width of a short convolution before the recurrence, 0 for none.
+        gate: the normed output of each head is multiplied by a gate of the token.
     """
 
     decay: str
@@ -36,6 +39,8 @@ class Spec:
     skip: bool
     sizes: tuple[int, int, int]
     steps: int = 1
+    conv: int = 0
+    gate: bool = False
 
     @property
     def rule(self) -> str:
@@ -73,7 +78,23 @@ def specification(mixer: Mixer, x: Tensor) -> Spec | None:
         skip=r.skip is not None,
         sizes=(max(r.q.shape[2], r.v.shape[2] // steps), r.k.shape[3], r.v.shape[3]),
         steps=steps,
+        conv=next((part.width for part in mixer.modules() if isinstance(part, ShortConvolution)), 0),
+        gate=_gated(mixer, x),
     )
+
+
+def _gated(mixer: Mixer, x: Tensor) -> bool:
+    """True if a norm over heads is called with a gate while the mixer runs on ``x``."""
+    found: list[bool] = []
+
+    def note(_norm: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        found.append(kwargs.get("gate", args[1] if len(args) > 1 else None) is not None)
+
+    hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in mixer.modules() if isinstance(part, HeadNorm)]
+    mixer(*mixer.arguments(x))
+    for hook in hooks:
+        hook.remove()
+    return any(found)
 
 
 def _steps(mixer: Mixer, r: Recurrence, x: Tensor) -> int:

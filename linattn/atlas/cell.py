@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from linattn.atlas.algebra import Spec
 from linattn.atlas.inspection import Inspection
-from linattn.atlas.svg import box, drawing, node, text, wire
+from linattn.atlas.svg import box, drawing, node, symbol, text, wire
 from linattn.atlas.text import Both
 
 LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 150, 248, 385, 510, 615  # heights, then places along the line
@@ -49,7 +49,12 @@ def sentences(spec: Spec) -> list[Both]:
     elif spec.normalize:
         read = Both("read by the query and divided by the sum of its weights", "由查询读出，再除以权重之和")
     steps = Both(f"all of it {spec.steps} times per token; the last state is read", f"每个 token 重复 {spec.steps} 次，读最后的状态")
-    return [DECAYS[spec.decay], ERASES[spec.erase], written, *([steps] if spec.steps > 1 else []), read]
+    found = [DECAYS[spec.decay], ERASES[spec.erase], written, *([steps] if spec.steps > 1 else []), read]
+    if spec.conv:
+        found.insert(0, Both(f"inputs pass a short convolution over {spec.conv} tokens first", f"输入先经过宽 {spec.conv} 的短卷积"))
+    if spec.gate:
+        found.append(Both("the output is normed and multiplied by a gate of the token", "输出经 norm 后乘以由 token 算出的门"))
+    return found
 
 
 def _recurrent(title: Both, spec: Spec) -> str:
@@ -70,7 +75,7 @@ def _recurrent(title: Both, spec: Spec) -> str:
     ]
     names = (Both("decay", "衰减"), Both("erase", "擦除"), Both("write", "写入"), Both("read", "读出"))
     parts += [text(x, 42, name, "axis") for x, name in zip((FADE, ERASE, WRITE, READ), names, strict=True)]
-    return drawing(WIDE, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
+    return drawing(WIDE, _height(spec), parts, label, "cell")
 
 
 def _summed(title: Both, spec: Spec) -> str:
@@ -87,7 +92,26 @@ def _summed(title: Both, spec: Spec) -> str:
         *(text(x, 42, name, "axis") for x, name in names),
     ]
     middle = f'<g transform="translate({240 - (WRITE - 80 + READ + 33) // 2} 0)">{"".join(parts)}</g>'
-    return drawing(480, 300 if spec.normalize or spec.skip else 252, [middle], label, "cell short")
+    return drawing(480, _height(spec), [middle], label, "cell short")
+
+
+def _low(spec: Spec) -> int:
+    """Height of the output's box: lower by a step for each operation on the way to it."""
+    return BOXES + 48 * ((spec.normalize or spec.skip) + spec.gate)
+
+
+def _height(spec: Spec) -> int:
+    return max(_low(spec) + 32, 252 + 34 * bool(spec.conv))
+
+
+def _convolved(spec: Spec, places: tuple[float, ...]) -> list[str]:
+    """Bar below the boxes of the inputs: the short convolution that they come from."""
+    if not spec.conv:
+        return []
+    y, left, right = BOXES + 46, min(places) - 34, max(places) + 34
+    name = Both(f"short convolution, {spec.conv} tokens", f"短卷积，宽 {spec.conv}")
+    frame = f'<g class="t tv"><rect class="box" x="{left:g}" y="{y - 11}" width="{right - left:g}" height="22" rx="5"/></g>'
+    return [*(wire([(x, y - 11), (x, BOXES + 22)], "v") for x in places), frame, text((left + right) / 2, y + 4.5, name, "shape")]
 
 
 def _fade(spec: Spec, k: int) -> list[str]:
@@ -120,22 +144,22 @@ def _write(spec: Spec, k: int, v: int, sign: str = "+", index: str = "t") -> lis
 
 
 def _read(spec: Spec, k: int, v: int) -> list[str]:
-    parts = [
-        node(READ, 150, "×", "output"),
-        box(READ, BOXES + (0 if not (spec.normalize or spec.skip) else 48), "o_t", f"[1, {v}]", "output"),
-    ]
+    low = _low(spec)
+    parts = [node(READ, 150, "×", "output"), box(READ, low, "o_t", f"[1, {v}]", "output")]
     parts += [wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q", tip=True), box(AFTER, BOXES, "q_t", f"[1, {k}]", "q")]
+    parts += _convolved(spec, (WRITE - 42, WRITE + 42, AFTER))
     if spec.bonus:  # read from the state before the write, and from the token by its own weight
         parts += [wire([(58, LINE - 22), (58, 14), (AFTER + 62, 14), (AFTER + 62, 150), (READ - 16, 150)], "state", dashed=True)]
         parts += [text(READ, 126, "+ u ⊙ k v", "shape")]
     else:
         parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)])]
-    low = BOXES + (0 if not (spec.normalize or spec.skip) else 48)
     parts += [wire([(READ, 166), (READ, low - 23)], "output")]
     if spec.normalize:
         parts += [node(READ, BOXES - 10, "÷", "output"), text(READ - 24, BOXES - 5, "q z", "shape", "end")]
     if spec.skip:
         parts += [node(READ, BOXES - 10, "+", "v"), text(READ + 22, BOXES - 5, "v", "shape", "start")]
+    if spec.gate:
+        parts += [node(READ, low - 58, "⊙", "q"), symbol(READ + 27, low - 53, "g_t")]
     return parts
 
 

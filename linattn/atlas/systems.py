@@ -266,7 +266,9 @@ def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
         head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in t.heads)
         rows = "".join("<tr>" + "".join(spoken(both(c), "td") for c in row) + "</tr>" for row in t.rows)
         caption = f'<caption>{spoken(t.title)} <span class="small">{spoken(both(t.source))}</span></caption>'
-        region = f'<div class="scroll" tabindex="0" role="region" {labelled(t.title)}>'
+        source = both(t.source)
+        where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title
+        region = f'<div class="scroll" tabindex="0" role="region" {where}>'
         parts.append(f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
     yield _section("measured", Both("What was measured", "实测"), *parts)
 

@@ -20,6 +20,9 @@ TERMS = {
     "control theory": ("控制理论", ("控制论",)),
     "cost": ("开销", ("价格", "价钱")),
     "pitfalls": ("常见错误", ("笔误",)),
+    "feature map": ("特征映射", ("特征图",)),
+    "short convolution": ("短卷积", ("短程卷积", "小卷积")),
+    "hybrid model": ("混合模型", ("杂交模型", "混搭模型")),
 }
 # what a reader of the site alone cannot look up
 INSIDE = re.compile(r"five documents|\bseed 00\d|The notes from which|几篇笔记|五份文档|五篇文档")

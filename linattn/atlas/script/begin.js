@@ -12,7 +12,7 @@ const LONGEST = 60; // tokens of a text
 
 // A step of the page: its title, and a place for its drawing.
 function stage(place, title) {
-  const node = element("div", { class: "stage" }, element("h3", {}, words(title)));
+  const node = element("div", { class: "stage" }, element("p", { class: "panel" }, words(title)));
   place.append(node);
   return node;
 }
@@ -27,6 +27,7 @@ function begin(place, data) {
   const unknown = known[0];
   const now = { ids: data.prompt, steps: null, token: data.prompt.length, temperature: 0.7 };
   const top = controls(place);
+  top.classList.add("broad");
   const input = named(element("input", { type: "text", "data-input": "text", autocomplete: "off", spellcheck: "false" }), { en: "sentence", zh: "句子" });
   top.append(element("label", { class: "control" }, element("span", { class: "control-name" }, words({ en: "sentence", zh: "句子" })), input));
   const row = controls(place);
@@ -47,7 +48,7 @@ function begin(place, data) {
     const label = { en: "state", zh: "状态" };
     return { vectors: strip(left, ["q", "k", "v", "o"], size), ffn: strip(left, ["FFN"], width), beta, state: grid(right, { rows: size, cols: size, cell: 14, label }) };
   });
-  const last = stage(place, { en: "4 · probabilities of the next word", zh: "4 · 下一个词的概率" });
+  const last = stage(place, { en: "4 · probabilities of the next word, %", zh: "4 · 下一个词的概率（%）" });
   const shown = bars(last, known, { en: "Probability of each word", zh: "每个词的概率" });
   const check = element("output", { class: "readout", "data-name": "distance", "aria-live": "polite" });
   last.append(check);
@@ -69,7 +70,7 @@ function begin(place, data) {
       layers[l].beta.textContent = `β = ${beta.toFixed(2)}`;
       layers[l].state.paint(state, Math.max(...now.steps.map((s) => largest(s.layers[l].heads[0].state))));
     });
-    shown.update(chances(step.logits, now.temperature), 1);
+    shown.update(chances(step.logits, now.temperature).map((p) => Number((100 * p).toFixed(1))), 100);
     for (const [i, chip] of [...list.children].entries()) chip.toggleAttribute("data-now", i === now.token - 1);
   }
 

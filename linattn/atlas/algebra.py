@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from linattn.mixers import CallContext, Mixer
 from linattn.mixers.base import Recurrence
-from linattn.mixers.parts import HeadNorm, ShortConvolution
+from linattn.mixers.parts import ShortConvolution
 
 CLOSE = 1e-9  # relative distance, in float64, below which two outputs count as equal
 
@@ -29,7 +30,7 @@ class Spec:
         sizes: H, K and V.
         steps: steps of the recurrence for each token, of which the last is read.
         conv: width of a short convolution before the recurrence, 0 for none.
-        gate: the normed output of each head is multiplied by a gate of the token.
+        gate: the output is multiplied by a gate that the token sets.
     """
 
     decay: str
@@ -84,17 +85,18 @@ def specification(mixer: Mixer, x: Tensor) -> Spec | None:
 
 
 def _gated(mixer: Mixer, x: Tensor) -> bool:
-    """True if a norm over heads is called with a gate while the mixer runs on ``x``."""
-    found: list[bool] = []
-
-    def note(_norm: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        found.append(kwargs.get("gate", args[1] if len(args) > 1 else None) is not None)
-
-    hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in mixer.modules() if isinstance(part, HeadNorm)]
-    mixer(*mixer.arguments(x))
-    for hook in hooks:
-        hook.remove()
-    return any(found)
+    """True if other tokens scale what is read from the same output of the recurrence; weights that start at 0 are drawn for the measure."""
+    mixer = copy.deepcopy(mixer)
+    draw = torch.Generator().manual_seed(0)
+    for weight in mixer.parameters():
+        if not weight.any():
+            weight.copy_(torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
+    carry = begin(mixer, x)
+    o = mixer.attend(mixer.recurrence(x, carry), carry)
+    if mixer.read(o, x).shape != x.shape:
+        return False
+    here, there = (mixer.read(o, tokens) - mixer.read(torch.zeros_like(o), tokens) for tokens in (x, 1 + x.flip(1)))
+    return not _equal(here, there)
 
 
 def _steps(mixer: Mixer, r: Recurrence, x: Tensor) -> int:

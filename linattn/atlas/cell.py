@@ -53,7 +53,7 @@ def sentences(spec: Spec) -> list[Both]:
     if spec.conv:
         found.insert(0, Both(f"inputs pass a short convolution over {spec.conv} tokens first", f"输入先经过宽 {spec.conv} 的短卷积"))
     if spec.gate:
-        found.append(Both("the output is normed and multiplied by a gate of the token", "输出经 norm 后乘以由 token 算出的门"))
+        found.append(Both("the output is multiplied by a gate that the token sets", "输出再乘以由 token 算出的门"))
     return found
 
 

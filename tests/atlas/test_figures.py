@@ -9,6 +9,7 @@ import torch
 from linattn.atlas import begin, choose, lab, tiny
 from linattn.atlas.build import Atlas
 from linattn.atlas.index import thumbnail
+from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.methods import TITLES, figures
 from linattn.atlas.story.chapters import RULES
 from linattn.atlas.story.sheets import WORDS
@@ -218,6 +219,25 @@ def test_gates_and_short_convolutions_are_drawn_where_the_code_has_them(site):
     drawn = {name: (site / "systems" / f"{name}.html").read_text(encoding="utf-8") for name in SYSTEMS}
     assert "short convolution, 4 tokens" in drawn["gated_deltanet"] and "multiplied by a gate" in drawn["gated_deltanet"]
     assert "short convolution, 4 tokens" not in drawn["gla"] and "multiplied by a gate" in drawn["gla"]
+
+
+GATED = {
+    "gla": True,
+    "retnet": True,
+    "kda": True,
+    "rwkv7": True,
+    "mamba2": True,
+    "mlstm": True,
+    "deltanet": False,
+    "hgrn2": False,
+    "linear": False,
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_is_found_by_what_it_does(name):
+    spec = inspect_mixer(name).spec
+    assert spec.gate == GATED[name] and spec.conv == (4 if name in ("kda", "mamba2", "deltanet") else 0)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def kernels() -> dict[str, object]:
         [
             sheet("softmax", Both("softmax: exp(q·k), divided", "softmax：exp(q·k)，归一化"), [causal(exact)], *NAMES),
             sheet("kernel", Both("φ(q)·φ(k), divided", "φ(q)·φ(k)，归一化"), [causal(w) for w in weights], *NAMES),
-            sheet("raw", Both("φ(q)·φ(k)", "φ(q)·φ(k)"), [causal(p) for p in products], *NAMES),
+            sheet("raw", Both("φ(q)·φ(k), its largest set to 1", "φ(q)·φ(k)，以最大者为 1"), [causal(p / p.tril().max()) for p in products], *NAMES),
         ],
         [
             number("error", Both("relative distance to softmax's weights", "与 softmax 权重的相对差距"), [distance(w, exact) for w in weights]),

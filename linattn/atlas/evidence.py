@@ -54,13 +54,13 @@ class Evidence:
         if body is None:
             return None
         rows = [
-            [f"{row['share']} <code>{row['layers']}</code>", percent(row["recall"]), f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3f}"]
+            [row["share"], percent(row["recall"]), f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3f}", _code(row["layers"])]
             for row in body["rows"]
         ]  # fmt: skip
         setting = body["settings"]["context"]
         heads = [
             Both("share of softmax layers", "softmax 层占比"), Both("recall", "回忆正确率"), Both("bits per byte", "每字节比特数"),
-            Both(f"kept of {setting:,} tokens", f"为 {setting:,} 个 token 保留"), Both("ms per token", "毫秒/token"),
+            Both(f"kept of {setting:,} tokens", f"为 {setting:,} 个 token 保留"), Both("ms per token", "毫秒/token"), Both("layers", "层"),
         ]  # fmt: skip
         return Table(Both("Mamba-2 with softmax layers", "混入 softmax 层的 Mamba-2"), heads, rows, _of(body))
 

@@ -168,3 +168,17 @@ def test_options_of_published_models(window):
     assert linattn.check_forms(ours).agree
     with pytest.raises(ValueError, match="rotated must be an even number from 0 to a head's 12 channels, but came as 13"):
         create("softmax", dim=32, head_dim=12, rotated=13)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"kv_heads": 2}], ids=str)
+def test_a_short_convolution_on_queries_keys_and_values(options):
+    """Of the same numbers as torch's convolution before attention, from any split of the sequence."""
+    mixer = create("softmax", dim=32, heads=4, conv_width=4, **options).double()
+    x = torch.randn(2, 17, 32, dtype=torch.float64)
+    together = torch.cat([p(x) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)
+    convolved = F.silu(F.conv1d(F.pad(together.mT, (3, 0)), mixer.conv.weight, groups=together.shape[-1])).mT
+    wanted = convolved.split([p.out_features for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)[2]
+    assert distance(mixer.project(x, CallContext(x)).v.flatten(2), wanted) < 1e-14
+    linattn.check_forms(mixer)
+    with pytest.raises(ValueError, match="conv_width"):
+        create("softmax", dim=32, conv_width=4, causal=False)

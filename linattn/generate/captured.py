@@ -25,6 +25,7 @@ from linattn.state.identity import adapters, sums_of_bits
 
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # fewest tokens for which a step is captured
+UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)  # errors of a step that cannot be traced
 COMPILES = True  # compiles the small operations between kernels on a GPU
 KEPT = 4  # steps kept for one model while their states are small
 HELD = 1 << 30  # bytes of small states; beyond them two steps are kept, and a step whose cache alone has more ends with its generation
@@ -85,7 +86,7 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
     used, device = capacity.taken(state, slots), state.position.device.type
     size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # the state after the last token may be read too
     key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
-           *_weights(model, head), *_settings(model, head))  # fmt: skip
+           *fingerprint(model, head))  # fmt: skip
     step = kept.pop(key, None)
     if step is not None and step.current():
         kept[key] = step  # the least recently used step is dropped first
@@ -94,7 +95,7 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
         return f"{tokens} tokens are too few to repay capturing a step: {FROM[device]} are needed"
     try:
         step = Step(model, head, capacity.preallocated(state, slots, size), size=size)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except UNTRACEABLE as error:
         return f"it cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if not size or step.held <= HELD:
         while len(kept) >= (KEPT if step.held + sum(other.held for other in kept.values()) <= HELD else 2):
@@ -106,6 +107,11 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
 def _kind(t: Tensor, growing: bool) -> Hashable:
     """Key that is equal for tensors that one step can read."""
     return t.shape[:1] + t.shape[2:] if growing else t.shape, t.dtype, t.device
+
+
+def fingerprint(*modules: nn.Module) -> tuple[Hashable, ...]:
+    """Key of all that a step graph depends on besides shapes."""
+    return *_weights(*modules), *_settings(*modules)
 
 
 def _weights(*modules: nn.Module) -> tuple[Hashable, ...]:

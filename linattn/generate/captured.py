@@ -210,7 +210,7 @@ class Step:
 
     @torch.inference_mode()
     def start(self, choice: Choice) -> None:
-        """Sample by ``choice`` from now on. On a GPU a CUDA graph is made unless the last choice was equal, which overwrites the buffers."""
+        """Sample by ``choice`` from now on. A CUDA graph is made for one unlike the last on a GPU, which overwrites the buffers."""
         if choice == self._choice:
             return
         self._choice, self._graph = choice, None

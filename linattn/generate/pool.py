@@ -125,9 +125,7 @@ class Pool:
         check_tokens("ids", tokens[None].long(), self._model.lm_head.weight.shape[0])
         numbers = tuple(tokens.tolist())
         self._check_state(state, len(numbers) + whole("max_new_tokens", max_new_tokens, 0))
-        request = Request(
-            numbers, max_new_tokens, Sampling(temperature, top_k, top_p), Stops.of(stop, self._codec), self._generator(seed)
-        )
+        request = Request(numbers, max_new_tokens, Sampling(temperature, top_k, top_p), Stops.of(stop, self._codec), self._generator(seed))
         with self._lock:
             self._check_queue()
             if not max_new_tokens:
@@ -338,9 +336,12 @@ def _is_request(request: Any) -> Request:
 
 
 def _shapes(state: State, names: Sequence[tuple[str, ...]]) -> Any:
+    """Names, dtypes and shapes of a state's tensors without rows and, for those in ``names``, slots; None for another number of layers."""
+    if len(state.layers) != len(names):
+        return None
     return [
         [(name, t.dtype, t.shape[2:] if name in own else t.shape[1:]) for name, t in layer.items()]
-        for layer, own in zip(state.layers, names, strict=False)
+        for layer, own in zip(state.layers, names, strict=True)
     ]
 
 

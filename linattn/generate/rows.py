@@ -150,7 +150,8 @@ class Rows:
 
 def _captured(model: Any, views: State, tokens: Tensor) -> Callable[[], Tensor]:
     """Captured step on ``views``, which overwrites them."""
-    step, logits = Step(model.model, model.lm_head, views, tokens=tokens), []
+    step = Step(model.model, model.lm_head, views, tokens=tokens)
+    logits: list[Tensor] = []
 
     def choose(now: Tensor) -> Tensor:
         logits[:] = [now]  # on a GPU the graph's own memory, which every replay fills anew

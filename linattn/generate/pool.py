@@ -72,6 +72,7 @@ class Pool:
         self._active: list[Request] = []  # in the order of their rows
         self._pending: deque[Pending] = deque()  # tokens that are computed and not yet known here
         self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not returned yet
+        self._ahead = int(self._device.type == "cuda")  # steps that a GPU computes while earlier tokens are taken in
         self._lock = threading.RLock()
 
     @property
@@ -219,7 +220,7 @@ class Pool:
             tokens = self._rows.tokens[: len(self._active)]
             sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
             self._pending.append(Pending(list(self._active), tokens))
-        self._settle(1 if self._device.type == "cuda" and self._active else 0)  # a GPU computes a step while the last one is looked at
+        self._settle(self._ahead if self._active else 0)
 
     def _read(self) -> None:
         """Read the next pieces of the prompts; where one ends, its requests get their first token and join."""
@@ -228,7 +229,7 @@ class Pool:
         for (prompt, n), last in zip(pieces, hidden, strict=True):
             prompt.done += n
             if prompt.done < len(prompt.ids):
-                if prompt.done % self._block == 0 and prompt.keys:
+                if prompt.keys:
                     self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state)
                 continue
             logits = self._model.lm_head(last)  # [1, V]
@@ -237,7 +238,7 @@ class Pool:
                 token = sampling.sample(logits, request.sampling, request.generator)
                 self._pending.append(Pending([request], token))
                 self._ready.append((request, prompt.state, token))
-        if self._device.type != "cuda":
+        if not self._ahead:
             self._settle()  # who has ended by now need not join
         while self._ready and self.free:
             self._join(*self._ready.popleft())
@@ -249,7 +250,7 @@ class Pool:
             found, state = self._prefixes.find(prompt.keys, prompt.done // self._block)
             if state is not None:
                 prompt.done, prompt.state = found, state
-            n = min(len(prompt.ids) - prompt.done, self._block - prompt.done % self._block)
+            n = min(len(prompt.ids) - prompt.done, self._block)
             if n > left:
                 break
             pieces.append((prompt, n))

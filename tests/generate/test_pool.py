@@ -223,7 +223,8 @@ def test_forks_continue_on_their_own(ahead):
     for request, _ in pool.run():
         if request is first and len(first.tokens) == 4:
             late = pool.fork(first, seed=6)
-            waits = pool.fork(late, seed=7) if pool.free == 0 else None
+            waits, known = pool.fork(late, seed=7), list(late.tokens)
+            assert pool.free == 0 and pool.waiting == 3
     for request, seed in zip([first, *early], (1, 2, 3, 4), strict=True):
         assert request.tokens == alone(lm, ids, 9, temperature=1.0, generator=torch.Generator().manual_seed(seed))
     assert 4 <= len(known) <= 5 and first.tokens[: len(known)] == known
@@ -236,11 +237,12 @@ def test_a_state_continues_in_another_request(ahead):
     lm, ids = model("gla, softmax"), list(range(9))
     pool = Pool(lm, slots=2)
     first = pool.submit(ids, max_new_tokens=6)
-    states = [pool.state(first) for _, _ in pool.run() if len(first.tokens) == 3]
-    assert isinstance(states[0], State) and int(states[0].position) == 9 + 2
-    second = pool.submit([*first.tokens[2:3]], max_new_tokens=3, state=states[0])
+    state, known = next((pool.state(first), list(first.tokens)) for _, _ in pool.run() if len(first.tokens) == 3)
+    assert isinstance(state, State) and int(state.position) == 9 + len(known) - 1
     drain(pool)
-    assert second.tokens == first.tokens[3:]
+    second = pool.submit(known[-1:], max_new_tokens=6 - len(known), state=state)
+    drain(pool)
+    assert known + second.tokens == first.tokens
 
 
 def test_cancelling_frees_the_slot_at_once_at_every_stage(ahead):

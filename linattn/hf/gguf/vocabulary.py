@@ -9,6 +9,7 @@ from linattn.hf import folder as folders
 from linattn.state import read_json
 
 NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # types of tokens
+NO_MERGES = ["no merges"]  # llama.cpp wants one; this one is of two texts that no merge makes
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "pad": "pad_token", "unk": "unk_token"}
 
 
@@ -39,7 +40,7 @@ def vocabulary_of(folder: Path, size: int) -> dict[str, Any]:
         "pre": _pre(files["tokenizer.json"], told),
         "tokens": [by_id.get(n, f"[unused {n}]") for n in range(size)],
         "types": [kinds.get(n, NORMAL if n in by_id else UNUSED) for n in range(size)],
-        "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]],
+        "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]] or NO_MERGES,
         "special": {role: names[text] for role, text in _roles(files) if text in names},
     }
 

@@ -11,7 +11,7 @@ from linattn.arguments import check_distinct, check_fields, command_line, option
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """One comparison. The first of ``mixers`` has the usual feed-forward; the width of the others' makes the parameters equal.
+    """Options of a comparison. The first of ``mixers`` has the usual feed-forward; the width of the others' makes the parameters equal.
 
     Args:
         mixers: names of registered causal sequence mixers, each once.

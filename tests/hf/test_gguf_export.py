@@ -43,10 +43,9 @@ def model(name: str, **options) -> LanguageModel:
 
 
 def theirs(path: Path, tokens: list[int], text: str = "") -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hf.llama_cpp", path, json.dumps(tokens), text], capture_output=True, text=True, errors="replace", timeout=120,
-        cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.hf.llama_cpp", path, json.dumps(tokens), text]
+    how = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 120}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", **how)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -26,6 +26,7 @@ _WHERE = {
     "LanguageModel": "linattn.models",
     "patch_transformers": "linattn.hf.patch",
     "load": "linattn.hf.load",
+    "convert": "linattn.distill",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
 

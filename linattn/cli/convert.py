@@ -17,7 +17,7 @@ def convert(
     given: dict[str, Any],
     teacher: Annotated[Path, typer.Argument(help="A softmax model: a folder that linattn.load reads, or a run of linattn train.")],
     plan: Annotated[bool, typer.Option("--plan", help="Show tokens, time and memory, and stop.")] = False,
-    no_calibrate: Annotated[bool, typer.Option("--no-calibrate", help="Start from the copied weights as they are.")] = False,
+    no_calibrate: Annotated[bool, typer.Option("--no-calibrate", help="Begin stage 1 without least squares.")] = False,
 ) -> None:
     """Convert a softmax Transformer to linear attention.
 

@@ -105,7 +105,7 @@ def _begin(job: Job, history: list[dict[str, Any]]) -> None:
     """Measure the student as it was copied, and as it is calibrated."""
     start = {"step": 0, "tokens": 0, "seconds": 0.0, "kept": _kept(job)}
     history.append({"stage": "copy", **start, **measured(job)})
-    if job.options.calibrate and replaced(job.student):
+    if job.options.calibrate and job.options.tokens1 and replaced(job.student):
         calibrate(job.student, job.calibration())
         history.append({"stage": "calibrate", **start, **measured(job)})
 

@@ -36,7 +36,7 @@ class ConvertOptions:
         device: where to train; None: the accelerator if there is one.
         save_every: steps between validations, each followed by a checkpoint; None: a tenth of the stage, at least 10.
         tokenizer: a Hugging Face ``tokenizer.json``; None: the teacher's, or one token per byte.
-        calibrate: fit each new mixer's output projection to the teacher's attention by least squares before the first stage.
+        calibrate: begin the first stage by least squares: output gates opened, output projections fitted to the teacher's attention.
         seed: of new weights and of the order of the data.
         resume: continue from the newest whole checkpoint in ``out``, or from the start if there is none.
         mixer_options: options of each new mixer's constructor, by its name; they override those derived from the teacher.

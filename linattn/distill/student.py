@@ -56,7 +56,10 @@ def student_layers(
         ValueError: for patterns and layers that do not fit.
     """
     config = cast(models.LMConfig, teacher.config)
-    names = pattern.fill(pattern.parse(mixer, "mixer"), config.layers)
+    named = pattern.parse(mixer, "mixer")
+    if kept is not None and SOFTMAX in named:
+        raise ValueError("mixer must not name softmax where keep or keep_layers chooses the softmax layers")
+    names = pattern.fill(named, config.layers)
     names = names if kept is None else _with_softmax(names, kept)
     if unknown := sorted(set(mixer_options) - set(names)):
         raise ValueError(f"mixer_options speaks of {unknown[0]!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
@@ -73,8 +76,6 @@ def student_layers(
 
 
 def _with_softmax(names: list[str], kept: Collection[int]) -> list[str]:
-    if SOFTMAX in names:
-        raise ValueError("mixer must not name softmax where keep or keep_layers chooses the softmax layers")
     if outside := sorted(i for i in kept if not 0 <= i < len(names)):
         raise ValueError(f"keep_layers must be from 0 to {len(names) - 1}, but has {outside[0]}")
     return [SOFTMAX if i in kept else name for i, name in enumerate(names)]

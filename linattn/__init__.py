@@ -25,6 +25,7 @@ _WHERE = {
     "State": "linattn.state",
     "LanguageModel": "linattn.models",
     "patch_transformers": "linattn.hf.patch",
+    "patch_fla": "linattn.hf.fla",
     "load": "linattn.hf.load",
     "convert": "linattn.distill",
 }

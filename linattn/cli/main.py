@@ -24,7 +24,7 @@ from linattn.arguments import beyond_memory
 from linattn.train.options import Terminated
 
 DOORS = ("compare", "train", "convert", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
-EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
+EXTRAS = {"sklearn": "vision", "gguf": "gguf"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
     name="linattn",

@@ -134,7 +134,7 @@ def _train(options: CompareOptions, name: str, size: Size, *, bars: bool) -> Tra
         "tokens_per_second": result.tokens_per_second,
         "seconds": result.history[-1]["seconds"],
     }
-    row = {
+    row: dict = {
         "name": name, "title": known.title, "arxiv": known.arxiv, "ffn_dim": size.ffn_dim, "parameters": result.parameters,
         "conv_width": _convolution(model), "model": f"models/{name}", "training": training, "contexts": [], "left_out": [], "sample": "",
     }  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -66,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _refuse(_message(error), 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, Terminated):
-            return _refuse(str(error), 128 + signal.SIGTERM)
+            return _refuse(str(error), 128 + error.signal)
         if not beyond_memory(error):
             raise
         return _refuse("more than there is memory for" + (f": {error}" if str(error) else ""), 2)

@@ -23,6 +23,7 @@ from linattn.hf.packing import Packing, positions, sequences
 from linattn.mixers import Mixer
 from linattn.models import Backbone
 from linattn.models.language import Head, head
+from linattn.models.loss import TokenLoss
 from linattn.ops.checks import dtype, shape, tensor, values_visible
 
 
@@ -268,7 +269,14 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.lm_head = head(self.model, config)
+        self.token_loss: TokenLoss | None = None  # in its place transformers' loss of all logits, which are then returned
         self.post_init()
+
+    def _loss(self, given: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        """Loss of hidden states if ``token_loss`` is set, else of logits."""
+        if self.token_loss is not None:
+            return self.token_loss(given, self.lm_head, labels, items)
+        return self.loss_function(given, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -331,10 +339,11 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         labels, kept = asked.labels(labels, logits_to_keep), _kept(logits_to_keep)
         with reports() if labels is not None and self.training else nullcontext(()) as told:
             hidden, cache, between = self._hidden(asked)
-        logits = self.lm_head(hidden if kept is None else hidden[:, kept])
+        chunked = labels is not None and self.token_loss is not None
+        logits = None if chunked else self.lm_head(hidden if kept is None else hidden[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch)
+            loss = self._loss(hidden if logits is None else logits, labels, num_items_in_batch)
             if told:
                 loss = loss + added_loss(told) * _weight(labels, num_items_in_batch)
         for r in told:  # passed on to reports() around this call

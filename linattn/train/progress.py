@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -79,31 +80,35 @@ class Recorder(TrainerCallback):
 
 
 class Ending(TrainerCallback):
-    """Within it SIGTERM lets the step in progress end, and a checkpoint be written, before the training ends.
+    """Within it SIGTERM and Ctrl-C let the step in progress end, and a checkpoint be written, before the training ends.
 
-    A process among several ends at once as ever: they would have to agree on the step. So does one whose training runs in another thread
-    than the first, where Python hears no signals.
+    A second Ctrl-C interrupts at once. A process among several ends at once as ever: they would have to agree on the step. So does one
+    whose training runs in another thread than the first, where Python hears no signals.
     """
 
     def __init__(self, processes: int) -> None:
-        self.asked = False
+        self.asked: int | None = None  # the signal
         self._hears = processes == 1 and threading.current_thread() is threading.main_thread()
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if self._hears:
-            self._before = signal.signal(signal.SIGTERM, self._ask)
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._hears:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+    def _ask(self, number: int, _: object) -> None:
+        if number == signal.SIGINT:
+            if self.asked is not None:
+                raise KeyboardInterrupt
+            print("ending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr)
+        self.asked = number
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        if self.asked and state.global_step < state.max_steps:
+        if self.asked is not None and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 
 

@@ -29,7 +29,11 @@ from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
 
 RUN, METRICS, TOKENIZER = "run.json", "metrics.jsonl", "tokenizer.json"
-_SAME = ("steps", "seed", "context", "batch_size", "learning_rate")  # beside config, corpus and number of processes
+# Options that determine the weights, beside config, corpus and number of processes; steps may grow.
+_SAME = (
+    "steps", "seed", "context", "batch_size", "accumulate", "dtype", "compile", "optimizer", "learning_rate", "schedule", "warmup",
+    "weight_decay", "max_grad_norm", "z_loss", "loss_chunk",
+)  # fmt: skip
 
 
 def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, processes: int) -> dict[str, Any]:
@@ -40,8 +44,10 @@ def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, proces
 
 
 def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> None:
-    """Begin the run in its folder, where none is begun; raises as :func:`check`."""
-    if not check(options, same):
+    """Begin the run in its folder, where none is begun, or prolong the one that is; raises as :func:`check`."""
+    begun = check(options, same)
+    known = _known(options.folder) if begun else None
+    if known is None or known["same"]["steps"] < options.steps:
         folder = options.folder
         asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text or ()]}
         asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
@@ -62,7 +68,10 @@ def check(options: TrainOptions, same: dict[str, Any]) -> bool:
         return False
     if not options.resume:
         raise ValueError(f"{folder} already holds a run: go on with it with --resume, or name another folder with --out")
-    other = [f"{k} {known['same'].get(k)!r} there, {v!r} here" for k, v in same.items() if known["same"].get(k) != v]
+    there = known["same"]
+    if isinstance(there.get("steps"), int) and there["steps"] < options.steps:  # it is prolonged
+        there = {**there, "steps": options.steps}
+    other = [f"{k} {there.get(k)!r} there, {v!r} here" for k, v in same.items() if there.get(k) != v]
     if other:
         raise ValueError(f"{folder} holds another run, which cannot go on as asked: {'; '.join(other)}")
     return True
@@ -74,7 +83,8 @@ def saved_options(folder: Path) -> TrainOptions | None:
     if known is None:
         return None
     with content_of(folder / RUN):
-        options = TrainOptions(**{**known["options"], "text": tuple(known["options"]["text"])})
+        lists = {name: tuple(known["options"][name]) for name in ("text", "report_to")}
+        options = TrainOptions(**{**known["options"], **lists})
     return replace(options, out=folder)
 
 

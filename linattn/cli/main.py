@@ -22,8 +22,8 @@ import linattn
 from linattn.arguments import beyond_memory
 from linattn.train.options import Terminated
 
-DOORS = ("compare", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
-EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
+DOORS = ("compare", "data", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
+EXTRAS = {"sklearn": "vision", "pyarrow": "parquet"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
     name="linattn",

@@ -38,6 +38,7 @@ class TrainOptions:
         mixer_options: options of each mixer's constructor, by its name; they precede ``heads``.
         text: UTF-8 files or patterns of them; none: the source of Python's standard library.
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
+        data: a folder that :func:`linattn.data.prepare` wrote, in place of ``text`` and ``tokenizer``; its documents do not see each other.
         steps: optimizer steps.
         dim: model width.
         layers: blocks.
@@ -82,6 +83,7 @@ class TrainOptions:
         (), "UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="Python's standard library"
     )
     tokenizer: str | Path | None = option(None, "A Hugging Face tokenizer.json.", "FILE", shown="a token per byte")
+    data: Path | None = option(None, "A folder of linattn data prepare, in place of --text.", "DIR", shown="none")
     steps: int = option(1000, "Optimizer steps.", "N", least=1)
     dim: int = option(256, "Model width.", "D")
     layers: int = option(4, "Number of blocks.", "L")
@@ -118,6 +120,8 @@ class TrainOptions:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
+        if self.data is not None and (self.text or self.tokenizer is not None):
+            raise ValueError("data holds tokens already: give neither text nor tokenizer beside it")
         for name in ("weight_decay", "max_grad_norm", "z_loss"):
             if getattr(self, name) == math.inf:
                 raise ValueError(f"{name} must be finite, but came as inf")

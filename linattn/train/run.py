@@ -50,7 +50,7 @@ def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> No
     if known is None or known["same"]["steps"] < options.steps:
         folder = options.folder
         asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text or ()]}
-        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
+        asked |= {name: os.path.abspath(path) for name in ("tokenizer", "data") if (path := getattr(options, name)) is not None}
         _write(folder / "config.json", config_json)
         _write(folder / RUN, json.dumps({"linattn": linattn.__version__, "options": asked, "same": same}, indent=1))
 
@@ -84,7 +84,8 @@ def saved_options(folder: Path) -> TrainOptions | None:
         return None
     with content_of(folder / RUN):
         lists = {name: tuple(known["options"][name]) for name in ("text", "report_to")}
-        options = TrainOptions(**{**known["options"], **lists})
+        data = known["options"].get("data")
+        options = TrainOptions(**{**known["options"], **lists, "data": data and Path(data)})
     return replace(options, out=folder)
 
 

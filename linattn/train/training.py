@@ -10,8 +10,8 @@ import torch
 from transformers import PrinterCallback, TrainingArguments
 from transformers.utils import logging
 
-from linattn.data import Corpus, PackedTokens, corpus
-from linattn.data.packed import Windows
+from linattn.data import Corpus, PackedTokens, Prepared, corpus, prepared
+from linattn.data.packed import Windows, collate
 from linattn.hf import LinattnForCausalLM, LMConfig
 from linattn.models.memory import require_training
 from linattn.state import only_writer
@@ -39,7 +39,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         Terminated: after SIGTERM or Ctrl-C, once a checkpoint has been written; a second Ctrl-C interrupts at once.
     """
     options = setup.settled(options, run.saved_options(options.folder) if options.resume else None)
-    data = corpus(options.text, options.tokenizer)
+    data = corpus(options.text, options.tokenizer) if options.data is None else prepared(options.data)
     config = setup.model_config(options, data.vocab_size)
     _long_enough(data, options)
     require_training(config, tokens=options.batch_size * options.context, chunk=setup.loss_chunk(options, data.vocab_size))
@@ -58,7 +58,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         return _run(options, args, config, data, progress)
 
 
-def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus, progress: bool) -> TrainResult:
+def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus | Prepared, progress: bool) -> TrainResult:
     start = checkpoint.newest(options.folder)
     if start is not None and args.process_index == 0:
         checkpoint.check(start)
@@ -77,7 +77,7 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
         )  # fmt: skip
         trainer = RunTrainer(
             model=model, args=args, codec=data.codec, recorder=recorder, muon=options.optimizer == "muon",
-            first=seen["step"] * step_samples,
+            first=seen["step"] * step_samples, data_collator=collate,
             packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples),
             eval_dataset=Windows(data.validation, options.context, max(1, VALIDATION_TOKENS // options.context)),
         )  # fmt: skip
@@ -110,7 +110,7 @@ def _go(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
         raise Terminated(ending.asked, trainer.state.global_step, str(trainer.args.output_dir))
 
 
-def _long_enough(data: Corpus, options: TrainOptions) -> None:
+def _long_enough(data: Corpus | Prepared, options: TrainOptions) -> None:
     for name in ("train", "validation"):
         if len(getattr(data, name)) < options.context:
             raise ValueError(

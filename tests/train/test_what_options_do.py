@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import wraps
 
 import pytest
 import torch
@@ -251,3 +252,27 @@ def test_muon_is_another_training_and_goes_on_exactly(short, text, tmp_path):
     before = contents(whole.run / "checkpoint-3")
     train(replace(saved_options(whole.run), resume=True), progress=False)
     assert contents(whole.run / "checkpoint-3") == before
+
+
+def test_prepared_documents(text, tmp_path):
+    """A run on shards goes on exactly, has the tokenizer of the shards, and is refused beside a text."""
+    from linattn.data import prepare
+
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"the fox jumps {i}"}) + "\n" for i in range(200)))
+    prepare([tmp_path / "texts.jsonl"], tmp_path / "data", validation=0.1)
+    asked = TrainOptions(
+        mixer="gla", data=tmp_path / "data", steps=4, dim=32, layers=1, context=40, batch_size=2, accumulate=2, save_every=2, eval_every=2,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    seen, forward = [], LinattnForCausalLM.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LinattnForCausalLM, "forward", wraps(forward)(lambda self, **how: seen.append(how) or forward(self, **how)))
+        result = train(asked, progress=False)
+    training = [how for how in seen if how["input_ids"].shape == (1, 80)]
+    assert len(training) == 8 and all(len(how["cu_seqlens"]) > 4 for how in training)
+    before = contents(result.run / "checkpoint-4")
+    (result.run / "checkpoint-4" / checkpoint.MARK).unlink()
+    train(replace(saved_options(result.run), resume=True), progress=False)
+    assert contents(result.run / "checkpoint-4") == before
+    with pytest.raises(ValueError, match="give neither text nor tokenizer"):
+        replace(asked, text=(str(text),))

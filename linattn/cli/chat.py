@@ -10,17 +10,18 @@ from typing import Annotated
 
 import typer
 
-from linattn.cli.sampling import Run, Temperature, TopK, TopP
+from linattn.cli.sampling import Device, Run, Temperature, TopK, TopP
 
 
 def chat(
     run: Run,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a reply at most.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a reply at most.")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
     stop: Annotated[str, typer.Option(metavar="TEXT", help="What ends a reply.", show_default="the end of a line")] = "\n",
     seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed, the same replies.", show_default="others each time")] = None,
+    device: Device = "cpu",
     load_state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Go on with the conversation in this file.", show_default="a new one")
     ] = None,
@@ -35,21 +36,21 @@ def chat(
     """
     import torch
 
+    from linattn.cli.model import read
     from linattn.cli.status import Status
     from linattn.generate import prefill, stream, stream_text
     from linattn.generate.sampling import generator
     from linattn.generate.text import printable
     from linattn.state import State, writable
-    from linattn.train import load_run
 
     if not stop:
         raise ValueError("--stop is empty: give a text that ends a reply")
     if save_state is not None:  # not after the first reply
         writable(save_state)
-    chance = generator(seed)
-    model, codec = load_run(run)
+    chance = generator(seed, device)
+    model, codec = read(run, device)
     state = None if load_state is None else State.load(load_state, model=model)
-    reply = partial(stream, model, max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, generator=chance)
+    reply = partial(stream, model, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, generator=chance)
     reply([0], state=state)  # reads nothing, and refuses what does not fit before a line is typed
     for line in _lines():
         tokens = reply(codec.encode(f"{line}\n"), state=state)
@@ -59,8 +60,8 @@ def chat(
                 print(printable(piece), end="", flush=True)
             print()
         state = tokens.state
-        if stop not in codec.decode(said):  # --max-tokens has cut it short
-            _, state = prefill(model.model, torch.tensor([codec.encode(stop)]), state)
+        if stop not in codec.decode(said):  # --max-new-tokens has cut it short
+            _, state = prefill(model.model, torch.tensor([codec.encode(stop)], device=model.lm_head.weight.device), state)
         if save_state is not None:
             state.save(save_state, model=model)
 

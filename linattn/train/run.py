@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, which checkpoint is the newest whole one, and the model in it.
 
 * run.json: options, config, sha256 of the corpus: what must be the same for going on
-* config.json: the model's config as transformers reads it
+* config.json, model.safetensors, tokenizer.json and what else transformers reads: those of the newest checkpoint
 * metrics.jsonl: one line per validation
 * checkpoint-N/: model.safetensors, config.json, optimizer, schedule, generators; complete.json comes last
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 import linattn
 from linattn.arguments import known_device, typed
-from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
+from linattn.data.codec import Codec, codec_of
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
 from linattn.models.memory import require
@@ -28,7 +29,9 @@ from linattn.state import content_of, empty, read_json, replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
 
-RUN, METRICS, TOKENIZER = "run.json", "metrics.jsonl", "tokenizer.json"
+RUN, METRICS = "run.json", "metrics.jsonl"
+OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
+_OF_TRAINING = re.compile(r"optimizer\.|schedule\.|generators-|trainer_state\.|complete\.")  # files of no use to a reader of the model
 # Options that determine the weights, beside config, corpus and number of processes; steps may grow.
 _SAME = (
     "steps", "seed", "context", "batch_size", "accumulate", "dtype", "compile", "optimizer", "learning_rate", "schedule", "warmup",
@@ -121,6 +124,26 @@ def clean(folder: Path, records: list[dict[str, Any]]) -> None:
     _write(folder / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
 
+def present(folder: Path) -> None:
+    """Let ``folder`` itself hold the model and tokenizer of its newest checkpoint, for all that reads models: the same files, linked."""
+    newest = checkpoint.newest(folder)
+    for file in () if newest is None else newest.iterdir():
+        if not _OF_TRAINING.match(file.name) and not _same(file, folder / file.name):
+            with replacing(folder / file.name) as aside:
+                _link(file, aside)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)
+
+
+def _link(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:  # a file system without links
+        shutil.copyfile(file, to)
+
+
 @typed
 def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
     """The model of a run and what turns text into its tokens and back. Needs no transformers.
@@ -135,7 +158,8 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     """
     known_device("device", device)
     path = Path(path)
-    folder = path if (path / "model.safetensors").is_file() else checkpoint.newest(path)
+    alone = (path / "model.safetensors").is_file() and not (path / RUN).is_file()
+    folder = path if alone else checkpoint.newest(path)
     if folder is None:
         kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"
         raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
@@ -146,11 +170,7 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     with content_of(folder / "config.json"):
         config = LMConfig(**{f.name: content[f.name] for f in fields(LMConfig) if f.name in content})
     model = _load(folder / "model.safetensors", config).to(device).eval()
-    if (folder / TOKENIZER).is_file():
-        return model, TokenizerCodec(folder / TOKENIZER)
-    if config.vocab_size != ByteCodec.vocab_size:
-        raise ValueError(f"{folder} has {config.vocab_size} tokens, but no {TOKENIZER}")
-    return model, ByteCodec()
+    return model, codec_of(folder, config.vocab_size)
 
 
 def _load(path: Path, config: LMConfig) -> LanguageModel:

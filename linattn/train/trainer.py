@@ -13,17 +13,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import Trainer
 
-from linattn.data.codec import Codec, TokenizerCodec
+from linattn.data.codec import TOKENIZER, Codec, TokenizerCodec
 from linattn.data.folders import publish
 from linattn.data.packed import PackedTokens
 from linattn.ffn import added_counts, reports
 from linattn.hf import LinattnForCausalLM
+from linattn.hf.tokenizer import tokenizer_of
 from linattn.train import checkpoint
 from linattn.train.optimizers import MuonAdamW, decayed
 from linattn.train.progress import Recorder
-from linattn.train.run import TOKENIZER
-
-OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
+from linattn.train.run import GENERATORS, OPTIMIZER, SCHEDULE, present
 
 
 class Ahead(Sampler):
@@ -105,6 +104,7 @@ class RunTrainer(Trainer):
             if main:
                 publish(aside / name, run / name)
                 checkpoint.mark(run / name, step=self.state.global_step, **self.recorder.seen())
+                present(run)
         except (OSError, SafetensorError) as error:
             raise OSError(f"{run / name} cannot be written: {error}; the checkpoints before it are whole") from error
         finally:
@@ -117,7 +117,8 @@ class RunTrainer(Trainer):
         """Trainer's own pickles its arguments beside the weights."""
         assert output_dir is not None
         self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=state_dict)
-        if isinstance(self.codec, TokenizerCodec):
+        tokenizer_of(self.codec).save_pretrained(output_dir)
+        if isinstance(self.codec, TokenizerCodec):  # as it came
             Path(output_dir, TOKENIZER).write_text(self.codec.content, encoding="utf-8")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -66,6 +66,7 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
     history = run.history(options.folder, seen["step"])
     if args.process_index == 0:
         run.clean(options.folder, history)
+        run.present(options.folder)  # a process may have been killed before it did
     torch.manual_seed(options.seed)
     model = LinattnForCausalLM(config)
     model.token_loss = setup.token_loss(options, data.vocab_size)

@@ -137,6 +137,9 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             return self.token_loss(given, self.lm_head, labels, items)
         return self.loss_function(given, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items)
 
+    def get_decoder(self, *_: Any, **__: Any) -> nn.Module:
+        return self.model
+
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,10 +25,13 @@ def settled(options: TrainOptions, begun: TrainOptions | None) -> TrainOptions:
     """``options`` with a value for what determines the weights and was left open: the run's that goes on, else the default's.
 
     Raises:
-        ValueError: for a device that is not there.
+        ValueError: for a device that is not there and a package to report to that is not installed.
     """
     if options.device is not None:
         _check_device(options.device)
+    for name in options.report_to:
+        if find_spec(name) is None:
+            raise ValueError(f"report_to needs the package {name}: pip install {name}")
     dtype = (begun and begun.dtype) or ("bf16" if _on_cuda(options) else "fp32")
     warmup = options.steps // 20 if begun is None or begun.warmup is None else begun.warmup
     return replace(

@@ -75,6 +75,15 @@ class RunTrainer(Trainer):
             self.optimizer = MuonAdamW(cast(nn.Module, model or self.model), lr=rate, weight_decay=decay, fused=True)
         return super().create_optimizer(model)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As Trainer has it, with the speed beside the loss."""
+        super().log({**logs, **self.recorder.speed(self.state.global_step)} if "loss" in logs else logs, start_time)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Operations of a batch, from the mixers' own counts."""
+        meter = self.recorder.meter
+        return 0 if meter is None else int(inputs["input_ids"].numel() * meter.token_flops)
+
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
         return Ahead(self._first, len(self.packed))  # already in the right order
 

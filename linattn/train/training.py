@@ -18,6 +18,7 @@ from linattn.state import only_writer
 from linattn.train import checkpoint, run, setup
 from linattn.train.options import Terminated, TrainOptions, TrainResult
 from linattn.train.progress import Bar, Ending, Recorder
+from linattn.train.speed import meter
 from linattn.train.trainer import RunTrainer
 
 VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
@@ -76,6 +77,7 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
         recorder = Recorder(
             options.folder / run.METRICS, history, seen, step_tokens=step_samples * options.context, bits_per_byte=data.bits_per_byte
         )  # fmt: skip
+        recorder.meter = meter(config, options.context, args.device, args.world_size)
         trainer = RunTrainer(
             model=model, args=args, codec=data.codec, recorder=recorder, muon=options.optimizer == "muon",
             first=seen["step"] * step_samples, data_collator=collate,

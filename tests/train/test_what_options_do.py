@@ -143,7 +143,8 @@ def test_heads_and_options_of_mixers(text, tmp_path):
     assert (config.ffn_options, config.ffn_dim) == ({"switch": {"count": 3}}, 40)
 
 
-def test_wrong_options_are_one_line(text, tmp_path, capsys):
+def test_wrong_options_are_one_line(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(setup, "find_spec", lambda _: None)
     for words, says in [
         (["--mixer-option", "gla.heads"], "--mixer-option must be such as gla.heads=8, but came as 'gla.heads'"),
         (["--mixer-option", "gla.head=2"], "gla has no option 'head'"),
@@ -154,6 +155,7 @@ def test_wrong_options_are_one_line(text, tmp_path, capsys):
         (["--device", "tpu9"], "device must be a torch.device"),
         (["--device", "cuda:99"], "device 'cuda:99' is not on this machine"),
         (["--report-to", "email"], "report_to must be of 'tensorboard' or 'wandb', but has 'email'"),
+        (["--report-to", "wandb"], "report_to needs the package wandb: pip install wandb"),
         (["--z-loss", "-1"], "z_loss must be at least 0"),
         (["--layers", str(10**12), "--context", "16"], "TB of memory, but there are"),
         (["--config", "nowhere.toml"], "No such file or directory: nowhere.toml"),

@@ -25,6 +25,7 @@ _WHERE = {
     "State": "linattn.state",
     "LanguageModel": "linattn.models",
     "patch_transformers": "linattn.hf.patch",
+    "patch_fla": "linattn.hf.fla",
     "load": "linattn.hf.load",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")

@@ -36,18 +36,18 @@ def generate(
     The prompt and its continuation appear, this as it is written. Memory stays the same however long the text becomes, where the mixers
     are recurrent.
     """
-    from linattn.cli.model import read
     from linattn.cli.status import Status
     from linattn.generate import stream, stream_text
     from linattn.generate.sampling import generator
     from linattn.generate.text import printable
     from linattn.state import State, writable
+    from linattn.train import load_run
 
     check(prompt, stop)
     if save_state is not None:  # not after all is written
         writable(save_state)
     chance = generator(seed, device)
-    model, codec = read(run, device)
+    model, codec = load_run(run, device=device)
     state = None if load_state is None else State.load(load_state, model=model)
     tokens = stream(
         model, codec.encode(prompt), max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,

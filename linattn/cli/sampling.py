@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-RUN = "A run of linattn train, one of its checkpoints, or a model that linattn.load reads."
-Run = Annotated[Path, typer.Argument(help=RUN, show_default=False)]
+Run = Annotated[
+    Path,
+    typer.Argument(help="A run of linattn train, one of its checkpoints, a published model's folder, or a GGUF file.", show_default=False),
+]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="Where the model goes, such as cuda.")]
 Prompt = Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)]
 Temperature = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token; above 1 is wilder.")]

@@ -31,11 +31,11 @@ def trace(
     experts that were asked), the classifier, the choice of the next token, and then the loop up to the stop. Beside each stage stand
     the shape of what comes out of it and the largest entries for the last token.
     """
-    from linattn.cli.model import read
     from linattn.generate.sampling import Sampling, generator
     from linattn.generate.trace import trace as traced
     from linattn.report.trace import lines
     from linattn.state import writable
+    from linattn.train import load_run
 
     check(prompt, stop)
     if out is not None and out.suffix not in (".svg", ".html"):
@@ -44,7 +44,7 @@ def trace(
         writable(out)
     if max_new_tokens < 1:
         raise ValueError(f"--max-new-tokens must be at least 1, but came as {max_new_tokens}")
-    model, codec = read(run, device)
+    model, codec = load_run(run, device=device)
     found = traced(
         model,
         codec,

@@ -14,7 +14,7 @@ import re
 import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,7 @@ from linattn.models.memory import require
 from linattn.state import content_of, empty, read_json, replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
+from linattn.train.published import is_published, load_published
 
 RUN, METRICS = "run.json", "metrics.jsonl"
 OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
@@ -148,8 +149,10 @@ def _link(file: Path, to: Path) -> None:
 def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
     """The model of a run and what turns text into its tokens and back. Needs no transformers.
 
+    A published model's folder and a GGUF file, which :func:`linattn.load` reads, are taken too; these need transformers.
+
     Args:
-        path: a run's folder (its newest whole checkpoint is taken) or one checkpoint.
+        path: a run's folder (its newest whole checkpoint is taken) or one checkpoint; or a published model.
         device: where the model goes.
 
     Raises:
@@ -158,6 +161,8 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     """
     known_device("device", device)
     path = Path(path)
+    if is_published(path):
+        return cast("tuple[LanguageModel, Codec]", load_published(path, device))
     alone = (path / "model.safetensors").is_file() and not (path / RUN).is_file()
     folder = path if alone else checkpoint.newest(path)
     if folder is None:

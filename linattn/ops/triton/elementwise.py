@@ -31,7 +31,7 @@ def processors(device: torch.device) -> int:
 
 
 def refusal(kind: str, decay: Tensor, x: Tensor, *_: Tensor | None) -> str | None:
-    """Why the kernels do not run a call, or None: what runs on a GPU at all and fits it they take."""
+    """Reason why the kernels do not run a call, or None: they take every call that runs on a GPU and fits it."""
     passes = ("forward", "backward") if tracing.wanted(decay, x) else ("forward",)
     return fitting.refusal(*((each, *_name(kind, decay, x)) for each in passes))
 
@@ -72,7 +72,7 @@ def _before(out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> T
 
 @fitting.or_else(_portable, lambda *arguments: ("forward", *_name(*arguments)))
 def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As :func:`linattn.ops.cpu.scan.forward`."""
+    """Compute :func:`linattn.ops.cpu.scan.forward`."""
     if not x.numel():
         out, final = outputs(kind, decay, x, initial, cu_seqlens)
         return out, final.fill_(_nothing(kind)) if initial is None else final.copy_(initial)
@@ -132,7 +132,7 @@ def _backward(recorder, decay, x, out, initial, cu, d_out, d_final, kind, of_dec
 
 
 class _Launch:
-    """One launch over the tiles of all rows and channels, and the words through which programs meet."""
+    """A launch over the tiles of all rows and channels, and the flags by which its programs synchronize."""
 
     def __init__(self, recorder: launch.Recorder, kind: str, decay: Tensor, values: Tensor, cu: Tensor | None, *, backward: bool) -> None:
         self.recorder, self.kind, self.on_gpu = recorder, kind, gpu.capability(values.device) != gpu.INTERPRETER.capability

@@ -39,7 +39,7 @@ class Arguments(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What the last kernel of a backward pass writes, None for what there is not."""
+    """Outputs of the last kernel of a backward pass, None for those that do not exist."""
 
     q: Tensor
     k: Tensor
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def exchanges(self) -> bool:
-        """Whether gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
+        """True if gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
@@ -112,7 +112,7 @@ class Run:
         return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
 
     def choose(self, *others: Tensor) -> None:
-        """Whether the kernels for Hopper run, which want all that they read and write, ``others`` too, to suit them."""
+        """True if the kernels for Hopper run: they must support all tensors that they read and write, ``others`` included."""
         write = self.write if self.family.decay != CHANNEL else None  # else prepared
         self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
 
@@ -129,7 +129,7 @@ class Run:
         return other
 
     def prepare(self) -> None:
-        """What the chunks bring, whatever the state: see prepare.py."""
+        """Compute the parts of the chunks that do not depend on the state: see prepare.py."""
         if not self.family.prepared:
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
@@ -324,5 +324,5 @@ def in_rows(t: Tensor | None) -> Tensor | None:
 
 
 def strides(*tensors: Tensor | None) -> list[int]:
-    """Of time and heads, for each."""
+    """Strides of time and heads, for each tensor."""
     return [s for t in tensors for s in ((0, 0) if t is None else t.stride()[1:3])]

@@ -291,7 +291,7 @@ def chain(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BP: tl.constexpr, FADES: tl.constexpr, ERASES: tl.constexpr,
     REVERSE: tl.constexpr, FROM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """In place, from what each segment adds to the state it starts from (``REVERSE``: to the cotangent it ends with).
+    """Join segments in place, from what each adds to the state it starts from (``REVERSE``: to the cotangent it ends with).
 
     ``first`` [N, H, K, V] is the state before the first segment (the cotangent after the last one), if ``FROM``.
     """

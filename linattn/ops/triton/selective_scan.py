@@ -35,7 +35,7 @@ MOST = 32767  # rows of a batch: a grid has room for 65,535 along its second dim
 
 
 def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *_: Tensor | None) -> str | None:
-    """Why the kernels do not run this; None: they do."""
+    """Reason why the kernels do not run the call, or None if they do."""
     if torch.float64 in (t.dtype for t in (x, dt, a, b, c)):
         return "its sums are float32, and float64 was given"
     if not 1 <= a.shape[-1] <= LARGEST:
@@ -148,7 +148,7 @@ def _backward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, kept, d
 
 
 class _Launch:
-    """What the walks of a pass have in common: the shapes, the segments, and A, B and C as the kernels read them."""
+    """Arguments shared by the launches of a pass: the shapes, the segments, and A, B and C as the kernels read them."""
 
     def __init__(self, recorder: launch.Recorder, x: Tensor, a: Tensor, b: Tensor, c: Tensor, cu: Tensor | None, config: Config) -> None:
         self.recorder = recorder

@@ -24,10 +24,6 @@ from linattn.train.options import Terminated
 
 DOORS = ("compare", "data", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
 EXTRAS = {"sklearn": "vision", "pyarrow": "parquet", "gguf": "gguf"}  # to install for a missing package; else the extra "train"
-    "sklearn": "vision",
-    "pyarrow": "parquet",
-    "gguf": "gguf",
-}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
     name="linattn",

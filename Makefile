@@ -13,8 +13,8 @@ WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
 READY := $(VENV)/.ready-$(shell cat requirements.lock pyproject.toml .ci/venv | cksum | cut -d' ' -f1)
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
-# One thread for each worker: more would fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# One thread for each worker: more would fight over the cores. Bytecode is kept for the processes that tests start.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help venv native browser emulator figures teacher demo test test-all test-slow test-arm test-gpu test-targets test-machines lint format docs lock clean

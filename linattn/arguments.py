@@ -85,14 +85,17 @@ def option(
     """Make a field of a dataclass of options, which is also a command-line option if it has a ``text``.
 
     Args:
-        default: default of the field.
+        default: default of the field; a dict is copied for each instance, and given on the command line as ``name.option=value``.
         text: the option's help.
         metavar: name of the value in the help; None for a flag.
         shown: description of the default in the help, in place of its value.
         separated: takes the values of a tuple from one argument with commas between them, not from an option each.
         least: the smallest value, checked by :func:`check_fields`.
     """
-    return field(default=default, metadata={"option": Option(text, metavar, shown, separated, least)})
+    metadata = {"option": Option(text, metavar, shown, separated, least)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]
+    return field(default=default, metadata=metadata)
 
 
 def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> None:
@@ -133,7 +136,7 @@ def command_line(options: Any, names: Sequence[str], start: Any = None) -> list[
         if how is not None and how.separated:
             value = ",".join(map(str, value))
         for one in value if isinstance(value, tuple) else (value,):
-            words += [f"--{name}", *([] if one is True else [str(one)])]
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
     return words
 
 

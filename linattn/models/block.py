@@ -72,17 +72,17 @@ class Block(nn.Module):
         return self._sum(x, inner, y, self.ffn_norm, self.ffn_scales), state, shared
 
     def mixer_branch(self, x: Tensor, state: dict[str, Tensor] | None = None, **how: Any) -> Any:
-        """What the mixer adds, in a reversible block: the output, and the state where it is asked for."""
+        """Output of the mixer's branch of a reversible block, and its state if requested."""
         return self.mixer(self.mixer_norm(x), state, **how)
 
     def ffn_branch(self, x: Tensor) -> Tensor:
-        """What the feed-forward adds, in a reversible block."""
+        """Output of the feed-forward branch of a reversible block."""
         assert self.ffn is not None
         assert self.ffn_norm is not None
         return self.ffn(self.ffn_norm(x))
 
     def _sum(self, x: Tensor, inner: Tensor, y: Tensor, norm: nn.Module, scales: list[float] | None) -> Tensor:
-        """What a branch ``y`` = f(inner) makes of ``x``."""
+        """Add a branch ``y`` = f(inner) to ``x``."""
         past = inner if self.kind == "normed" else x
         x = past + y if scales is None else scales[0] * past + scales[1] * y
         return norm(x) if self.kind == "post" else x

@@ -1,4 +1,4 @@
-"""What a language model is made of, as data."""
+"""Configuration of a language model."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class LMConfig(StackConfig):
         self._check_scales(names)
 
     def _check_reversible(self, names: list[str]) -> None:
-        """Both branches must be there, each a function of one stream."""
+        """Check that a reversible block has both branches, each a function of one stream."""
         if ffn.NONE in pattern.parse(self.ffn, "ffn"):
             raise ValueError(f"ffn must be in every layer where block is 'reversible', but came as {self.ffn!r}")
         if self.residual_scales:

@@ -206,3 +206,17 @@ def test_scale_and_plain_norms():
 def test_bad_options_of_published_models(options, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
         create("softmax", dim=32, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"kv_heads": 2}], ids=str)
+def test_a_short_convolution_on_queries_keys_and_values(options):
+    """Of the same numbers as torch's convolution before attention, from any split of the sequence."""
+    mixer = create("softmax", dim=32, heads=4, conv_width=4, **options).double()
+    x = torch.randn(2, 17, 32, dtype=torch.float64)
+    together = torch.cat([p(x) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)
+    convolved = F.silu(F.conv1d(F.pad(together.mT, (3, 0)), mixer.short_conv.weight, groups=together.shape[-1])).mT
+    wanted = convolved.split([p.out_features for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)[2]
+    assert distance(mixer.project(x, CallContext(x)).v.flatten(2), wanted) < 1e-14
+    linattn.check_forms(mixer)
+    with pytest.raises(ValueError, match="conv_width"):
+        create("softmax", dim=32, conv_width=4, causal=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.norms import RMSNorm, ZeroCenteredRMSNorm
-from linattn.mixers.parts import at_least, head_size, positive, rotate
+from linattn.mixers.parts import ShortConvolution, at_least, head_size, positive, rotate
 from linattn.mixers.registry import register
 from linattn.mixers.rotary import check_scaling, frequencies, gain
 from linattn.ops.one_query import one_query
@@ -50,17 +50,20 @@ class Softmax(Mixer):
     The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of
     a head are turned (0: none), by frequencies with a ``scaling`` (see :mod:`linattn.mixers.rotary`); ``norm_eps`` puts RMS norms on
     queries and keys before that, of the kind ``norm``, and ``gated`` a sigmoid gate on the output (Qwen3-Next); ``bias`` gives q, k
-    and v biases, ``out_bias`` the map behind them; ``scale`` multiplies the scores in place of K ** -0.5 (Gemma). With ``causal=False``
-    every token sees all of its sequence.
+    and v biases, ``out_bias`` the map behind them; ``scale`` multiplies the scores in place of K ** -0.5 (Gemma). ``conv_width`` puts
+    a short convolution and SiLU on q, k and v, as linear attentions have, so that a comparison with them is of attention alone.
+    With ``causal=False`` every token sees all of its sequence.
     """
 
     def __init__(  # many arguments: saved configs name each of these options, and create() and the docs read them in this signature
         self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
         head_dim: int | None = None, rotated: int | None = None, norm_eps: float | None = None, gated: bool = False,
-        bias: bool = False, out_bias: bool = False, causal: bool = True, norm: str = "zero_centered_rms", scale: float | None = None,
-        scaling: dict[str, Any] | None = None,
+        bias: bool = False, out_bias: bool = False, conv_width: int | None = None, causal: bool = True,
+        norm: str = "zero_centered_rms", scale: float | None = None, scaling: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(dim)
+        if conv_width is not None and not causal:
+            raise ValueError(f"conv_width is of earlier tokens, but came as {conv_width} with causal=False")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 token, the query's own, but came as {window}")
         if window is not None and not causal:
@@ -86,12 +89,16 @@ class Softmax(Mixer):
         inner = heads * self.size
         self.q_proj = nn.Linear(dim, inner, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(dim, self.kv_heads * self.size, bias=bias) for _ in range(2))
+        self.short_conv = None if conv_width is None else ShortConvolution(inner + 2 * self.kv_heads * self.size, conv_width)
         self.g_proj = nn.Linear(dim, inner, bias=bias) if gated else None
         self.q_norm, self.k_norm = (None if norm_eps is None else _NORMS[norm](self.size, norm_eps) for _ in range(2))
         self.o_proj = nn.Linear(inner, dim, bias=out_bias)
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = (p(x).unflatten(-1, (-1, self.size)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        if self.short_conv is not None:
+            parts = list(self.short_conv(torch.cat(parts, -1), state).split([part.shape[-1] for part in parts], -1))
+        q, k, v = (part.unflatten(-1, (-1, self.size)) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.scale is not None:

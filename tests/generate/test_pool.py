@@ -307,6 +307,26 @@ def test_a_full_queue_is_an_error_and_not_memory():
     assert len(drain(pool)) == 10 and pool.free == 2
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "top_k": 9}])
+@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7", "gla, softmax"])
+def test_on_a_gpu(mixer, how):
+    """CUDA graphs of several numbers of rows, a step in flight, forks and cancellation."""
+    lm = model(mixer).cuda()
+    pool, given = Pool(lm, slots=5, prefix_bytes=1 << 22, block=8), prompts(12, 30)
+    requests = [pool.submit(ids, max_new_tokens=3 + i % 9, seed=i, **how) for i, ids in enumerate(given)]
+    for request, _ in pool.run():
+        if request is requests[1] and len(request.tokens) == 2:
+            pool.cancel(request)
+            requests.append(pool.fork(requests[4], seed=4) if not requests[4].done else requests[4])
+    assert pool.free == 5
+    for i, request in enumerate(requests[:12]):
+        generator = torch.Generator("cuda").manual_seed(i)
+        wanted = alone(lm, request.ids, 3 + i % 9, generator=generator, **how)
+        assert request.tokens == wanted[: len(request.tokens)] and (request.reason == "length" or i == 1)
+    assert len(requests[12].tokens) == len(requests[4].tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["gla", "gla, softmax"])
 def test_memory_is_flat_over_many_requests(mixer):

@@ -56,7 +56,7 @@ def test_a_template_without_an_end(model):
 
 def said(monkeypatch, capsys, *lines, args):
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    assert main(["chat", *args, "--temperature", "0", "--max-tokens", "5"]) == 0
+    assert main(["chat", *args, "--temperature", "0", "--max-new-tokens", "5"]) == 0
     return capsys.readouterr().out
 
 

@@ -36,7 +36,7 @@ def convert(teacher: Any, *, progress: bool = True, **options: Any) -> ConvertRe
     ``resume=True`` and ends with the same bits.
 
     Args:
-        teacher: a folder that :func:`linattn.load` reads, a run of ``linattn train``, or a model; every layer must be softmax.
+        teacher: a folder or GGUF file that :func:`linattn.load` reads, a run of ``linattn train``, or a model; every layer must be softmax.
         progress: report every validation on stderr.
         options: the fields of :class:`linattn.distill.ConvertOptions`; ``out`` is required where the teacher is a model.
 
@@ -58,7 +58,7 @@ def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> Conv
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"convert runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
-    options = replace(options, out=folder_of(source.folder, options.out))
+    options = replace(options, out=folder_of(source.path, options.out))
     with _own_generators():
         job = job_of(source, options)
         assert options.out is not None
@@ -73,7 +73,7 @@ def folder_of(teacher: Path | None, out: Path | None) -> Path:
         return Path(out)
     if teacher is None:
         raise ValueError("out must be a folder where the teacher is a model, but came as None")
-    return Path(f"{teacher.resolve().name}-linear")
+    return Path(f"{teacher.resolve().stem if teacher.is_file() else teacher.resolve().name}-linear")
 
 
 def _go(job: Job, folder: Path, progress: Progress) -> ConvertResult:

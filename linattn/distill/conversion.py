@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from linattn.distill import files
 from linattn.distill.calibrate import calibrate
@@ -59,7 +60,7 @@ def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> Conv
         raise ValueError(f"convert runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
     options = replace(options, out=folder_of(source.path, options.out))
-    with _own_generators():
+    with _own_surroundings():
         job = job_of(source, options)
         assert options.out is not None
         with only_writer(options.out):
@@ -194,10 +195,13 @@ def _told(record: dict[str, Any], speed: float) -> str:
 
 
 @contextmanager
-def _own_generators() -> Iterator[None]:
-    """Leave the caller's random generators as they were."""
-    before = checkpoint.generators()
+def _own_surroundings() -> Iterator[None]:
+    """Leave the caller's random generators and transformers' progress bars as they were."""
+    before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         checkpoint.set_generators(*before)
+        if bars:
+            logging.enable_progress_bar()

@@ -27,6 +27,7 @@ _WHERE = {
     "patch_transformers": "linattn.hf.patch",
     "patch_fla": "linattn.hf.fla",
     "load": "linattn.hf.load",
+    "convert": "linattn.distill",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
 

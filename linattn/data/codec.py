@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from linattn.arguments import described, typed
 
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"  # beside a model
+CODEC, BYTES = "linattn_codec", "bytes"  # name and value in the settings of a tokenizer.json that stands for ByteCodec
 REPLACEMENT = "\ufffd"  # what half a character decodes to
 
 
@@ -74,16 +77,27 @@ class TokenizerCodec:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raise OSError if there is no such file and ValueError if it holds no tokenizer."""
+        try:
+            content = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
+        self._set(content, str(path))
+
+    @classmethod
+    def from_text(cls, content: str, source: str) -> Self:
+        """Make a codec from the ``content`` of a ``tokenizer.json``; ``source`` names it in errors."""
+        codec = cls.__new__(cls)
+        codec._set(content, source)
+        return codec
+
+    def _set(self, content: str, source: str) -> None:
         from tokenizers import Tokenizer
 
-        self.path = Path(path)
+        self.content = content
         try:
-            self.content = self.path.read_text(encoding="utf-8")
-            self._tokenizer = Tokenizer.from_str(self.content)
-        except OSError:
-            raise
+            self._tokenizer = Tokenizer.from_str(content)
         except Exception as error:  # the package raises bare exceptions
-            raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
+            raise ValueError(f"{source} is no tokenizer.json of the tokenizers package: {error}") from None
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may leave gaps, so it is no count
 
     def encode(self, text: str) -> list[int]:
@@ -98,6 +112,26 @@ class TokenizerCodec:
 
     def stream(self) -> Stream:
         return _TokenizerStream(self)
+
+
+def codec_of(folder: Path, vocab_size: int) -> Codec:
+    """Codec of the model of ``vocab_size`` tokens in ``folder``: that of its ``tokenizer.json``; without one tokens are bytes.
+
+    Raises:
+        ValueError: for a tokenizer that cannot be read, and for none beside a model of other than 256 tokens.
+    """
+    settings = folder / SETTINGS
+    if settings.is_file():
+        try:
+            if json.loads(settings.read_text(encoding="utf-8")).get(CODEC) == BYTES:
+                return ByteCodec()
+        except (ValueError, AttributeError):
+            raise ValueError(f"{settings} is damaged: it is no JSON object") from None
+    if (folder / TOKENIZER).is_file():
+        return TokenizerCodec(folder / TOKENIZER)
+    if vocab_size != ByteCodec.vocab_size:
+        raise ValueError(f"{folder} has {vocab_size} tokens, but no {TOKENIZER}")
+    return ByteCodec()
 
 
 class _TokenizerStream:

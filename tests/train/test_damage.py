@@ -17,7 +17,7 @@ from tests.train.runs import edited
     [
         ("weights", "is damaged"),
         ("shapes", "does not fit its config: lm_head.weight has|does not fit its config: "),
-        ("config", "has no tokenizer.json, and other tokenizers are not read"),
+        ("config", "no family of models is called 'bloom'"),
         ("no mark", "holds no whole checkpoint"),
         ("gone", "does not exist"),
     ],

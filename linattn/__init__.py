@@ -27,7 +27,7 @@ _WHERE = {
     "patch_transformers": "linattn.hf.patch",
     "load": "linattn.hf.load",
 }
-_FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
+_FLOORS = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
 
 
 def __getattr__(name: str):

@@ -21,11 +21,15 @@ _TORCH = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
 class Cut(Protocol):
-    """A sequence cut into parts that processes hold, as operations and mixers see it: :class:`linattn.parallel.Layout`."""
+    """A sequence cut into parts that processes hold, as operations and mixers see it: :class:`linattn.parallel.context.Part`."""
 
-    tokens: int  # of the whole sequence
-    length: int  # tokens of this process
-    cu_seqlens: tuple[int, ...] | None  # of the whole sequence
+    @property
+    def length(self) -> int:
+        """Tokens of this process."""
+
+    @property
+    def cu_seqlens(self) -> tuple[int, ...] | None:
+        """Borders of the whole's packed sequences; None: every row is one sequence."""
 
     def run(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the operation ``name``, whose form for one process is ``op``, on this process's tokens."""
@@ -45,8 +49,8 @@ class Cut(Protocol):
     def halo(self, x: Tensor, n: int, old: Tensor | None, returning: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Put before each run of tokens the ``n`` before it: the longer tokens, places of x's own in them, the last ``n`` of all."""
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal softmax attention of this process's queries to the keys of all."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, attention: Callable[..., Tensor]) -> Tensor:
+        """Softmax attention of this process's queries to the keys of all; ``attention`` takes q, k, v and a mask."""
 
 
 _active: Cut | None = None  # a plain global: backward passes recompute checkpointed layers in threads of their own

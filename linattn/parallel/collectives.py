@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
 # torch 2.13 has renamed both
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -56,4 +55,4 @@ def all_gather(t: Tensor, group: dist.ProcessGroup) -> Tensor:
 def tie(t: Tensor, *others: Tensor | None) -> Tensor:
     """``t`` with a place for ``others`` in its graph: a collective that one process leaves out of its backward pass stops all others."""
     held = [o for o in others if o is not None and o.requires_grad]
-    return _Tie.apply(t, *held) if held else t  # type: ignore[no-any-return]
+    return _Tie.apply(t, *held) if held else t

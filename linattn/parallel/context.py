@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from linattn.arguments import described
 from linattn.ops import sharding
+from linattn.parallel.attention import attend
+from linattn.parallel.halo import halo
 from linattn.parallel.layout import Layout
+from linattn.parallel.ops import SHARDED
 
 
 def context_parallel(layout: Layout) -> AbstractContextManager[None]:
@@ -24,4 +33,44 @@ def context_parallel(layout: Layout) -> AbstractContextManager[None]:
     """
     if not isinstance(layout, Layout):
         raise TypeError(f"layout must be a linattn.parallel.Layout, but came as {described(layout)}")
-    return sharding.activated(layout)
+    return sharding.activated(Part(layout))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layout as operations and mixers see it, :class:`linattn.ops.sharding.Cut`."""
+
+    layout: Layout
+
+    @property
+    def length(self) -> int:
+        return self.layout.length
+
+    @property
+    def cu_seqlens(self) -> tuple[int, ...] | None:
+        return self.layout.cu_seqlens
+
+    def repeated(self, n: int) -> Part:
+        return Part(self.layout.repeated(n))
+
+    def counts(self, device: torch.device) -> Tensor:
+        return self.layout.counts(device)
+
+    def positions(self, device: torch.device) -> Tensor:
+        return self.layout.positions(device)
+
+    def sequence(self, device: torch.device) -> Tensor:
+        return self.layout.sequence(device)
+
+    # Compilers leave a graph here: what a process sends and reads is Python's work, and differs from process to process.
+    @torch.compiler.disable
+    def run(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return SHARDED[name](self.layout, op, *args, **kwargs)
+
+    @torch.compiler.disable
+    def halo(self, x: Tensor, n: int, old: Tensor | None, returning: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return halo(self.layout, x, n, old, returning)
+
+    @torch.compiler.disable
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, attention: Callable[..., Tensor]) -> Tensor:
+        return attend(self.layout, q, k, v, causal, attention)

@@ -99,7 +99,7 @@ def carry(layout: Layout, of: Recurrence, x: Tensor, initial: Tensor | None, *, 
     return Carried(None if fresh else before, state.flatten(0, 1) if final else None, gathered)
 
 
-def _first(own: Tensor, link: Tensor | None, state: Tensor) -> Tensor:
+def _first(own: Tensor, *_: Tensor | None) -> Tensor:
     """The state after a segment that begins its sequence, from nothing."""
     return own
 

@@ -37,12 +37,15 @@ def halo(layout: Layout, x: Tensor, n: int, old: Tensor | None, returning: bool)
     places = layout.index(f"halo {n} of {plan.name}", lambda: _before(layout, plan, n), x.device)
     found = tokens.index_select(1, places)
     before, last = found[:, : len(layout.local) * n], found[:, len(layout.local) * n :]
-    runs = [t for i, s in enumerate(layout.local) for t in (before[:, i * n : (i + 1) * n], x[:, s.own])] or [x.new_zeros(batch, n, x.shape[2]), x]
-    longer = tie(torch.cat(runs, 1), gathered)
-    own = None
-    if len(layout.local) > 1:
-        own = layout.index(f"own {n}", lambda: torch.cat([torch.arange(s.length) + s.offset + (i + 1) * n for i, s in enumerate(layout.local)]), x.device)
+    runs = [t for i, s in enumerate(layout.local) for t in (before[:, i * n : (i + 1) * n], x[:, s.own])]
+    longer = tie(torch.cat(runs or [x.new_zeros(batch, n, x.shape[2]), x], 1), gathered)
+    own = layout.index(f"own behind {n}", lambda: _own(layout, n), x.device) if len(layout.local) > 1 else None
     return longer, own, last.unflatten(1, (layout.sequences, n)).transpose(0, 1).flatten(0, 1) if returning else None
+
+
+def _own(layout: Layout, n: int) -> Tensor:
+    """Places of this process's tokens where each segment has ``n`` others before it."""
+    return torch.cat([torch.arange(s.length) + s.offset + (i + 1) * n for i, s in enumerate(layout.local)])
 
 
 def _tails(layout: Layout, plan: Exchange, x: Tensor, n: int, wanted: bool) -> Tensor:

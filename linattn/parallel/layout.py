@@ -244,24 +244,6 @@ class Layout:
             raise ValueError(f"{name} must have the {wanted} {what} along dim {dim}, but came with {list(t.shape)}")
         return dim % t.ndim
 
-    def run(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the operation ``name``, whose form for one process is ``op``, on this process's tokens."""
-        from linattn.parallel import ops
-
-        return ops.SHARDED[name](self, op, *args, **kwargs)
-
-    def halo(self, x: Tensor, n: int, old: Tensor | None, returning: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Put before each segment of x [B, T, D] the ``n`` tokens before it: see :func:`linattn.parallel.halo.halo`."""
-        from linattn.parallel import halo
-
-        return halo.halo(self, x, n, old, returning)
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal softmax attention to the keys of all processes: see :func:`linattn.parallel.attention.attention`."""
-        from linattn.parallel import attention
-
-        return attention.attention(self, q, k, v)
-
 
 def _group(mesh: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
     if isinstance(mesh, dist.ProcessGroup):

@@ -47,13 +47,13 @@ class _Attention:
 
     def carried(self, layout: Layout, q: Tensor) -> Carried:
         initial, given = self.options["initial_state"], self.options
-        rows = layout.sequences * self.v.shape[0]
+        full = (layout.sequences * self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
         if initial is not None:
-            parts = initial if self.normalized else (initial,)
-            wanted = [(rows, *self.v.shape[2:3], *self.k.shape[-1:], *size) for size in ((self.v.shape[-1],), ())]
-            for t, name, full in zip(parts, ("initial_state", "initial_state[1] (z)"), wanted, strict=False):
-                checks.shape(name, checks.tensor(name, t, self.v), "[N, H, K, V]" if len(full) == 4 else "[N, H, K]", full)
-            initial = torch.cat([parts[0], parts[1][..., None]], -1) if self.normalized else initial
+            s, z = initial if self.normalized else (initial, None)
+            checks.shape("initial_state", checks.tensor("initial_state", s, self.v), "[N, H, K, V]", full)
+            if z is not None:
+                checks.shape("initial_state[1] (z)", checks.tensor("initial_state[1] (z)", z, self.v), "[N, H, K]", full[:3])
+            initial = s if z is None else torch.cat([s, z[..., None]], -1)
         tensors = (q, self.k, self.v, given.get("decay"), given.get("beta"), *(given.get("erase") or ()), initial)
         final = given["return_state"] or not given["causal"]
         return carry(layout, self.recurrence, self.v, initial, final=final, wanted=tracing.wanted(*tensors))
@@ -88,7 +88,9 @@ class _Attention:
         return rows.by_segment(s)
 
     def factor(self, rows: Rows) -> Tensor:
-        return _constant_or_sum(rows, self.writes["decay"].to(self.dtype), 2).exp().view(len(rows.chosen), rows.batch, self.v.shape[2], -1, 1)
+        return (
+            _constant_or_sum(rows, self.writes["decay"].to(self.dtype), 2).exp().view(len(rows.chosen), rows.batch, self.v.shape[2], -1, 1)
+        )
 
     def run(self, layout: Layout, q: Tensor, carried: Carried) -> Any:
         rows = Rows(layout, tuple(range(len(layout.local))), self.v.shape[0])
@@ -141,7 +143,9 @@ def _scan(layout: Layout, op: Op, given: tuple[Tensor, str, Tensor], options: di
     return _run(layout, of, scanned, x, (decay,), options)
 
 
-def selective_scan(layout: Layout, op: Op, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, **options: Any) -> Any:
+def selective_scan(
+    layout: Layout, op: Op, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, **options: Any
+) -> Any:
     """:func:`linattn.selective_scan`."""
     z, bias = options.get("z"), options.get("bias")
     _check(layout, options, x=x, dt=dt, B=B, C=C, z=z)
@@ -151,7 +155,9 @@ def selective_scan(layout: Layout, op: Op, x: Tensor, dt: Tensor, A: Tensor, B: 
     def scanned(rows: Rows, initial: Tensor | None = None) -> Any:
         tokens = [rows.take(t) for t in (x, dt, B, C)]
         gate = None if z is None else rows.take(z)
-        return op(*tokens[:2], A, *tokens[2:], D, z=gate, initial_state=initial, return_state=True, cu_seqlens=rows.cu_seqlens(x.device), **step)
+        return op(
+            *tokens[:2], A, *tokens[2:], D, z=gate, initial_state=initial, return_state=True, cu_seqlens=rows.cu_seqlens(x.device), **step
+        )
 
     def own(rows: Rows) -> Tensor:
         tokens = [rows.take(t) for t in (x, dt, B)]
@@ -214,9 +220,10 @@ def short_convolution(layout: Layout, op: Op, x: Tensor, weight: Tensor, bias: T
     before = options.pop("before", None)
     longer, places, _ = halo.halo(layout, x, weight.shape[2] - 1, before, False)
     if places is not None:
-        return op(longer, weight, bias, **options).index_select(1, places)  # type: ignore[no-any-return]
+        y: Tensor = op(longer, weight, bias, **options)
+        return y.index_select(1, places)
     n = weight.shape[2] - 1
-    y: Tensor = op(longer[:, n:], weight, bias, before=longer[:, :n], **options)
+    y = op(longer[:, n:], weight, bias, before=longer[:, :n], **options)
     return tie(y, *_unread(layout, longer, before, weight, bias))
 
 
@@ -241,7 +248,9 @@ def _check(layout: Layout, options: dict[str, Any], **tensors: Tensor | None) ->
         if t is None or (name == "decay" and t.ndim <= 2):
             continue
         if checks.tensor(name, t).ndim < 2 or t.shape[1] != layout.length:
-            raise ValueError(f"{name} must have this process's {layout.length} tokens under context_parallel, but came with {list(t.shape)}")
+            raise ValueError(
+                f"{name} must have this process's {layout.length} tokens under context_parallel, but came with {list(t.shape)}"
+            )
         if layout.cu_seqlens is not None and t.shape[0] != 1:
             raise ValueError(f"{name} must have one row, for the layout packs sequences, but came with {list(t.shape)}")
 

@@ -32,7 +32,7 @@ def weights(t: Tensor, seed: int) -> Tensor:
 def error(got: Tensor, wanted: Tensor) -> float:
     """The difference, relative to the norm; shapes must agree."""
     assert got.shape == wanted.shape, f"{list(got.shape)} is not {list(wanted.shape)}"
-    got, wanted = (torch.where(t.detach() == -torch.inf, 0, t.detach()) if t.is_floating_point() else t.detach() for t in (got, wanted))
+    got, wanted = (t.detach() if t.is_complex() else torch.where(t.detach() == -torch.inf, 0, t.detach().double()) for t in (got, wanted))
     return float((got - wanted).norm() / wanted.norm().clamp(min=1e-3)) if wanted.numel() else 0.0
 
 

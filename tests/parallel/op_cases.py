@@ -43,6 +43,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tenso
 
 def rules(batch: int, tokens: int = TOKENS) -> dict[str, Given]:
     """Inputs of the rules of linear attention."""
+
     def fading(*shape: int) -> Tensor:
         return -numbers(*shape, seed=4).exp()
 
@@ -76,11 +77,6 @@ def attention(t: Given) -> tuple[Tensor, ...]:
     o, state = linattn.linear_attention(**t, initial_state=initial if z is None else (initial, z), return_state=True)
     o = o if isinstance(o, Tensor) else torch.cat([o[0], o[1][..., None]], -1)
     return (o, *(state if isinstance(state, tuple) else (state,)))
-
-
-def _without_state(t: Given) -> tuple[Tensor, ...]:
-    o = linattn.linear_attention(**t)
-    return (o,)
 
 
 def attention_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None]]]:
@@ -118,7 +114,9 @@ def _compared(call: Call, layout: Layout, given: Given, options: Given) -> str |
 def scan(op: Callable[..., Any], names: tuple[str, ...], t: Given) -> tuple[Tensor, ...]:
     """An operation with one state, its tensors in the order of ``names``."""
     more = {"cu_seqlens": t["cu_seqlens"]} if "cu_seqlens" in t else {}
-    y, last = op(*(t[n] for n in names), initial_state=t.get("initial"), return_state=True, **{n: t[n] for n in ("bias", "z") if n in t}, **more)
+    y, last = op(
+        *(t[n] for n in names), initial_state=t.get("initial"), return_state=True, **{n: t[n] for n in ("bias", "z") if n in t}, **more
+    )
     return y, last
 
 
@@ -130,7 +128,11 @@ def convolution(t: Given) -> tuple[Tensor, ...]:
     if cu is None:
         return (short_convolution(x, t["weight"], before=before, **more),)
     befores = [None] * (len(cu) - 1) if before is None else before[:, None]
-    return (torch.cat([short_convolution(x[:, a:b], t["weight"], before=p, **more) for a, b, p in zip(cu[:-1], cu[1:], befores, strict=True)], 1),)
+    return (
+        torch.cat(
+            [short_convolution(x[:, a:b], t["weight"], before=p, **more) for a, b, p in zip(cu[:-1], cu[1:], befores, strict=True)], 1
+        ),
+    )
 
 
 def other_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None]]]:
@@ -151,7 +153,10 @@ def other_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None
                 partial(scan, linattn.diagonal_scan, ("decay", "x")),
                 {"decay": turning, "x": x, "initial": numbers(rows, width, seed=4, dtype=torch.complex128)},
             ),
-            "maximum": (partial(scan, linattn.running_max, ("decay", "x")), {"decay": fade, "x": x, "initial": numbers(rows, width, seed=4)}),
+            "maximum": (
+                partial(scan, linattn.running_max, ("decay", "x")),
+                {"decay": fade, "x": x, "initial": numbers(rows, width, seed=4)},
+            ),
             "selective": (
                 partial(scan, linattn.selective_scan, ("x", "dt", "A", "B", "C", "D")),
                 {
@@ -190,7 +195,10 @@ def other_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None
             ),
             "convolution": (
                 convolution,
-                {"x": x, "weight": numbers(width, 1, 4, seed=5), "bias": numbers(width, seed=6), "initial": numbers(rows, 3, width, seed=7)},
+                {
+                    "x": x, "weight": numbers(width, 1, 4, seed=5), "bias": numbers(width, seed=6),
+                    "initial": numbers(rows, 3, width, seed=7),
+                },
             ),
         }  # fmt: skip
         for name, (call, given) in cases.items():

@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,10 @@ WAYS: dict[str, Callable[[Buffers, State], Run]] = {
 }  # fmt: skip
 
 
-def rows(model: Any, state: State, steps: int, turns: int) -> Iterator[Row]:
+def rows(model: Any, state: State, steps: int, turns: int, ways: Sequence[str]) -> Iterator[Row]:
     """Measure a row for each way: seconds to make it, milliseconds of a step, and the number of first tokens equal to the model's."""
     device, runs, expected = model.device.type, {}, None
-    for way, make in WAYS.items():
+    for way, make in ((way, WAYS[way]) for way in ("as written", *ways)):
         torch.compiler.reset()
         buffers = Buffers(model, state)
         start = time.perf_counter()
@@ -147,11 +147,13 @@ def rows(model: Any, state: State, steps: int, turns: int) -> Iterator[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    ways = [way for way in WAYS if way != "as written"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compilers", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=list(SIZES), help="340M on a GPU, else 130M")
     parser.add_argument("--mixers", default="gla,gated_deltanet,mamba2")
     parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--ways", default=",".join(ways), help="some of: %(default)s; a process may die of one of a compiler's")
     parser.add_argument("--rows", type=positive, default=1)
     parser.add_argument("--context", type=positive, default=64, help="tokens read before")
     parser.add_argument("--steps", type=positive, default=16, help="in a turn")
@@ -162,6 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
     from linattn.bench.files import command
     from linattn.bench.gpu.record import Record
 
+    chosen = options.ways.split(",")
+    if unknown := [way for way in chosen if way not in ways]:
+        parser.exit(2, f"{parser.prog}: --ways has {unknown[0]}, which is not among {', '.join(ways)}\n")
     facts, path = destination(parser, "compilers", options.device, options.out)
     size = SIZES["tiny" if options.quick else options.size or ("340M" if options.device == "cuda" else "130M")]
     with Record(None if options.quick else path, KEY, facts) as record, torch.inference_mode(mode=False), torch.no_grad():
@@ -171,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
                 model = decode.build(mixer, size, options.device, getattr(torch, dtype))
                 state = decode.after(model, options.rows, options.context)
                 what = {"model": mixer, "size": size.name, "dtype": dtype, "rows": options.rows, "context": options.context}
-                for row in rows(model, state, options.steps, options.turns):
+                for row in rows(model, state, options.steps, options.turns, chosen):
                     record.add({**what, **row})
                     print(line({**what, **row}), flush=True)
     print("nothing kept" if options.quick else path)

@@ -126,5 +126,5 @@ def test_what_the_kernels_do_not_run():
 def test_parts_use_them():
     x, norm = torch.randn(2, 300, 4, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True), HeadNorm(64).to(DEVICE)
     for y in (norm(x, x), unit(x, dtype=x.dtype)):
-        assert "Norm" in type(y.grad_fn).__name__
+        assert type(y.grad_fn).__name__ == "KernelsBackward"
         assert y.dtype == x.dtype

@@ -23,6 +23,7 @@ from linattn.hf.packing import Packing, positions, sequences
 from linattn.mixers import Mixer
 from linattn.models import Backbone
 from linattn.models.language import Head, head
+from linattn.ops import sharding
 from linattn.ops.checks import dtype, shape, tensor, values_visible
 
 
@@ -47,6 +48,8 @@ class Call:
         """Mask in ``labels`` [B, T] the first tokens of packed sequences, which do not follow from the tokens before."""
         if labels is None:
             return None
+        if sharding.active() is not None:
+            raise ValueError("labels are shifted here, beyond the cut too, under context_parallel: use linattn.parallel.token_loss")
         shape("labels", tensor("labels", labels), "[B, T]", tuple(self.shape))
         dtype("labels", labels, torch.int64)
         if isinstance(logits_to_keep, Tensor) or logits_to_keep:
@@ -91,6 +94,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    _supports_context_parallel = False  # torch's own, which carries no state; linattn.parallel.context_parallel does
     accepts_loss_kwargs = True
     _is_stateful = True
     _no_split_modules = ["Block"]  # noqa: RUF012  (as the base class declares it)

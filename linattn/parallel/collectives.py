@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,11 +45,29 @@ class _Tie(torch.autograd.Function):
         return cotangent, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.others)
 
 
-def all_gather(t: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gather ``t`` [M, ...], of the same shape in every process, as [ranks M, ...]; differentiable once."""
+class _Follow(torch.autograd.Function):
+    """The identity of its first argument, in a graph that leads to the others; they get no gradients of it."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, *others: Tensor) -> Tensor:
+        ctx.others = len(others)
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        return cotangent, *[None] * ctx.others
+
+
+def all_gather(t: Tensor, group: dist.ProcessGroup, of: Sequence[Tensor | None] = ()) -> Tensor:
+    """Gather ``t`` [M, ...], of the same shape in every process, as [ranks M, ...]; differentiable once.
+
+    ``of`` are the inputs that ``t`` is made of in some process: every process's graph leads to them, and so its backward pass takes
+    part in the collective wherever that of another does.
+    """
     if t.is_complex():
-        return torch.view_as_complex(all_gather(torch.view_as_real(t), group))
-    out: Tensor = _Gather.apply(t, group)
+        return torch.view_as_complex(all_gather(torch.view_as_real(t), group, of))
+    inputs = [o for o in of if o is not None and o.requires_grad] if torch.is_grad_enabled() else []
+    out: Tensor = _Gather.apply(_Follow.apply(t, *inputs) if inputs else t, group)
     return out
 
 

@@ -6,9 +6,9 @@ of rules that erase a matrix [K, K]; for a running maximum · is a sum and + the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -71,18 +71,19 @@ class Carried(NamedTuple):
     gathered: Tensor | None
 
 
-def carry(layout: Layout, of: Recurrence, x: Tensor, initial: Tensor | None, *, final: bool, wanted: bool) -> Carried:
+def carry(layout: Layout, of: Recurrence, inputs: Sequence[Tensor | None], initial: Tensor | None, *, final: bool) -> Carried:
     """Exchange the states of a call on x [B, T, ...].
 
     Args:
         layout: who holds what.
         of: the recurrence.
-        x: tokens of this process, for their batch and device.
+        inputs: all that gradients can reach; the first are tokens [B, T, ...] of this process, for their batch and device.
         initial: [N B, ...] or None; one of N, the number of packed sequences, and B is 1.
         final: whether last states are wanted.
-        wanted: whether gradients will be asked for.
     """
-    plan, batch = layout.exchange(final), x.shape[0]
+    plan, x = layout.exchange(final), inputs[0]
+    assert x is not None
+    batch = x.shape[0]
     fresh = initial is None and not any(s.link for s in layout.local)
     with no_autocast(x):
         if initial is None:
@@ -93,7 +94,7 @@ def carry(layout: Layout, of: Recurrence, x: Tensor, initial: Tensor | None, *, 
         own, link, gathered, join = None, None, None, of.join
         if plan.width:
             linked = of.link is not None and (plan.chained or initial is not None)
-            own, link, gathered = _gathered(layout, plan, of, Rows(layout, plan.mine, batch), (x, linked, wanted))
+            own, link, gathered = _gathered(layout, plan, of if linked else replace(of, link=None), [*inputs, initial])
             join = join if linked or of.link is None else _first
         state, before = _fold(layout, plan, join, (own, link), state)
     return Carried(None if fresh else before, state.flatten(0, 1) if final else None, gathered)
@@ -104,22 +105,19 @@ def _first(own: Tensor, *_: Tensor | None) -> Tensor:
     return own
 
 
-def _gathered(
-    layout: Layout, plan: Exchange, of: Recurrence, rows: Rows, how: tuple[Tensor, bool, bool]
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def _gathered(layout: Layout, plan: Exchange, of: Recurrence, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None, Tensor]:
     """Own states and links [slots, B, ...] of all processes, and both as they were gathered."""
-    x, linked, wanted = how
-    makers = [(of.shape, of.own), *([of.link] if linked and of.link else [])]
+    x = cast(Tensor, inputs[0])
+    rows = Rows(layout, plan.mine, x.shape[0])
+    makers = [(of.shape, of.own), *([] if of.link is None else [of.link])]
     sizes = [_numel(shape) for shape, _ in makers]
     sent = x.new_zeros(plan.width, rows.batch, sum(sizes), dtype=of.dtype)
     if rows.chosen:
         made = [make(rows).to(of.dtype).reshape(len(rows.chosen), rows.batch, -1) for _, make in makers]
         sent = torch.cat([torch.cat(made, -1), sent[len(rows.chosen) :]])
-    if wanted and not sent.requires_grad:  # in every process alike: its backward pass is a collective too
-        sent.requires_grad_()
-    gathered = all_gather(sent, layout.group)
+    gathered = all_gather(sent, layout.group, inputs)
     parts = [t.reshape(*t.shape[:2], *shape) for t, (shape, _) in zip(gathered.split(sizes, -1), makers, strict=True)]
-    return parts[0], parts[1] if linked else None, gathered
+    return parts[0], None if of.link is None else parts[1], gathered
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.ops import tracing
 from linattn.parallel.collectives import all_gather, tie
 from linattn.parallel.layout import Exchange, Layout, Segment
 
@@ -28,7 +27,7 @@ def halo(layout: Layout, x: Tensor, n: int, old: Tensor | None, returning: bool)
         none = x.new_zeros(layout.sequences * x.shape[0], 0, x.shape[2]) if returning else None
         return x, None if len(layout.local) < 2 else torch.arange(x.shape[1], device=x.device), none
     plan, batch = layout.exchange(returning), x.shape[0]
-    gathered = _tails(layout, plan, x, n, tracing.wanted(x, old)) if plan.width else None
+    gathered = _tails(layout, plan, x, n, old) if plan.width else None
     pool = [x.new_zeros(1, batch, n, x.shape[2])]  # what can be before a segment: nothing, old tokens, tails
     pool.append(pool[0].expand(layout.sequences, -1, -1, -1) if old is None else old.to(x.dtype).unflatten(0, (layout.sequences, batch)))
     if gathered is not None:
@@ -48,7 +47,7 @@ def _own(layout: Layout, n: int) -> Tensor:
     return torch.cat([torch.arange(s.length) + s.offset + (i + 1) * n for i, s in enumerate(layout.local)])
 
 
-def _tails(layout: Layout, plan: Exchange, x: Tensor, n: int, wanted: bool) -> Tensor:
+def _tails(layout: Layout, plan: Exchange, x: Tensor, n: int, old: Tensor | None) -> Tensor:
     """The last ``n`` tokens of every segment that is sent, zeros before a short one, [slots, B, n, D]."""
     batch, width = x.shape[0], x.shape[2]
     tails = []
@@ -58,10 +57,7 @@ def _tails(layout: Layout, plan: Exchange, x: Tensor, n: int, wanted: bool) -> T
         tail = x[:, s.own.stop - few : s.own.stop]
         tails.append(torch.cat([x.new_zeros(batch, n - few, width), tail], 1) if few < n else tail)
     tails += [x.new_zeros(batch, n, width)] * (plan.width - len(tails))
-    sent = torch.stack(tails)
-    if wanted and not sent.requires_grad:
-        sent.requires_grad_()
-    return all_gather(sent, layout.group)
+    return all_gather(torch.stack(tails), layout.group, (x, old))
 
 
 def _before(layout: Layout, plan: Exchange, n: int) -> list[int]:

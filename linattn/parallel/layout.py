@@ -229,7 +229,7 @@ class Layout:
             own = torch.cat([own, own.new_zeros(longest - own.shape[0], *own.shape[1:])])
         if not longest:
             return t
-        return all_gather(own, self.group).index_select(0, self.index("gather", self._places, t.device)).movedim(0, dim)
+        return all_gather(own, self.group, (t,)).index_select(0, self.index("gather", self._places, t.device)).movedim(0, dim)
 
     def _places(self) -> Tensor:
         """Where each token of the whole sequence lies in the gathered, padded shards, [tokens]."""

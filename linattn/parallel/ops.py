@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, tracing
+from linattn.ops import checks
 from linattn.parallel import halo
 from linattn.parallel.collectives import tie
 from linattn.parallel.fold import Carried, Recurrence, added, carry, largest, transformed
@@ -54,9 +54,9 @@ class _Attention:
             if z is not None:
                 checks.shape("initial_state[1] (z)", checks.tensor("initial_state[1] (z)", z, self.v), "[N, H, K]", full[:3])
             initial = s if z is None else torch.cat([s, z[..., None]], -1)
-        tensors = (q, self.k, self.v, given.get("decay"), given.get("beta"), *(given.get("erase") or ()), initial)
+        inputs = (self.v, q, self.k, *(given.get(name) for name in ("decay", "beta", "bonus")), *(given.get("erase") or ()))
         final = given["return_state"] or not given["causal"]
-        return carry(layout, self.recurrence, self.v, initial, final=final, wanted=tracing.wanted(*tensors))
+        return carry(layout, self.recurrence, inputs, initial, final=final)
 
     @property
     def recurrence(self) -> Recurrence:
@@ -233,7 +233,7 @@ def _run(layout: Layout, of: Recurrence, scanned: Op, x: Tensor, others: tuple[T
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, ...]", (layout.sequences * x.shape[0], *of.shape))
         checks.dtype("initial_state", initial, of.dtype)
-    carried = carry(layout, of, x, initial, final=final, wanted=tracing.wanted(x, initial, *others))
+    carried = carry(layout, of, (x, *others), initial, final=final)
     rows = Rows(layout, tuple(range(len(layout.local))), x.shape[0])
     y, _ = scanned(rows, None if carried.before is None else rows.states(carried.before))
     y = tie(rows.put(y), carried.gathered, carried.final, *_unread(layout, x, *others))

@@ -29,6 +29,11 @@ def weights(t: Tensor, seed: int) -> Tensor:
     return real.to(t.dtype)
 
 
+def numbers_like(*shape: int) -> Tensor:
+    """Random float64 numbers, the same in every process."""
+    return weights(torch.empty(shape, dtype=torch.float64), 1)
+
+
 def error(got: Tensor, wanted: Tensor) -> float:
     """The difference, relative to the norm; shapes must agree."""
     assert got.shape == wanted.shape, f"{list(got.shape)} is not {list(wanted.shape)}"

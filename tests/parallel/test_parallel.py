@@ -12,6 +12,7 @@ CASES = (
     "tests.parallel.op_cases:attention_cases",
     "tests.parallel.op_cases:other_cases",
     "tests.parallel.mixer_cases:cases",
+    "tests.parallel.model_cases:cases",
 )
 
 

@@ -191,6 +191,8 @@ def refusals(mesh: DeviceMesh) -> str | None:
         with pytest.raises(ValueError, match="this process's 4 tokens"):
             model(ids)
         q = torch.randn(1, own.shape[1], 1, 2)
+        with pytest.raises(TypeError, match="q must be a plain tensor, but came as a DTensor"):
+            linattn.linear_attention(*[DTensor.from_local(q, mesh)] * 3)
         with pytest.raises(ValueError, match="give them to Layout.of"):
             linattn.linear_attention(q, q, q, cu_seqlens=torch.tensor([0, 4]))
         with pytest.raises(ValueError, match="must have this process's 4 tokens"):

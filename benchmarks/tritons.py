@@ -1,7 +1,7 @@
 """Kernels under the installed triton, or the first on PYTHONPATH: correctness, speed, and compiled resources.
 
-``python -m benchmarks.tritons``, on a GPU: every rule and rank of decays against the reference, and timed; with the kernels that
-``linattn.ops.triton.hopper.choice.distrusted`` leaves out. ``--compile``, without one: registers and spilled bytes of Hopper's kernels.
+``python -m benchmarks.tritons``, on a GPU: every rule and rank of decays against the reference, and timed. ``--compile``, without one:
+registers and spilled bytes of Hopper's kernels.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def run(kind: str, rank: str) -> list[dict[str, Any]]:
     """Run a case: the worst error over its bound with its result or gradient, and the time of both passes if it is recorded."""
     from benchmarks.configurations.calls import Chunks
     from linattn.bench.gpu import timing
-    from linattn.ops.triton.hopper import choice
 
-    choice.distrusted = lambda rule, decay: None  # type: ignore[assignment]
     rows = []
     for size in (64, 128):
         call = Chunks(kind, rank, "bfloat16", size)

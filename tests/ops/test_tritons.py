@@ -12,8 +12,6 @@ from tests.ops.cases import make
 pytest.importorskip("triton")
 from linattn.ops import checks, gpu
 from linattn.ops.triton import hopper, launch, linear_attention, probe, record
-from linattn.ops.triton.hopper import choice
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, PLAIN
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -119,19 +117,12 @@ def test_a_launch_that_goes_another_way_is_not_replayed(monkeypatch):
     assert "does not launch by CompiledKernel.run" in probe.unlike_ours(recorder)
 
 
-def test_what_came_out_wrong_is_left_out(monkeypatch):
-    for version, wrong in (((3, 8), False), ((3, 9), True), ((4, 0), True)):
-        monkeypatch.setattr(choice, "TRITON", version)
-        assert (choice.distrusted(ERASE, CHANNEL) is not None) == wrong
-        assert all(choice.distrusted(*family) is None for family in ((ERASE, HEAD), (DELTA, CHANNEL), (PLAIN, CHANNEL)))
-
-
 @pytest.mark.parametrize(
     ("kind", "size", "gluon", "said"),
     [
         ("erase", 64, "no Gluon", "hopper kernels: off, because no Gluon"),
         ("erase", 48, None, "hopper kernels: off, because they take K of 64 or 128"),
-        ("erase", 64, None, "hopper kernels: off for the gradients of chunks"),
+        ("erase", 64, None, None),
         ("plain", 64, None, None),
     ],
 )
@@ -147,7 +138,6 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
     monkeypatch.setattr(launch, "on_device", lambda device: record.nullcontext())
     monkeypatch.setattr(launch, "replay_refusal", lambda device: "a reason")
     monkeypatch.setattr(hopper, "gluon_refusal", lambda device: gluon)
-    monkeypatch.setattr(choice, "TRITON", (3, 9))
     lines = linattn.explain(**call.arguments()).splitlines()
     assert "replayed launches: off, because a reason" in lines
     found = [line for line in lines if line.startswith("hopper")]

@@ -12,8 +12,7 @@ from linattn.ops.inputs import Inputs, Outputs
 from linattn.ops.recurrence import CHUNKS
 from linattn.ops.triton import decode, fitting, hopper, launch
 from linattn.ops.triton.chunks import WIDEST, name
-from linattn.ops.triton.hopper import choice as choice_of_hopper
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN
+from linattn.ops.triton.plan import CHANNEL, HEAD, NONE
 from linattn.ops.triton.run import in_rows, side_by_side
 
 STEPS = 16  # tokens that steps are faster for than chunks
@@ -57,14 +56,11 @@ def off(inputs: Inputs, form: str) -> list[str]:
     if device.type != "cuda" or form_of(inputs, form) != "chunk" or gpu.capability(device) != (9, 0):
         return lines
     rank = NONE if inputs.decay is None else CHANNEL if inputs.decay_per_channel else HEAD
-    rule = DELTA if inputs.beta is not None else PLAIN if inputs.erase is None else ERASE
     sizes, own = (inputs.k.shape[3], inputs.v.shape[3]), (inputs.erase or (None, None))[1] if rank != CHANNEL else None
     laid_out = (in_rows(t) for t in (side_by_side(inputs.v), inputs.q, inputs.k, own))
     reason = hopper.gluon_refusal(device) or hopper.unsuited(sizes, *laid_out)
     if reason is not None:
         return [*lines, f"hopper kernels: off, because {reason}"]
-    if (reason := choice_of_hopper.distrusted(rule, rank)) is not None:
-        lines.append(f"hopper kernels: off for the gradients of chunks, because {reason}")
     return lines
 
 

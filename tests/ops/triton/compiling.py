@@ -86,7 +86,6 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
 
     hopper._hopper = lambda device: how in ("gluon", "wide")
     choice.multiprocessors = lambda device: 132
-    choice.distrusted = lambda rule, decay: None
     launch.replay_refusal = lambda device: None
     triton.runtime.driver.set_active(Driver(86 if how == "ampere" else 90))
     compiled: dict[str, dict] = {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from linattn.ops import gpu
@@ -14,7 +12,6 @@ from linattn.ops.triton import hopper
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
 
 Chosen = tuple[Any, dict[str, Any]]  # a kernel and the options of its launch
-TRITON = tuple(int(n) for n in re.findall(r"\d+", triton.__version__)[:2])
 
 
 def prepare(family: Family, decay: Tensor | None, read: Tensor | None, write: Tensor | None) -> Chosen | None:
@@ -40,19 +37,6 @@ def _copies(t: Tensor | None) -> bool:
     if t is None or t.dtype != torch.bfloat16:
         return False
     return t.data_ptr() % 16 == 0 and t.stride(1) % 8 == t.stride(2) % 8 == 0 and t.stride(3) == 1
-
-
-def distrusted(rule: int, decay: int) -> str | None:
-    """Why the Gluon kernels of such a family's gradients are left out under the installed triton, or None.
-
-    The one thing here that goes by a version, since it was measured and a trial would have to run the whole kernel: on an H100 under
-    triton 3.9.0 the decay's gradient was off by 6.7 times its bound for the erase rule with decays per channel (bfloat16, K = V = 128),
-    and right under 3.6.0, 3.7.1 and 3.8.0. ``python -m benchmarks.tritons`` measures it on a Hopper, these kernels included: once they
-    pass there, this function and its calls can go.
-    """
-    if TRITON >= (3, 9) and (rule, decay) == (ERASE, CHANNEL):
-        return f"that of decays per channel with erase came out wrong under triton 3.9, and this is {triton.__version__}"
-    return None
 
 
 def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, transition: bool) -> Chosen:
@@ -92,7 +76,7 @@ def gradients(
     if not by_channel:
         known = family.rule != ERASE and not family.before
         return (gradients.gradients, {"SETTLED": True, **whole.options(family, k.shape[3], columns)}) if known else None
-    if not _suits(family, decay) or distrusted(family.rule, family.decay) is not None:
+    if not _suits(family, decay):
         return None
     module: Any = {PLAIN: settled_plain, DELTA: settled_delta, ERASE: settled_erase}[family.rule]
     return gradients.gradients, {"SETTLED": True, **module.options(columns)}

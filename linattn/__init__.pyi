@@ -1,7 +1,7 @@
 """What ``linattn`` offers, for who reads types: the module itself loads each name when it is asked for."""
 
 from linattn import data as data, ffn as ffn, generate as generate, hf as hf, mixers as mixers, models as models, ops as ops
-from linattn import report as report, state as state, train as train
+from linattn import parallel as parallel, report as report, state as state, train as train
 from linattn.hf.load import load as load
 from linattn.hf.patch import patch_transformers as patch_transformers
 from linattn.mixers import Mixer as Mixer, Recurrence as Recurrence, register as register

@@ -52,7 +52,7 @@ def parallelize(
     backbone.gradient_checkpointing = checkpoint or backbone.gradient_checkpointing
     if compile_blocks:
         for block in backbone.layers:
-            block.compile()
+            block.compile(dynamic=False)  # checkpoints must find the graph of the forward pass again
     one = mesh if mesh.ndim == 1 else mesh._flatten("_".join(names))
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     how: dict[str, Any] = {"mesh": one, "mp_policy": policy, "ignored_params": replicate(model, one)}

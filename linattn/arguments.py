@@ -133,7 +133,7 @@ def command_line(options: Any, names: Sequence[str], start: Any = None) -> list[
         if how is not None and how.separated:
             value = ",".join(map(str, value))
         for one in value if isinstance(value, tuple) else (value,):
-            words += [f"--{name}", *([] if one is True else [str(one)])]
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
     return words
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-PARTS = ("setup", "call", "teardown")
+RECORDED = Path(__file__).with_suffix(".json")
 
 
 def pytest_addoption(parser):
@@ -27,6 +27,11 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.option.durations_json:
         config.pluginmanager.register(Durations(config), "durations-json")
+
+
+def slowest() -> dict[str, float]:
+    """Recorded processor seconds of the slowest tests, by their names."""
+    return json.loads(RECORDED.read_text(encoding="utf-8"))["slowest"]
 
 
 def spent() -> float:

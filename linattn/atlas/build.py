@@ -21,7 +21,7 @@ from linattn.report.progress import Progress
 from linattn.state import empty, only_writer, read_json
 
 # The parts of the site in the order of the navigation. Each is a module here with ENTRY, an Entry, and pages(atlas), which yields Pages.
-SECTIONS = ("story", "systems", "triangle", "cost_page", "capacity", "lab", "pitfalls")
+SECTIONS = ("begin", "story", "methods", "systems", "triangle", "cost_page", "capacity", "choose", "lab", "pitfalls")
 SCHEMA = "linattn.atlas"
 MARK = "atlas.json"
 FIRST_PAGE = "index.html"

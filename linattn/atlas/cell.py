@@ -5,29 +5,30 @@ All cells have one skeleton, so that two of them differ only where the systems d
 
 from __future__ import annotations
 
-from linattn.atlas.inspection import Inspection, Spec
-from linattn.atlas.svg import box, drawing, node, text, wire
+from linattn.atlas.algebra import Spec
+from linattn.atlas.inspection import Inspection
+from linattn.atlas.svg import box, drawing, node, symbol, text, wire
 from linattn.atlas.text import Both
 
 LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 150, 248, 385, 510, 615  # heights, then places along the line
 WIDE = 660  # as narrow as boxes allow, for phones
 
 DECAYS = {
-    "none": Both("nothing fades", "什么都不淡去"),
-    "constant": Both("fades at a fixed rate per head", "每个头以固定速率淡去"),
-    "head": Both("fades per head, as the token says", "按 token 逐头淡去"),
-    "channel": Both("fades per channel, as the token says", "按 token 逐通道淡去"),
+    "none": Both("nothing decays", "不衰减"),
+    "constant": Both("decays at a fixed rate per head", "每个头以固定速率衰减"),
+    "head": Both("decays per head, at a rate that the token sets", "逐头衰减，速率由 token 决定"),
+    "channel": Both("decays per channel, at rates that the token sets", "逐通道衰减，速率由 token 决定"),
 }
 ERASES = {
-    "none": Both("nothing is erased", "什么都不抹掉"),
-    "delta": Both("what the key held is erased", "键上的旧值被抹掉"),
-    "pair": Both("what one vector reads, another erases", "一个向量读出，另一个向量抹掉"),
+    "none": Both("nothing is erased", "不擦除"),
+    "delta": Both("what the key held is erased", "擦除键上的旧值"),
+    "pair": Both("what one vector reads, another erases", "按一个向量读出，按另一个向量擦除"),
 }
 
 
 def cell(seen: Inspection) -> str:
     """Draw the cell of ``seen`` as an SVG element."""
-    if seen.family == "scores" and seen.info.resumable and seen.matrix is not None:
+    if seen.rule == "scores" and seen.info.resumable and seen.matrix is not None:
         return _growing(seen)
     if seen.spec is None:
         return _other(seen)
@@ -37,17 +38,23 @@ def cell(seen: Inspection) -> str:
 def sentences(spec: Spec) -> list[Both]:
     """Describe the cell in words, one sentence for each operation."""
     written = {
-        "delta": Both("written is what is new: the value less what the key held", "写入的是新东西：值减去键上已有的"),
-    }.get(spec.erase, Both("written is the key times the value", "写入键与值的外积"))
+        "delta": Both("what is written is the value less what the key held", "写入值与键上旧值之差"),
+    }.get(spec.erase, Both("the outer product of key and value is written", "写入键与值的外积"))
     read = Both("read by the query", "由查询读出")
     if spec.bonus:
         read = Both(
             "read by the query before the token is written, the token itself by a weight of its own",
-            "由查询在写入之前读出，当前 token 另有权重",
+            "由查询在写入之前读出，当前 token 另有一个权重",
         )
     elif spec.normalize:
         read = Both("read by the query and divided by the sum of its weights", "由查询读出，再除以权重之和")
-    return [DECAYS[spec.decay], ERASES[spec.erase], written, read]
+    steps = Both(f"all of it {spec.steps} times per token; the last state is read", f"每个 token 重复 {spec.steps} 次，读最后的状态")
+    found = [DECAYS[spec.decay], ERASES[spec.erase], written, *([steps] if spec.steps > 1 else []), read]
+    if spec.conv:
+        found.insert(0, Both(f"inputs pass a short convolution over {spec.conv} tokens first", f"输入先经过宽 {spec.conv} 的短卷积"))
+    if spec.gate:
+        found.append(Both("the output is multiplied by a gate that the token sets", "输出再乘以由 token 算出的门"))
+    return found
 
 
 def _recurrent(title: Both, spec: Spec) -> str:
@@ -66,16 +73,16 @@ def _recurrent(title: Both, spec: Spec) -> str:
         *_write(spec, k, v),
         *_read(spec, k, v),
     ]
-    names = (Both("fades", "淡去"), Both("erased", "抹掉"), Both("written", "写入"), Both("read", "读出"))
+    names = (Both("decay", "衰减"), Both("erase", "擦除"), Both("write", "写入"), Both("read", "读出"))
     parts += [text(x, 42, name, "axis") for x, name in zip((FADE, ERASE, WRITE, READ), names, strict=True)]
-    return drawing(WIDE, 300 if spec.normalize or spec.skip else 252, parts, label, "cell")
+    return drawing(WIDE, _height(spec), parts, label, "cell")
 
 
 def _summed(title: Both, spec: Spec) -> str:
     """Draw the cell of a bidirectional system: one sum over all tokens, which every query reads."""
     _, k, v = spec.sizes
     label = Both(f"The cell of {title.en}: the sum over all tokens of key times value is read by every query.",
-                 f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读取。")  # fmt: skip
+                 f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读出。")  # fmt: skip
     names = ((WRITE, Both("all tokens", "全部 token")), (READ, Both("read", "读出")))
     parts = [
         wire([(WRITE + 16, LINE), (AFTER - 40, LINE)]),
@@ -85,7 +92,26 @@ def _summed(title: Both, spec: Spec) -> str:
         *(text(x, 42, name, "axis") for x, name in names),
     ]
     middle = f'<g transform="translate({240 - (WRITE - 80 + READ + 33) // 2} 0)">{"".join(parts)}</g>'
-    return drawing(480, 300 if spec.normalize or spec.skip else 252, [middle], label, "cell short")
+    return drawing(480, _height(spec), [middle], label, "cell short")
+
+
+def _low(spec: Spec) -> int:
+    """Height of the output's box: lower by a step for each operation on the way to it."""
+    return BOXES + 48 * ((spec.normalize or spec.skip) + spec.gate)
+
+
+def _height(spec: Spec) -> int:
+    return max(_low(spec) + 32, 252 + 34 * bool(spec.conv))
+
+
+def _convolved(spec: Spec, places: tuple[float, ...]) -> list[str]:
+    """Bar below the boxes of the inputs: the short convolution that they come from."""
+    if not spec.conv:
+        return []
+    y, left, right = BOXES + 46, min(places) - 34, max(places) + 34
+    name = Both(f"short convolution, {spec.conv} tokens", f"短卷积，宽 {spec.conv}")
+    frame = f'<g class="t tv"><rect class="box" x="{left:g}" y="{y - 11}" width="{right - left:g}" height="22" rx="5"/></g>'
+    return [*(wire([(x, y - 11), (x, BOXES + 22)], "v") for x in places), frame, text((left + right) / 2, y + 4.5, name, "shape")]
 
 
 def _fade(spec: Spec, k: int) -> list[str]:
@@ -118,22 +144,22 @@ def _write(spec: Spec, k: int, v: int, sign: str = "+", index: str = "t") -> lis
 
 
 def _read(spec: Spec, k: int, v: int) -> list[str]:
-    parts = [
-        node(READ, 150, "×", "output"),
-        box(READ, BOXES + (0 if not (spec.normalize or spec.skip) else 48), "o_t", f"[1, {v}]", "output"),
-    ]
+    low = _low(spec)
+    parts = [node(READ, 150, "×", "output"), box(READ, low, "o_t", f"[1, {v}]", "output")]
     parts += [wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q", tip=True), box(AFTER, BOXES, "q_t", f"[1, {k}]", "q")]
+    parts += _convolved(spec, (WRITE - 42, WRITE + 42, AFTER))
     if spec.bonus:  # read from the state before the write, and from the token by its own weight
         parts += [wire([(58, LINE - 22), (58, 14), (AFTER + 62, 14), (AFTER + 62, 150), (READ - 16, 150)], "state", dashed=True)]
         parts += [text(READ, 126, "+ u ⊙ k v", "shape")]
     else:
         parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)])]
-    low = BOXES + (0 if not (spec.normalize or spec.skip) else 48)
     parts += [wire([(READ, 166), (READ, low - 23)], "output")]
     if spec.normalize:
         parts += [node(READ, BOXES - 10, "÷", "output"), text(READ - 24, BOXES - 5, "q z", "shape", "end")]
     if spec.skip:
         parts += [node(READ, BOXES - 10, "+", "v"), text(READ + 22, BOXES - 5, "v", "shape", "start")]
+    if spec.gate:
+        parts += [node(READ, low - 58, "⊙", "q"), symbol(READ + 27, low - 53, "g_t")]
     return parts
 
 

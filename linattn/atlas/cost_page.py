@@ -182,7 +182,7 @@ def shown_systems(atlas: Atlas) -> list[str]:
 
 
 def _system(seen: Inspection) -> dict[str, object]:
-    return {**vars(cost_formula(seen)), "title": seen.title._asdict(), "family": seen.family, "kind": recurrence(seen)}
+    return {**vars(cost_formula(seen)), "title": seen.title._asdict(), "kind": recurrence(seen)}
 
 
 def points(atlas: Atlas) -> Iterator[dict[str, object]]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from linattn.atlas.index import gallery
 from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Page
-from linattn.atlas.systems import gallery
 from linattn.atlas.text import Both, spoken
 
 if TYPE_CHECKING:
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 TITLE = Both("Linear attention, drawn by the code that computes it", "线性注意力图解：由计算它的代码来画")
 LEAD = Both(
     "Softmax attention looks back at every token and pays for it with a cache that grows. Replace the similarity by one that "
-    "factors, and the whole past fits into one matrix. What to write into it, what to let fade, what to erase: every system here "
-    "is an answer to that one question.",
-    "softmax 注意力回看每一个 token，代价是不断增长的缓存。把相似度换成可以分解的形式，全部历史就能装进一个矩阵。往里写什么、"
-    "让什么淡去、又抹掉什么？这里的每一种方法，都是对这同一个问题的回答。",
+    "factors, and the whole past fits into one matrix. The systems here differ in what they write into it, how it decays and what "
+    "they erase.",
+    "softmax 注意力回看每一个 token，缓存随之不断增长。把相似度换成可以分解的形式，全部历史就能装进一个矩阵。各种方法的区别在于：往里写入什么，"
+    "怎样衰减，又擦除什么。",
 )
 RECURRENCE = (
-    (r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1}", Both("what fades", "什么在淡去"), "decay"),
-    (r"+\; w_t\, (r_t^\top S_{t-1})", Both("what is erased", "什么被抹掉"), "decay"),
-    (r"+\; k_t^\top v_t", Both("what is written", "什么被写入"), "k"),
-    (r"o_t = q_t\, S_t", Both("what is read", "什么被读出"), "output"),
+    (r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1}", Both("decay", "衰减"), "decay"),
+    (r"+\; w_t\, (r_t^\top S_{t-1})", Both("erase", "擦除"), "decay"),
+    (r"+\; k_t^\top v_t", Both("write", "写入"), "k"),
+    (r"o_t = q_t\, S_t", Both("read", "读出"), "output"),
 )
 
 
 GALLERY = ("softmax", "linear_transformer", "retnet", "gla", "gated_deltanet", "rwkv7")  # of those that there are: a step each
-SHOWN = Both("One sentence, read by each of them", "同一句话，各家怎么读")
+SHOWN = Both("One sentence, several systems", "同一句话，不同方法")
 HOW = Both(
     "Rows are outputs, columns the tokens that they read: the library computed every cell from the same twelve words.",
     "行是输出，列是被读的 token；每一格都由本库从同样的十二个词算出。",

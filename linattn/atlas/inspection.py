@@ -7,6 +7,7 @@ with the library's reason.
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -15,44 +16,19 @@ import torch
 from torch import Tensor
 
 from linattn.atlas import sentence
+from linattn.atlas.algebra import Spec, matrices, nonlinearity, specification
 from linattn.atlas.chinese import both
 from linattn.atlas.text import Both
-from linattn.mixers import CallContext, Mixer, create, info, mixing_matrix
-from linattn.mixers.base import Recurrence
+from linattn.mixers import Mixer, create, info
 from linattn.mixers.registry import Info
+from linattn.mixers.taxonomy import families
 
 HEADS = 4  # heads of a matrix that are shown
 SHOWN = 6  # rows and columns of a state that are shown
 VECTOR = 32  # channels of a vector that are shown
-FAMILIES = ("none", "constant", "head", "channel", "erase", "scores", "other")  # scores: keeps every token and compares with each
+RULES = ("none", "constant", "head", "channel", "erase", "scores", "other")  # scores: keeps every token and compares with each
 PAIRED = ("sequence", "cross", "grid")  # kinds in which tokens read tokens
 FIRST = ("S", "c", "h", "memory")  # the states that hold the past, where a mixer has several: a matrix, a cell, a hidden state
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Specification of a mixer's recurrence, from which its cell is drawn.
-
-    Args:
-        decay: "none", "constant", "head" or "channel".
-        erase: "none", "delta" (beta) or "pair" (erase).
-        bonus: the token itself is read by a weight of its own, before it is written.
-        normalize: the output is divided by q z.
-        skip: the value is added to the output.
-        sizes: H, K and V.
-    """
-
-    decay: str
-    erase: str
-    bonus: bool
-    normalize: bool
-    skip: bool
-    sizes: tuple[int, int, int]
-
-    @property
-    def family(self) -> str:
-        """Family of the recurrence, by its operation on the state before a write: none, constant, head, channel or erase."""
-        return "erase" if self.erase != "none" else self.decay
 
 
 @dataclass(frozen=True)
@@ -73,19 +49,33 @@ class Inspection:
     info: Info
     options: dict[str, object]
     spec: Spec | None = None
-    matrix: list[list[list[float]]] | None = None  # [heads shown][query][key]
-    heads: int = 0  # of the matrix, shown or not
+    matrix: list[list[list[float]]] | None = None  # [matrices shown][query][key]: head by head, of each head value by value
+    heads: int = 0  # of the mixer, shown or not
+    values: int = 1  # that each token writes per head, with a matrix each
+    nonlinearity: float | None = None  # relative distance from linearity in the values, None without values
     states: States | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of all states after the last token
     stepping: float | None = None  # relative distance of single steps to one pass
     missing: dict[str, Both] = field(default_factory=dict)
 
     @property
-    def family(self) -> str:
-        """Family of the system, one of :data:`FAMILIES`."""
+    def rule(self) -> str:
+        """Operation on the state before a write, one of :data:`RULES`."""
         if self.spec:
-            return self.spec.family
+            return self.spec.rule
         return "other" if self.info.recurrent else "scores"
+
+    @property
+    def family(self) -> str:
+        """First of its families in :mod:`linattn.mixers.taxonomy`."""
+        return families(self.info)[0]
+
+    @property
+    def claim(self) -> str:
+        """Relation of its code to the recurrence: "recurrence", "steps" (several per token), "weighed" (values, otherwise weighed) or "own"."""
+        if self.spec:
+            return "recurrence" if self.spec.steps == 1 else "steps"
+        return "own" if self.nonlinearity is None else "weighed"
 
     @property
     def title(self) -> Both:
@@ -94,9 +84,9 @@ class Inspection:
 
     @property
     def code(self) -> str:
-        """Source of the mixer's own file."""
+        """Source of the mixer's own file, without the library's own numbers of the texts that name it."""
         path = inspect.getsourcefile(self.info.cls)
-        return Path(path).read_text(encoding="utf-8") if path else ""
+        return re.sub(r"^ *seeds=\(.*\),\n", "", Path(path).read_text(encoding="utf-8"), flags=re.M) if path else ""
 
 
 def inspect_mixer(name: str) -> Inspection:
@@ -111,74 +101,44 @@ def inspect_mixer(name: str) -> Inspection:
 
 def _inspection(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor) -> Inspection:
     missing: dict[str, Both] = {}
-    spec = specification(mixer, x) if known.kind in PAIRED else None
-    matrix, heads = None, 0
-    if known.kind in PAIRED and known.linear_in_values:
-        found = mixing_matrix(mixer, *mixer.arguments(x))[0]
-        matrix, heads = found[:HEADS].tolist(), found.shape[0]
-        if spec is not None and spec.decay != "none" and _nothing_fades(found):
-            spec = replace(spec, decay="none")
-    else:
-        missing["matrix"] = NO_PAIRS if known.kind not in PAIRED else NOT_LINEAR
+    paired = known.kind in PAIRED
+    spec = specification(mixer, x) if paired else None
+    found = matrices(mixer, x) if paired else None
+    linear = nonlinearity(mixer, x) if paired else None
+    if found is None:
+        missing["matrix"] = NO_PAIRS if not paired else NO_VALUES if linear is None else OF_CHANNELS
+    elif spec is not None and spec.decay != "none" and _nothing_fades(found.cells):
+        spec = replace(spec, decay="none")
+    shown, heads, values = (found.cells[:HEADS].tolist(), len(found.cells) // found.values, found.values) if found else (None, 0, 1)
+    seen = Inspection(known, options, spec, shown, heads, values, linear, missing=missing)
     if spec is None:
-        missing["spec"] = NO_PAIRS if known.kind not in PAIRED else OWN_RULES
+        missing["spec"] = NO_PAIRS if not paired else OWN_MIX if linear is None else OWN_WEIGHTS
     if not known.resumable:
-        why = NOTHING_HANDED if known.kind == "feed-forward" else NO_STATE
-        return Inspection(known, options, spec, matrix, heads, missing={**missing, "states": why})
+        missing["states"] = NOTHING_HANDED if known.kind == "feed-forward" else NO_STATE
+        return seen
     steps, stepping = _steps(mixer, x)
     shapes = {k: tuple(t.shape[1:]) for k, t in steps[-1].items() if k != "position"}
-    return Inspection(known, options, spec, matrix, heads, states_of(steps), shapes, stepping, missing)
+    return replace(seen, states=states_of(steps), shapes=shapes, stepping=stepping)
 
 
-NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间不逐个相互读取")
-NOT_LINEAR = Both(
-    "its output is no weighted sum of values that the tokens write, so no matrix says who reads whom",
-    "它的输出不是各 token 所写之值的加权和，所以没有一个矩阵能说明谁读了谁",
+NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间不逐个相互读出")
+NO_VALUES = Both(
+    "its code makes no queries, keys and values, so there are no values for a matrix to weigh",
+    "它的代码不产生查询、键与值，所以没有可供矩阵加权的值",
 )
-OWN_RULES = Both(
-    "its tokens mix by rules of its own and not by the one linear recurrence", "它的 token 按自己的规则混合，不是那个统一的线性递推"
+OF_CHANNELS = Both(
+    "its output is linear in the values, but the channels of a value do not share one matrix per head",
+    "它的输出对值是线性的，但一个值的各个通道并不共用每个头的同一个矩阵",
+)
+OWN_MIX = Both("its code mixes the tokens by an update of its own", "它的代码用自己的更新方式来混合 token")
+OWN_WEIGHTS = Both(
+    "its code makes queries, keys and values, but weighs the values otherwise than one run of the recurrence would",
+    "它的代码产生查询、键与值，但对值的加权方式不是把该递推运行一遍所能得到的",
 )
 NOTHING_HANDED = Both("it hands nothing from token to token", "它不在 token 之间传递任何东西")
 NO_STATE = Both(
     "it takes all tokens at once, so there is no state from token to token", "它一次读入全部 token，所以没有逐个 token 传递的状态"
 )
-
-
-def specification(mixer: Mixer, x: Tensor) -> Spec | None:
-    """Specification of the recurrence of ``mixer``; None if its output on ``x`` is not that recurrence's."""
-    if type(mixer).project is Mixer.project:
-        return None
-    r = mixer.recurrence(x, _carry(mixer, x))
-    if not _is_recurrence(mixer, r, x):
-        return None
-    decay = "none" if r.decay is None else "constant" if r.decay.ndim <= 2 else "head" if r.decay.ndim == 3 else "channel"
-    return Spec(
-        decay=decay,
-        erase="delta" if r.beta is not None else "pair" if r.erase is not None else "none",
-        bonus=r.bonus is not None,
-        normalize=r.normalize is not False,
-        skip=r.skip is not None,
-        sizes=(max(r.q.shape[2], r.v.shape[2]), r.k.shape[3], r.v.shape[3]),
-    )
-
-
-def _is_recurrence(mixer: Mixer, r: Recurrence, x: Tensor) -> bool:
-    """True if the plain recurrence of ``r``, read by the mixer, gives the mixer's output, up to the mixer's own division."""
-    if r.v.shape[1] != x.shape[1] or r.k.shape[:3] != r.q.shape[:3] or r.v.shape[2] % r.k.shape[2]:
-        return False
-    plain = cast("Tensor | tuple[Tensor, Tensor]", Mixer.attend(mixer, r, _carry(mixer, x)))  # a pair where r.normalize is "return"
-    if not isinstance(plain, Tensor):
-        own = mixer.attend(r, _carry(mixer, x))
-        ratio = own / plain[0]  # [B, T, H, V]: one number for a head of a token
-        return torch.allclose(ratio, ratio[..., :1].expand_as(ratio), rtol=1e-6)
-    if type(mixer).mix is Mixer.mix:
-        return torch.allclose(mixer.attend(r, _carry(mixer, x)), plain, rtol=1e-8, atol=1e-10)
-    o = plain if r.skip is None else plain + r.skip
-    return torch.allclose(mixer.read(o, x), mixer(*mixer.arguments(x)), rtol=1e-8, atol=1e-10)
-
-
-def _carry(mixer: Mixer, x: Tensor) -> CallContext:
-    return mixer.begin(*mixer.arguments(x))
 
 
 def _nothing_fades(matrix: Tensor) -> bool:

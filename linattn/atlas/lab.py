@@ -28,8 +28,8 @@ ENTRY = Entry(
     "lab.html",
     Both("Lab", "实验台"),
     Both(
-        "Type a sentence, pick a system, and step through its tokens: what fades, what is erased, what is written, what is read.",
-        "输入一句话，选一种方法，一个 token 一个 token 地走：什么淡去，什么被抹掉，什么被写入，什么被读出。",
+        "Type a sentence, pick a system, and step through its tokens: see what decays, what is erased, written and read.",
+        "输入一句话，选一种方法，一个 token 一个 token 地走：看每一步的衰减、擦除、写入与读出。",
     ),
 )
 SIZE = 8  # of keys and values
@@ -220,9 +220,9 @@ TEXT = (
     ),
     Both(
         "Try this: stop at the last “loves” and change the system. The plain sum answers tea and milk at once; with RetNet’s decay the later one "
-        "is louder; DeltaNet has overwritten the first. Then type a sentence with more words than the key has channels. Each system is reduced "
+        "is stronger; DeltaNet has erased the first. Then type a sentence with more words than the key has channels. Each system is reduced "
         "to its recurrence: all get the same queries, keys and values, and nothing is projected or trained.",
-        "试试看：停在最后一个“爱”上，换不同的方法。纯求和这锅粥同时答“茶”和“奶”；有了 RetNet 的衰减，后来的更响；DeltaNet 则已把前一个覆盖掉。"
+        "试试看：停在最后一个“爱”上，换不同的方法。纯求和同时答“茶”和“奶”；有了 RetNet 的衰减，后出现的更强；DeltaNet 则已擦除前一个。"
         "再输入一句不同的词多于键通道数的话。这里的每种方法都只留下递推：查询、键、值人人相同，没有投影，也没有训练。",
     ),
 )

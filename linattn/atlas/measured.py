@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from linattn.atlas.algebra import Spec
 from linattn.atlas.chinese import both
-from linattn.atlas.inspection import Inspection, Spec
+from linattn.atlas.inspection import Inspection
 from linattn.atlas.text import Both
 from linattn.bench.gpu.cases import usual
 from linattn.compare.tasks import load

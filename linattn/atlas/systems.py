@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
 from linattn.atlas import measured, sentence
 from linattn.atlas.cell import cell, sentences
 from linattn.atlas.chinese import both, equation
-from linattn.atlas.draw import mask
-from linattn.atlas.inspection import FAMILIES, Inspection
+from linattn.atlas.families import FAMILY, Family
+from linattn.atlas.index import index
+from linattn.atlas.inspection import Inspection
 from linattn.atlas.page import Entry, Page, figure, rounded
 from linattn.atlas.text import Both, labelled, spoken
 from linattn.mixers import Cost, cost
 from linattn.mixers.errors import measured_errors
+from linattn.mixers.taxonomy import families
 from linattn.report.words import figure as three
 from linattn.report.words import memory, times
 
@@ -30,74 +32,25 @@ ENTRY = Entry(
         "每种方法一页：公式、单元、矩阵、状态、代码、开销，以及拿什么验证过。",
     ),
 )
-FAMILY = {
-    "none": Both("Nothing fades", "不衰减"),
-    "constant": Both("Fades at a fixed rate", "固定衰减"),
-    "head": Both("Fades per head", "逐头衰减"),
-    "channel": Both("Fades per channel", "逐通道衰减"),
-    "erase": Both("Erases", "会擦除"),
-    "scores": Both("Keeps every token", "保留每个 token"),
-    "other": Both("Rules of its own", "自有规则"),
+RULE = {
+    "none": Both("the state does not decay", "状态不衰减"),
+    "constant": Both("the state decays at a fixed rate per head", "状态按每个头的固定速率衰减"),
+    "head": Both("the state decays per head, by the token", "状态逐头衰减，由 token 决定"),
+    "channel": Both("the state decays per channel of the key, by the token", "状态沿键的通道逐一衰减，由 token 决定"),
+    "erase": Both("the state is erased under the key", "擦除状态在该键上的内容"),
+    "scores": Both("all tokens are kept and compared", "保留全部 token，逐个比较"),
+    "other": Both("an update of its own", "自己的更新方式"),
 }
-ABOUT = {
-    "none": Both(
-        "The state is a plain sum: nothing can be stressed and nothing forgotten.", "状态只是求和：既不能突出什么，也不会忘记什么。"
-    ),
-    "constant": Both("What is old weighs less, at a rate that no token can change.", "越旧的越轻，速率与内容无关。"),
-    "head": Both("Each token says how much of the past a head keeps.", "每个 token 决定一个头保留多少过去。"),
-    "channel": Both("Each token says for every channel of the key how much is kept.", "每个 token 为键的每个通道决定保留多少。"),
-    "erase": Both("Before it writes, it takes away what the same key held.", "写入之前，先抹掉同一个键上的旧内容。"),
-    "scores": Both(
-        "The past is a list that grows; each query is compared with all of it.", "过去是一张不断变长的表，每个查询都与全表比较。"
-    ),
-    "other": Both(
-        "Its update is no case of the one recurrence; its page says what can be shown.",
-        "它的更新不是那个统一递推的特例，页面会说明能展示什么。",
-    ),
-}
-AT_ONCE = Both(
-    "All tokens are there at once, the later ones too; nothing is handed from one to the next.",
-    "所有 token 同时在场，后文也在内；token 之间不传递任何东西。",
-)
-FEED_FORWARD = Both(
-    "A feed-forward: it works on what each token holds by now, and leaves it to the mixers who reads whom.",
-    "前馈层：加工每个 token 此刻所持有的内容；谁读谁，是混合层的事。",
-)
 DIM, TOKENS = 512, 4096  # of the cost sheet
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
     """Make a list of all systems, and one page for each."""
-    yield _index(atlas)
+    yield index(ENTRY, atlas.inspections.values())
     order = list(atlas.names)
     for i, name in enumerate(atlas.each("a page for", order)):
         around = (order[i - 1] if i else None, order[i + 1] if i + 1 < len(order) else None)
         yield _page(atlas, atlas.inspections[name], around)
-
-
-def _index(atlas: Atlas) -> Page:
-    parts = []
-    for family in FAMILIES:
-        members = sorted((seen for seen in atlas.inspections.values() if seen.family == family), key=lambda x: (x.info.year, x.info.name))
-        if members:
-            cards = "".join(f'<li><a class="card small" href="{escape(x.info.name)}.html">{spoken(x.title, "b")}'
-                            f'<p>{x.info.year or ""} · <code>{escape(x.info.name)}</code></p></a></li>' for x in members)  # fmt: skip
-            parts.append(f'<h2 id="{family}">{spoken(FAMILY[family])}</h2>{spoken(ABOUT[family], "p")}<ul class="cards">{cards}</ul>')
-    lead = Both(
-        f"{len(atlas.inspections)} systems, sorted by what happens to the state before something new is written into it.",
-        f"{len(atlas.inspections)} 种方法，按“写入新内容之前，状态发生什么”来分类。",
-    )
-    return Page(ENTRY.path, ENTRY.name, "\n".join(parts), lead=lead)
-
-
-def gallery(inspections: Iterable[Inspection], root: str = "") -> str:
-    """Show the first matrices of ``inspections``, with family names and links to their pages; ``root`` is the path to the first page."""
-    items = "".join(
-        f'<li><a href="{root}systems/{x.info.name}.html">{mask(x, 0)}{spoken(x.title, "b")}{spoken(FAMILY[x.family])}</a></li>'
-        for x in inspections
-        if x.matrix is not None
-    )
-    return f'<ul class="gallery">{items}</ul>' if items else ""
 
 
 def _page(atlas: Atlas, seen: Inspection, around: tuple[str | None, str | None]) -> Page:
@@ -109,19 +62,15 @@ def _page(atlas: Atlas, seen: Inspection, around: tuple[str | None, str | None])
         data["state"] = state_data(seen)
     parts = [_facts(seen), _equation(i), _cell(seen), _mask(seen), _state(seen), _cost(seen), _checked(seen)]
     parts += [*_measured(atlas, seen), _code(seen), _around(around)]
-    return Page(f"systems/{i.name}.html", seen.title, "\n".join(parts), data, lead=about(seen))
-
-
-def about(seen: Inspection) -> Both:
-    """Lead of a page: a description of its kind, or of its family."""
-    if seen.info.kind == "feed-forward":
-        return FEED_FORWARD
-    return AT_ONCE if seen.family == "scores" and not seen.info.causal else ABOUT[seen.family]
+    return Page(f"systems/{i.name}.html", seen.title, "\n".join(parts), data, lead=FAMILY[seen.family].about)
 
 
 def mask_data(seen: Inspection) -> dict[str, object]:
-    """Data of the figure "mask"."""
-    return {"tokens": sentence.tokens(), "causal": seen.info.causal, "matrix": rounded(seen.matrix)}
+    """Data of the figure "mask", with a name for each matrix where a token writes several values."""
+    made: dict[str, object] = {"tokens": sentence.tokens(), "causal": seen.info.causal, "matrix": rounded(seen.matrix)}
+    if seen.values > 1:
+        made["names"] = [f"{i // seen.values + 1}.{i % seen.values + 1}" for i in range(len(seen.matrix or ()))]
+    return made
 
 
 def state_data(seen: Inspection) -> dict[str, object]:
@@ -138,10 +87,21 @@ def _facts(seen: Inspection) -> str:
     facts = [
         (Both("name", "名称"), f"<code>{escape(i.name)}</code>"),
         (Both("paper", "论文"), paper + (f" ({i.year})" if i.year else "")),
-        (Both("family", "类别"), f'<a href="index.html#{seen.family}">{spoken(FAMILY[seen.family])}</a>'),
+        (Both("family", "类别"), ", ".join(_linked(FAMILY[family]) for family in families(i))),
+        (Both("before a write", "写入之前"), spoken(_rule(seen))),
         (Both("in Python", "在 Python 中"), f'<code>linattn.mixers.create("{escape(i.name)}", dim=512)</code>'),
     ]
     return _listed(facts)
+
+
+def _linked(family: Family) -> str:
+    return f'<a href="index.html#{family.key}">{spoken(family.name)}</a>'
+
+
+def _rule(seen: Inspection) -> Both:
+    """Operation before a write; systems that take all tokens at once have none."""
+    at_once = Both("nothing: all tokens are there at once", "无：全部 token 同时在场")
+    return RULE[seen.rule] if seen.info.resumable or seen.spec else at_once
 
 
 def _listed(facts: list[tuple[Both, str]]) -> str:
@@ -167,13 +127,25 @@ def _note(words: Both) -> str:
 
 def _cell(seen: Inspection) -> str:
     if seen.spec is None:
-        why = seen.missing["spec"]
-        told_html = _note(Both(f"This is no case of the one recurrence: {why.en}.", f"这不是那个统一递推的特例：{why.zh}。"))
+        told = _note(_claimed(seen))
     else:
-        told_html = '<ul class="said">' + "".join(f"<li>{spoken(s)}</li>" for s in sentences(seen.spec)) + "</ul>"
+        told = '<ul class="said">' + "".join(f"<li>{spoken(s)}</li>" for s in sentences(seen.spec)) + "</ul>"
     title = Both("The cell", "单元")
     drawing = f'<figure class="drawn"><div class="wide" tabindex="0" role="group" {labelled(title)}>{cell(seen)}</div></figure>'
-    return _section("cell", title, drawing, told_html)
+    return _section("cell", title, f'<div data-claim="{seen.claim}">{drawing}{told}</div>')
+
+
+def _claimed(seen: Inspection) -> Both:
+    """Relation of the system to the recurrence and to its values, as measured on its code."""
+    why = seen.missing["spec"]
+    if seen.claim == "own":
+        return Both(f"This is not the one recurrence: {why.en}.", f"它不是那个统一的递推：{why.zh}。")
+    distance = f"{seen.nonlinearity or 0:.0e}"
+    return Both(
+        f"This is not one run of the recurrence: {why.en}. Its output is linear in the values all the same "
+        f"(relative distance {distance}, float64).",
+        f"它不是把该递推运行一遍：{why.zh}。但它的输出对值仍是线性的（相对偏差 {distance}，float64）。",
+    )
 
 
 def _mask(seen: Inspection) -> str:
@@ -181,21 +153,30 @@ def _mask(seen: Inspection) -> str:
     if seen.matrix is None:
         why = seen.missing["matrix"]
         return _section("mask", title, _note(Both(f"There is no such matrix: {why.en}.", f"没有这样的矩阵：{why.zh}。")))
-    heads = Both(
-        f"Heads 1 to {len(seen.matrix)} of {seen.heads}." if seen.heads > len(seen.matrix) else f"All heads: {seen.heads}.",
-        f"共 {seen.heads} 个头，显示前 {len(seen.matrix)} 个。" if seen.heads > len(seen.matrix) else f"共 {seen.heads} 个头。",
-    )
+    heads = _heads(seen.heads, -(-len(seen.matrix) // seen.values), seen.values)
     grid = seen.info.kind == "grid"
     cross = seen.info.kind == "cross"
     how = Both(
         "A row is an output, a column the token whose value it reads. "
         + ("The twelve tokens lie on a grid of 3 by 4. " if grid else "The sentence looks at itself as its context. " if cross else "")
         + f"The mixer is as it was created, before any training. {heads.en}",
-        "一行是一个输出，一列是被读取其值的 token。"
+        "一行是一个输出，一列是被读出其值的 token。"
         + ("十二个 token 排成 3 行 4 列。" if grid else "句子以自身为上下文。" if cross else "")
         + f"权重是刚创建时的样子，未经训练。{heads.zh}",
     )
     return _section("mask", title, figure("mask", "mask", caption=how))
+
+
+def _heads(heads: int, shown: int, values: int) -> Both:
+    """Number of heads, of those shown, and of matrices per head where there are several."""
+    en = f"Heads 1 to {shown} of {heads}." if heads > shown else f"All heads: {heads}."
+    zh = f"共 {heads} 个头，显示前 {shown} 个。" if heads > shown else f"共 {heads} 个头。"
+    if values == 1:
+        return Both(en, zh)
+    return Both(
+        f"{en} A token writes {values} values per head, each with a matrix of its own: 2.1 is head 2, value 1.",
+        f"{zh}每个 token 在每个头写入 {values} 个值，各有一个矩阵：2.1 即第 2 个头的第 1 个值。",
+    )
 
 
 def _state(seen: Inspection) -> str:
@@ -285,15 +266,16 @@ def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
         head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in t.heads)
         rows = "".join("<tr>" + "".join(spoken(both(c), "td") for c in row) + "</tr>" for row in t.rows)
         caption = f'<caption>{spoken(t.title)} <span class="small">{spoken(both(t.source))}</span></caption>'
-        region = f'<div class="scroll" tabindex="0" role="region" {labelled(t.title)}>'
+        source = both(t.source)
+        where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title
+        region = f'<div class="scroll" tabindex="0" role="region" {where}>'
         parts.append(f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
     yield _section("measured", Both("What was measured", "实测"), *parts)
 
 
 def _code(seen: Inspection) -> str:
     module = seen.info.cls.__module__
-    lines = seen.code.count("\n")
-    told = Both(f"The whole of {module}, {lines} lines: this is what runs.", f"{module} 的全部 {lines} 行：运行的就是它。")
+    told = Both(f"The code of {module}, {seen.code.count(chr(10))} lines", f"{module} 的代码，{seen.code.count(chr(10))} 行")
     source = f'<pre tabindex="0"><code>{escape(seen.code)}</code></pre>'
     return _section("code", Both("Its code", "代码"), f"<details><summary>{spoken(told)}</summary>{source}</details>")
 

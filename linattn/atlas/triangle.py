@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from linattn.atlas import sentence
-from linattn.atlas.inspection import FAMILIES, Inspection
+from linattn.atlas.families import FAMILY
+from linattn.atlas.inspection import Inspection
 from linattn.atlas.page import Entry, Page, figure, rounded
-from linattn.atlas.systems import FAMILY
 from linattn.atlas.text import Both, spoken
+from linattn.mixers.taxonomy import FAMILIES
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
@@ -24,13 +25,13 @@ ENTRY = Entry(
     ),
 )
 TEXT = Both(
-    "Unroll any of these recurrences and the output is a weighted sum of the values of all tokens so far: a matrix below the diagonal. "
+    "Unroll any of these recurrences, and the output is a weighted sum of the values of all tokens so far: a matrix below the diagonal. "
     "Softmax fills it by comparing every pair; a sum without decay fills it by a product of features; a decay shades it "
     "towards the lower left; "
     "erasing takes single columns out again. Repeated words make the pattern plain: “Ann loves” comes twice, and what it is "
     "followed by changes.",
     "把任何一种递推展开，输出都是此前所有 token 的值的加权和：对角线以下的一个矩阵。softmax 逐对比较来填满它；无衰减的求和用特征之积来填；"
-    "衰减让它朝左下角变浅；擦除则把个别列重新抹去。重复的词让规律一目了然：“小安爱”出现两次，后面接的东西却变了。",
+    "衰减让它朝左下角变浅；擦除则去掉个别的列。重复的词让规律一目了然：“小安爱”出现两次，后面接的东西却变了。",
 )
 HOW = Both(
     "Mixers as created, before any training; the first head of each, strengths relative to its own strongest cell. Choose two to compare.",
@@ -47,7 +48,9 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 def data(atlas: Atlas) -> dict[str, object]:
     """Data of the figure "triangles": the systems that have a matrix, each with its first head."""
     shown = [seen for seen in atlas.inspections.values() if seen.matrix is not None]
-    families = [{"key": key, "name": FAMILY[key]._asdict()} for key in FAMILIES if any(seen.family == key for seen in shown)]
+    families = [
+        {"key": FAMILY[name].key, "name": FAMILY[name].name._asdict()} for name in FAMILIES if any(seen.family == name for seen in shown)
+    ]
     return {"tokens": sentence.tokens(), "families": families, "systems": [_system(seen) for seen in shown]}
 
 
@@ -58,7 +61,7 @@ def _system(seen: Inspection) -> dict[str, object]:
         "name": seen.info.name,
         "title": seen.title._asdict(),
         "year": seen.info.year,
-        "family": seen.family,
+        "family": FAMILY[seen.family].key,
         "causal": seen.info.causal,
         "reach": rounded(reach(head)),
         "matrix": rounded(head),

@@ -30,7 +30,7 @@ def _written(value: object) -> str:
 
 
 @takes(
-    *options_of(CompareOptions, "mixers", "text", "steps", "dim", "layers", "contexts", "seed", show=_both),
+    *options_of(CompareOptions, "mixers", "text", "steps", "dim", "layers", "contexts", "learning_rate", "seed", show=_both),
     *options_of(TaskOptions, "seeds", "data"),
     *options_of(CompareOptions, "quick", "out", show=_both),
 )
@@ -70,7 +70,7 @@ def compare(given: dict[str, Any], task: Annotated[str, typer.Option(metavar="|"
 def _on_task(name: str, given: dict[str, Any]) -> None:
     """Compare on the task ``name``; options that only text has are refused."""
     task = load(name)
-    if wrong := [f"--{option}" for option in ("text", "contexts") if option in given]:
+    if wrong := [f"--{option.replace('_', '-')}" for option in ("text", "contexts", "learning_rate") if option in given]:
         raise ValueError(f"{' and '.join(wrong)} mean nothing to --task {name}")
     from linattn.cli.table import show_task
     from linattn.compare.task import compare as run

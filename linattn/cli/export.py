@@ -12,24 +12,39 @@ def export(
     run: Annotated[
         Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or a model that linattn.load reads.", show_default=False)
     ],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there.", show_default=False)],
-    to: Annotated[str, typer.Option(metavar="TYPE", help="Whose model: mamba, rwkv, qwen3_next, ...", show_default=False)],
+    out: Annotated[
+        Path, typer.Argument(help="The folder to write, which must not be there; for gguf the file, which is replaced.", show_default=False)
+    ],
+    to: Annotated[
+        str, typer.Option(metavar="TYPE", help="Whose model: mamba, rwkv, qwen3_next, ...; gguf: a file for llama.cpp.", show_default=False)
+    ],
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="For gguf, of the matrices: F32, F16, BF16 or Q8_0.", show_default="F32")
+    ] = None,
 ) -> None:
     """Write a model as another library reads it.
 
     OUT gets config.json and model.safetensors with the names of transformers or flash-linear-attention, whose model then has the
     same logits, and the tokenizer that lies beside the model. It appears whole or not at all. What the other library cannot express
-    is refused, with the reason.
+    is refused, with the reason. With --to gguf OUT is one file with the tokenizer inside, for the families that llama.cpp reads.
     """
     from linattn.hf.convert import family
     from linattn.hf.load import export as write
     from linattn.hf.load import load
     from linattn.train import checkpoint
 
-    target = family(to)
+    target = None if to == "gguf" else family(to)
+    if target is not None and dtype is not None:
+        raise ValueError(f"dtype is for --to gguf, but came with --to {to}")
     folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
     source = run if folder is None else folder
     model = load(source)
-    write(model, to, out, tokenizer=source)
+    if target is None:
+        from linattn.hf.gguf.write import export_gguf
+
+        name = export_gguf(model, out, dtype=dtype or "F32", tokenizer=source if (source / "tokenizer.json").is_file() else None)
+    else:
+        write(model, to, out, tokenizer=source)
+        name = target.architecture
     count = sum(p.numel() for p in model.parameters())
-    print(f"{out}: {target.architecture}, {count:,} parameters, from {source}")
+    print(f"{out}: {name}, {count:,} parameters, from {source}")

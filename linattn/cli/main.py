@@ -23,12 +23,12 @@ import linattn
 from linattn.arguments import beyond_memory
 from linattn.train.options import Terminated
 
-DOORS = ("compare", "train", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
-EXTRAS = {"sklearn": "vision"}  # what to install for a package that is missing; else the extra "train"
+DOORS = ("compare", "train", "convert", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
+EXTRAS = {"sklearn": "vision", "gguf": "gguf"}  # what to install for a package that is missing; else the extra "train"
 
 app = typer.Typer(
     name="linattn",
-    help="Linear attention, every form of it, over one recurrence: compare, train, generate, chat, export, look up and measure.",
+    help="Linear attention, every form of it, over one recurrence: compare, train, convert, generate, chat, export, look up and measure.",
     epilog="Start with: linattn compare --quick. Each command has its own --help.",
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -99,4 +99,5 @@ def _separated(name: str, kind: Callable[[str], Any], text: str) -> tuple[Any, .
     try:
         return tuple(kind(one.strip()) for one in text.split(",") if one.strip())
     except ValueError:
-        raise ValueError(f"--{name} must be whole numbers with commas between them, but came as {text!r}") from None
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise ValueError(f"--{name.replace('_', '-')} must be {numbers} with commas between them, but came as {text!r}") from None

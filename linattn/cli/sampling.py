@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-Run = Annotated[Path, typer.Argument(help="A run of linattn train, or one of its checkpoints.", show_default=False)]
+Run = Annotated[
+    Path,
+    typer.Argument(help="A run of linattn train, one of its checkpoints, a published model's folder, or a GGUF file.", show_default=False),
+]
 Prompt = Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)]
 Temperature = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token; above 1 is wilder.")]
 TopK = Annotated[int | None, typer.Option(metavar="K", help="Choose among the K likeliest tokens.", show_default="all")]

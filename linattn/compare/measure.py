@@ -1,4 +1,4 @@
-"""How long a model takes to read a prompt and to write a token, and how much it keeps."""
+"""Time of a model to read a prompt and to write a token, and the size of its state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at_context(model, ids: Tensor) -> dict:
 
 
 def expected_seconds(measured: list[dict], context: int) -> float:
-    """How long one prefill of ``context`` tokens may take, from the last measured one, if time grew with the square."""
+    """Expected seconds of a prefill of ``context`` tokens, from the last measured one, if time grows with the square."""
     return 0.0 if not measured else 1e-3 * measured[-1]["prefill_ms"] * (context / measured[-1]["context"]) ** 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from linattn.arguments import check_distinct, check_fields, command_line, option
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """One comparison. The first of ``mixers`` has the usual feed-forward; the width of the others' makes the parameters equal.
+    """Options of a comparison. The first of ``mixers`` has the usual feed-forward; the width of the others' makes the parameters equal.
 
     Args:
         mixers: names of registered causal sequence mixers, each once.
@@ -22,6 +23,7 @@ class CompareOptions:
         contexts: lengths, in tokens, at which prefill, decode and state are measured.
         seed: of weights, order of the data and samples.
         out: folder of report.json, report.html and models/.
+        learning_rate: peak rates; each mixer is trained at each and keeps the one that validates best.
         train_context: tokens of a training sequence.
         batch_size: sequences of a step.
         sample_tokens: tokens of the sample continuation.
@@ -47,6 +49,9 @@ class CompareOptions:
         "N,N,...",
         separated=True,
     )
+    learning_rate: tuple[float, ...] = option(
+        (4e-3,), "Peak learning rates: each mixer is trained at each and keeps its best.", "R,R,...", separated=True
+    )
     seed: int = option(0, "Seed of weights, order of the data and samples.", "S")
     out: Path = option(
         Path("runs/compare"), "Folder of the report: a new or an empty one, or one with an earlier report, which is replaced.", "DIR"
@@ -60,6 +65,9 @@ class CompareOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         check_distinct("mixers", self.mixers)
+        rates = self.learning_rate
+        if not rates or not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
+            raise ValueError(f"learning_rate must be positive and finite rates, each once, but came as {list(rates)}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed}")
         if not self.contexts or min(self.contexts) < 1:
@@ -67,7 +75,7 @@ class CompareOptions:
 
     def command(self) -> str:
         """The command line that asks for the same."""
-        asked = ("mixers", "contexts", "text", "steps", "dim", "layers", "seed", "out")
+        asked = ("mixers", "contexts", "text", "steps", "dim", "layers", "learning_rate", "seed", "out")
         words = command_line(self, asked, QUICK if self.quick else CompareOptions())
         return shlex.join(["linattn", "compare", *(["--quick"] if self.quick else []), *words])
 

@@ -142,7 +142,7 @@ class Split:
 
 
 def _stretch(history: Tensor, generator: torch.Generator) -> Tensor:
-    """At most LENGTH + 1 items of ``history``, from anywhere."""
+    """Take at most LENGTH + 1 items of ``history``, from a random place."""
     spare = len(history) - LENGTH - 1
     start = int(torch.randint(spare + 1, (), generator=generator)) if spare > 0 else 0
     return history[start : start + LENGTH + 1]
@@ -172,7 +172,7 @@ def ranks(model: RecommendModel, histories: list[Tensor], wanted: Tensor) -> Ten
 
 
 def rank(scores: Tensor, wanted: Tensor) -> Tensor:
-    """From 1, of items ``wanted`` [B] by ``scores`` [B, items]; of equal scores the worst, and NaN behind all."""
+    """Rank, from 1, of items ``wanted`` [B] by ``scores`` [B, items]; the worst of equal scores, and NaN behind all."""
     return scores.shape[1] - (scores < scores.gather(1, wanted[:, None])).sum(1)
 
 

@@ -38,7 +38,7 @@ class Savable(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the models of a task are made and trained: AdamW, a warm-up over a twentieth of the steps, then a cosine to 0.
+    """Recipe for the models of a task: AdamW, a warm-up over a twentieth of the steps, then a cosine to 0.
 
     Args:
         mixers: those that are compared if nobody names others.
@@ -137,7 +137,7 @@ def on_data(name: str, task: Task, data: Path | None) -> Task:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """One comparison on a task; what is None is the task's own choice.
+    """Options of a comparison on a task; for None the task chooses.
 
     Args:
         task: one of :data:`TASKS`.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +23,13 @@ from linattn.data.packed import PackedTokens, Windows
 from linattn.experiment.sizing import Size, equal_sizes, parameters
 from linattn.experiment.study import LeftOut
 from linattn.generate import stream
+from linattn.mixers.parts import ShortConvolution
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.memory import require_training
 from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.progress import Progress
-from linattn.train import TrainOptions, load_run, train
+from linattn.train import TrainOptions, TrainResult, load_run, train
 
 TEMPERATURE = 0.7  # of the sample continuations
 PROMPT = 48  # characters of the prompt
@@ -108,30 +111,52 @@ def _sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
 
 
 def _train(options: CompareOptions, name: str, size: Size, *, bars: bool) -> Trained:
+    """Train ``name`` at every learning rate, and keep the run that validates best."""
     out = Folder(options.out).models / name
-    result = train(
-        TrainOptions(
-            mixer=name, text=options.text, steps=options.steps, dim=options.dim, layers=options.layers, ffn_dim=size.ffn_dim,
-            context=options.train_context, batch_size=options.batch_size, seed=options.seed,
-            eval_every=-(-options.steps // EVALUATIONS), out=out,
-        ),
-        progress=bars,
-    )  # fmt: skip
-    if not math.isfinite(result.validation_bits_per_byte):
-        raise ValueError(f"the training of {name} diverged: its loss is {result.validation_bits_per_byte}; compare without it")
+    places = {rate: out if len(options.learning_rate) == 1 else out.with_name(f"{name}-{rate:g}") for rate in options.learning_rate}
+    results = {rate: _run(options, name, size, rate, place, bars=bars) for rate, place in places.items()}
+    found = {rate: result for rate, result in results.items() if math.isfinite(result.validation_bits_per_byte)}
+    if not found:
+        loss = next(iter(results.values())).validation_bits_per_byte
+        raise ValueError(f"the training of {name} diverged: its loss is {loss}; compare without it")
+    best = min(found, key=lambda rate: found[rate].validation_bits_per_byte)
+    result = found[best]
+    if places[best] != out:
+        places[best].rename(out)
+        for place in places.values():
+            shutil.rmtree(place, ignore_errors=True)
     known = mixers.info(name)
     model, _ = load_run(out)
     training = {
         "history": [{k: v if v is None or math.isfinite(v) else None for k, v in h.items()} for h in result.history],
         "validation_bits_per_byte": result.validation_bits_per_byte,
+        "learning_rate": best,
+        "tried": [{"learning_rate": rate, "validation_bits_per_byte": r.validation_bits_per_byte} for rate, r in found.items()],
         "tokens_per_second": result.tokens_per_second,
         "seconds": result.history[-1]["seconds"],
     }
-    row = {
+    row: dict[str, Any] = {
         "name": name, "title": known.title, "arxiv": known.arxiv, "ffn_dim": size.ffn_dim, "parameters": result.parameters,
-        "model": f"models/{name}", "training": training, "contexts": [], "left_out": [], "sample": "",
+        "conv_width": _convolution(model), "model": f"models/{name}", "training": training, "contexts": [], "left_out": [], "sample": "",
     }  # fmt: skip
     return Trained(model, row)
+
+
+def _run(options: CompareOptions, name: str, size: Size, rate: float, out: Path, *, bars: bool) -> TrainResult:
+    """Train ``name`` at the learning rate ``rate`` in the folder ``out``."""
+    return train(
+        TrainOptions(
+            mixer=name, text=options.text, steps=options.steps, dim=options.dim, layers=options.layers, ffn_dim=size.ffn_dim,
+            context=options.train_context, batch_size=options.batch_size, learning_rate=rate, seed=options.seed,
+            eval_every=-(-options.steps // EVALUATIONS), out=out,
+        ),
+        progress=bars,
+    )  # fmt: skip
+
+
+def _convolution(model: LanguageModel) -> int:
+    """Width of the mixers' short convolution, 0 for none."""
+    return max((part.width for part in model.modules() if isinstance(part, ShortConvolution)), default=0)
 
 
 def _measure(options: CompareOptions, models: dict[str, Trained], text: Corpus, bar: Progress) -> None:

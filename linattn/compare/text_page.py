@@ -25,8 +25,9 @@ def _opening(report: dict) -> str:
     many = f"{len(m)} language models of {size} each" if len(m) > 1 else f"One language model of {size}"
     return (
         f"<p>{many}, {o['layers']} layers of width {o['dim']}, learned {escape(report['corpus']['name'])}, byte by byte: "
-        f"{o['steps']:,} steps, {seen:,} tokens. They differ in how a token looks back at the ones before it, and in nothing else "
-        "but the width of the feed-forward, which makes their sizes equal.</p>"
+        f"{o['steps']:,} steps, {seen:,} tokens. They differ in their mixers, with the short convolutions, "
+        "gates and norms that belong to them, in the learning rate where several were tried, and in the width of the feed-forward, which "
+        "makes their sizes equal.</p>"
         f'<p class="soft">{measured_by(report)}</p>'
     )
 
@@ -34,14 +35,17 @@ def _opening(report: dict) -> str:
 def _summary(report: dict) -> str:
     longest = max(c["context"] for m in report["mixers"] for c in m["contexts"])
     heads = [
-        "Mixer", "Parameters", "Feed-forward width", "Bits per byte", "Training, tokens/s", "Training, s",
+        "Mixer", "Parameters", "Feed-forward width", "Short convolution", "Learning rate", "Bits per byte",
+        "Training, tokens/s", "Training, s",
         f"Prefill of {tokens(longest)}, ms", f"Decode at {tokens(longest)}, ms/token", f"State at {tokens(longest)}",
     ]  # fmt: skip
     rows = []
     for i, m in enumerate(report["mixers"]):
         t, last = m["training"], next((c for c in m["contexts"] if c["context"] == longest), None)
         ends = ["–"] * 3 if last is None else [figure(last["prefill_ms"]), figure(last["decode_ms"]), memory(last["state_bytes"])]
-        cells = [f"{m['parameters']:,}", f"{m['ffn_dim']:,}", f"{t['validation_bits_per_byte']:.3f}", figure(t["tokens_per_second"])]
+        conv = f"{m['conv_width']} tokens" if m["conv_width"] else "none"
+        cells = [f"{m['parameters']:,}", f"{m['ffn_dim']:,}", conv, f"{t['learning_rate']:g}", f"{t['validation_bits_per_byte']:.3f}"]
+        cells.append(figure(t["tokens_per_second"]))
         rows.append((named(m["name"], i), [*cells, figure(t["seconds"]), *ends]))
     return "<h2>The figures</h2>" + table(heads, rows, "Bits per byte are those of text that was not trained on; lower is better.")
 
@@ -80,13 +84,27 @@ def _samples(report: dict) -> str:
     return "\n".join([*parts, "</div>"])
 
 
+def _rates(report: dict) -> str:
+    """Learning rates that were tried, with what each mixer reached."""
+    rates = report["options"]["learning_rate"]
+    if len(rates) == 1:
+        return f"learning rate {rates[0]:g} for all"
+    each = (
+        f"{escape(m['name'])} "
+        + ", ".join(f"{t['validation_bits_per_byte']:.3f} at {t['learning_rate']:g}" for t in m["training"]["tried"])
+        for m in report["mixers"]
+    )
+    return f"of {len(rates)} learning rates each mixer keeps its best (bits per byte: {'; '.join(each)})"
+
+
 def _how(report: dict) -> str:
     o, machine, corpus = report["options"], report["machine"], report["corpus"]
     facts = {
         "Command": f"<code>{escape(report['command'])}</code>",
         "Text": f"{escape(corpus['name'])}; sha256 <code>{escape(corpus['sha256'])}</code>",
         "Training": f"{o['steps']:,} steps of {o['batch_size']} sequences of {o['train_context']:,} tokens, seed {o['seed']}, "
-        "float32; the same data in the same order for all",
+        "float32; the same data in the same order for all; "
+        f"{_rates(report)}",
         "Prefill, decode": "one sequence; a warm-up, then the median; decode goes on from the state that the prefill left",
         **machine_facts(machine),
         "Made": escape(report["created"]),

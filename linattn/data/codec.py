@@ -6,7 +6,7 @@ import codecs
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from linattn.arguments import described, typed
 
@@ -74,16 +74,27 @@ class TokenizerCodec:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raise OSError if there is no such file and ValueError if it holds no tokenizer."""
+        try:
+            content = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
+        self._set(content, str(path))
+
+    @classmethod
+    def from_text(cls, content: str, source: str) -> Self:
+        """Make a codec from the ``content`` of a ``tokenizer.json``; ``source`` names it in errors."""
+        codec = cls.__new__(cls)
+        codec._set(content, source)
+        return codec
+
+    def _set(self, content: str, source: str) -> None:
         from tokenizers import Tokenizer
 
-        self.path = Path(path)
+        self.content = content
         try:
-            self.content = self.path.read_text(encoding="utf-8")
-            self._tokenizer = Tokenizer.from_str(self.content)
-        except OSError:
-            raise
+            self._tokenizer = Tokenizer.from_str(content)
         except Exception as error:  # the package raises bare exceptions
-            raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
+            raise ValueError(f"{source} is no tokenizer.json of the tokenizers package: {error}") from None
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may leave gaps, so it is no count
 
     def encode(self, text: str) -> list[int]:

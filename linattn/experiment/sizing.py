@@ -1,4 +1,4 @@
-"""One size for all: the feed-forward width at which models with different mixers have equally many parameters."""
+"""Equal sizes: the feed-forward width at which models with different mixers have equally many parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Size:
 
 
 def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], int]) -> dict[str, Size]:
-    """For each mixer the width, in steps of one, that comes nearest to ``target`` parameters.
+    """Width of each mixer, in steps of one, that comes nearest to ``target`` parameters.
 
     Args:
         mixers: their names.
@@ -47,7 +47,7 @@ def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], 
 
 
 def parameters(build: Callable[[], nn.Module]) -> int:
-    """How many a model has, which is built without memory."""
+    """Number of parameters of a model, which is built without memory."""
     with torch.device("meta"):
         return sum(p.numel() for p in build().parameters())
 

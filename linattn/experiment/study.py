@@ -57,7 +57,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Study:
-    """One question to the mixers.
+    """A study: one question to the mixers.
 
     Args:
         title: of its page.
@@ -93,12 +93,12 @@ class Study:
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
-        """Those of the study, what the papers say, and whether it came out here."""
+        """Columns of the study, the papers' claims, and whether they hold here."""
         return (*self.columns, Column("paper_says", "paper says"), Column("source", "source"), Column("agrees", "so here", _yes_or_no))
 
 
 def shown(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Those that are not empty in all ``rows``, and what the papers say."""
+    """Columns that are not empty in all ``rows``, and the papers' claims."""
     return [c for c in columns if c.key == "paper_says" or any(row.get(c.key) is not None for row in rows)]
 
 

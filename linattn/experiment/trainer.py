@@ -42,7 +42,7 @@ def _cosine(step: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Optimization:
-    """How parameters are learned: AdamW with betas of 0.9 and 0.95, gradients clipped at a norm of 1.
+    """Optimizer settings: AdamW with betas of 0.9 and 0.95, gradients clipped at a norm of 1.
 
     Args:
         steps: optimizer steps.
@@ -101,12 +101,12 @@ class Trainer:
         self.done, self.ahead = 0, deque[torch.cuda.Event]()
 
     def step(self, *batch: object) -> Tensor:
-        """One step on ``batch``; its loss."""
+        """Take a step on ``batch`` and return its loss."""
         self._set_rate()
         return self._step(*batch)
 
     def replay(self, batches: Batches, rows: Tensor) -> Tensor:
-        """One step on the rows of those numbers; its loss, which the next step on ``batches`` overwrites."""
+        """Take a step on the rows with these numbers and return its loss, which the next step on ``batches`` overwrites."""
         self._set_rate()
         batches.load(rows)
         batches.seen += 1

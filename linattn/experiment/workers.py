@@ -72,7 +72,7 @@ def measured(measure: Callable, run: Run, *, strict: bool = False) -> Finished |
 
 
 def steps(measure: Callable, run: Run, *, strict: bool = False) -> Generator[Finished | Failed | None, None, None]:
-    """None after every step of ``measure(run)``, in the end what came of it."""
+    """Iterate over the steps of ``measure(run)``: None after each, and its result at the end."""
     begin = time.perf_counter()
     try:
         result = measure(run)

@@ -1,6 +1,9 @@
 """From logits to tokens to text: sampling, and decoding with a state of constant size."""
 
+from linattn.generate.pool import Pool as Pool
+from linattn.generate.pool import PoolFullError as PoolFullError
 from linattn.generate.prefill import prefill as prefill
+from linattn.generate.request import Request as Request
 from linattn.generate.sampling import Sampling as Sampling
 from linattn.generate.sampling import probabilities as probabilities
 from linattn.generate.sampling import sample as sample

@@ -47,6 +47,7 @@ def slots_for(used: int, tokens: int, device: str) -> int:
     return max(LEAST[device], 1 << (used + min(tokens, max(used // 4, AHEAD)) - 1).bit_length())
 
 
+@torch.inference_mode(mode=False)
 def preallocated(state: State, slots: Slots, size: int) -> State:
     """Zero buffers for a state like ``state`` with ``size`` slots, none in use. The slots of one head are contiguous in memory."""
     layers = []

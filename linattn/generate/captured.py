@@ -25,6 +25,7 @@ from linattn.state.identity import adapters, sums_of_bits
 
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # fewest tokens for which a step is captured
+UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)  # errors of a step that cannot be traced
 COMPILES = True  # compiles the small operations between kernels on a GPU
 KEPT = 4  # steps kept for one model while their states are small
 HELD = 1 << 30  # bytes of small states; beyond them two steps are kept, and a step whose cache alone has more ends with its generation
@@ -85,7 +86,7 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
     used, device = capacity.taken(state, slots), state.position.device.type
     size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # the state after the last token may be read too
     key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
-           *_weights(model, head), *_settings(model, head))  # fmt: skip
+           *fingerprint(model, head))  # fmt: skip
     step = kept.pop(key, None)
     if step is not None and step.current():
         kept[key] = step  # the least recently used step is dropped first
@@ -93,8 +94,8 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
     if tokens < FROM[device]:
         return f"{tokens} tokens are too few to repay capturing a step: {FROM[device]} are needed"
     try:
-        step = Step(model, head, state, size)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        step = Step(model, head, capacity.preallocated(state, slots, size), size=size)
+    except UNTRACEABLE as error:
         return f"it cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if not size or step.held <= HELD:
         while len(kept) >= (KEPT if step.held + sum(other.held for other in kept.values()) <= HELD else 2):
@@ -106,6 +107,11 @@ def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -
 def _kind(t: Tensor, growing: bool) -> Hashable:
     """Key that is equal for tensors that one step can read."""
     return t.shape[:1] + t.shape[2:] if growing else t.shape, t.dtype, t.device
+
+
+def fingerprint(*modules: nn.Module) -> tuple[Hashable, ...]:
+    """Key of all that a step graph depends on besides shapes."""
+    return *_weights(*modules), *_settings(*modules)
 
 
 def _weights(*modules: nn.Module) -> tuple[Hashable, ...]:
@@ -125,15 +131,16 @@ class Step:
     ``load`` a state and tokens, then ``run`` once per token; where the state grows, only while ``free`` is true. ``state`` is a
     copy of the buffers. A caller holds ``lock`` while other threads may generate.
 
-    ``size`` is the cache capacity: slots of each tensor with a slot per token, 0 if no tensor has.
+    ``buffers`` are a state, contiguous in memory, which the step updates in place; ``tokens`` [rows] int64, None: of its own. ``size`` is
+    the cache capacity: slots of each tensor with a slot per token, 0 if no tensor has or if the caller keeps count.
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module, state: State, size: int) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module, buffers: State, *, size: int = 0, tokens: Tensor | None = None) -> None:
         with torch.inference_mode(mode=False), torch.no_grad():
             self._slots, self._size, self._used = capacity.slots_of(model), size, 0
-            self._buffers = capacity.preallocated(state, self._slots, size)
+            self._buffers = buffers
             self._leaves = [t for layer in self._buffers.layers for t in layer.values()]
-            self.tokens = torch.zeros(state.rows, dtype=torch.int64, device=state.position.device)
+            self.tokens = torch.zeros_like(buffers.position) if tokens is None else tokens
             self.ended = torch.zeros_like(self.tokens, dtype=torch.bool)
             inputs = [self.tokens, *self._leaves]
             self._module = make_step_graph(self._function(model, head), inputs)
@@ -195,15 +202,21 @@ class Step:
         if (last := self._user()) is not None and last is not user and getattr(last, "_step", None) is self:
             last.give_up()
         self._user = weakref.ref(user)
-        if choice != self._choice:
-            self._choice, self._graph = choice, None
-            capacity.reset_counters(self._buffers)
-            if self.tokens.is_cuda:
-                self._graph = Graph(self._advance, choice.generator)
+        self.start(choice)
         capacity.fill(self._buffers, state, self._slots)
         self.tokens.copy_(tokens)
         self.ended.copy_(ended)
         self._used = capacity.taken(state, self._slots) or 0
+
+    @torch.inference_mode()
+    def start(self, choice: Choice) -> None:
+        """Sample by ``choice`` from now on. A CUDA graph is made for one unlike the last on a GPU, which overwrites the buffers."""
+        if choice == self._choice:
+            return
+        self._choice, self._graph = choice, None
+        capacity.reset_counters(self._buffers)
+        if self.tokens.is_cuda:
+            self._graph = Graph(self._advance, choice.generator)
 
     @torch.inference_mode()
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +37,9 @@ class Sampling:
             raise ValueError(f"top_p must be above 0 and at most 1, but came as {self.top_p!r}")
 
 
-def generator(seed: int | None) -> torch.Generator:
-    """Make a generator on the CPU seeded with ``seed``; None: a random seed."""
-    made = torch.Generator()
+def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
+    """Make a generator on ``device`` seeded with ``seed``; None: a random seed."""
+    made = torch.Generator(device)
     if seed is None:
         made.seed()
         return made
@@ -77,6 +78,24 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
     if sampling.temperature == 0:
         return logits.argmax(-1)
     return draw(_probabilities(logits, sampling), generator)
+
+
+def sample_rows(logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator]], out: Tensor) -> None:
+    """Draw a token for each row of logits [n, V] by its own sampling and generator, into ``out`` [n]; greedy rows stay as they are.
+
+    Every row gets the token that :func:`sample` draws for it alone.
+    """
+    alike: dict[Sampling, list[int]] = {}
+    for i, (sampling, _) in enumerate(rows):
+        if sampling.temperature:
+            alike.setdefault(sampling, []).append(i)
+    for sampling, places in alike.items():
+        index = torch.tensor(places, device=logits.device)
+        p = _probabilities(logits[index], sampling)
+        noise = torch.empty_like(p)
+        for row, i in zip(noise, places, strict=True):
+            row.exponential_(1, generator=rows[i][1])
+        out[index] = (p / noise).argmax(-1)
 
 
 def _check(logits: Tensor, sampling: Sampling) -> None:

@@ -61,7 +61,7 @@ def stream(
     device = language_model("model", model).lm_head.weight.device
     if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != device.type):
         raise TypeError(f"generator must be a torch.Generator on {device}, where the model is, but came as {described(generator)}")
-    prompt = _prompt(ids, device)
+    prompt = as_prompt(ids, device)
     if prompt.ndim not in (1, 2) or prompt.numel() == 0:
         raise ValueError(f"ids must be a prompt [T] or [B, T] of at least one token, but came with shape {list(prompt.shape)}")
     rows = prompt.long().reshape(-1, prompt.shape[-1])
@@ -79,7 +79,8 @@ def language_model(name: str, model: Any) -> Any:
     return model
 
 
-def _prompt(ids: Any, device: torch.device) -> Tensor:
+def as_prompt(ids: Any, device: torch.device) -> Tensor:
+    """Return ``ids`` as a tensor of integers; else raise ValueError."""
     try:
         prompt = torch.as_tensor(ids, device=device)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):

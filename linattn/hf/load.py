@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from linattn import models
 from linattn.arguments import known_device, typed
 from linattn.hf import folder as folders
+from linattn.hf import gguf
 from linattn.hf.config import LMConfig
 from linattn.hf.convert import Family, family
 from linattn.hf.convert.table import Line, same
@@ -35,13 +37,15 @@ def load(
     """Load a published model as one of ours, with the same logits.
 
     ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
-    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of this library was saved to. In
-    place of a folder the configuration alone gives a new model of that kind, with random weights. ``generate`` follows the
-    folder's ``generation_config.json`` for sampling and end tokens.
+    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of this library was saved to;
+    ``linattn.load("model.gguf")`` reads a file of llama.cpp (``linattn.hf.gguf``). In place of a folder the configuration alone gives
+    a new model of that kind, with random weights. ``generate`` follows the folder's ``generation_config.json`` for sampling and
+    end tokens.
 
     Args:
-        path_or_config: the folder, or a config of transformers, of ours, or the content of a ``config.json``.
-        dtype: dtype of the weights; None keeps that of the folder (float32 for a new model). Time constants stay in float32 at least.
+        path_or_config: the folder or GGUF file, or a config of transformers, of ours, or the content of a ``config.json``.
+        dtype: dtype of the weights; None keeps that of the folder (float32 for a new model and for quantised weights). Time constants
+            stay in float32 at least.
         device: where the model goes.
         variant: variant of the folder's weights, in ``model.VARIANT.safetensors``, as in transformers; of a folder alone.
 
@@ -50,6 +54,7 @@ def load(
 
     Raises:
         OSError: if there is no such folder or it lacks a file.
+        ImportError: for a GGUF file where the ``gguf`` package is not installed.
         ValueError: for an unknown family or option, for weights that are missing, not expected or of another shape, for
             damaged files, pickles and links out of the folder. Names and shapes are checked before any weight is read.
     """
@@ -139,8 +144,7 @@ _LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 
 
 def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> LinattnForCausalLM:
-    content, generation = folders.config_of(path), _generation(path)
-    with folders.weights_of(path, variant) as weights:
+    with _opened(path, variant) as (content, generation, weights):
         try:
             for name in _depths(content):  # before anything is made of them
                 if isinstance(count := content.get(name), int) and count > len(weights.names):
@@ -156,6 +160,24 @@ def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> Linattn
     if generation is not None:
         model.generation_config = generation
     return _moved(model, dtype or state["model.embedding.weight"].dtype)  # at once: some weights are wider than the embedding
+
+
+@contextmanager
+def _opened(path: Path, variant: str | None) -> Iterator[tuple[dict[str, Any], GenerationConfig | None, folders.Weights]]:
+    """Config, generation settings and weights of a folder or of a GGUF file."""
+    if path.suffix != gguf.SUFFIX or path.is_dir():
+        content, generation = folders.config_of(path), _generation(path)
+        with folders.weights_of(path, variant) as weights:
+            yield content, generation, weights
+        return
+    if variant is not None:
+        raise ValueError(f"variant must be None for a GGUF file, but came as {variant!r}")
+    file = gguf.GGUFFile(path)
+    try:
+        content, weights = gguf.config_of(file), gguf.weights_of(file)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    yield content, None, weights
 
 
 def _depths(content: dict[str, Any]) -> tuple[str, ...]:
@@ -259,7 +281,7 @@ def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
 
 
 def _told(module: nn.Module) -> dict[str, Any]:
-    """Numbers, strings and shapes of a module."""
-    kinds = (int, float, str, tuple, list)
+    """Numbers, strings, options and shapes of a module."""
+    kinds = (int, float, str, tuple, list, dict)
     own = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(module).items() if isinstance(v, kinds) and key[0] != "_"}
     return own | {name: list(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}

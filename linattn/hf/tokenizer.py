@@ -20,6 +20,8 @@ def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizer
     Raises:
         ValueError: for an ``end`` that ``codec`` does not have as one token.
     """
+    from tokenizers import Tokenizer
+
     if isinstance(codec, ByteCodec):
         if end not in (None, NUL):
             raise ValueError(f"end must be {NUL!r} for a codec of bytes, but came as {end!r}")
@@ -28,7 +30,7 @@ def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizer
         raise TypeError(f"codec must be a ByteCodec or a TokenizerCodec, but came as {type(codec).__name__}")
     if end is not None and len(codec.encode(end)) != 1:
         raise ValueError(f"end must be one token, but {end!r} is {len(codec.encode(end))}")
-    return PreTrainedTokenizerFast(tokenizer_file=str(codec.path), eos_token=end, pad_token=end)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(codec.content), eos_token=end, pad_token=end)
 
 
 def _of_bytes() -> PreTrainedTokenizerFast:

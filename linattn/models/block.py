@@ -20,6 +20,7 @@ def norm(config: LMConfig) -> nn.Module:
 
 class Block(nn.Module):
     """[B, T, D] -> [B, T, D]. Before-norm: x + f(norm(x)). After-norm: norm(x + f(x)). Normed: y + f(y), y = norm(x).
+    Sandwich: x + norm(f(norm(x))), each with a weight of its own.
 
     Reversible: [B, T, 2 D] -> [B, T, 2 D], see :mod:`linattn.models.reversible`.
     """
@@ -33,6 +34,9 @@ class Block(nn.Module):
         self.mixer = mixers.create(name, dim=config.dim, **config.options_of(layer))
         self.ffn = config.feed_forward(layer)
         self.ffn_norm = None if self.ffn is None else norm(config)
+        sandwich = self.kind == "sandwich"
+        self.mixer_post_norm = norm(config) if sandwich else None
+        self.ffn_post_norm = norm(config) if sandwich and self.ffn is not None else None
 
     def forward(
         self,
@@ -58,24 +62,27 @@ class Block(nn.Module):
         inner = x if self.kind == "post" else self.mixer_norm(x)
         y = self.mixer(inner, state, return_state=return_state, mask=mask, cu_seqlens=cu_seqlens, **sharing)
         y, state, shared = y if sharing else (*y, None) if return_state else (y, None, None)
+        y = y if self.mixer_post_norm is None else self.mixer_post_norm(y)
         x = self._sum(x, inner, y, self.mixer_norm, self.scales)
         if self.ffn is None or self.ffn_norm is None:
             return x, state, shared
         inner = x if self.kind == "post" else self.ffn_norm(x)
-        return self._sum(x, inner, self.ffn(inner), self.ffn_norm, self.ffn_scales), state, shared
+        y = self.ffn(inner)
+        y = y if self.ffn_post_norm is None else self.ffn_post_norm(y)
+        return self._sum(x, inner, y, self.ffn_norm, self.ffn_scales), state, shared
 
     def mixer_branch(self, x: Tensor, state: dict[str, Tensor] | None = None, **how: Any) -> Any:
-        """What the mixer adds, in a reversible block: the output, and the state where it is asked for."""
+        """Output of the mixer's branch of a reversible block, and its state if requested."""
         return self.mixer(self.mixer_norm(x), state, **how)
 
     def ffn_branch(self, x: Tensor) -> Tensor:
-        """What the feed-forward adds, in a reversible block."""
+        """Output of the feed-forward branch of a reversible block."""
         assert self.ffn is not None
         assert self.ffn_norm is not None
         return self.ffn(self.ffn_norm(x))
 
     def _sum(self, x: Tensor, inner: Tensor, y: Tensor, norm: nn.Module, scales: list[float] | None) -> Tensor:
-        """What a branch ``y`` = f(inner) makes of ``x``."""
+        """Add a branch ``y`` = f(inner) to ``x``."""
         past = inner if self.kind == "normed" else x
         x = past + y if scales is None else scales[0] * past + scales[1] * y
         return norm(x) if self.kind == "post" else x

@@ -1,4 +1,4 @@
-"""What a language model is made of, as data."""
+"""Configuration of a language model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linattn.mixers.registry import Info
 from linattn.models import pattern
 from linattn.models.stack import Misfit, StackConfig, check_known, from_preset
 
-NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed", "reversible")
+NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed", "sandwich", "reversible")
 
 # Stacks as their papers have them, where that is more than the name of a mixer.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -67,8 +67,9 @@ class LMConfig(StackConfig):
         norm: ``"rms"``, ``"zero_centered_rms"`` (RMS norm that stores its weight's distance from 1) or ``"layer"``.
         norm_eps: what those norms add to the mean square or the variance.
         block: ``"pre"``: x + f(norm(x)) and a norm after the last block; ``"post"``: norm(x + f(x)); ``"normed"``: y + f(y)
-            with y = norm(x) and a norm after the last block (MiniMax); ``"reversible"``: two streams whose blocks can be run
-            backwards, and the norm of their mean after the last one (Reformer): training needs no more memory for more layers.
+            with y = norm(x) and a norm after the last block (MiniMax); ``"sandwich"``: x + norm(f(norm(x))) and a norm after the last
+            block (Gemma 3); ``"reversible"``: two streams whose blocks can be run backwards, and the norm of their mean after the
+            last one (Reformer): training needs no more memory for more layers.
         residual_scales: for names of mixers and feed-forwards the pair [a, b] where a x + b f(x) replaces x + f(x).
         embedding_norm: a norm after the embedding (RWKV).
         embedding_scale: factor of what comes from the embedding (Gemma: the root of dim).
@@ -136,7 +137,7 @@ class LMConfig(StackConfig):
         self._check_scales(names)
 
     def _check_reversible(self, names: list[str]) -> None:
-        """Both branches must be there, each a function of one stream."""
+        """Check that a reversible block has both branches, each a function of one stream."""
         if ffn.NONE in pattern.parse(self.ffn, "ffn"):
             raise ValueError(f"ffn must be in every layer where block is 'reversible', but came as {self.ffn!r}")
         if self.residual_scales:

@@ -29,7 +29,7 @@ def save(folder: str | os.PathLike[str], model: nn.Module, config: dict[str, Any
 
 
 def read_config(folder: str | os.PathLike[str], model_type: str) -> dict[str, Any]:
-    """What config.json in ``folder`` says of a model of ``model_type``, that word taken out.
+    """Read config.json of a model of ``model_type`` from ``folder``, without that entry.
 
     Raises:
         OSError: where there is none.

@@ -1,4 +1,4 @@
-"""What a model takes of memory at least, told before any of it is taken: sizes that no machine holds end in a line."""
+"""Lower bound of a model's memory, checked before allocation: sizes that no machine holds end in one line."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _free() -> int | None:
 
 
 def _allowed() -> int | None:
-    """What a container may have at most."""
+    """Memory limit of the container."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             return int(Path(path).read_text())

@@ -81,7 +81,7 @@ class RecommendModel(SavedModel):
 
     @explain_failure
     def hidden(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the last block gives, normed: [B, T, D]."""
+        """Normalized output of the last block, [B, T, D]."""
         check_tokens("histories", histories, self.config.items)
         if histories.shape[1] > self.config.length:
             raise ValueError(f"histories must be [B, T] with T at most {self.config.length}, but came with {list(histories.shape)}")
@@ -98,7 +98,7 @@ class RecommendModel(SavedModel):
 
     @torch.inference_mode()
     def recommend(self, histories: list[Tensor], count: int = 10) -> Tensor:
-        """For each history [n] the ``count`` items that are likeliest next, [B, count], the likeliest first; those taken before stay in."""
+        """Return the ``count`` likeliest next items of each history [n], [B, count], likeliest first; items taken before stay in."""
         items, mask = padded(histories, self.config.length)
         last = mask.sum(1) - 1
         hidden = self.hidden(items.to(self.embedding.weight.device), mask.to(self.embedding.weight.device))

@@ -1,4 +1,4 @@
-"""From one sequence to another: an encoder, a decoder and what lets the one look at the other, each of any mixer.
+"""Sequence-to-sequence models: an encoder, a decoder and cross attention, each of any mixer.
 
 To choose the mixer of each of the three on its own is modular linearized attention (arXiv 2304.08453).
 """
@@ -204,7 +204,7 @@ class Seq2SeqModel(SavedModel):
         return [row[:end] for row, end in zip(rows, ends.tolist(), strict=True)]
 
     def _expected(self, counts: Tensor) -> Tensor:
-        """How many tokens the targets of sources of ``counts`` [B] tokens are expected to have, the stop token included."""
+        """Expected number of target tokens, stop token included, for sources of ``counts`` [B] tokens."""
         return counts * self.config.ratio + 1
 
     def _embedded(
@@ -221,7 +221,7 @@ class Seq2SeqModel(SavedModel):
         return self.dropout(table(tokens) + places(at))
 
     def _drawn(self, tokens: Tensor) -> Tensor:
-        """For each row places in order, any as likely as any other: [B, T]."""
+        """Draw sorted positions for each row, uniformly: [B, T]."""
         order = torch.rand(len(tokens), self.config.length, device=tokens.device).argsort(1)
         return order[:, : tokens.shape[1]].sort(1).values
 

@@ -73,7 +73,7 @@ class StackConfig:
         return ffn.create(self.ffn_names[layer], self.dim, **self.ffn_options_of(layer))
 
     def roles(self) -> dict[str, tuple[str, Misfit]]:
-        """For each field that is a pattern of mixers: what kind of mixer is wanted there, in words and as a test."""
+        """Kind of mixer that each field with a pattern of mixers expects, in words and as a test."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class Residual(nn.Module):
         self.norm, self.branch, self.dropout = nn.LayerNorm(dim), branch, nn.Dropout(dropout)
 
     def forward(self, x: Tensor, *others: Any, **how: Any) -> Any:
-        """As the branch itself: with its state, where one is asked for."""
+        """Run the branch: with its state, if one is requested."""
         y = self.branch(self.norm(x), *others, **how)
         if isinstance(y, tuple):
             return x + self.dropout(y[0]), *y[1:]

@@ -156,7 +156,7 @@ class ImageModel(SavedModel):
 
     @explain_failure
     def features(self, images: Tensor) -> Tensor:
-        """What the last block gives, [B, tokens, D], the patches row by row."""
+        """Output of the last block, [B, tokens, D], the patches row by row."""
         size = self.config.patch_size
         if not tensor("images", images).is_floating_point():
             raise ValueError(f"images must be floating point, but came as {images.dtype}")

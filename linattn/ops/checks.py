@@ -1,4 +1,4 @@
-"""What the public doors refuse, and how they say it: the argument, what came and what was wanted."""
+"""Checks of arguments, shared by the public functions. An error names the argument, the value and what was expected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def debug() -> Iterator[None]:
 
 
 def values_visible(t: Tensor) -> bool:
-    """Whether looking at the numbers of ``t`` breaks no graph, no transform and, outside ``debug``, waits for no device."""
+    """True if looking at the numbers of ``t`` breaks no graph, no transform and, outside ``debug``, waits for no device."""
     return not tracing.hides_values(t) and (t.device.type == "cpu" or (_debugging.get() and t.device.type != "meta"))
 
 
@@ -49,7 +49,7 @@ def number(name: str, value: object) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False, and nothing that merely counts as one."""
+    """Require a bool; other values that Python takes for true or false are refused."""
     if value is not True and value is not False:
         raise ValueError(f"{name} must be True or False, but came as {described(value)}")
     return value
@@ -69,7 +69,7 @@ def shape(name: str, t: Tensor, wanted: str, *shapes: tuple[int, ...]) -> None:
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> bool:
-    """One by one: torch's compiler holds tuples for different where a size of one is a number, and that of the other a symbol for it."""
+    """Compare shapes size by size: torch.compile takes tuples for different where one has a number and the other a symbol for it."""
     return len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What compilers of torch are told about functions, without loading one of them: importing torch._dynamo takes a second."""
+"""Marks that torch's compilers read on functions, set without importing torch._dynamo, which takes a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend runs a call, and why each other one does not: for every operation, in the same words.
+"""Choice of the backend that runs a call, with the reasons why the others do not, for every operation.
 
 The choice follows the tensors alone: their device, their dtypes, the options of the call. Nothing is imported before it is needed.
 """
@@ -34,7 +34,7 @@ def choose(backend: str, refusal: Refusal, *call: Any) -> str:
 
 
 def device_refusal(x: Tensor, asked: bool) -> str | None:
-    """Why no GPU kernel runs on the device of ``x``, or None.
+    """Reason why no GPU kernel runs on the device of ``x``, or None.
 
     On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
     """
@@ -42,17 +42,17 @@ def device_refusal(x: Tensor, asked: bool) -> str | None:
 
 
 def gpu_refusal(x: Tensor, asked: bool) -> str | None:
-    """Why no GPU kernel runs ``x`` now, whatever it computes, or None."""
+    """Reason why no GPU kernel runs ``x`` now, whatever it computes, or None."""
     return device_refusal(x, asked) or tracing.refusal()
 
 
 def definition_refusal(asked: bool) -> str | None:
-    """Why the reference does not run a call."""
+    """Reason why the reference does not run a call."""
     return None if asked else "it is the definition that the others are tested against; it runs when asked for"
 
 
 def refusal(name: str, asked: bool, x: Tensor, kernels: Callable[[str], Any], call: Sequence[Any], *, defined: bool = False) -> str | None:
-    """Why the backend ``name`` does not run ``call``, or None: where torch runs all, and ``kernels`` of a name say what they refuse.
+    """Reason why the backend ``name`` does not run ``call``, or None. torch runs every call; ``kernels`` have the other refusals.
 
     ``defined``: there is a definition apart from the operations of torch.
     """

@@ -21,13 +21,13 @@ LEAST_SIZE = 16  # channels of a head that the kernel needs
 
 
 def serves(q: Tensor, v: Tensor) -> bool:
-    """Whether this is the way to go for q [B, T, H, K] and v [B, T, H, V]."""
+    """True if flex_attention computes the pattern for q [B, T, H, K] and v [B, T, H, V]."""
     small = min(q.shape[3], v.shape[3]) < LEAST_SIZE or q.shape[1] < BLOCK
     return q.is_cuda and gpu.refusal(q.device) is None and q.dtype != torch.float64 and not small
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | None, scale: float) -> Tensor:
-    """As :func:`linattn.ops.pattern.attend`: each part on its own, with its tokens in the order of its tiles, then put together."""
+    """Compute :func:`linattn.ops.pattern.attend`: each part alone, its tokens in the order of its tiles, then combined."""
     outputs, logs = [], []
     for part in pattern.parts(q.shape[1], q.device):
         if not part.pairs:
@@ -47,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | 
 
 
 def block_mask(part: Part, rows: Tensor, columns: Tensor, lengths: Tensor | None) -> BlockMask:
-    """Which blocks hold a pair of ``part`` when queries stand in the order ``rows`` [T] and keys in that of ``columns`` [T]."""
+    """Mask of the blocks with a pair of ``part``, for queries in the order ``rows`` [T] and keys in the order ``columns`` [T]."""
     length = rows.shape[0]
     touched = (_blocks(part.queries, rows).T @ _blocks(part.keys, columns)) > 0  # [T / BLOCK, T / BLOCK]
     counts, blocks = touched.sum(-1, dtype=torch.int32), touched.int().argsort(dim=-1, descending=True, stable=True).int()
@@ -69,7 +69,7 @@ def _order(places: Tensor, length: int) -> Tensor:
 
 
 def _blocks(places: Tensor, order: Tensor) -> Tensor:
-    """Which blocks of the tokens in ``order`` [T] each tile of ``places`` [G, C] reaches into, [G, blocks] of 0 and 1."""
+    """Blocks of the tokens in ``order`` [T] that each tile of ``places`` [G, C] reaches into, [G, blocks] of 0 and 1."""
     count = -(-order.shape[0] // BLOCK)
     block = torch.where(places < 0, count, order.argsort()[places.clamp(min=0)] // BLOCK)
     return torch.zeros(places.shape[0], count + 1, device=order.device).scatter(1, block, 1.0)[:, :count]

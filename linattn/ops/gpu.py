@@ -1,4 +1,4 @@
-"""Whether a device can run the GPU kernels, and what its card allows: the one place that knows either.
+"""Support of a device for the GPU kernels, and the limits of its card.
 
 The kernels are for NVIDIA GPUs of compute capability 8.0 (Ampere) and later. Each device is asked about by its own index, so that
 two different GPUs in one machine each get what suits them.
@@ -37,7 +37,7 @@ INTERPRETER = Card((0, 0), 1 << 40, 1)  # what Triton's interpreter allows
 
 @constant_result
 def refusal(device: torch.device, asked: bool = False) -> str | None:
-    """Why no GPU kernel runs on ``device``, or None. ``asked``: the kernels were asked for by name, as the interpreter wants it."""
+    """Reason why no GPU kernel runs on ``device``, or None. ``asked``: the caller named the backend, which the interpreter requires."""
     found = _found(device, asked)
     return found if isinstance(found, str) else None
 
@@ -49,7 +49,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def card(device: torch.device) -> Card:
-    """What the card allows; where the kernels run on no GPU, what the interpreter does."""
+    """Limits of the card of a device, or those of the interpreter where the kernels do not run on a GPU."""
     found = _found(device, True)
     return INTERPRETER if isinstance(found, str) else found
 
@@ -80,7 +80,7 @@ def _known(device: torch.device, asked: bool) -> Card | str:
 
 
 def _triton_refusal() -> str | None:
-    """Why there is no Triton. It is imported, not looked for: an installed one whose library does not load is none."""
+    """Reason why there is no Triton, or None. It is imported rather than searched for: an installed one may fail to load its library."""
     try:
         import triton  # noqa: F401
     except (ImportError, OSError) as error:

@@ -69,7 +69,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a backend returns: ``o`` [B, T, H, V] undivided; ``denominator`` [B, T, H]; the final states."""
+    """Results of a backend: ``o`` [B, T, H, V] undivided; ``denominator`` [B, T, H]; the final states."""
 
     o: Tensor
     denominator: Tensor | None = None

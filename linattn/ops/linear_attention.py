@@ -16,7 +16,7 @@ FORMS = ("auto", "parallel", "chunk", "recurrent")
 
 
 class _Options(TypedDict, total=False):
-    """What does not decide which results there are: for who reads types."""
+    """Keywords that do not affect the return type."""
 
     decay: Tensor | None
     beta: Tensor | None
@@ -139,7 +139,7 @@ def _divided(out: Outputs, mode: float | str | None, dtype: torch.dtype) -> Tens
 
 
 def refusal(name: str, asked: bool, inputs: Inputs, form: str) -> str | None:
-    """Why the backend ``name`` does not run ``inputs``, or None if it does; ``asked``: it was asked for by name."""
+    """Reason why the backend ``name`` does not run ``inputs``, or None if it does; ``asked``: the caller named the backend."""
     if name == "cpu":
         return recurrence.WALK.refusal(inputs, form)
     if name == "triton":

@@ -57,7 +57,7 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 class _Options(TypedDict, total=False):
-    """What does not decide which results there are: for who reads types."""
+    """Keywords that do not affect the return type."""
 
     lengths: Tensor | None
     cu_seqlens: Tensor | None

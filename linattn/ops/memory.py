@@ -1,4 +1,4 @@
-"""How tensors lie in memory, as kernels read it: signs resolved, numbers dense.
+"""Tensors in memory as kernels read it: conjugates and negatives resolved, numbers dense.
 
 The imaginary part of a conjugate is a view that turns the signs of another tensor: in memory its numbers have the other sign.
 """
@@ -14,5 +14,5 @@ def dense(t: Tensor) -> Tensor:
 
 
 def turned(*tensors: Tensor | None) -> str | None:
-    """Why a kernel that reads memory as it is does not take ``tensors``, or None."""
+    """Reason why a kernel that reads raw memory does not take ``tensors``, or None."""
     return "a tensor is a view that turns the signs of another" if any(t is not None and t.is_neg() for t in tensors) else None

@@ -58,7 +58,7 @@ class Pass(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the backward pass takes, by places among the inputs and results of the forward pass, one behind the other."""
+    """Arguments of the backward pass, as indices into the inputs of the forward pass followed by its results."""
 
     kept: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # tensors, and behind them options
     tensors: int  # how many
@@ -116,11 +116,11 @@ class Operator:
 
     @cached_property
     def kernels(self) -> Any:
-        """What ``load`` gives, for calls that no compiler reads."""
+        """The kernels that ``load`` returns, for calls in eager mode."""
         return self.load()
 
     def refusal(self, *call: Any) -> str | None:
-        """Why the kernels do not run ``call``, or None if they do."""
+        """Reason why the kernels do not run ``call``, or None if they do."""
         refused: str | None = self.load().refusal(*call)
         return refused
 
@@ -256,7 +256,7 @@ def _plan(of: Operator) -> Plan:
 
 
 def _source(name: str, arguments: Sequence[str], results: Sequence[str]) -> tuple[str, str]:
-    """Where an argument of a backward pass comes from, and the argument or result of the forward pass that it is about."""
+    """Source of an argument of the backward pass ("kept", "cotangent" or "flag"), and the argument or result that it belongs to."""
     if name in arguments or name in results:
         return "kept", name
     for prefix in ("d_", "of_", "d"):
@@ -269,5 +269,5 @@ def _source(name: str, arguments: Sequence[str], results: Sequence[str]) -> tupl
 
 
 def _there(cotangent: Tensor | None) -> Tensor | None:
-    """None for the cotangent of an empty tensor, which stands for a result that there is not."""
+    """Replace the cotangent of an empty tensor, which stands for a missing result, by None."""
     return None if cotangent is None or (cotangent.ndim == 1 and cotangent.shape[0] == 0) else cotangent

@@ -84,7 +84,7 @@ def _chunks(inputs: Inputs, key_decay: Tensor, value_decay: Tensor) -> tuple[Ten
 
 
 def _within(q: Tensor, k: Tensor, v: Tensor, a: ChannelDecay, b: ChannelDecay) -> Tensor:
-    """What each token reads of its own chunk: itself, and for h = 1, 2, 4, ... the h tokens of the first half of its block of 2h.
+    """Output of each token from its own chunk: itself, and for h = 1, 2, 4, ... the h tokens of the first half of its block of 2h.
 
     Between the halves every decay is a part before the border times a part behind it, for rows and columns alike.
     """

@@ -36,7 +36,7 @@ class Part:
         return self.queries.shape[0] * self.queries.shape[1] * self.keys.shape[1]
 
     def seen(self, lengths: Tensor | int) -> Tensor:
-        """Which keys of its tile each query sees, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
+        """Mask of the keys of its tile that each query sees, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
         length = lengths[:, None, None, None] if isinstance(lengths, Tensor) else lengths
         query, key = self.queries[:, :, None], self.keys[:, None]
         seen = self.within.sees(query, key, length) & (query >= 0) & (key >= 0) & (key < length)
@@ -44,11 +44,11 @@ class Part:
 
 
 class Pattern(ABC):
-    """Who sees whom among the tokens of a sequence. ``a & b`` sees what both see, ``a | b`` what one of them sees."""
+    """The pairs of tokens of a sequence in which one sees the other. ``a & b`` is the intersection, ``a | b`` the union."""
 
     @abstractmethod
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
-        """Whether the token at position ``query`` sees the one at ``key``, in a sequence of ``length``: int64, broadcast -> bool.
+        """True if the token at position ``query`` sees the one at ``key``, in a sequence of ``length``: int64, broadcast -> bool.
 
         Written so that no two Python numbers meet: torch 2.11's compiler of masks has no code for a sum or a negative of them.
         """
@@ -59,7 +59,7 @@ class Pattern(ABC):
 
     @property
     def reach(self) -> int | None:
-        """How many positions back a token may see; None where there is no bound."""
+        """Largest distance back that a token sees, in positions; None if it has no bound."""
         return None
 
     def __and__(self, other: Pattern) -> Pattern:
@@ -74,13 +74,13 @@ class Pattern(ABC):
         return self.sees(token[:, None], token, length)
 
     def pairs(self, length: int) -> int:
-        """How many pairs are computed: the work of a head is this times 2 (K + V)."""
+        """Number of pairs computed: the work of a head is this times 2 (K + V)."""
         return sum(part.pairs for part in self.parts(length, torch.device("meta")))
 
 
 @dataclass(frozen=True)
 class Both(Pattern):
-    """What two patterns see both."""
+    """The intersection of two patterns."""
 
     first: Pattern
     second: Pattern
@@ -102,7 +102,7 @@ class Both(Pattern):
 
 @dataclass(frozen=True)
 class Either(Pattern):
-    """What one of two patterns sees."""
+    """The union of two patterns."""
 
     first: Pattern
     second: Pattern
@@ -122,7 +122,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Everything(Pattern):
-    """Every token sees all, or, ``causal``, those up to itself."""
+    """Full attention: every token sees all or, if ``causal``, those up to itself."""
 
     causal: bool = False
 
@@ -389,5 +389,5 @@ def _inside(places: Tensor, length: int) -> Tensor:
 
 
 def joined(patterns: Sequence[Pattern]) -> Pattern:
-    """What any of ``patterns`` sees."""
+    """Return the union of ``patterns``."""
     return reduce(lambda a, b: a | b, patterns)

@@ -67,7 +67,7 @@ def recurrent_step_(
 
 
 def _refusal(name: str, asked: bool, tensors: tuple[Tensor | None, ...]) -> str | None:
-    """Why a kernel does not run it in place; the door of the recurrence, which runs it then, may still find one."""
+    """Reason why no kernel runs the step in place, or None. The public recurrence, which runs it otherwise, may still choose a kernel."""
     if name in ("torch", "reference"):
         return None
     state = tensors[0]
@@ -84,7 +84,7 @@ def _refusal(name: str, asked: bool, tensors: tuple[Tensor | None, ...]) -> str 
 
 
 def _fits(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
-    """What :func:`linattn.ops.checks.call` finds, in a few comparisons of what a step has."""
+    """True if the arguments of a step pass the checks of :func:`linattn.ops.checks.call`, in a few comparisons."""
     if q.ndim != 4 or v.ndim != 4 or v.shape[1] == 0 or not q.dtype == k.dtype == v.dtype:
         return False
     batch, tokens, heads, size = q.shape

@@ -15,7 +15,7 @@ from linattn.ops.torch import scan as portable
 
 
 class _Options(TypedDict, total=False):
-    """What does not decide which results there are: for who reads types."""
+    """Keywords that do not affect the return type."""
 
     initial_state: Tensor | None
     cu_seqlens: Tensor | None
@@ -115,7 +115,7 @@ class _Call(NamedTuple):
     wide: torch.dtype
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
-        """Every state and the last ones, by the backend that ``backend`` leads to."""
+        """Compute every state and the last ones by the backend that ``backend`` selects."""
         name = dispatch.choose(backend, self.refusal)
         if name in KERNELS:
             results: tuple[Tensor, Tensor] = KERNELS[name](*self[:5])
@@ -125,7 +125,7 @@ class _Call(NamedTuple):
             return portable.whole(scan, join, *self[1:5], 0.0 if self.kind == "sum" else -torch.inf)
 
     def refusal(self, name: str, asked: bool) -> str | None:
-        """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
+        """Reason why the backend ``name`` does not run the call, or None if it does; ``asked``: the caller named the backend."""
         if name in KERNELS and self.wide != torch.float32:
             return f"its states are float32, and those of this call {self.wide}"
         return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self[:5], defined=True)
@@ -174,9 +174,9 @@ def _cpu() -> ModuleType:
 
 
 def _triton() -> ModuleType:
-    from linattn.ops.triton import elementwise
+    from linattn.ops.triton import scan
 
-    return elementwise
+    return scan
 
 
 def _saved(inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> Sequence[Any]:

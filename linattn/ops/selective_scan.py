@@ -15,7 +15,7 @@ from linattn.ops.torch import selective_scan as portable
 
 
 class _Options(TypedDict, total=False):
-    """What does not decide which results there are: for who reads types."""
+    """Keywords that do not affect the return type."""
 
     bias: Tensor | None
     softplus: bool
@@ -95,7 +95,7 @@ def selective_scan(
 
 
 def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str) -> tuple[Tensor, Tensor]:
-    """With what stands before and behind the scan, inside of the kernel or around it."""
+    """Run the scan with the operations before and after it, inside the kernel or around it."""
     call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
     _check_gated(x, bias, z)
     tensors = (x, dt, a, b, c, d, initial, bias, z)
@@ -153,7 +153,7 @@ class _Call(NamedTuple):
         return portable.whole(portable.selective_scan, *self)
 
     def refusal(self, name: str, asked: bool) -> str | None:
-        """Why the backend ``name`` does not run it, or None if it does; ``asked``: it was asked for by name."""
+        """Reason why the backend ``name`` does not run the call, or None if it does; ``asked``: the caller named the backend."""
         return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self, defined=True)
 
 

@@ -47,7 +47,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Tiles], scale: fl
 
 
 def _gathered(t: Tensor, places: Tensor) -> Tensor:
-    """What stands at ``places`` [G, C] of t [B, T, H, K], [B G, H, C, K]."""
+    """Gather ``t`` [B, T, H, K] at ``places`` [G, C] into [B G, H, C, K]."""
     return t.index_select(1, places.clamp(min=0).flatten()).unflatten(1, places.shape).transpose(2, 3).flatten(0, 1)
 
 
@@ -84,7 +84,7 @@ def summed(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, own: Tensor | None = N
 
 
 def _back(t: Tensor, tiles: Tiles, length: int, absent: float) -> Tensor:
-    """From tiles [B G, H, C, X] to the order of the sequence, [B, T, H, X]; ``absent`` for queries that are in no tile."""
+    """Reorder tiles [B G, H, C, X] into the sequence [B, T, H, X]; ``absent`` fills queries that are in no tile."""
     groups, size = tiles.queries.shape
     t = t.unflatten(0, (-1, groups)).transpose(2, 3).flatten(1, 2)  # [B, G C, H, X]
     queries = tiles.queries.flatten()

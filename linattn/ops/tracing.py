@@ -1,4 +1,4 @@
-"""What is watching a call: compilers, exporters, dispatch modes, functional transforms, forward mode and autograd.
+"""Detection of tracing: compilers, exporters, dispatch modes, functional transforms, forward mode and autograd.
 
 Kernels read and write memory. Whatever follows single operations of torch has to see them as an operator, or be given operations of
 torch in their place. Each question about that is asked here and nowhere else.
@@ -19,7 +19,7 @@ _VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # of the vmap that torch.
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """True where operators have to be seen: by a compiler, an exporter, a vmap, a dispatch mode or a subclass of tensors."""
+    """True if a compiler, an exporter, a vmap, a dispatch mode or a subclass of tensors must see operators."""
     if torch.compiler.is_compiling() or _modes() or _state() is not None:
         return True
     return batched() or not _PLAIN.issuperset(map(type, tensors))
@@ -69,7 +69,7 @@ def wanted(*tensors: Tensor | None) -> bool:
 
 
 def refusal() -> str | None:
-    """Why no kernel runs now, whatever it computes, or None: what follows operations of torch would take its results for constants."""
+    """Reason why no kernel may run now, or None. Tools that record operations of torch would take its results for constants."""
     if transformed():
         return "its operators have no rules for vmap and functional transforms"
     if forward_mode():

@@ -10,7 +10,7 @@ from linattn.report.plot import Axis, Heading, Series, lines
 
 @dataclass(frozen=True)
 class Chart:
-    """One plot: its title, a sentence on what it shows, a sentence on what came out, and the SVG."""
+    """A plot: its title, a sentence on what it shows, a sentence on the result, and the SVG."""
 
     title: str
     meaning: str

@@ -43,7 +43,7 @@ class Folder:
             yield
 
     def load(self) -> dict | None:
-        """What report.json holds; None if there is none, or one of another kind. Raises ValueError for a damaged one."""
+        """Read report.json; None if there is none, or one of another kind. Raises ValueError for a damaged one."""
         if not self.json.is_file():
             return None
         report = read_json(self.json)

@@ -1,4 +1,4 @@
-"""What the pages of all reports are made of: the document around them, tables, plots, and how it was measured."""
+"""Parts of the pages of all reports: the document, tables, plots, and the conditions of the measurement."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def plots(drawn: Sequence[Chart]) -> str:
 
 
 def how(facts: dict[str, str]) -> str:
-    """How it was measured: names and what there is to say of them, as HTML."""
+    """Conditions of the measurement as HTML: names and their values."""
     listed = "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in facts.items())
     return f'<h2>How it was measured</h2>\n<dl>{listed}</dl>\n<p class="soft">Every figure of this page is in report.json beside it.</p>'
 
 
 def machine_facts(machine: dict) -> dict[str, str]:
-    """What :func:`linattn.report.machine.machine` found, for :func:`how`."""
+    """Facts from :func:`linattn.report.machine.machine`, for :func:`how`."""
     versions = (f"{name} {escape(str(machine[key]))}" for name, key in _VERSIONS)
     card = f"{escape(machine['accelerator'])}; " if machine.get("accelerator") else ""
     return {
@@ -91,7 +91,7 @@ def machine_facts(machine: dict) -> dict[str, str]:
 
 
 def measured_by(report: dict) -> str:
-    """On which machine, when, and by which command."""
+    """Machine, date and command of the measurement."""
     machine, day, command = report["machine"], report["created"][:10], report["command"]
     return f"Measured on {escape(machine['cpu'])}, {threads(machine)}, {escape(day)}, by <code>{escape(command)}</code>."
 

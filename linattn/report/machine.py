@@ -1,4 +1,4 @@
-"""On what a report's figures were measured."""
+"""Facts of the machine on which a report's figures were measured."""
 
 from __future__ import annotations
 

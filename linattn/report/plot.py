@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows, in which unit, and how its ticks are written."""
+    """An axis: its quantity, its unit, and the format of its ticks."""
 
     label: str
     scale: Scale
@@ -84,7 +84,7 @@ def spread(places: Sequence[float], low: float, high: float, least: float) -> li
 
 
 def _first(group: list[float], low: float, high: float, least: float) -> float:
-    """Where a group of neighbours begins, so that they stand around their wanted places and inside the bounds."""
+    """Position of the first of a group of neighbours, centred on their wanted places and within the bounds."""
     total, count = group
     return max(low, min(total / count, high - least * (count - 1)))
 

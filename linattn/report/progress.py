@@ -1,4 +1,4 @@
-"""How far a comparison is, on stderr: bars on a terminal, a line for each part elsewhere."""
+"""Progress of a comparison on stderr: bars on a terminal, a line for each part elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Progress:
 
     @property
     def bars(self) -> bool:
-        """Whether there is a terminal to draw bars on."""
+        """True if there is a terminal to draw bars on."""
         return self.shown and sys.stderr.isatty()
 
     def say(self, line: str) -> None:
@@ -30,7 +30,7 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def measurements(self, turns: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        """Each pair of ``turns``, a context and a mixer, with a bar that names it while it lasts."""
+        """Iterate over ``turns``, pairs of a context and a mixer, with a bar that names the current pair."""
         if not self.bars:
             self.say(f"measuring {', '.join(dict.fromkeys(name for _, name in turns))}")
             yield from turns
@@ -56,7 +56,7 @@ class Progress:
 
 
 def _bars() -> Bars:
-    """What is done, as a bar and in figures."""
+    """Progress as a bar and in figures."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places in [0, 1]; ``low`` < ``high``, and ``ticks`` ascend within them."""
+    """A map of values to places in [0, 1]; ``low`` < ``high``, and ``ticks`` ascend within them."""
 
     low: float
     high: float

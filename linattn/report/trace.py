@@ -57,7 +57,7 @@ def described(stage: Stage) -> str:
 
 
 def told(stage: Stage) -> str:
-    """What a layer keeps, or whom it asked; empty for most."""
+    """State or routing of a layer; empty for most."""
     if stage.experts:
         return "experts " + ", ".join(f"{number} ({percent(weight)})" for number, weight in stage.experts)
     kept = {name: size for name, size in stage.state.items() if name != "position"}
@@ -67,7 +67,7 @@ def told(stage: Stage) -> str:
 
 
 def how(trace: Trace) -> str:
-    """How the token was chosen."""
+    """Description of the choice of the token."""
     s = trace.sampling
     if s.temperature == 0:
         return "the likeliest"

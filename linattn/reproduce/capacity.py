@@ -1,4 +1,4 @@
-"""How many pairs a K x V state returns, without any training: written by the recurrence itself, then read with the same keys.
+"""Number of pairs that a K x V state returns, without training: written by the recurrence, then read with the same keys.
 
 Of random values a state S [K, V] can return at most K exactly: o = k S is linear, so the values of n > K keys would obey the
 n - K linear relations of their keys, and random ones do not. Any K pairs with independent keys have a state that returns them all
@@ -43,7 +43,7 @@ class Settings:
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
-    """One for each mixer, kind of keys, number of passes and seed; passes over again are for what can correct itself."""
+    """Runs for each mixer, kind of keys, number of passes and seed; only rules that correct themselves get several passes."""
     wanted = []
     for mixer in settings.mixers:
         for keys in ("orthonormal", "random"):
@@ -61,7 +61,7 @@ def _pairs(settings: Settings, keys: str) -> list[int]:
 
 
 def measure(run: Run) -> Result:
-    """For each number of pairs the share returned exactly, the share recognised, and the mean relative error."""
+    """Measure the share returned exactly, the share recognised, and the mean relative error, for each number of pairs."""
     r = rule(run["mixer"])
     if r is None:
         raise LeftOut("it writes no pairs of keys and values into one matrix")
@@ -75,7 +75,7 @@ def measure(run: Run) -> Result:
 
 
 def rule(mixer: str) -> Recurrence | None:
-    """What ``mixer`` gives the recurrence for random tokens, of which only the rule counts here; None where it keeps no K x V state."""
+    """Recurrence of ``mixer`` for random tokens, of which only the rule is used; None if it keeps no K x V state."""
     variant = variants.parse(mixer)
     if not mixers.info(variant.name).recurrent:
         return None  # what it keeps grows: no pair is ever written over another
@@ -93,14 +93,14 @@ def rule(mixer: str) -> Recurrence | None:
 
 
 def _is_matrix(r: Recurrence, kept: Mapping[str, Tensor]) -> bool:
-    """Whether the state ``kept`` has a matrix for keys of more than a number: not softmax in a window, nor a sum for each channel."""
+    """True if the state ``kept`` has a matrix for keys of more than a number: not softmax in a window, nor a sum for each channel."""
     (heads, values), keys = r.v.shape[2:], r.k.shape[3]
     wanted = ((keys, values), (heads * values, keys))  # the second is Mamba's
     return keys > 1 and any(t.shape[-2:] in wanted for t in kept.values())
 
 
 def erases(r: Recurrence | None) -> bool:
-    """Whether what a key reads is taken out before its value is written."""
+    """True if the rule removes what a key reads before it writes the key's value."""
     return r is not None and (r.beta is not None or r.erase is not None)
 
 
@@ -128,7 +128,7 @@ def _slowest(r: Recurrence) -> Tensor:
 
 
 def returned(k: Tensor, v: Tensor, s: Tensor) -> dict[str, float]:
-    """How k S compares with v: shares that are exact and that are nearer to their own value than to any other, mean relative error."""
+    """Compare k S with v: the shares of exact values and of values nearest to their own, and the mean relative error."""
     o = k @ s
     error = (o - v).norm(dim=1) / v.norm(dim=1)
     nearest = torch.cdist(o, v).argmin(1)
@@ -173,7 +173,7 @@ def _rule_name(mixer: str) -> str:
 
 
 def _paper(row: Row) -> Row:
-    """What the paper on linear transformers as fast weight programmers derives, of sums of orthogonal keys and of any state."""
+    """Bounds that the paper on linear transformers as fast weight programmers derives for sums of orthogonal keys and for any state."""
     if row["keys"] == "orthonormal":
         said, agrees = f"a sum returns up to {row['bound']} orthogonal keys without error", row["exact"] == row["bound"]
         if row["rule"] != "additive":

@@ -45,7 +45,7 @@ class Settings:
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
-    """One for each task, mixer and seed."""
+    """Runs for each task, mixer and seed."""
     same = {name: getattr(settings, name) for name in ("examples", "epochs", "dim", "batch_size", "learning_rate", "tests")}
     return [
         {"task": task, "mixer": mixer, "seed": seed, "train": settings.train[task], "test": settings.test[task], **same}
@@ -56,7 +56,7 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 
 
 def examples(task: str, count: int, length: int, generator: torch.Generator) -> Examples:
-    """Those of a task of this study."""
+    """Examples of a task of this study."""
     if task == "copying":
         return tasks.copying(count, length=length, vocab_size=LETTERS, generator=generator)
     return tasks.induction_heads(count, tokens=length, generator=generator)
@@ -117,7 +117,7 @@ def _beyond(results: list[Result], length: int) -> float | None:
 
 
 def _paper(row: Row) -> Row:
-    """What the papers say of copying and of induction heads; what they say of softmax is of no other mixer whose cache grows."""
+    """Claims of the papers on copying and induction heads. Those on softmax do not extend to other mixers with a growing cache."""
     variant = variants.parse(row["mixer"])
     said = agrees = None
     if row["task"] == "copying":
@@ -137,12 +137,12 @@ def _paper(row: Row) -> Row:
 
 
 def _bounded(variant: variants.Variant) -> bool:
-    """Whether what it keeps stops growing."""
+    """True if the state of the mixer has a bounded size."""
     return mixers.info(variant.name).recurrent or variant.windowed
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """For each task the share that is right over the length."""
+    """Plots of the share that is right over the length, for each task."""
     drawn, names = [], [row["mixer"] for row in table]
     for task, title in (("copying", "whole strings copied"), ("induction", "the induction head's answer")):
         shown = [row for row in table if row["task"] == task]

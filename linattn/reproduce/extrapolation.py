@@ -73,7 +73,7 @@ _SAID = {
 
 @cache
 def _width(mixer: str, dim: int, layers: int, ffn_dim: int) -> int | None:
-    """Of its feed-forward; None where with none it has as many parameters as the others."""
+    """Width of the feed-forward that gives as many parameters as the others have; None if there is none."""
     try:
         return widths({mixer: Stack.of(mixer)}, dim=dim, layers=layers, ffn_dim=ffn_dim)[mixer]
     except Unequal:
@@ -165,7 +165,7 @@ def _point(i: int, border: int, results: list[Result]) -> Row:
 
 
 def _paper(row: Row, table: list[Row]) -> Row:
-    """What papers found of its mixer, and whether that shows here: a loss that a long past makes higher, or the lowest."""
+    """Findings of papers on the mixer, and whether they show here: a loss that rises with a long past, or the lowest loss."""
     variant = variants.parse(row["mixer"])
     said, source = (None, None) if variant.windowed else _SAID.get(variant.name, (None, None))
     agrees = None
@@ -178,7 +178,7 @@ def _paper(row: Row, table: list[Row]) -> Row:
 
 
 def _recurrent_but(name: str, row: Row) -> bool:
-    """Whether the row is of a recurrent mixer that is not called ``name``."""
+    """True if the row belongs to a recurrent mixer other than ``name``."""
     other = variants.parse(row["mixer"]).name
     return other != name and mixers.info(other).recurrent
 

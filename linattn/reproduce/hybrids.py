@@ -106,7 +106,7 @@ def _widths(mixer: str, shares: tuple[str, ...], layers: int, dim: int, ffn_dim:
 
 
 def runs(settings: Settings, done: Done) -> list[Run]:
-    """Every stack and seed on both trainings; when they are done decoding, of one mixer after the other, since it measures times."""
+    """Runs of every stack and seed on both trainings and then of decoding, one mixer after the other, since it measures times."""
     made = {
         (mixer, part): {"mixer": mixer, "share": part, "layers": settings.layers, "dim": settings.dim, "ffn_dim": width}
         for mixer in settings.mixers
@@ -123,7 +123,7 @@ def runs(settings: Settings, done: Done) -> list[Run]:
 
 
 def measure(run: Run) -> Generator[None, None, Result]:
-    """One training, or the decoding of all stacks of a mixer."""
+    """Run one training, or decode with all stacks of a mixer."""
     if run["kind"] == "recall":
         model, unseen = yield from on_recall(_stack_of(run), run)
         return {"recall": synthetic.accuracy(model, unseen)}
@@ -140,7 +140,7 @@ def _stack_of(run: Run) -> Stack:
 
 @torch.inference_mode()
 def decoding(models: dict[str, LanguageModel], context: int, decoded: int) -> dict[str, Result]:
-    """For each of ``models`` the bytes kept of ``context`` tokens, the milliseconds of a token behind them, and how it was computed.
+    """Measure, for each of ``models``, the bytes kept of ``context`` tokens, the milliseconds of the next token, and how it was computed.
 
     The median of ROUNDS in which they take turns, behind one that warms up; each is the median of the latter half of ``decoded`` tokens.
     """
@@ -179,7 +179,7 @@ def rows(settings: Settings, done: Done) -> list[Row]:
 
 
 def _paper(row: Row, table: list[Row]) -> Row:
-    """What the studies found at this share, and whether recall is as they say beside softmax alone, if that has learned any."""
+    """Findings of the studies at this share, and whether recall agrees with them beside softmax alone, if that has learned any."""
     said, source = _SAID.get(row["share"], (None, None))
     alone = next((other["recall"] for other in table if other["mixer"] == row["mixer"] and other["share"] == "1"), None)
     agrees = None
@@ -195,7 +195,7 @@ def _paper(row: Row, table: list[Row]) -> Row:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """Each figure over the share of softmax."""
+    """Plots of each figure over the share of softmax."""
     across = Measure("part", "share of softmax layers", lambda _: linear((0.0, 1.0)))
     long = f"{settings.context:,} bytes"
     wanted = (

@@ -34,7 +34,7 @@ def load(name: str) -> Study:
 
 
 def reproduce(options: ReproduceOptions, *, progress: bool) -> dict:
-    """What :func:`linattn.reproduce.run` does."""
+    """Implementation of :func:`linattn.reproduce.run`."""
     study = load(options.study)
     settings = _settings(study, options)
     Ledger(options, study, settings)  # refuses what does not fit before there is a folder

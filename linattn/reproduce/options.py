@@ -1,4 +1,4 @@
-"""What a reproduction is asked for. Imports nothing heavy: the command line reads its names from here."""
+"""Options of a reproduction. Imports nothing heavy: the command line reads its names from here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STUDIES = ("recall", "capacity", "state-tracking", "copying", "extrapolation", "
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """One study, or one more part of it.
+    """Options of a study, or of a further part of it.
 
     Args:
         study: one of :data:`STUDIES`.
@@ -49,7 +49,7 @@ class ReproduceOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the report is written."""
+        """Folder of the report."""
         return Path("runs") / "reproduce" / self.study if self.out is None else Path(self.out)
 
     def command(self) -> str:

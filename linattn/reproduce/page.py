@@ -43,7 +43,7 @@ def _remarks(report: dict) -> str:
 
 
 def left_out(report: dict) -> list[str]:
-    """What could not be measured and why, once for all runs of a mixer."""
+    """Measurements that failed, with the reason, once for all runs of a mixer."""
     counts = Counter((str(x["run"].get("mixer", "all")), x["reason"]) for x in report["left_out"])
     return [f"{variants.label(mixer)}, {count} {'run' if count == 1 else 'runs'}: {why}" for (mixer, why), count in counts.items()]
 

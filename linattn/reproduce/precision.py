@@ -86,7 +86,7 @@ def runs(settings: Settings, done: Done) -> list[Run]:
 
 
 def measure(run: Run) -> Generator[None, None, Result]:
-    """One of the three."""
+    """Run one of the three measurements."""
     if run["kind"] == "errors":
         return errors(run["mixer"], run["size"], run["length"], run["every"], seed=run["seed"])
     if run["kind"] == "recall":
@@ -155,7 +155,7 @@ def answered(model: LanguageModel, examples: Examples, every: int, dtype: torch.
 
 
 def stored(state: State, dtype: torch.dtype) -> State:
-    """What is left of ``state`` when its numbers have been kept in ``dtype``; positions are integers and stay."""
+    """Round ``state`` to ``dtype`` and back; positions are integers and stay."""
     return State([{k: t.to(dtype).to(t.dtype) if t.is_floating_point() else t for k, t in layer.items()} for layer in state.layers])
 
 

@@ -1,4 +1,4 @@
-"""What can be recalled from a state of so many bytes: MQAR, its forgetting variant, and MAD's tasks (see :mod:`linattn.tasks`).
+"""Recall from a state of a given number of bytes: MQAR, its forgetting variant, and MAD's tasks (see :mod:`linattn.tasks`).
 
 Models as in Zoology (arXiv 2312.04927 and its code): two layers without feed-forwards, a gated short convolution and then the mixer;
 the state grows with the width. Where there are several learning rates, a short training with each of them comes first, of which the best
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and what is asked then.
+    """A task: its training and test data.
 
     Args:
         train: what it is trained on, all mixed.
@@ -170,12 +170,12 @@ def runs(settings: Settings, done: Done) -> list[Run]:
 
 
 def _about(name: str, dim: int, mixer: str) -> Run:
-    """What a run is of; with other settings of its task it is another run."""
+    """Description of a run, with the settings of its task: other settings make it another run."""
     return {"task": name, "protocol": sha256(repr(TASKS[name]).encode()).hexdigest()[:8], "mixer": mixer, "dim": dim}
 
 
 def _best(done: Done) -> dict[tuple, float]:
-    """For each task, width and mixer of which all trials are done the learning rate that recalled most."""
+    """Learning rate with the best recall for each task, width and mixer whose trials are all done."""
     best = {}
     for key, group in grouped([one for one in done if one[0]["trial"]], "task", "dim", "mixer").items():
         if len(group) == len(TASKS[key[0]].learning_rates):
@@ -203,7 +203,7 @@ def measure(run: Run) -> Generator[None, None, Result]:
 
 @lru_cache(maxsize=2)
 def examples(name: str, seed: int, device: str) -> tuple[list[Examples], dict[str, dict[str, Examples]]]:
-    """What is learned from and what is asked: the same for all mixers."""
+    """Training and test examples, the same for all mixers."""
     task, generator = TASKS[name], torch.Generator().manual_seed(seed)
     parts = [part.make(generator).to(device) for part in task.train]
     return parts, {line: {test: part.make(generator).to(device) for test, part in named.items()} for line, named in task.tests.items()}
@@ -251,7 +251,7 @@ _NEAR = 0.1  # a difference in accuracy that can be read off a figure and made b
 
 
 def _paper(task: str, line: str, row: Row) -> Row:
-    """What Zoology's code gives for MQAR at its own settings, and whether that is so here, where they are the same."""
+    """Results of Zoology's code for MQAR at its own settings, and whether they hold here if the settings agree."""
     variant = variants.parse(row["mixer"])
     name = "window" if variant.windowed else variant.name
     if line == "mqar" and name in _ZOOLOGY:
@@ -278,7 +278,7 @@ def _between(points: tuple[tuple[int, float], ...], thousand: float) -> float | 
 
 
 def charts(_settings: Settings, table: list[Row]) -> list[Chart]:
-    """For each line accuracy over the bytes of state."""
+    """Plots of accuracy over the bytes of state, for each line."""
     drawn, names = [], [row["mixer"] for row in table]
     for task in dict.fromkeys(row["task"] for row in table):
         shown = [row for row in table if row["task"] == task]

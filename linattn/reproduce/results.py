@@ -1,4 +1,4 @@
-"""What a report says of one system, for whoever shows results by system, as the atlas does."""
+"""Results of a report for one system, for pages by system such as the atlas."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Settings:
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
-    """One for each seed, problem and mixer."""
+    """Runs for each seed, problem and mixer."""
     same = {name: getattr(settings, name) for name in ("epochs", "dim", "layers", "batch_size", "tests")}
     return [
         {"problem": name, "mixer": mixer, "seed": seed, **asdict(problem), "test": [n * max(problem.train) for n in settings.times], **same}
@@ -59,7 +59,7 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 
 
 def examples(problem: str, count: int, tokens: int, generator: torch.Generator) -> Examples:
-    """Those of parity or of a group's word problem."""
+    """Examples of parity or of a group's word problem."""
     if problem == "parity":
         return tasks.parity(count, tokens=tokens, generator=generator)
     return tasks.word_problem(count, group=problem, tokens=tokens, generator=generator)
@@ -110,7 +110,7 @@ _REFLECTIONS = {"S3": 2, "A5": 2, "S5": 4}  # products of so many are enough in 
 
 
 def _paper(problem: str, mixer: str, layers: int, best: float) -> Row:
-    """What the papers prove or show of this kind of transition in one layer, and whether the best seed here does so."""
+    """Claims of the papers on this kind of transition in one layer, and whether the best seed here agrees."""
     variant = variants.parse(mixer)
     negative = variant.options.get("negative_eigenvalues", "product" in variant.name)
     solved, source = None, "arXiv 2411.12537"
@@ -128,7 +128,7 @@ def _paper(problem: str, mixer: str, layers: int, best: float) -> Row:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """For each problem accuracy over the length of the test."""
+    """Plots of accuracy over the length of the test, for each problem."""
     drawn, names = [], [row["mixer"] for row in table]
     for problem in dict.fromkeys(row["problem"] for row in table):
         shown = [row for row in table if row["problem"] == problem]

@@ -1,4 +1,4 @@
-"""How long a state takes to come back from where it lies: the accelerator's memory, main memory, a disk."""
+"""Time to restore a state from the accelerator's memory, main memory or a disk."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def disk() -> Iterator[tuple[Path | None, str]]:
 
 
 def _file_system(path: Path) -> str:
-    """Its kind, from the longest mount point above ``path``; "unknown" where the system does not say."""
+    """Kind of the file system, from the longest mount point above ``path``; "unknown" where the system does not say."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

@@ -21,7 +21,7 @@ TOGETHER = (1 << 16, 1 << 20)  # tokens that are read at once where nothing is l
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training by :mod:`linattn.experiment.trainer`: warm-up over a twentieth of the steps, then a cosine to 0.
+    """Recipe of a training by :mod:`linattn.experiment.trainer`: warm-up over a twentieth of the steps, then a cosine to 0.
 
     Args:
         epochs: passes over the examples.
@@ -52,7 +52,7 @@ class Asked(nn.Module):
 
 
 class Decoder(Asked):
-    """For :func:`linattn.tasks.compression`: two layers tell from the last output and a place which token stood there.
+    """Decoder for :func:`linattn.tasks.compression`: two layers that predict from the last output and a position the token there.
 
     As in the paper's autoencoder (arXiv 2403.17844): places are sines and cosines, the layers do not widen.
     """
@@ -89,7 +89,7 @@ def build(mixer: str, seed: int, *, before: str = "", tokens: int | None = None,
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the parameters of ``model`` are."""
+    """Device of the parameters of ``model``."""
     return next(model.parameters()).device
 
 
@@ -121,7 +121,7 @@ def train(model: Asked, examples: Sequence[Examples], recipe: Recipe, *, seed: i
 
 
 def finish(training: Generator[None, None, float]) -> float:
-    """All steps of :func:`train` at once."""
+    """Run all steps of :func:`train`."""
     while True:
         try:
             next(training)
@@ -131,7 +131,7 @@ def finish(training: Generator[None, None, float]) -> float:
 
 @torch.inference_mode()
 def right(model: Asked, examples: Examples, batch_size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each batch whether the answers are right and whether there was a question at all, both [n, questions] bool."""
+    """Correct answers and questions of each batch, both [n, questions] bool."""
     device = device_of(model)
     model.eval()
     places, answers = examples.asked()
@@ -168,7 +168,7 @@ def last_right(model: Asked, examples: Examples, segment: int) -> float:
 
 @torch.inference_mode()
 def state_bytes(model: Asked, tokens: int) -> int:
-    """What the layers keep of ``tokens`` tokens of one sequence."""
+    """Bytes of the layers' states after ``tokens`` tokens of one sequence."""
     device = device_of(model)
     model.eval()
     with _low_precision(device):
@@ -192,7 +192,7 @@ def _loss(model: Asked, device: torch.device) -> Callable[[Tensor, Tensor, Tenso
 
 
 def _order(parts: Sequence[Batches], generator: torch.Generator) -> list[tuple[Batches, Tensor]]:
-    """One epoch's batches: rows of a part each."""
+    """Batches of an epoch, each of rows of one part."""
     batches: list[tuple[Batches, Tensor]] = []
     for part in parts:
         count = len(part.data[0]) // part.size

@@ -1,4 +1,4 @@
-"""What several studies train: stacks of equal size on text and on multi-query associative recall."""
+"""Training shared by several studies: stacks of equal size on text and on multi-query associative recall."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Stack:
 
     @classmethod
     def of(cls, mixer: str) -> Stack:
-        """All layers of one variant."""
+        """Stack whose layers are all of one variant."""
         variant = variants.parse(mixer)
         return cls(variant.name, {variant.name: variant.options} if variant.options else {})
 
     def config(self, *, dim: int, layers: int, ffn_dim: int | None, vocab_size: int = VOCABULARY, tie_embeddings: bool = False) -> LMConfig:
-        """Of a model of this stack."""
+        """Configuration of a model of this stack."""
         return LMConfig(
             vocab_size=vocab_size, dim=dim, layers=layers, mixer=self.pattern, mixer_options=self.options, ffn_dim=ffn_dim,
             tie_embeddings=tie_embeddings,
@@ -43,7 +43,7 @@ class Stack:
 
 
 def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) -> dict[str, int]:
-    """For each of ``stacks`` the feed-forward width with which it has as many parameters as softmax with ``ffn_dim``.
+    """Feed-forward width at which each of ``stacks`` has as many parameters as softmax with ``ffn_dim``.
 
     The yardstick does not depend on which other stacks there are, so neither do the models.
 

@@ -39,7 +39,7 @@ class Variant:
 
     @property
     def windowed(self) -> bool:
-        """Whether it is softmax over the latest tokens only."""
+        """True if the mixer is softmax over the latest tokens only."""
         return self.name == "softmax" and self.options.get("window") is not None
 
 
@@ -49,7 +49,7 @@ def everyone() -> tuple[str, ...]:
 
 
 def label(mixer: str) -> str:
-    """What plots and tables call ``mixer``; itself where it is none, since a study may put more than mixers side by side."""
+    """Label of ``mixer`` in plots and tables; the name itself if it is no mixer, since a study may compare more than mixers."""
     try:
         return parse(mixer).label
     except ValueError:
@@ -103,7 +103,7 @@ def _value(text: str) -> Any:
 
 
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """Those of its constructor, with annotations as text where they name what is not imported."""
+    """Parameters of the mixer's constructor, with annotations as text where they name what is not imported."""
     try:
         return inspect.signature(cls, eval_str=True).parameters
     except NameError:
@@ -111,7 +111,7 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether ``value`` is what ``annotation`` says; what stands in a list is the mixer's to look at."""
+    """True if ``value`` has the type ``annotation``; the mixer checks the items of a list."""
     if isinstance(annotation, UnionType):
         return any(_fits(value, one) for one in get_args(annotation))
     kind = get_origin(annotation) or annotation

@@ -13,7 +13,7 @@ import os
 import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +27,7 @@ from linattn.models.memory import require
 from linattn.state import content_of, empty, read_json, replacing
 from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
+from linattn.train.published import is_published, load_published
 
 RUN, METRICS, TOKENIZER = "run.json", "metrics.jsonl", "tokenizer.json"
 _SAME = ("steps", "seed", "context", "batch_size", "learning_rate")  # beside config, corpus and number of processes
@@ -114,8 +115,10 @@ def clean(folder: Path, records: list[dict[str, Any]]) -> None:
 def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
     """The model of a run and what turns text into its tokens and back. Needs no transformers.
 
+    A published model's folder and a GGUF file, which :func:`linattn.load` reads, are taken too; these need transformers.
+
     Args:
-        path: a run's folder (its newest whole checkpoint is taken) or one checkpoint.
+        path: a run's folder (its newest whole checkpoint is taken) or one checkpoint; or a published model.
         device: where the model goes.
 
     Raises:
@@ -124,6 +127,8 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     """
     known_device("device", device)
     path = Path(path)
+    if is_published(path):
+        return cast("tuple[LanguageModel, Codec]", load_published(path, device))
     folder = path if (path / "model.safetensors").is_file() else checkpoint.newest(path)
     if folder is None:
         kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"

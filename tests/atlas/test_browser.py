@@ -189,7 +189,7 @@ def test_families_are_filtered_and_order_changes(open_page, site):
     reader.page.locator("[data-choice=order] input[value=year]").check(force=True)
     years = {s["name"]: s["year"] for s in shown}
     assert [years[n] for n in names()] == sorted(years.values())
-    reader.page.locator("[data-family=erase]").click()
+    reader.page.locator("[data-family=delta-rule]").click()
     assert "gated_deltanet" not in names() and "gla" in names()
 
 

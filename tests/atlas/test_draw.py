@@ -1,5 +1,6 @@
 """Drawings for papers: whole files of their own, with the numbers of the ops, the same as on the pages."""
 
+import importlib.util
 import os
 import re
 import xml.etree.ElementTree as ET
@@ -10,6 +11,7 @@ import pytest
 
 import linattn.atlas.draw as drawing
 from linattn import mixers
+from linattn.atlas import image
 from linattn.atlas.draw import KINDS, draw
 from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.page import rounded
@@ -113,3 +115,35 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     assert main(["draw", "gla", "-o", str(pipe)]) == 0 and pipe.is_fifo()
     assert os.read(end, 1 << 16).decode() == draw("gla", "cell")
     os.close(end)
+
+
+HEADS = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-"}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_file_is_what_its_name_says(kind, tmp_path):
+    if not image._rsvg() and not importlib.util.find_spec("cairosvg"):
+        pytest.skip("neither rsvg-convert nor cairosvg is installed")
+    path = tmp_path / f"gla.{kind}"
+    assert main(["draw", "gla", "-o", str(path)]) == 0
+    assert path.read_bytes().startswith(HEADS[kind]) and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_cannot_be_written_is_refused_in_a_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(image.shutil, "which", lambda _: None)
+    monkeypatch.setattr(image.importlib.util, "find_spec", lambda _: None)
+    for name, says in (
+        ("gla.png", "needs rsvg-convert"),
+        ("gla.pdf", "needs rsvg-convert"),
+        ("gla.jpg", "must be a file that ends in .svg"),
+    ):
+        assert main(["draw", "gla", "-o", str(tmp_path / name)]) == 2
+        err = capsys.readouterr().err
+        assert says in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_converter_that_fails_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(image, "_rsvg", lambda: "false")
+    assert main(["draw", "gla", "-o", str(tmp_path / "gla.png")]) == 2
+    assert "rsvg-convert could not write png" in capsys.readouterr().err and list(tmp_path.iterdir()) == []

@@ -5,16 +5,17 @@ import torch
 
 import linattn
 from linattn.atlas import sentence
+from linattn.atlas.algebra import specification
 from linattn.atlas.cell import cell
-from linattn.atlas.inspection import SHOWN, inspect_mixer, specification
-from linattn.atlas.systems import about
+from linattn.atlas.inspection import SHOWN, inspect_mixer
+from linattn.atlas.systems import _rule
 from linattn.mixers import create
 
-FAMILIES = {
+RULES = {
     "linear": "none", "linear_transformer": "none", "performer": "none", "efficient_attention": "none", "retnet": "constant",
     "lightning": "constant", "mamba2": "head", "gated_rfa": "head", "mlstm": "head", "gla": "channel", "mamba": "channel",
     "rwkv6": "channel", "deltanet": "erase", "kda": "erase", "rwkv7": "erase", "softmax": "scores", "fox": "scores", "lstm": "other",
-    "s4": "other", "mesanet": "other",
+    "s4": "other", "mesanet": "other", "deltaproduct": "erase", "cosformer": "none",
 }  # fmt: skip
 
 
@@ -23,9 +24,9 @@ def made(name):
     return create(name, dim=sentence.DIM).double().eval()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_family_follows_from_what_the_mixer_does(name):
-    assert inspect_mixer(name).family == FAMILIES[name]
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_follows_from_what_the_mixer_does(name):
+    assert inspect_mixer(name).rule == RULES[name]
 
 
 @pytest.mark.parametrize("name", ["softmax", "gla", "gated_deltanet", "rwkv7", "mamba", "s4", "fox"])
@@ -63,7 +64,7 @@ def test_a_cache_grows_by_a_row_and_a_vector_is_one():
 
 
 def test_what_there_is_not_is_said():
-    assert "not linear" in inspect_mixer("lstm").missing["matrix"].en or "weighted sum" in inspect_mixer("lstm").missing["matrix"].en
+    assert "no values" in inspect_mixer("lstm").missing["matrix"].en and "one matrix per head" in inspect_mixer("dfw").missing["matrix"].en
     assert inspect_mixer("lstm").matrix is None and inspect_mixer("lstm").spec is None
     assert inspect_mixer("agent").states is None and "all tokens at once" in inspect_mixer("agent").missing["states"].en
 
@@ -95,8 +96,11 @@ def test_the_cell_of_what_reads_both_ways_is_the_sum_that_it_reads():
     assert "Σ" in drawn and "÷" in drawn and "rules of its own" not in drawn and "t−1" not in drawn
 
 
-def test_what_does_not_hand_anything_on_is_not_said_to_have_a_past():
-    assert "grows" in about(inspect_mixer("softmax")).en
-    for name, word in (("cross_softmax", "past"), ("cross_softmax", "grows"), ("agent", "past"), ("swiglu", "recurrence")):
-        assert word not in about(inspect_mixer(name)).en
+def test_what_does_not_hand_anything_on_is_not_said_to_keep_a_state():
+    assert "kept" in _rule(inspect_mixer("softmax")).en and "decays" in _rule(inspect_mixer("gla")).en
+    assert {_rule(inspect_mixer(name)).en for name in ("cross_softmax", "agent", "swiglu")} == {"nothing: all tokens are there at once"}
     assert "all tokens" not in inspect_mixer("swiglu").missing["states"].en
+
+
+def test_the_code_on_a_page_has_no_numbers_of_unnamed_texts():
+    assert linattn.mixers.info("gla").seeds and "seeds" not in inspect_mixer("gla").code and "@register" in inspect_mixer("gla").code

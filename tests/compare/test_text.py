@@ -55,6 +55,23 @@ def test_a_comparison_from_training_to_page(options, tmp_path):
     assert (tmp_path / "out" / "report.html").read_text().count("<figure>") == 6
 
 
+def test_each_mixer_keeps_its_best_learning_rate(options, tmp_path):
+    options = replace(options, mixers=("softmax", "deltanet"), learning_rate=(1e-9, 4e-3))
+    report = compare(options)
+    for row in report["mixers"]:
+        training = row["training"]
+        assert training["learning_rate"] == 4e-3 and [t["learning_rate"] for t in training["tried"]] == [1e-9, 4e-3]
+        assert training["validation_bits_per_byte"] == min(t["validation_bits_per_byte"] for t in training["tried"])
+    assert sorted(p.name for p in (tmp_path / "out" / "models").iterdir()) == ["deltanet", "softmax"]
+    assert [row["conv_width"] for row in report["mixers"]] == [0, 4]
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "of 2 learning rates each mixer keeps its best" in html and "Short convolution" in html and "in nothing else" not in html
+    assert "--learning-rate 1e-09,0.004" in report["command"]
+    for wrong in ((), (0.0,), (float("nan"),), (1e-3, 1e-3)):
+        with pytest.raises(ValueError, match="learning_rate must"):
+            replace(options, learning_rate=wrong)
+
+
 def test_the_same_seed_gives_the_same_models_and_replaces_its_own_report(options):
     first = compare(options)
     second = compare(options)

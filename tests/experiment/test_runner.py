@@ -1,6 +1,7 @@
 """The runner with a study that takes no time; what a study of `linattn reproduce` makes of it is in tests/reproduce."""
 
 import json
+import time
 
 import pytest
 
@@ -58,6 +59,16 @@ def test_what_was_left_out_is_a_result(tmp_path):
     assert one.report["results"] == [{"left_out": "too long"}] * 4
 
 
-def test_nothing_is_begun_after_the_end(tmp_path):
-    one = record(tmp_path, lambda run: {})
-    assert not runner.run(one, "", progress=False, end=0.0) and one.report == {}
+def test_nothing_is_begun_after_the_end(tmp_path, monkeypatch):
+    one, begun = record(tmp_path, lambda run: {}), []
+
+    def work(study, missing, end):
+        begun.append(end)
+        raise InterruptedError  # a runner that has lost its end would go round for ever
+
+    monkeypatch.setattr(runner, "work", work)
+    assert not runner.run(one, "", progress=False, end=0.0) and one.report == {} and not begun
+    later = time.monotonic() + 600
+    with pytest.raises(InterruptedError):
+        runner.run(one, "", progress=False, end=later)
+    assert begun == [later], "rounds begin nothing after it either"

@@ -114,10 +114,16 @@ def test_other_dtypes(mixer, dtype):
     assert captured_off <= 1.5 * written_off
 
 
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.2, "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [
     {"block": "post"}, {"norm": "layer"}, {"norm": "zero_centered_rms"}, {"tie_embeddings": True, "embedding_norm": True},
     {"ffn": "geglu"}, {"mixer": "gla, gla, mamba2", "layers": 3},
-    {"mixer": "softmax, gla", "mixer_options": {"softmax": {"window": 4}}},
+    {"mixer": "softmax, gla", "mixer_options": {"softmax": {"window": 4}}}, {"block": "sandwich"},
+    {"mixer": "softmax, gla", "mixer_options": {"softmax": {"norm_eps": 1e-6, "norm": "rms", "scale": 0.3, "scaling": YARN}}},
 ])  # fmt: skip
 def test_other_models(options):
     off, _, _ = steps(model(**options), 2, 4)

@@ -9,9 +9,11 @@ from transformers.core_model_loading import revert_weight_conversion
 import linattn
 from linattn.hf.convert import family
 from linattn.hf.load import config_of, export, load
+from tests.hf import llama_models
 from tests.hf.theirs import distance, theirs_of
 
 MODELS = {
+    **llama_models.MODELS,
     "mamba": [{"num_hidden_layers": 2, "state_size": 8}, {"num_hidden_layers": 1, "tie_word_embeddings": False, "time_step_rank": 5}],
     "falcon_mamba": [{"num_hidden_layers": 2, "state_size": 8, "tie_word_embeddings": False}],
     "mamba2": [
@@ -62,6 +64,7 @@ CASES = [(name, options) for name, several in MODELS.items() for options in seve
 
 # What published configs say, as far as it is not the default of their class; of very large models one period of their layers.
 PUBLISHED = {
+    **llama_models.PUBLISHED,
     "state-spaces/mamba-130m-hf": {"model_type": "mamba", "num_hidden_layers": 24, "time_step_rank": 48, "intermediate_size": 1536},
     "tiiuae/falcon-mamba-7b": {
         "model_type": "falcon_mamba", "hidden_size": 4096, "intermediate_size": 8192, "expand": 16, "num_hidden_layers": 64,

@@ -138,7 +138,7 @@ def test_variants(folder, sharded):
 
 def test_configs_that_cannot_be_said(folder):
     for values, message in (
-        ({"model_type": "llama"}, "no family of models is called 'llama'; there are"),
+        ({"model_type": "bloom"}, "no family of models is called 'bloom'; there are"),
         ({"model_type": None}, "has no model_type"),
         ({"use_bias": True}, "mamba: use_bias must be False to be read, but is True"),
         ({"intermediate_size": 50}, "intermediate_size 50 must be a multiple of hidden_size"),

@@ -198,15 +198,24 @@ def test_blocks_norms_and_scales():
     ids = torch.randint(20, (2, 7))
     how = {"vocab_size": 20, "dim": 32, "layers": 2, "mixer": "gla", "norm_eps": 1e-3}
     scales = {"gla": [1.5, 0.5], "swiglu": [1.0, 2.0]}
-    for block in ("pre", "post", "normed"):
+    for block in ("pre", "post", "normed", "sandwich"):
         for norm in ("rms", "zero_centered_rms", "layer"):
             config = LMConfig(**how, block=block, norm=norm, residual_scales=scales, embedding_scale=3.0, logit_soft_cap=0.1)
             model = LanguageModel(config).eval()
             x = model.model.embedding(ids) * 3
             for layer in model.model.layers:
-                for f, n, (a, b) in ((layer.mixer, layer.mixer_norm, scales["gla"]), (layer.ffn, layer.ffn_norm, scales["swiglu"])):
+                for f, n, after, (a, b) in (
+                    (layer.mixer, layer.mixer_norm, layer.mixer_post_norm, scales["gla"]),
+                    (layer.ffn, layer.ffn_norm, layer.ffn_post_norm, scales["swiglu"]),
+                ):
                     assert n.eps == 1e-3
-                    x = n(a * x + b * f(x)) if block == "post" else a * (n(x) if block == "normed" else x) + b * f(n(x))
+                    for i, m in enumerate([n] if after is None else [n, after]):
+                        torch.nn.init.uniform_(m.weight, 0.2 + i, 0.7 + i)
+                    assert (after is None) == (block != "sandwich")
+                    y = f(x if block == "post" else n(x))
+                    past = n(x) if block == "normed" else x
+                    x = a * past + b * (y if after is None else after(y))
+                    x = n(x) if block == "post" else x
             x = x if block == "post" else model.model.norm(x)
             wanted = 0.1 * torch.tanh(x @ model.lm_head.weight.T / 0.1)
             torch.testing.assert_close(model(ids), wanted)

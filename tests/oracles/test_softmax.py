@@ -1,5 +1,6 @@
 """Softmax attention against torch's under a dense mask, and against transformers' Llama and Mistral layers with the same weights."""
 
+import re
 from functools import partial
 from itertools import product
 
@@ -168,3 +169,54 @@ def test_options_of_published_models(window):
     assert linattn.check_forms(ours).agree
     with pytest.raises(ValueError, match="rotated must be an even number from 0 to a head's 12 channels, but came as 13"):
         create("softmax", dim=32, head_dim=12, rotated=13)
+
+
+def test_scale_and_plain_norms():
+    """Gemma's scale of the scores and Qwen3's norms, written out by hand."""
+    ours = create("softmax", dim=32, heads=4, rotated=0, norm_eps=1e-3, norm="rms", scale=0.7).double()
+    for norm in (ours.q_norm, ours.k_norm):
+        torch.nn.init.uniform_(norm.weight, 0.5, 2.0)
+    x = torch.randn(2, 17, 32, dtype=torch.float64)
+    q, k, v = (p(x).unflatten(-1, (4, 8)) for p in (ours.q_proj, ours.k_proj, ours.v_proj))
+    q, k = (t * torch.rsqrt(t.square().mean(-1, keepdim=True) + 1e-3) * n.weight for t, n in ((q, ours.q_norm), (k, ours.k_norm)))
+    scores = 0.7 * torch.einsum("bthk,bshk->bhts", q, k)
+    later = torch.ones(17, 17, dtype=torch.bool).triu(1)
+    o = torch.einsum("bhts,bshv->bthv", scores.masked_fill(later, -torch.inf).softmax(-1), v)
+    assert distance(ours(x), ours.o_proj(o.flatten(-2))) < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"norm": "layer"}, "norm must be one of 'zero_centered_rms', 'rms', but came as 'layer'"),
+        ({"scale": 0.0}, "scale must be positive, but came as 0.0"),
+        ({"scaling": {"factor": 2.0}}, "scaling must have a rope_type among 'linear', 'llama3', 'yarn', but it came as None"),
+        ({"scaling": {"rope_type": "linear"}}, "scaling 'linear' must have factor, but came with rope_type"),
+        ({"scaling": {"rope_type": "linear", "factor": -1}}, "scaling: factor must be a positive number, but came as -1"),
+        (
+            {
+                "scaling": {
+                    "rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4, "original_max_position_embeddings": 9
+                }
+            },
+            "scaling: high_freq_factor must exceed low_freq_factor",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_options_of_published_models(options, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        create("softmax", dim=32, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"kv_heads": 2}], ids=str)
+def test_a_short_convolution_on_queries_keys_and_values(options):
+    """Of the same numbers as torch's convolution before attention, from any split of the sequence."""
+    mixer = create("softmax", dim=32, heads=4, conv_width=4, **options).double()
+    x = torch.randn(2, 17, 32, dtype=torch.float64)
+    together = torch.cat([p(x) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)
+    convolved = F.silu(F.conv1d(F.pad(together.mT, (3, 0)), mixer.short_conv.weight, groups=together.shape[-1])).mT
+    wanted = convolved.split([p.out_features for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)[2]
+    assert distance(mixer.project(x, CallContext(x)).v.flatten(2), wanted) < 1e-14
+    linattn.check_forms(mixer)
+    with pytest.raises(ValueError, match="conv_width"):
+        create("softmax", dim=32, conv_width=4, causal=False)

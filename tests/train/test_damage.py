@@ -17,7 +17,7 @@ from tests.train.runs import edited
     [
         ("weights", "is damaged"),
         ("shapes", "does not fit its config: lm_head.weight has|does not fit its config: "),
-        ("config", "is no config of a linattn model"),
+        ("config", "has no tokenizer.json, and other tokenizers are not read"),
         ("no mark", "holds no whole checkpoint"),
         ("gone", "does not exist"),
     ],
@@ -30,7 +30,7 @@ def test_damaged_runs(damage, message, done, tmp_path):
     if damage == "weights":
         os.truncate(folder / "model.safetensors", 1000)
     elif damage == "config":
-        (folder / "config.json").write_text('{"model_type": "llama"}')
+        (folder / "config.json").write_text('{"model_type": "bloom"}')
         (folder / checkpoint.MARK).unlink()
     elif damage == "shapes":
         config = json.loads((folder / "config.json").read_text())

@@ -1,5 +1,5 @@
 // The lab: any sentence, any rule, computed here. linattn/atlas/lab.py says what a word is and does the same with the library's op.
-import { choice, controls, slider } from "./controls.js";
+import { button, choice, controls, slider } from "./controls.js";
 import { figure } from "./figures.js";
 import { grid, largest, legend, written } from "./grid.js";
 import { bars, counted } from "./memory.js";
@@ -32,7 +32,7 @@ function vectorOf(word, { size, salt }) {
 }
 
 // The words of `text` as { en, zh } tokens; those of the running sentence are known in both languages and are one word.
-function parsed(text, known) {
+export function parsed(text, known) {
   const pieces = [];
   let rest = text;
   while (rest) {
@@ -80,11 +80,41 @@ function apart(found, wanted) {
   return Math.max(...found.flat().map((value, i) => Math.abs(value - wanted.flat()[i])));
 }
 
-function sentenceInput(place, data, react) {
+// The settings that a link to this page names: sentence, system and token.
+function linked(data) {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  return { text: asked.get("text"), rule: data.rules.find((rule) => rule.key === asked.get("rule")), token: Number(asked.get("token")) || null };
+}
+
+// Keeps the settings in the address, without a new entry in the history.
+function keep(text, rule, token) {
+  const asked = new URLSearchParams({ rule, token });
+  if (text) asked.set("text", text);
+  history.replaceState(null, "", `#${asked}`);
+}
+
+function player(place, at, last, go) {
+  let timer = null;
+  const names = { play: { en: "play", zh: "播放" }, pause: { en: "pause", zh: "暂停" } };
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    node.replaceChildren(...words(names.play));
+  };
+  const node = button(place, { name: "play", label: names.play }, () => {
+    if (timer) return stop();
+    if (at() >= last()) go(1);
+    node.replaceChildren(...words(names.pause));
+    timer = setInterval(() => (at() < last() ? go(at() + 1) : stop()), 900);
+  });
+}
+
+function sentenceInput(place, data, first, react) {
   const input = element("input", { type: "text", "data-input": "sentence", autocomplete: "off", spellcheck: "false" });
   const label = { en: "sentence", zh: "句子" };
   const given = () => data.tokens.map((token) => token[language()]).join(language() === "en" ? " " : "").replaceAll(" ,", ",");
-  let own = false;
+  let own = Boolean(first);
+  if (own) input.value = first;
   named(input, label);
   spoken(() => {
     if (!own) input.value = given();
@@ -98,13 +128,16 @@ function sentenceInput(place, data, react) {
 
 function lab(place, data) {
   const known = [...new Map(data.tokens.map((token) => [token.en, token])).values()];
-  const now = { tokens: data.tokens, rule: data.rules[0], decay: data.decay, beta: data.beta, token: data.tokens.length - 1 };
+  const asked = linked(data);
+  const typed = asked.text ? parsed(asked.text, known) : [];
+  const start = typed.length ? typed : data.tokens;
+  const now = { tokens: start, text: typed.length ? asked.text : null, rule: asked.rule ?? data.rules[0], decay: data.decay, beta: data.beta, token: Math.min(asked.token ?? data.tokens.length - 1, start.length) };
   const top = controls(place);
   const middle = controls(place);
   const row = controls(place);
   const beside = element("div", { class: "beside" });
   const panel = (title, shape, kind) => {
-    const node = element("div", { "data-panel": kind }, element("h3", {}, element("b", { class: `t${kind}` }, words(title)), ` ${shape}`));
+    const node = element("div", { "data-panel": kind }, element("p", { class: "panel" }, element("b", { class: `t${kind}` }, words(title)), ` ${shape}`));
     beside.append(node);
     return node;
   };
@@ -124,6 +157,7 @@ function lab(place, data) {
     change: grid(places.change, { rows: n, cols: n, ...cells, label: { en: "change of the state", zh: "状态的变化" }, told: place8 }),
   };
   let shown = null;
+  let ready = false; // after the first drawing: a page that is only opened keeps its address
   const scaleNote = element("div", {});
   places.state.append(scaleNote);
   const check = element("output", { "data-name": "distance", class: "readout", "aria-live": "polite" });
@@ -143,6 +177,7 @@ function lab(place, data) {
 
   function paint() {
     if (!run || !shown) return;
+    if (ready) keep(now.text, now.rule.key, now.token);
     const t = Math.min(now.token, now.tokens.length) - 1;
     const { q, k, v, decay } = run.tokens[t];
     const alpha = decay ? decay.map(Math.exp) : q.map(() => 1);
@@ -170,12 +205,13 @@ function lab(place, data) {
     compute();
   }
 
-  sentenceInput(top, data, (text) => {
+  sentenceInput(top, data, now.text, (text) => {
+    now.text = text;
     const tokens = parsed(text, known);
     const given = tokens.length === data.tokens.length && tokens.every((token, i) => token.en === data.tokens[i].en);
     if (tokens.length) read(given ? data.tokens : tokens);
   });
-  read(data.tokens);
+  read(start);
   const step = slider(row, { name: "token", label: { en: "token t", zh: "第 t 个 token" }, min: 1, max: now.tokens.length, value: now.token, show: (t) => counted(now.tokens)(Math.min(t, now.tokens.length)) }, (t) => {
     now.token = t;
     paint();
@@ -189,12 +225,14 @@ function lab(place, data) {
     now.beta = value;
     compute();
   });
-  choice(middle, { name: "rule", label: { en: "system", zh: "方法" }, options: data.rules.map((rule) => [rule.key, rule.name]) }, (key) => {
+  choice(middle, { name: "rule", label: { en: "system", zh: "方法" }, options: data.rules.map((rule) => [rule.key, rule.name]), value: now.rule.key }, (key) => {
     now.rule = data.rules.find((rule) => rule.key === key);
     row.querySelector("[data-slider=decay]").disabled = now.rule.decay === "none";
     row.querySelector("[data-slider=beta]").disabled = now.rule.erase === "none";
     compute();
   });
+  player(row, () => now.token, () => now.tokens.length, (t) => step.set(t));
+  ready = true;
 }
 
 figure("lab", lab);

@@ -1,6 +1,9 @@
 // What runs on every page: switches, then the figures.
+import "./begin.js";
 import "./capacity.js";
+import "./choose.js";
 import { drawAll } from "./figures.js";
+import { drawFinder } from "./finder.js";
 import "./lab.js";
 import "./mask.js";
 import "./memory.js";
@@ -57,3 +60,4 @@ function switches() {
 
 switches();
 drawAll();
+drawFinder();

@@ -15,8 +15,8 @@ export function seen(matrix, causal) {
   return causal ? matrix.map((row, i) => row.map((value, j) => (j > i ? null : value))) : matrix;
 }
 
-export function headOptions(shown) {
-  return Array.from({ length: shown }, (_, h) => [String(h), String(h + 1)]);
+export function headOptions(shown, names = null) {
+  return Array.from({ length: shown }, (_, h) => [String(h), names?.[h] ?? String(h + 1)]);
 }
 
 function mask(place, data) {
@@ -33,7 +33,7 @@ function mask(place, data) {
   let head = 0;
   const paint = () => box.paint(seen(data.matrix[head], data.causal), scale);
   if (data.matrix.length > 1) {
-    choice(row, { name: "head", label: { en: "head", zh: "头" }, options: headOptions(data.matrix.length) }, (h) => {
+    choice(row, { name: "head", label: { en: "head", zh: "头" }, options: headOptions(data.matrix.length, data.names) }, (h) => {
       head = Number(h);
       paint();
     });

@@ -52,8 +52,8 @@ function memory(place, data) {
   const [left, right] = [element("div", {}), element("div", {})];
   beside.append(left, right);
   place.append(beside);
-  left.append(element("h3", { class: "tstate" }, element("b", { class: "tstate" }, words({ en: "state S", zh: "状态 S" })), ` [${data.size}, ${data.size}]`));
-  right.append(element("h3", {}, element("b", { class: "toutput" }, words({ en: "o = q S speaks of", zh: "o = q S 说的是" })), ` [${data.size}]`));
+  left.append(element("p", { class: "panel tstate" }, element("b", { class: "tstate" }, words({ en: "state S", zh: "状态 S" })), ` [${data.size}, ${data.size}]`));
+  right.append(element("p", { class: "panel" }, element("b", { class: "toutput" }, words({ en: "o = q S speaks of", zh: "o = q S 说的是" })), ` [${data.size}]`));
   const box = grid(left, {
     rows: data.size,
     cols: data.size,

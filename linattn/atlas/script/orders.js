@@ -33,7 +33,7 @@ function oneOrder(place, key, title, parts) {
   const frame = named(element("div", { role: "img", class: "orders" }, svg), title);
   const cost = element("output", { "data-name": key });
   const note = element("p", { class: "readout" }, element("span", {}, words({ en: "multiply-adds: ", zh: "乘加次数：" })), cost);
-  place.append(element("h3", {}, words(title)), frame, note);
+  place.append(element("p", { class: "panel" }, words(title)), frame, note);
   return (length, width, count) => {
     const narrow = frame.clientWidth < 560;
     const [product, middle] = parts(length, width);

@@ -20,7 +20,7 @@ function sheets(place, data) {
   const beside = element("div", { class: "beside narrow" });
   if (data.sheets.length) place.append(beside);
   const boxes = data.sheets.map((sheet) => {
-    const part = element("div", { "data-sheet": sheet.key }, element("h3", {}, words(sheet.name)));
+    const part = element("div", { "data-sheet": sheet.key }, element("p", { class: "panel" }, words(sheet.name)));
     beside.append(part);
     const [rows, cols] = [sheet.values[0].length, sheet.values[0][0].length];
     const box = grid(part, {

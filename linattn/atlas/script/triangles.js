@@ -50,7 +50,7 @@ function compared(place, data, first, second) {
     [{ en: "The difference of their shapes", zh: "形状之差" }, shapeDifference(first.matrix, second.matrix), "difference"],
   ];
   for (const [title, matrix, key] of sides) {
-    const part = element("div", { "data-side": key }, element("h3", {}, words(title)));
+    const part = element("div", { "data-side": key }, element("p", { class: "panel" }, words(title)));
     row.append(part);
     const names = { rowNames: data.tokens, colNames: data.tokens };
     const box = grid(part, {

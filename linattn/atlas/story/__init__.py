@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linattn.atlas.index import gallery
 from linattn.atlas.mathml import mathml
 from linattn.atlas.page import Entry, Page
 from linattn.atlas.story.chapters import FIGURES
 from linattn.atlas.story.drawings import DRAWINGS, framed
-from linattn.atlas.systems import gallery
 from linattn.atlas.text import Both, fragment, spoken
 
 if TYPE_CHECKING:
@@ -22,33 +22,33 @@ ENTRY = Entry(
     "story/index.html",
     Both("Story", "故事"),
     Both(
-        "From softmax to the delta rule in eight short parts, on one sentence, with something to move in each.",
-        "从 softmax 到 delta 规则，短短八章，只用一句话，每章都有可以拨动的东西。",
+        "From softmax to the delta rule in eight short parts, on one sentence, each with a slider.",
+        "从 softmax 到 delta 规则，共八章，只用一句话，每章都有可以拨动的滑块。",
     ),
 )
 CHAPTERS = (
     Both("Why softmax costs L², and what changes the order", "softmax 为什么要\u00a0L²，又是什么改变了乘法顺序"),
     Both("Reading a prompt, writing an answer", "读提示，写回答：prefill 与 decode"),
-    Both("A pot that can neither forget nor stress", "一锅既忘不掉、也分不出轻重的粥"),
-    Both("RNN and LSTM: the line it comes from", "RNN 与 LSTM：它的来路"),
+    Both("A sum can neither forget nor emphasise", "求和：既不会遗忘，也分不出轻重"),
+    Both("RNN and LSTM: states before attention", "RNN 与 LSTM：注意力之前的状态"),
     Both("Retention and gates", "Retention 与门"),
     Both("From S4 to Mamba", "从 S4 到 Mamba"),
-    Both("Mamba-2’s two faces", "Mamba-2 的两副面孔"),
-    Both("RWKV, and what came after", "RWKV，以及后来的事"),
+    Both("Mamba-2: recurrence and masked matrix", "Mamba-2：递推与带掩码的矩阵"),
+    Both("RWKV and the delta rule", "RWKV 与 delta 规则"),
 )
 LEADS = (
-    Both("Three matrices multiply to the same result in two orders. One of them never sees the length squared.",
-         "三个矩阵相乘，两种顺序结果相同，其中一种从不出现长度的平方。"),
+    Both("Three matrices give the same product in two orders; only one of them builds an L × L matrix.",
+         "三个矩阵相乘，两种顺序结果相同，只有一种会产生 L × L 的矩阵。"),
     Both("A cache is a list with a row for every token. A state is one matrix, rewritten at every token.",
          "缓存是一张表，每个 token 占一行；状态是一个矩阵，每来一个 token 就改写一次。"),
-    Both("What happens when everything that was ever said is added into one matrix.", "把说过的一切都加进同一个矩阵，会怎样。"),
-    Both("A state that is carried from token to token is an old idea, and so is the gate that saves it.",
-         "在 token 之间传递一个状态，是个老主意；拯救它的门，也是。"),
-    Both("One number between zero and one, and who may choose it.", "零到一之间的一个数，以及由谁来选它。"),
-    Both("A system of springs learns to listen.", "一组弹簧学会了倾听。"),
-    Both("A recurrence, or a masked square: cut it into chunks and have both.", "既是递推，又是带掩码的方阵：切成块，两者兼得。"),
-    Both("A token’s own bonus, and then the step that none of the older ones took: erase before you write.",
-         "先是给当前 token 的一份奖励，再是前人都没走的那一步：写之前，先擦。"),
+    Both("A state that only adds: what it recalls, and what it mixes up.", "只做加法的状态：能读出什么，又会混淆什么。"),
+    Both("A state passed from token to token is an old idea, and so is the gate that preserves it.",
+         "在 token 之间传递状态并不新，用门来保护它也不新。"),
+    Both("A decay between zero and one: fixed in advance, or computed from the token.", "零到一之间的衰减：预先固定，或由 token 算出。"),
+    Both("A linear system whose coefficients come to depend on the token.", "一个线性系统，它的系数变得依赖于 token。"),
+    Both("One function computed as a recurrence, as a masked matrix, or chunk by chunk.", "同一个函数的三种算法：递推、带掩码的矩阵、分块。"),
+    Both("A weight of its own for the present token, and a state that is erased before it is written.",
+         "当前 token 另有一个权重；写入之前，先擦除状态。"),
 )  # fmt: skip
 
 
@@ -85,14 +85,14 @@ OPENING = Both(
 MASKS = ("softmax", "linear", "retnet", "mamba2", "gla", "gated_deltanet")  # of chapter 7: the triangles of the chapters before and after
 LINE = (
     ("softmax", 1, r"o_t = \mathrm{softmax}(q_t K_t^\top)\, V_t", Both("keeps every token", "每个 token 都留着")),
-    ("linear", 3, r"S_t = S_{t-1} + k_t^\top v_t", Both("adds", "相加")),
-    ("retnet", 5, r"S_t = \gamma\, S_{t-1} + k_t^\top v_t", Both("fades by the clock", "按固定节拍淡去")),
-    ("gla", 5, r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", Both("fades as each token says", "怎么淡去，由 token 说了算")),
-    ("mamba", 6, r"h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t B_t\, x_t", Both("the same, from control theory", "同样的事，从控制论走来")),
+    ("linear", 3, r"S_t = S_{t-1} + k_t^\top v_t", Both("adds", "只做加法")),
+    ("retnet", 5, r"S_t = \gamma\, S_{t-1} + k_t^\top v_t", Both("decays at a fixed rate", "按固定速率衰减")),
+    ("gla", 5, r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", Both("decays at rates that each token sets", "衰减速率由 token 决定")),
+    ("mamba", 6, r"h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t B_t\, x_t", Both("the same recurrence, from control theory", "同样的递推，来自控制理论")),
     ("mamba2", 7, r"S_t = \alpha_t\, S_{t-1} + k_t^\top v_t", Both("one decay per head, and a square", "每个头一个衰减，外加一个方阵")),
-    ("rwkv6", 8, r"o_t = q_t\, (S_{t-1} + \mathrm{Diag}(u)\, k_t^\top v_t)", Both("a bonus for the present token", "给当前 token 一份奖励")),
-    ("deltanet", 8, r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", Both("erases before it writes", "先擦再写")),
-    ("kda", 8, r"D_t = \mathrm{Diag}(\alpha_t) S_{t-1}, \quad S_t = D_t + \beta_t k_t^\top (v_t - k_t D_t)", Both("fades and erases", "既淡去，也擦除")),
+    ("rwkv6", 8, r"o_t = q_t\, (S_{t-1} + \mathrm{Diag}(u)\, k_t^\top v_t)", Both("a bonus for the present token", "当前 token 另有 bonus")),
+    ("deltanet", 8, r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", Both("erases before it writes", "先擦除再写入")),
+    ("kda", 8, r"D_t = \mathrm{Diag}(\alpha_t) S_{t-1}, \quad S_t = D_t + \beta_t k_t^\top (v_t - k_t D_t)", Both("decays and erases", "既衰减，也擦除")),
 )  # fmt: skip
 WHOLE = Both("The whole line at a glance", "整条线一览")
 

@@ -311,7 +311,7 @@ def chunks() -> dict[str, object]:
             number("states", Both("states handed over", "传递状态的次数"), [12 // c - 1 for c in CHUNKS]),
             number("work", Both("multiply-adds", "乘加次数"), work),
             number("rank", Both("largest rank of a block between chunks", "块间子矩阵的最大秩"), [max((int(torch.linalg.matrix_rank(b)) for b in bs), default=0) for bs in blocks]),
-            number("apart", Both("distance to the recurrence", "与递推结果之差"), [distance(_chunked(made, c), whole) for c in CHUNKS]),
+            number("apart", Both("distance to the recurrence", "与递推结果之差"), [distance(chunked(made, c), whole) for c in CHUNKS]),
         ],
     )  # fmt: skip
 
@@ -332,11 +332,11 @@ def _between(square: Tensor, c: int) -> list[Tensor]:
     return [square[start:, :start] for start in range(c, 12, c)]
 
 
-def _chunked(made: dict[str, Any], c: int) -> Tensor:
+def chunked(made: dict[str, Any], c: int) -> Tensor:
     """Compute chunks of ``c`` tokens, each as a square, with the state passed on."""
     outputs, state = [], None
     for start in range(0, 12, c):
-        part: dict[str, Any] = {k: x[:, start : start + c] if isinstance(x, Tensor) else x for k, x in made.items()}
+        part: dict[str, Any] = {k: x[:, start : start + c] if isinstance(x, Tensor) and x.ndim > 2 else x for k, x in made.items()}
         o, state = linattn.linear_attention(**part, form="parallel", initial_state=state, return_state=True)
         outputs.append(o)
     return torch.cat(outputs, 1)
@@ -351,7 +351,7 @@ def bonus() -> dict[str, object]:
     now = made["q"]
     squares = [causal(matrix({**made, "k": now, "bonus": torch.full((1, lab.SIZE), u, dtype=torch.float64)})) for u in BONUSES]
     return sheets(
-        control("bonus", Both("bonus u", "奖励 u"), [f"{u:g}" for u in BONUSES], 2),
+        control("bonus", Both("bonus u", "bonus u"), [f"{u:g}" for u in BONUSES], 2),
         [sheet("matrix", Both("RWKV-6’s form on our sentence [12, 12]", "RWKV-6 的形式用在这句话上 [12, 12]"), squares, sentence.SENTENCE, sentence.SENTENCE)],
         [number("own", Both("weight of the last token on itself", "末位 token 对自己的权重"), [s[-1, -1].item() for s in squares]),
          number("before", Both("of the one before it", "对前一个 token 的权重"), [s[-1, -2].item() for s in squares])],

@@ -36,7 +36,7 @@ def rnn() -> str:
         parts += [node(x, LINE, sign, tensor), wire([(x, BOXES - 22), (x, LINE + 16)], tensor), box(x, BOXES, name, shape, tensor)]
     parts += [box(405, LINE, "tanh", f"[1, {d}]", "output"), box(AFTER, LINE, "h_t", f"[1, {d}]", "state", 72)]
     parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, BOXES - 23)], "output"), box(READ, BOXES, "o_t", f"[1, {d}]", "output")]
-    names = ((150, Both("turned", "旋转、混合")), (285, Both("written", "写入")), (405, Both("bent", "压弯")), (READ, Both("read", "读出")))
+    names = ((150, Both("mix", "混合")), (285, Both("write", "写入")), (405, Both("tanh", "tanh")), (READ, Both("read", "读出")))
     parts += [text(x, 42, name, "axis") for x, name in names]
     label = Both(
         "The cell of an RNN: the state times a matrix, plus the token, through a tanh.", "RNN 的单元：状态乘矩阵，加上 token，再过 tanh。"
@@ -69,7 +69,7 @@ def lstm() -> str:
     ]
     parts += [box(READ, BOXES, "h_t", shape, "output"), *_fed(gates), box(58, FLOOR, "x_t h_{t−1}", f"[1, {2 * d}]", "output", 92)]
     parts += [box(x, BOXES, name, shape, tensor) for x, name, tensor, _ in gates]
-    names = ((FADE, Both("fades", "淡去")), (middle, Both("written", "写入")), (READ, Both("read", "读出")))
+    names = ((FADE, Both("decay", "衰减")), (middle, Both("write", "写入")), (READ, Both("read", "读出")))
     parts += [text(x, 42, name, "axis") for x, name in names]
     label = Both(
         "The cell of LSTM: the cell state times a forget gate, plus an input gate times a candidate; the output gate reads it. "
@@ -99,7 +99,7 @@ def system(selective: bool) -> str:
         wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q"), box(AFTER, BOXES, c, state, "q"),
         wire([(READ, 166), (READ, BOXES - 23)], "output"), box(READ, BOXES, "y_t", "[1]", "output"), text(READ + 10, 186, "+ D x", "shape", "start"),
     ]  # fmt: skip
-    for x, name in ((FADE, Both("fades", "淡去")), (WRITE, Both("written", "写入")), (READ, Both("read", "读出"))):
+    for x, name in ((FADE, Both("decay", "衰减")), (WRITE, Both("write", "写入")), (READ, Both("read", "读出"))):
         parts.append(text(x, 42, name, "axis"))
     if selective:
         every = Both(f"all {inner} channels of the token", f"token 的全部 {inner} 个通道")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.norms import ZeroCenteredRMSNorm
-from linattn.mixers.parts import at_least, head_size, positive, rotate, to_float32
+from linattn.mixers.norms import RMSNorm, ZeroCenteredRMSNorm
+from linattn.mixers.parts import ShortConvolution, at_least, head_size, positive, rotate
 from linattn.mixers.registry import register
+from linattn.mixers.rotary import check_scaling, frequencies, gain
 from linattn.mixers.sharded import ShardedContext
 from linattn.ops.one_query import one_query
 
 _BLOCK = 64  # queries that share their keys under a window, at least
+_NORMS: dict[str, type[nn.Module]] = {"zero_centered_rms": ZeroCenteredRMSNorm, "rms": RMSNorm}
 
 
 @register(
@@ -47,9 +49,11 @@ class Softmax(Mixer):
     and the state is theirs alone: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.
 
     The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of
-    a head are turned (0: none); ``norm_eps`` puts zero-centred RMS norms on queries and keys before that, and ``gated`` a sigmoid
-    gate on the output (both in Qwen3-Next); ``bias`` gives q, k and v biases, ``out_bias`` the map behind them. With
-    ``causal=False`` every token sees all of its sequence.
+    a head are turned (0: none), by frequencies with a ``scaling`` (see :mod:`linattn.mixers.rotary`); ``norm_eps`` puts RMS norms on
+    queries and keys before that, of the kind ``norm``, and ``gated`` a sigmoid gate on the output (Qwen3-Next); ``bias`` gives q, k
+    and v biases, ``out_bias`` the map behind them; ``scale`` multiplies the scores in place of K ** -0.5 (Gemma). ``conv_width`` puts
+    a short convolution and SiLU on q, k and v, as linear attentions have, so that a comparison with them is of attention alone.
+    With ``causal=False`` every token sees all of its sequence.
     """
 
     shards = True
@@ -57,9 +61,12 @@ class Softmax(Mixer):
     def __init__(  # many arguments: saved configs name each of these options, and create() and the docs read them in this signature
         self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
         head_dim: int | None = None, rotated: int | None = None, norm_eps: float | None = None, gated: bool = False,
-        bias: bool = False, out_bias: bool = False, causal: bool = True,
+        bias: bool = False, out_bias: bool = False, conv_width: int | None = None, causal: bool = True,
+        norm: str = "zero_centered_rms", scale: float | None = None, scaling: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(dim)
+        if conv_width is not None and not causal:
+            raise ValueError(f"conv_width is of earlier tokens, but came as {conv_width} with causal=False")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 token, the query's own, but came as {window}")
         if window is not None and not causal:
@@ -75,17 +82,30 @@ class Softmax(Mixer):
         self.rotated = self.size if rotated is None else rotated
         if self.rotated % 2 or not 0 <= self.rotated <= self.size:
             raise ValueError(f"rotated must be an even number from 0 to a head's {self.size} channels, but came as {rotated}")
+        if norm not in _NORMS:
+            raise ValueError(f"norm must be one of {', '.join(map(repr, _NORMS))}, but came as {norm!r}")
+        if scale is not None:
+            positive(scale=scale)
+        if scaling is not None:
+            check_scaling(scaling)
+        self.scale, self.scaling = scale, scaling
         inner = heads * self.size
         self.q_proj = nn.Linear(dim, inner, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(dim, self.kv_heads * self.size, bias=bias) for _ in range(2))
+        self.short_conv = None if conv_width is None else ShortConvolution(inner + 2 * self.kv_heads * self.size, conv_width)
         self.g_proj = nn.Linear(dim, inner, bias=bias) if gated else None
-        self.q_norm, self.k_norm = (None if norm_eps is None else ZeroCenteredRMSNorm(self.size, norm_eps) for _ in range(2))
+        self.q_norm, self.k_norm = (None if norm_eps is None else _NORMS[norm](self.size, norm_eps) for _ in range(2))
         self.o_proj = nn.Linear(inner, dim, bias=out_bias)
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = (p(x).unflatten(-1, (-1, self.size)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        if self.short_conv is not None:
+            parts = list(self.short_conv(torch.cat(parts, -1), state).split([part.shape[-1] for part in parts], -1))
+        q, k, v = (part.unflatten(-1, (-1, self.size)) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.scale is not None:
+            q = q * (self.scale * self.size**0.5)  # attention itself divides by the root
         if not self.rotated:
             return Recurrence(q, k, v)
         angles = self.angles(x, state)
@@ -93,14 +113,14 @@ class Softmax(Mixer):
 
     def angles(self, x: Tensor, state: CallContext) -> Tensor:
         """Rotation angle of each pair of channels, [B, T, rotated / 2]."""
-        channel = torch.arange(0, self.rotated, 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
-        return state.positions[..., None] * self.base ** (-channel / self.rotated)
+        return state.positions[..., None] * frequencies(x, self.rotated, self.base, self.scaling)
 
     def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
         """Rotate the first ``rotated`` channels of each head of x [B, T, H, K]; the others stay."""
-        if self.rotated == self.size:
-            return rotate(x, angles)
-        return torch.cat([rotate(x[..., : self.rotated], angles), x[..., self.rotated :]], -1)
+        first = rotate(x[..., : self.rotated], angles)
+        if (factor := gain(self.scaling)) != 1:
+            first = first * factor
+        return first if self.rotated == self.size else torch.cat([first, x[..., self.rotated :]], -1)
 
     @property
     def growing(self) -> tuple[str, ...]:

@@ -1,3 +1,3 @@
 """The delta rule, and states that are trained as they read."""
 
-FAMILY = "delta rule and learning in the state"
+FAMILY = "delta rule"

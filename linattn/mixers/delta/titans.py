@@ -55,6 +55,7 @@ class Memory:
     r" S_t = \eta_t S_{t-1} - \theta_t \nabla_M \lVert M(k_t) - v_t \rVert^2 \big|_{M_{t'}},"
     r"\quad o_t = M_t(q_t)",
     linear_in_values=False,
+    families=("memories learned at test time",),
     oracle="torch.autograd of the loss in the paper, token by token in float64",
     chinese={"Titans (neural long-term memory)": "Titans（神经长期记忆）"},
 )

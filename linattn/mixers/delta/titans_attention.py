@@ -26,7 +26,8 @@ def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[
     """Register one of the three."""
     return register(
         name, title=f"Titans ({title})", paper="Titans: Learning to Memorize at Test Time", arxiv="2501.00663", year=2024,
-        equation=equation, linear_in_values=False, chinese={f"Titans ({title})": f"Titans（{chinese}）"},
+        equation=equation, linear_in_values=False, families=("memories learned at test time",),
+        chinese={f"Titans ({title})": f"Titans（{chinese}）"},
         oracle="a float64 loop over tokens: the memory by torch.autograd of the loss in the paper, attention by its definition",
     )  # fmt: skip
 

@@ -183,6 +183,7 @@ def gelu_slope(z: Tensor) -> Tensor:
     r" \nabla_W \tfrac12 \big\lVert \mathrm{LN}(k_s W_{t'}) + k_s - v_s \big\rVert^2,"
     r"\quad o_t = q_t + \mathrm{LN}(q_t W_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
     linear_in_values=False,
+    families=("memories learned at test time",),
     oracle="torch.autograd of the loss in the paper, and the states of fla-core 0.6.0, chunk_ttt_linear_ref",
     chinese={
         "torch.autograd of the loss in the paper, and the states of fla-core {}, chunk_ttt_linear_ref": (
@@ -210,6 +211,7 @@ class TTTLinear(TTT):
     r" W_t = W_{t'} - c_{t-t'} \sum_{t' < s \le t} \eta_s \nabla_W \tfrac12 \lVert f_{t'}(k_s) - v_s \rVert^2,"
     r"\quad o_t = f_t(q_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
     linear_in_values=False,
+    families=("memories learned at test time",),
     oracle="torch.autograd of the loss in the paper, token by token in float64",
 )
 class TTTMLP(TTT):

@@ -52,11 +52,11 @@ SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 
 
 class BuildError(Exception):
-    """Why there is no library."""
+    """The library of kernels cannot be built; the message gives the reason."""
 
 
 class NoCompilerError(BuildError):
-    """There is nothing to build it with."""
+    """No C++ compiler was found."""
 
 
 def names(sanitize: bool = False) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def sources() -> list[Path]:
 
 @cache
 def key(sanitize: bool = False) -> str:
-    """What every library of these sources has in its name."""
+    """Hash of the sources, part of the file name of every library built from them."""
     how = (platform.machine(), sys.platform, FLAGS, ALONE, _extra(sanitize), [(isa, ISAS[isa]) for isa in names(sanitize)])
     digest = hashlib.sha256(repr(how).encode())
     for path in sorted(NATIVE.iterdir()):
@@ -117,7 +117,7 @@ def _compiled_for(source: Path, isas: list[str]) -> list[str]:
 
 
 def _texts(source: Path) -> list[str]:
-    """What ``source`` says, and what the headers say that it includes, and those that they do."""
+    """Texts of ``source`` and of all headers that it includes, directly or through others."""
     texts: dict[str, str] = {}
     wanted = [source.name]
     while wanted:
@@ -174,7 +174,7 @@ def _compiler() -> tuple[list[str], str]:
 
 
 def _takes(compiler: list[str], flags: tuple[str, ...]) -> bool:
-    """Whether ``compiler`` knows ``flags``."""
+    """True if ``compiler`` knows ``flags``."""
     if not flags:
         return True
     command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"]

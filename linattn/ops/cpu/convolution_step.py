@@ -10,7 +10,7 @@ from linattn.ops.cpu.selective_step import constant
 
 
 def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: int, normed: int) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if normed:
         return "it divides no heads by their length"
     if state.dtype != x.dtype:
@@ -21,7 +21,7 @@ def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: in
 
 
 def step_(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, *_options: object) -> Tensor:
-    """As :func:`linattn.ops.convolution_step.step_`, without heads that are normed."""
+    """Run :func:`linattn.ops.convolution_step.step_` without normalized heads."""
     (batch, _, width), taps = x.shape, weight.shape[2]
     y = library.empty(x.shape, x.dtype)
     row, slot, channel = state.stride()

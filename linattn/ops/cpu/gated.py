@@ -11,7 +11,7 @@ from linattn.ops.memory import dense
 
 
 def refusal(gate: Tensor, x: Tensor) -> str | None:
-    """Why the kernels don't run this call, or None."""
+    """Reason why the kernels don't run this call, or None."""
     if gate.dtype != x.dtype or gate.shape != x.shape:
         return "it takes two tensors of one shape and dtype"
     if tracing.traced(gate, x):

@@ -33,7 +33,7 @@ _guards: list[Tensor] | None = None
 
 @constant_result
 def reason() -> str | None:
-    """Why there are no kernels, or None if there are."""
+    """Reason why there are no kernels, or None if there are."""
     return _loaded()[1]
 
 
@@ -106,7 +106,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def like(t: Tensor) -> Callable[..., Tensor]:
-    """As :func:`empty`, for the fake results of operators."""
+    """Equivalent of :func:`empty` for the fake results of operators."""
     return lambda shape, dtype=torch.float32: t.new_empty(shape, dtype=dtype)
 
 
@@ -144,12 +144,12 @@ def in_rows(t: Tensor) -> Tensor:
 
 
 def rows(t: Tensor) -> tuple[Tensor, int, int, int]:
-    """What LINATTN_ROWS in rows.h takes of ``t`` [B, T, ...]: its dtype, and what lies between batch rows and between tokens."""
+    """Arguments of LINATTN_ROWS in rows.h for ``t`` [B, T, ...]: its dtype and the strides of batch rows and tokens."""
     return t, DTYPES[t.dtype], t.stride(0), t.stride(1)
 
 
 def sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
-    """How many sequences ``x`` [B, T, ...] holds."""
+    """Number of sequences in ``x`` [B, T, ...]."""
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
@@ -182,7 +182,7 @@ def _type(argument: Tensor | float | None) -> type:
 
 
 def refusal(*tensors: Tensor | None) -> str | None:
-    """Why no kernel takes ``tensors``, whatever it computes, or None."""
+    """Reason why no kernel takes ``tensors``, whatever it computes, or None."""
     wrong = None
     for t in tensors:
         if t is None:

@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 def refusal(inputs: Inputs, form: str) -> str | None:
-    """Why the kernels do not run ``inputs``, or None if they do."""
+    """Reason why the kernels do not run ``inputs``, or None if they do."""
     if inputs.v.dtype == torch.float64:
         return "it computes in float32, and the inputs are float64"
     if form == "parallel":
@@ -64,7 +64,7 @@ class _Call:
 
     @property
     def kept(self) -> Shape:
-        """Of the states before every chunk, with keys and columns in whole vectors of the widest kind.
+        """Shape of the states before every chunk, with keys and columns padded to whole vectors of the widest instruction set.
 
         Where sequences are packed each has at most one chunk more than its whole ones.
         """
@@ -108,7 +108,7 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
 
 
 def _strided(*tensors: Tensor | None) -> list[int]:
-    """Of each its address, its dtype, and its steps from row to row, token to token and head to head.
+    """Address, dtype and strides over rows, tokens and heads of each tensor.
 
     A constant, [H] or [H, K], takes steps of 0 from token to token; what is None is zeros.
     """
@@ -211,7 +211,7 @@ def outputs(*arguments) -> tuple[Any, ...]:
 
 
 def gradients(*arguments) -> tuple[Tensor | None, ...]:
-    """Those of :func:`backward`."""
+    """Shapes of the gradients that :func:`backward` returns."""
     *tensors, of_decay = (*arguments[4:14], arguments[-1])
     tensors[3] = tensors[3] if of_decay else None
     return tuple(None if t is None else t.new_empty(t.shape) for t in tensors)

@@ -15,7 +15,7 @@ NOTHING = (None, 0, 0, 0)
 
 
 def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
-    """Why the kernels don't run this call, or None."""
+    """Reason why the kernels don't run this call, or None."""
     if dtype not in library.DTYPES:
         return f"it gives float32, bfloat16 and float16, and {dtype} was asked for"
     if x.numel() == 0 or x.shape[-1] > WIDEST:

@@ -15,7 +15,7 @@ GROUPS = 16  # of sequences, at most, that sum the gradient of a constant decay 
 
 
 def refusal(*call: Any) -> str | None:
-    """Why the kernels do not run a call, or None."""
+    """Reason why the kernels do not run a call, or None."""
     return library.refusal(*call[1:])
 
 
@@ -72,5 +72,5 @@ def outputs(kind: str, _decay: Tensor, x: Tensor, _initial: Tensor | None, cu_se
 
 
 def gradients(_kind: str, decay: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Those of :func:`backward`."""
+    """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
     return _gradients(library.like(x), decay if rest[-1] else None, x, rest[2])

@@ -21,7 +21,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]
 def refusal(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None
 ) -> str | None:
-    """Why the kernels do not run the call, or None if they do."""
+    """Reason why the kernels do not run the call, or None if they do."""
     if a.shape[1] > MOST:
         return f"it takes states of up to N = {MOST} numbers, but there are {a.shape[1]}"
     return library.refusal(x, dt, a, b, c, d, initial, cu_seqlens)
@@ -101,5 +101,5 @@ def outputs(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradients(_dy: Tensor, _dlast: Tensor | None, x: Tensor, *rest: Any) -> Gradients:
-    """Those of :func:`backward`."""
+    """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
     return _gradients(library.like(x), x, *rest[:-1])

@@ -14,7 +14,7 @@ NOTHING: Place = (None, 0, 0, 0, 0)
 
 
 def refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *others: Tensor | None) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if state.dtype != torch.float32:
         return f"its states are float32, and that of this call is {state.dtype}"
     if state.shape[-1] > MOST:
@@ -28,7 +28,7 @@ def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    """As :func:`linattn.ops.selective_step.selective_step_`."""
+    """Run :func:`linattn.ops.selective_step.selective_step_`."""
     y = library.empty(x.shape, x.dtype)
     a = a if a.dtype == torch.float32 else a.float()
     b, c = (t if t.stride(-1) == 1 else t.contiguous() for t in (b, c))

@@ -12,7 +12,7 @@ SPAN = 256  # tokens of which the weight's gradient is summed in one go, as in s
 
 
 def refusal(x: Tensor, weight: Tensor, *others: Tensor | None) -> str | None:
-    """Why the kernels don't run this call, or None."""
+    """Reason why the kernels don't run this call, or None."""
     if weight.shape[2] > TAPS:
         return f"it takes up to {TAPS} taps, and the weight has {weight.shape[2]}"
     return library.refusal(x, weight, *others)

@@ -15,7 +15,7 @@ from linattn.ops.inputs import Inputs, Outputs
 
 
 class Tokens(NamedTuple):
-    """What each token brings, all heads and channels written out: [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1]."""
+    """Inputs of each token, expanded over heads and channels: [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1]."""
 
     q: Tensor
     k: Tensor
@@ -42,7 +42,7 @@ def recurrence(tokens: Tokens, bonus: Tensor | None, s: Tensor) -> tuple[Tensor,
 
 
 def total(tokens: Tokens, s: Tensor) -> tuple[Tensor, Tensor]:
-    """Without causality every query reads the same sum of all tokens."""
+    """Compute the form without causality: every query reads the same sum of all tokens."""
     s = s + torch.einsum("bthk,bthv->bhkv", tokens.k, tokens.v)
     return torch.einsum("bthk,bhkv->bthv", tokens.q, s), s
 

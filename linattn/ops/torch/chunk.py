@@ -51,7 +51,7 @@ class Slab(NamedTuple):
 
 
 class Step(NamedTuple):
-    """How a chunk moves the state: S' = exp(total) S + write + keyᵀ x, where x = fresh + reach S is what it corrects.
+    """The change of the state by a chunk: S' = exp(total) S + write + keyᵀ x, where x = fresh + reach S are the corrections.
 
     total [n, B, H, 1 or K, 1], write [n, B, H, K, V], key and reach [n, B, H, C, K], fresh [n, B, H, C, V].
     """
@@ -134,7 +134,7 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
 
 
 class _Solve(torch.autograd.Function):
-    """By forward substitution: a Neumann series diverges for similar keys at β = 2.
+    """Solve a triangular system by forward substitution: a Neumann series diverges for similar keys at β = 2.
 
     The third output is the inverse itself. The gradient is made of the outputs, so it needs no further system and is
     differentiable in turn.
@@ -166,7 +166,7 @@ class _Solve(torch.autograd.Function):
 
 
 def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:
-    """What the queries read: the states before the chunks and what the chunks themselves wrote. [n, B, H, C, V]."""
+    """Outputs [n, B, H, C, V] of the queries, from the states before the chunks and the writes inside them."""
     q, k, v, decay, beta, _, write, bonus, scale = slab
     before = bonus is not None  # the bonus stands for the token itself
     values = v if beta is None or corrected is None else corrected

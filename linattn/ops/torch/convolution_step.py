@@ -10,7 +10,7 @@ from torch import Tensor
 def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, _: bool
 ) -> Tensor:  # fmt: skip
-    """As :func:`linattn.ops.convolution_step.step_`."""
+    """Run :func:`linattn.ops.convolution_step.step_`."""
     tokens = torch.cat([state, x], 1)
     state.copy_(tokens[:, 1:])
     wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)

@@ -52,7 +52,7 @@ class NoDecay:
 
 
 class HeadDecay(NoDecay):
-    """One logarithm a token and head: [..., C]."""
+    """Decay per head: a logarithm for each token and head, [..., C]."""
 
     def __init__(self, log: Tensor) -> None:
         log = log[..., None]
@@ -76,7 +76,7 @@ class HeadDecay(NoDecay):
 
 
 class ChannelDecay(NoDecay):
-    """One logarithm a token, head and channel: [..., C, K], C a power of two.
+    """Decay per channel: a logarithm for each token, head and channel, [..., C, K], C a power of two.
 
     The pairs of a block of 2h tokens are those of its two halves and those of a row in the second half with a row in the
     first. The latter factor at the border between the halves into a matrix product in which both exponents are sums
@@ -148,7 +148,7 @@ class _Weights(torch.autograd.Function):
 
 
 def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For h = 1, 2, 4, ...: what remains of the border at each row of second halves, and of each row of first halves at the border."""
+    """Decay factors for h = 1, 2, 4, ...: from the border to each row of second halves, and from each row of first halves to the border."""
     levels, h = [], 1
     while 2 * h <= log.shape[-2]:
         first, second = halves(log, h)
@@ -170,5 +170,5 @@ def _suffix(log: Tensor) -> Tensor:
 
 
 def _delayed(factors: Tensor) -> Tensor:
-    """Each row's factor moved one row on: the first row reads what was before it undecayed."""
+    """Factors moved by one row: the first row reads the earlier state undecayed."""
     return torch.cat([torch.ones_like(factors[..., :1, :]), factors[..., :-1, :]], -2)

@@ -1,4 +1,4 @@
-"""How tokens lie in chunks, [B, T, H, X] <-> [N, B, H, C, X], and how the state passes from chunk to chunk.
+"""Layout of tokens in chunks, [B, T, H, X] <-> [N, B, H, C, X], and the passage of the state from chunk to chunk.
 
 The chunks come first so that the one loop over them walks contiguous slices. Padding tokens are zero in every argument:
 they write nothing, erase nothing and, zero being the logarithm of one, fade nothing.
@@ -62,7 +62,7 @@ class Dense:
 
 
 class Packed:
-    """One row, ``cu_seqlens`` [N + 1] says where each sequence starts."""
+    """Layout of packed sequences in one row, which start at ``cu_seqlens`` [N + 1]."""
 
     def __init__(self, cu_seqlens: Tensor, tokens: int, size: int, slab: int) -> None:
         self.tokens, self.size, self.slab, rows = tokens, size, slab, cu_seqlens.shape[0] - 1
@@ -98,7 +98,7 @@ class Packed:
 
 
 class PackedPassage(Passage):
-    """Where a sequence starts its own first state comes in."""
+    """Passage of the state where each packed sequence starts from its own initial state."""
 
     def __init__(self, layout: Packed, initial: Tensor) -> None:
         super().__init__(initial[:1])

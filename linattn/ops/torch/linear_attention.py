@@ -35,7 +35,7 @@ def _run(inputs: Inputs, form: str) -> Outputs:
 
 
 def _total(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-    """Every query reads the same sum over its sequence; where rows are sequences q may have its own length."""
+    """Compute the form without causality: every query reads the sum over its sequence. Unpacked, q may have its own length."""
     q, k = (shared(x, inputs.heads).to(v.dtype) for x in (inputs.q, inputs.k))
     q = q * inputs.scale
     if inputs.cu_seqlens is None:

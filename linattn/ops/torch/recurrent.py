@@ -31,7 +31,7 @@ def _rows(inputs: Inputs, v: Tensor, state: Tensor) -> Iterator[tuple[Tensor, Te
 
 
 def _packed(inputs: Inputs, cu: Tensor, v: Tensor, initial: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """One row; where a sequence starts its own state comes in, and where it ends the state goes out."""
+    """Run packed sequences in one row: each starts from its own state and leaves its final state."""
     cu, count = cu.long(), v.shape[1]
     row = torch.searchsorted(cu[1:].contiguous(), torch.arange(count, device=cu.device), right=True)
     rows = torch.arange(inputs.rows, device=cu.device)
@@ -73,7 +73,7 @@ def _factors(inputs: Inputs, v: Tensor) -> tuple[Factor | None, ...]:
 
 
 def _step(s, q, k, v, factor, beta, read, write, bonus) -> tuple[Tensor, Tensor]:
-    """One token: the output [B, H, 1, V] and the next state [B, H, K, V]."""
+    """Compute one token: the output [B, H, 1, V] and the next state [B, H, K, V]."""
 
     def faded(written: Tensor) -> Tensor:
         return s + written if factor is None else factor.apply(s, written)

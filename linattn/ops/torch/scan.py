@@ -70,7 +70,7 @@ def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Ten
 
 
 def _within(join: Join, log: Tensor, own: Tensor) -> Tensor:
-    """Each row's state had its chunk started from nothing: blocks of 2h rows from their halves."""
+    """States of each row as if its chunk started from zero: blocks of 2h rows from their halves."""
     h = 1
     while 2 * h <= own.shape[-2]:
         first, second = halves(own, h)
@@ -104,7 +104,7 @@ def _keep(ctx, inputs, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _backward(ctx, g: Tensor, g_last: Tensor):
-    """With w_t = dh_t / dh_{t-1}, a state gets from all later ones e_t = g_t + w_{t+1} e_{t+1}: a scan from the end, begun by g_last."""
+    """Differentiate, with w_t = dh_t / dh_{t-1}: a state's gradient is e_t = g_t + w_{t+1} e_{t+1}, a scan from the end begun by g_last."""
     decay, x, initial, cu_seqlens, h = ctx.saved_tensors
     before, ends = _before(h, initial, cu_seqlens)
     if ctx.maximum:
@@ -138,7 +138,7 @@ def _before(h: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tens
 
 
 def _at_start(w: Tensor, first: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """What the initial states [N, D] get: w_1 e_1 where there is a token, ``first`` where there is none."""
+    """Gradients of the initial states [N, D]: w_1 e_1 for a sequence with tokens, ``first`` for an empty one."""
     if w.shape[1] == 0:
         return first
     if cu_seqlens is None:

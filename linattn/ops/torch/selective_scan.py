@@ -56,7 +56,7 @@ def whole(
 
 
 def _doubled(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Every state of the sequence, by the scan whose blocks double: a compiler would unroll a walk of 64 steps for minutes."""
+    """Compute every state by the scan with doubling blocks: a compiler would unroll a walk of 64 steps for minutes."""
     log, written = dt[..., None] * a, (dt * x)[..., None] * b[..., None, :]  # [B, T, D, N]
     h, last = scan.scan(scan.decayed_sum, log.flatten(-2), written.flatten(-2), initial.flatten(-2), cu_seqlens)
     return (h.view(log.shape) @ c[..., None])[..., 0], last.view(initial.shape)
@@ -116,7 +116,7 @@ class _Walk(torch.autograd.Function):
 
 
 def _gradients(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor, dy: Tensor, dh: Tensor) -> tuple[Tensor, ...]:
-    """Of ``x``, ``dt``, ``b``, ``c``, ``a`` and ``h``, from those of what :func:`walk` returns."""
+    """Gradients of ``x``, ``dt``, ``b``, ``c``, ``a`` and ``h`` from those of the results of :func:`walk`."""
     u, states, fades = dt * x, [h], []
     for t in range(x.shape[-2]):
         fades.append((dt[..., t, :, None] * a).exp())

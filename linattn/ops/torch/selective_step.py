@@ -11,7 +11,7 @@ def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    """As :func:`linattn.ops.selective_step.selective_step_`."""
+    """Run :func:`linattn.ops.selective_step.selective_step_`."""
     wide = state.dtype
     token, step = x.to(wide), dt.to(wide)
     step = step if bias is None else step + bias.to(wide)

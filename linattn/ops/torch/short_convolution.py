@@ -98,7 +98,7 @@ def _convolved(seen: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _gathered(d_z: Tensor, taps: Tensor, own: int) -> Tensor:
-    """What the first ``own`` tokens are given by themselves and by the W - 1 behind them, as far as there are any."""
+    """Gradients of the first ``own`` tokens, from their own outputs and from the next W - 1, as far as these exist."""
     past = taps.shape[0] - 1
     d_x = d_z[:, :own] * taps[past]
     for ahead in range(1, past + 1):

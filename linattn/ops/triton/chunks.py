@@ -17,7 +17,7 @@ WIDEST = 256  # keys of one call of the kernels; without a rule that erases more
 
 
 def name(of: str, k, v, per_channel: bool, lasting: bool, beta, read, bonus) -> Hashable:
-    """What one pass of calls that differ in batch and length alone is remembered by, where a kernel of it does not fit."""
+    """Key under which a pass is remembered where one of its kernels does not fit; calls that differ only in batch and length share it."""
     sizes = min(k.shape[3], WIDEST), v.shape[3]
     return of, v.device, v.dtype, sizes, per_channel, lasting, beta is None, read is None, bonus is None
 
@@ -80,7 +80,7 @@ def _forward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
 
 
 def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.dtype], ...]:
-    """Of what a forward pass returns."""
+    """Shapes of the results of a forward pass."""
     starts = links = None
     if run.plan.split:
         starts = (run.plan.segments, *run.state)
@@ -90,7 +90,7 @@ def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.d
 
 
 def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
-    """What joins segments: transitions [segments, H, K, K] where the rule erases, else what decays leave [segments, H, K]."""
+    """Links between segments: transitions [segments, H, K, K] where the rule erases, else remaining decays [segments, H, K]."""
     plain = run.family.rule == PLAIN
     return {"transition": None if plain else links, "total": links if plain else None}
 
@@ -168,7 +168,7 @@ def outputs(*arguments) -> launch.Tensors:
 
 
 def gradients(do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, *_) -> launch.Tensors:
-    """Those of :func:`backward`."""
+    """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dinitial = v.new_empty((sequences, v.shape[2], k.shape[3], v.shape[3]), dtype=torch.float32)
     of = (q, k, v, decay if ddecay else None, beta, read, write, bonus)

@@ -56,7 +56,7 @@ def step_kernel(
 
 
 def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size: int, normed: int) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if x.dtype == torch.float64:
         return "its sums are float32, and float64 was given"
     if x.stride(2) != 1 or size & (size - 1):
@@ -76,7 +76,7 @@ def _name(x: Tensor, state: Tensor, weight: Tensor, *_: object) -> Hashable:
 def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int, normed: int, eps: float, overlapped: bool
 ) -> Tensor:
-    """As :func:`linattn.ops.convolution_step.step_`; ``size`` is 0 or a power of two that divides ``normed``."""
+    """Run :func:`linattn.ops.convolution_step.step_`; ``size`` is 0 or a power of two that divides ``normed``."""
     overlapped = overlapped and gpu.capability(x.device) >= (9, 0)
     bias = None if bias is None else bias.contiguous()
     return launch.run(_step, x, (x, state, weight.contiguous(), bias), activation, size, normed, eps, overlapped)[0]

@@ -59,7 +59,7 @@ def recurrence(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PER_CHANNEL: tl.constexpr, UNIT: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one state; what is None does not take part. Token t of row n stands at n · tokens + t.
+    """Run the recurrence for one block of columns of one state; arguments may be None. Token t of row n is at n · tokens + t.
 
     UNIT: q and k are first divided by √(Σ x² + eps).
     OVERLAPPED: the states are read while the launch before may still run, and the launch after may start at once.
@@ -159,7 +159,7 @@ def _walkable(x: Tensor | None, vector: bool = True) -> Tensor | None:
 
 
 def _steps(x: Tensor | None, vector: bool = True) -> tuple[int, int]:
-    """From token to token of the batch and from head to head; a constant, [H] or [H, K], takes steps of 0 from token to token."""
+    """Strides over the tokens of the batch and over heads; those of a constant, [H] or [H, K], are 0 over tokens."""
     if x is None:
         return 0, 0
     if x.ndim == 1 + vector:
@@ -182,7 +182,7 @@ def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
 
 
 def _name(arguments: tuple[Any, ...], *_: object) -> Hashable:
-    """What calls that differ in batch and length alone are remembered by, where the kernel does not fit."""
+    """Key under which calls are remembered where the kernel does not fit; calls that differ only in batch and length share it."""
     k, v, decay, beta, read, _, bonus = arguments[1:8]
     rank = None if decay is None else decay.ndim in (2, 4)
     return "recurrent", v.device, v.dtype, k.shape[3], v.shape[3], rank, beta is None, read is None, bonus is None
@@ -275,7 +275,7 @@ _op = register(
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why this kernel does not run ``inputs``, or None if it does."""
+    """Reason why this kernel does not run ``inputs``, or None if it does."""
     return _unsuited(inputs) or fitting.refusal(_name(inputs.flat))
 
 

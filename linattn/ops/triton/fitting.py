@@ -1,4 +1,4 @@
-"""What to do with a kernel that a card has no room for, or that a compiler fails on.
+"""Fallbacks for a kernel that does not fit a card or that a compiler fails on.
 
 The tables say what suits the cards that are known. On another, or with another Triton, a launch may want more shared memory, threads
 or tensor memory than there are, or end in the compiler. Then the same launch is tried with fewer stages, smaller tiles and more
@@ -85,7 +85,7 @@ def _kind(x: Any) -> Hashable:
 
 
 def shapes(constants: dict[str, Any], tiles: Tiles | None) -> Iterator[dict[str, Any]]:
-    """What is changed of a launch, in the order of what it costs: nothing, stages, then tiles, and warps with them."""
+    """Variants of a launch in the order of their cost: as it is, with fewer stages, with smaller tiles, and with more warps."""
     yield {}
     stages, warps = constants.get("num_stages", STAGES), constants.get("num_warps", 4)
     for fewer in range(stages - 1, 0, -1):
@@ -101,7 +101,7 @@ def shapes(constants: dict[str, Any], tiles: Tiles | None) -> Iterator[dict[str,
 
 
 def reason_of(error: Exception) -> str | None:
-    """What a card lacks or a compiler said, where that is what ``error`` is about; None: it is another error."""
+    """The missing resource or the compiler's message, if ``error`` is about either; None for other errors."""
     if isinstance(error, OutOfResources):
         return f"it wants {error.required} of {error.limit} there are ({error.name})"
     if isinstance(error, (CompilationError, PTXASError)) or (isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)):
@@ -134,7 +134,7 @@ def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Cal
 
 
 def refusal(*names: Hashable) -> str | None:
-    """Why the kernels no longer run calls of these names, or None."""
+    """Reason why the kernels no longer run calls with these names, or None."""
     return next((_unfit[name] for name in names if name in _unfit), None) if _unfit else None
 
 
@@ -158,6 +158,6 @@ def differentiated(function: Callable[..., Any], tensors: tuple[Any, ...], cotan
 
 
 def forget() -> None:
-    """As if nothing had failed yet."""
+    """Forget all failures."""
     _served.clear()
     _unfit.clear()

@@ -71,7 +71,7 @@ def run(
 
 
 def replay_refusal(device: torch.device) -> str | None:
-    """Why launches on ``device`` are not replayed, or None if they are; tried once per process and device, see probe.py."""
+    """Reason why launches on ``device`` are not replayed, or None if they are; tried once per process and device, see probe.py."""
     if device not in _replay_refusals:
         if capturing():
             return "a CUDA graph is being captured, and whether launches can be replayed has not been tried before"
@@ -80,12 +80,12 @@ def replay_refusal(device: torch.device) -> str | None:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured, into which nothing may go that is only tried."""
+    """True if a CUDA graph is being captured, into which nothing may go that is only tried."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def off(device: torch.device) -> list[str]:
-    """What every call on ``device`` would be faster by and has not, for ``explain``."""
+    """Optimizations that no call on ``device`` gets, for ``explain``."""
     if INTERPRETED or device.type != "cuda":
         return []
     with on_device(device):
@@ -104,7 +104,7 @@ def make_room() -> None:
 
 
 def _compile(body: Callable[..., Tensors], then: Callable[..., object] | None, like: Tensor, tensors: Tensors, options: tuple) -> None:
-    """All kernels of ``body`` and ``then`` at once. What fails to compile fails again, and is reported, when it is launched."""
+    """Compile all kernels of ``body`` and ``then`` at once. What fails to compile fails again, and is reported, when it is launched."""
     from triton.runtime._async_compile import AsyncCompileMode
 
     compiler = Compiler(like, tensors)
@@ -120,5 +120,5 @@ def _signed(t: Tensor) -> Tensor:
 
 
 def _watched(hook) -> bool:
-    """Whether a profiler wants to hear of launches; Triton's own way tells it."""
+    """True if a profiler hooks launches, which only Triton's own launcher calls."""
     return bool(getattr(hook, "calls", hook))

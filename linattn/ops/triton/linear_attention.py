@@ -19,7 +19,7 @@ STEPS = 16  # tokens that steps are faster for than chunks
 
 
 def refusal(inputs: Inputs, form: str) -> str | None:
-    """Why the kernels do not run ``inputs``, or None if they do."""
+    """Reason why the kernels do not run ``inputs``, or None if they do."""
     if inputs.v.dtype == torch.float64:
         return "it computes in float32 at most, and the inputs are float64"
     if (reason := tracing.refusal()) is not None:
@@ -51,7 +51,7 @@ def form_of(inputs: Inputs, form: str) -> str:
 
 
 def off(inputs: Inputs, form: str) -> list[str]:
-    """What ``inputs`` would be faster by and have not, for ``explain``: a line for each, with the reason."""
+    """Optimizations that ``inputs`` do not get, for ``explain``: a line for each, with the reason."""
     device, lines = inputs.v.device, launch.off(inputs.v.device)
     if device.type != "cuda" or form_of(inputs, form) != "chunk" or gpu.capability(device) != (9, 0):
         return lines

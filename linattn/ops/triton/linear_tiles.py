@@ -1,4 +1,4 @@
-"""Which tiles the product of several vectors and a few matrices is cut into.
+"""Tiles of the product of several vectors and a few matrices.
 
 Such a product costs what reading the matrices costs, so that all multiprocessors have to read at once. Wide tiles read the vectors
 seldom, but there are few of them: then several programs share the channels of a tile.
@@ -34,7 +34,7 @@ class Tiles:
 
 
 def choose(vectors: int, K: int, sizes: Sequence[int], itemsize: int, *, gated: bool, counters: int) -> Tiles:
-    """For ``vectors`` of K channels and matrices of ``sizes`` rows; no more than ``counters`` tiles have several programs."""
+    """Choose the tiles for ``vectors`` of K channels and matrices of ``sizes`` rows; at most ``counters`` tiles have several programs."""
     wide = itemsize < 4  # on tensor cores
     BM = min(max(triton.next_power_of_2(vectors), 16), 64 if wide else 32)
     BN = 64

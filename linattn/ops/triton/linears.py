@@ -72,7 +72,7 @@ def _rows(matrix, n, k, in_n, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _place(matrices, block, SIZES: tl.constexpr, BN: tl.constexpr):
-    """Which matrix the program has, its address and its rows; the rows of those before it, and its own first one."""
+    """Matrix of the program: its address and its rows, the rows of those before it, and the program's first row."""
     index, matrix, N, rows_before, blocks_before = 0, matrices[0], SIZES[0], 0, 0
     rows: tl.constexpr = SIZES[0]
     passed_rows = rows
@@ -190,7 +190,7 @@ def _ask(matrix, first, N, begin, K: tl.constexpr, BN: tl.constexpr, CHANNELS: t
 
 @triton.jit
 def _summed(out, part, SPLIT: tl.constexpr, STRIDE: tl.constexpr):
-    """What all programs of a tile have left, in their order; ``out`` gives the shape."""
+    """Sum of the partial results of all programs of a tile, in their order; ``out`` gives the shape."""
     total = tl.zeros_like(out)
     for i in tl.static_range(SPLIT):
         total += tl.load(part + i * STRIDE, cache_modifier=".cg")
@@ -258,7 +258,7 @@ def tile_kernel(
 
 
 def refusal(x: Tensor, *weights: Tensor) -> str | None:
-    """Why the kernels do not run this; None: they do."""
+    """Reason why the kernels do not run the call, or None if they do."""
     if x.dtype == torch.float64 or any(w.dtype != x.dtype for w in weights):
         return f"x and the weights must have one dtype of at most 32 bits, but x is {x.dtype}"
     if not x.numel() or len(weights) > MAPS or x.shape[-1] > LARGEST:
@@ -281,7 +281,7 @@ def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """As :func:`linattn.ops.linears.linears`; summed in float32 and rounded once."""
+    """Compute :func:`linattn.ops.linears.linears`, summed in float32 and rounded once."""
     norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
     x = dense(x)
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
@@ -317,7 +317,7 @@ def _normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor 
 
 
 def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]:
-    """What kernels take of ``finish``: the numbers of its steps, and the constants."""
+    """Arguments of kernels for ``finish``: the numbers of its steps, and the constants."""
     constants: list[Tensor] = []
     steps: list[int | float] = []
     for i, own in enumerate(finish):

@@ -26,7 +26,7 @@ TILES = 8  # of a program, backward
 
 @triton.jit
 def _rows(tile, M, H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr):
-    """Of each row of a tile M's and H's index, all as columns, its channels, and what is there. With EACH a program has one head."""
+    """Indices of M and H for each row of a tile, as columns, its channels, and the mask. With EACH a program has one head."""
     row, v = (tile * RB + tl.arange(0, RB))[:, None], tl.arange(0, VB)[None, :]
     m, h = row // H, row % H
     if EACH:
@@ -107,7 +107,7 @@ def backward_kernel(
 
 
 def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not run this; None: they do."""
+    """Reason why the kernels do not run the call, or None if they do."""
     if torch.float64 in (dtype, *(t.dtype for t in (x, weight, gate) if t is not None)):
         return "its sums are float32, and float64 was given"
     if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:

@@ -1,4 +1,4 @@
-"""How a call is cut up: chunks, segments and blocks, from shapes alone, so that the same inputs give the same bits everywhere."""
+"""Partition of a call into chunks, segments and blocks, from shapes alone, so that the same inputs give the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN, DELTA, ERASE = range(3)
 
 
 class Family(NamedTuple):
-    """What a call asks of the kernels; every field is a compile-time constant of them."""
+    """Family of calls that share kernels; every field is a compile-time constant."""
 
     decay: int
     rule: int
@@ -57,7 +57,7 @@ def plan(family: Family, batch: int, tokens: int, heads: int, sizes: tuple[int, 
 
 
 def segments(family: Family, tokens: int, states: int, sizes: tuple[int, int]) -> int:
-    """In how many segments ``states`` of ``sizes`` go through so many tokens, measured on an H200 (see benchmarks/log.md).
+    """Number of segments in which ``states`` of ``sizes`` go through so many tokens, measured on an H200 (see benchmarks/log.md).
 
     A scan reads as fast as memory gives once half of the multiprocessors are at work. Where it does little else, it wants them all.
     """
@@ -77,5 +77,5 @@ def power_of_two(n: int, least: int = 16) -> int:
 
 
 def precision(dtype: torch.dtype, rule: int) -> str:
-    """How float32 operands are multiplied. What erases sums with alternating signs: tf32, which truncates, is too coarse for it."""
+    """Precision of products of float32 operands. Rules that erase sum with alternating signs: truncated tf32 is too coarse."""
     return "tf32" if dtype == torch.bfloat16 or (dtype == torch.float16 and rule == PLAIN) else "tf32x3"

@@ -1,4 +1,4 @@
-"""What is known of a chunk before any state is: masked products of queries and keys, the triangular inverse, decayed operands.
+"""Parts of a chunk that do not depend on the state: masked products of queries and keys, the triangular inverse, decayed operands.
 
 One program a chunk and head, all chunks at once. With e_i the value that the rule writes for token i, the scans then need
 

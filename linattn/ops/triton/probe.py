@@ -1,4 +1,4 @@
-"""Whether launches can be replayed under the installed triton: a tiny kernel, launched as Triton does it, and replayed.
+"""Probe for replayed launches under the installed triton: a tiny kernel, launched by Triton and then replayed.
 
 What a compiled kernel's ``run`` takes is private to Triton, so ``record.Program`` is tried before it is trusted. What Triton itself
 passes is looked at first: a call with other arguments could end the process.
@@ -33,7 +33,7 @@ def _twice(recorder: record.Recorder, x: Tensor) -> record.Tensors:
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why launches on ``device`` cannot be replayed, or None. Takes a compilation and a synchronisation."""
+    """Reason why launches on ``device`` cannot be replayed, or None. Compiles a kernel and synchronizes."""
     try:
         with record.on_device(device):
             first = torch.linspace(-1, 1, SIZE, device=device)
@@ -51,7 +51,7 @@ def refusal(device: torch.device) -> str | None:
 
 
 def unlike_ours(recorder: record.Recorder) -> str | None:
-    """How what Triton passes to a compiled kernel differs from what ``record.Program`` would pass, or None if it doesn't."""
+    """Difference between the arguments that Triton passes to a compiled kernel and those of ``record.Program``, or None."""
     kernel, compiled, grid, tensors, numbers = recorder.launches[0]
     seen: list[tuple] = []
     run = compiled.run

@@ -1,4 +1,4 @@
-"""What a call launches, as it is recorded: tensors that it makes, its launches, and how these are replayed or only compiled."""
+"""Record of a call: the tensors that it makes, its launches, and their replay or compilation."""
 
 from __future__ import annotations
 

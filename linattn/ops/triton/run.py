@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linattn.ops import gpu
 from linattn.ops.triton import gradients as gradients_kernel
-from linattn.ops.triton import hopper, scan, table
+from linattn.ops.triton import hopper, state_scan, table
 from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
@@ -39,7 +39,7 @@ class Arguments(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What the last kernel of a backward pass writes, None for what there is not."""
+    """Outputs of the last kernel of a backward pass, None for those that do not exist."""
 
     q: Tensor
     k: Tensor
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def exchanges(self) -> bool:
-        """Whether gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
+        """True if gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
@@ -112,7 +112,7 @@ class Run:
         return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
 
     def choose(self, *others: Tensor) -> None:
-        """Whether the kernels for Hopper run, which want all that they read and write, ``others`` too, to suit them."""
+        """True if the kernels for Hopper run: they must support all tensors that they read and write, ``others`` included."""
         write = self.write if self.family.decay != CHANNEL else None  # else prepared
         self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
 
@@ -129,7 +129,7 @@ class Run:
         return other
 
     def prepare(self) -> None:
-        """What the chunks bring, whatever the state: see prepare.py."""
+        """Compute the parts of the chunks that do not depend on the state: see prepare.py."""
         if not self.family.prepared:
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
@@ -171,7 +171,7 @@ class Run:
             )
         else:
             c = table.forward(self.family, self.size_k, o is not None, self.card)
-            kernel, options = scan.forward, self._in_blocks(c)
+            kernel, options = state_scan.forward, self._in_blocks(c)
         self._launch_over(
             kernel, (self._blocks(options["BV"], transition), self.plan.segments, self.heads), transition,
             (
@@ -189,7 +189,7 @@ class Run:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
         else:
             c = table.backward(self.family, self.size_k, not local, self.card)
-            kernel, options = scan.backward, self._in_blocks(c)
+            kernel, options = state_scan.backward, self._in_blocks(c)
         self._launch_over(
             kernel, (self._blocks(options["BV"]), self.plan.segments, self.heads), None,
             (
@@ -208,8 +208,8 @@ class Run:
     def _launch_over(self, kernel, grid: tuple[int, int, int], transition, tensors, before, after, **constants) -> None:
         """Launch over more segments or sequences than a grid has room for; between ``before`` and ``after`` goes the first of them."""
         blocks, count, heads = grid
-        halves = kernel is scan.chain or not self.fast  # those for Hopper have no other shape
-        least = 16 if kernel is scan.chain else self.narrowest  # which multiplies float32
+        halves = kernel is state_scan.chain or not self.fast  # those for Hopper have no other shape
+        least = 16 if kernel is state_scan.chain else self.narrowest  # which multiplies float32
         for first in range(0, count, MOST):
             rest = (min(MOST, count - first), heads)
             tiles = Tiles({"BV": least}, partial(self._grid, rest, transition)) if halves else None
@@ -223,7 +223,7 @@ class Run:
         erases = self.family.rule != PLAIN
         bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
         self._launch_over(
-            scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
+            state_scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
             K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None,
@@ -324,5 +324,5 @@ def in_rows(t: Tensor | None) -> Tensor | None:
 
 
 def strides(*tensors: Tensor | None) -> list[int]:
-    """Of time and heads, for each."""
+    """Strides of time and heads, for each tensor."""
     return [s for t in tensors for s in ((0, 0) if t is None else t.stride()[1:3])]

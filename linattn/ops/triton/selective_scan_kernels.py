@@ -48,7 +48,7 @@ def _numbers(pointer, C: tl.constexpr):
 
 @triton.jit
 def _place_of(b, t, padded, N: tl.constexpr):
-    """Where token ``t`` of row ``b`` is in [batch, padded / 128, 2, N, 128]."""
+    """Offset of token ``t`` of row ``b`` in [batch, padded / 128, 2, N, 128]."""
     return (b * (padded // TOGETHER) + t // TOGETHER) * (2 * N * TOGETHER) + t % TOGETHER
 
 
@@ -154,7 +154,7 @@ def ends(
     x, dt, a, both, given, starts, stops, left, total, T, padded, tiles, span, segments,
     D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """What each segment of ``span`` tiles leaves of itself: ``left`` [B, segments, N, D] from zeros, ``total`` [B, segments, D].
+    """Write the final state of each segment of ``span`` tiles: ``left`` [B, segments, N, D] from zeros, and ``total`` [B, segments, D].
 
     Forward, x are the inputs and ``given`` the initial states; in REVERSE, x are the gradients of the outputs and ``given``
     those of the last states. A total of inf: nothing passes, for a sequence begins or ends. Nobody needs the last segment.

@@ -69,7 +69,7 @@ def step_kernel(
 
 
 def refusal(state: Tensor, *_: Tensor | None) -> str | None:
-    """Why the kernel does not run a step, or None if it does."""
+    """Reason why the kernel does not run a step, or None if it does."""
     if state.dtype != torch.float32:
         return f"its states are float32, and that of this call is {state.dtype}"
     if not 1 <= state.shape[-1] <= LARGEST or state.numel() == 0:
@@ -90,7 +90,7 @@ def step_(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
     softplus: bool, limit: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    """As :func:`linattn.ops.selective_step.selective_step_`."""
+    """Run :func:`linattn.ops.selective_step.selective_step_`."""
     return launch.run(_step, x, (state, x, dt, a, b, c, d, bias, z), softplus, *map(float, limit))[0]
 
 
@@ -112,7 +112,7 @@ def _step(recorder: launch.Recorder, state, x, dt, a, b, c, d, bias, z, softplus
 
 
 def _strides(t: Tensor | None, count: int) -> tuple[int, ...]:
-    """Of rows, heads (0 where there are none) and the rest."""
+    """Strides of rows, heads (0 without heads) and the rest."""
     if t is None:
         return (0,) * count
     row, *rest = t.stride()

@@ -29,7 +29,7 @@ WIDEST = 8  # taps
 
 
 def refusal(x: Tensor, weight: Tensor, *_: Tensor | None) -> str | None:
-    """Why the kernels do not run this; None: they do."""
+    """Reason why the kernels do not run the call, or None if they do."""
     if torch.float64 in (x.dtype, weight.dtype):
         return "its sums are float32, and float64 was given"
     if not 2 <= weight.shape[2] <= WIDEST:

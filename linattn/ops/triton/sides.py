@@ -1,4 +1,4 @@
-"""One kind of query or key of a chunk, and its gradient from all that it meets: what gradients.py puts together."""
+"""Gradients of one kind of query or key of a chunk from all pairs that it is part of, combined in gradients.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def meeting(
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
     PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """What the pairs that ``meet`` in the middle of blocks, ``x`` orders away, give: to the decay's gradient, and to ``side``'s own.
+    """Contributions of the pairs that ``meet`` in the middle of blocks, ``x`` orders away, to the gradients of the decay and of ``side``.
 
     Both ends of a pair are rounded alike here and on its other side: in the decay's gradient what they share must cancel.
     """

@@ -73,13 +73,13 @@ class Decode(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a call has to be, and the configuration that it then gets."""
+    """Conditions on a call, and the configuration of a call that meets them."""
 
     when: dict[str, Value]
     use: Config | Elementwise | Decode
 
     def takes(self, call: dict[str, Value]) -> bool:
-        """Whether ``call`` meets every condition; a condition on what calls of this kind do not have is a KeyError."""
+        """True if ``call`` meets every condition; a condition on what calls of this kind do not have is a KeyError."""
         return all(_met(name, wanted, call) for name, wanted in self.when.items())
 
 
@@ -115,7 +115,7 @@ def write(rows: Rows, path: Path = FILE) -> None:
 
 
 def rows() -> Rows:
-    """Those in use: the file's, read at the first lookup, unless others were installed."""
+    """Rows in use: the file's, read at the first lookup, unless others were installed."""
     return _read() if _installed is None else _installed
 
 
@@ -139,7 +139,7 @@ def find(kind: str, call: dict[str, Value]) -> int:
 
 
 def of_card(kind: str, call: dict[str, Value], card: Card) -> Config | None:
-    """What cards.json has for a call on ``card``, or None; rows that were installed are measured as they are."""
+    """Row of cards.json for a call on ``card``, or None; it does not apply while rows are installed for measurements."""
     if _installed is not None:
         return None
     call = {**call, "generation": card.generation, "shared": card.shared}

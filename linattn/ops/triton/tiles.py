@@ -1,4 +1,4 @@
-"""What the kernels share: where a program stands in the sequences, exact sums of decays, the meeting places of a chunk's tokens.
+"""Helpers of all kernels: the position of a program in the sequences, exact sums of decays, and the blocks in which pairs of tokens meet.
 
 A weight between two tokens depends on nothing but the decays between them, however strong the ones before. Decays per head are
 summed as whole numbers of 2^-bits binary orders: differences of such sums are exact. Decays per channel are summed by products

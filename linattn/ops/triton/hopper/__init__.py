@@ -16,12 +16,12 @@ _gluon_refusals: dict[torch.device, str | None] = {}
 
 
 def fits(sizes: tuple[int, int], like: Tensor, *tensors: Tensor | None) -> bool:
-    """Whether the kernels serve keys and values of these ``sizes``, and take all of the tensors [B, T, H, K or V] by TMA."""
+    """True if the kernels serve keys and values of these ``sizes``, and take all of the tensors [B, T, H, K or V] by TMA."""
     return unsuited(sizes, like, *tensors) is None and _hopper(like.device)
 
 
 def unsuited(sizes: tuple[int, int], *tensors: Tensor | None) -> str | None:
-    """What keeps the kernels from keys and values of these ``sizes`` or from the tensors, on whatever device, or None."""
+    """Reason, on any device, why the kernels do not serve keys and values of these ``sizes`` or the tensors, or None."""
     size_k, size_v = sizes
     if size_k not in SIZES or not (size_v in SIZES or size_v % WIDEST == 0):
         return f"they take K of 64 or 128 and V of 64 or a multiple of 128, but K is {size_k} and V {size_v}"
@@ -41,7 +41,7 @@ def _hopper(device: torch.device) -> bool:
 
 
 def gluon_refusal(device: torch.device) -> str | None:
-    """Why the kernels do not run on ``device``, a Hopper, or None if they do; tried once per process and device, see trial.py."""
+    """Reason why the kernels do not run on ``device``, a Hopper, or None if they do; tried once per process and device, see trial.py."""
     if device not in _gluon_refusals:
         if capturing():
             return "a CUDA graph is being captured, and whether they run has not been tried before"

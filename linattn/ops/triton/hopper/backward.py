@@ -64,7 +64,7 @@ def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTE
 
 @gluon.jit
 def fetch(source, step, chunk, rows, shape):
-    """What ``weigh`` needs of a chunk: its decays [C], or, per channel, what they come to [K]; nothing where no chunk is."""
+    """Load the decays [C] of a chunk that ``weigh`` needs or, per channel, their totals [K]; nothing if there is no chunk."""
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     if shape.DECAY == CHANNEL:
         here = source + chunk.to(gl.int64) * step + gl.arange(0, shape.K, layout)

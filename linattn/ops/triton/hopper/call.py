@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """As :class:`Rows`, with the number of heads that share them."""
+    """Rows of decays, with the number of heads that share them."""
 
     base: Any
     token: Any
@@ -38,7 +38,7 @@ class Decays(NamedTuple):
 
 
 class Strengths(NamedTuple):
-    """Those of the delta rule, where their gradients go, and the number of heads that share them."""
+    """Strengths of the delta rule, the place of their gradients, and the number of heads that share them."""
 
     base: Any
     token: Any
@@ -49,7 +49,7 @@ class Strengths(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a kernel reads and writes. With the delta rule, ``x`` are cotangents of what is written, ``u``; else of what is read."""
+    """Tensors that a kernel reads and writes. With the delta rule, ``x`` are cotangents of the writes ``u``; else of the reads."""
 
     q: Rows
     k: Rows
@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What gradients are made of, in global memory for TMA or in shared memory."""
+    """Operands of the gradients, in global memory for TMA or in shared memory."""
 
     q: Any
     k: Any
@@ -89,7 +89,7 @@ class Loaded(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What TMA reads and writes."""
+    """Tensors that TMA reads and writes."""
 
     loaded: Loaded
     dq: Any
@@ -161,7 +161,7 @@ def gradients_of(call, work, sizes, WIDTH: gl.constexpr):
 
 @gluon.jit
 def sources_of(call, work, sizes, WIDTH: gl.constexpr):
-    """Where q, k, values, their cotangents, states and gradients lie, in blocks of channels. What the delta rule writes are its values."""
+    """TMA descriptors of q, k, values, cotangents, states and gradients, in blocks of channels. The delta rule's values are its writes."""
     key_heads = work.heads // call.group
     q = ragged(call.q, call.tokens, key_heads, sizes.K, WIDTH)
     k = ragged(call.k, call.tokens, key_heads, sizes.K, WIDTH)

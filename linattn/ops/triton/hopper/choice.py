@@ -1,4 +1,4 @@
-"""Which Gluon kernel takes the place of a Triton one, and with what options. Each is imported when it is first wanted."""
+"""Choice of the Gluon kernel that replaces a Triton one, and of its options. Each is imported on first use."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def prepare(family: Family, decay: Tensor | None, read: Tensor | None, write: Te
 
 
 def _suits(family: Family, decay: Tensor) -> bool:
-    """Whether the kernels take ``decay`` per channel, whose strides may be 0. Those that erase read after the token's decay."""
+    """True if the kernels take ``decay`` per channel, whose strides may be 0. Rules that erase read after the token's decay."""
     even = decay.data_ptr() % 16 == 0 and decay.stride(1) % 4 == decay.stride(2) % 4 == 0 and decay.stride(3) == 1
     return even and decay.dtype in (torch.bfloat16, torch.float32) and (family.rule == PLAIN or not family.before)
 
 
 def _copies(t: Tensor | None) -> bool:
-    """Whether 16 bytes of a row can be copied at a time."""
+    """True if 16 bytes of a row can be copied at a time."""
     if t is None or t.dtype != torch.bfloat16:
         return False
     return t.data_ptr() % 16 == 0 and t.stride(1) % 8 == t.stride(2) % 8 == 0 and t.stride(3) == 1

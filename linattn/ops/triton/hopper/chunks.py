@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a kernel goes through, chunk by chunk of each head."""
+    """Work of a kernel: the chunks of each head."""
 
     places: Any  # chunks times heads
     cu: Any
@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Where the tokens of a head lie; no ``rows`` in an empty slot."""
+    """Location of the tokens of a head; an empty slot has no ``rows``."""
 
     head: Any
     first: Any
@@ -86,7 +86,7 @@ def of_states(base, places, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexp
 
 @gluon.jit
 def state_at(place, row, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr):
-    """Where the state of ``place`` lies, from ``row`` on."""
+    """TMA coordinates of the state of ``place`` from ``row`` on."""
     return [place // SPLIT * K + row, place % SPLIT * V]
 
 

@@ -1,4 +1,4 @@
-"""What the Hopper kernels share: tiles of shared memory, descriptors that end with a segment, the exact sums of decays."""
+"""Helpers of all Hopper kernels: tiles of shared memory, descriptors that end with a segment, exact sums of decays."""
 
 from __future__ import annotations
 

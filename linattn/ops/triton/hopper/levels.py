@@ -1,4 +1,4 @@
-"""What the kernels for blocks of channels that do not settle share: which those are, and how tokens meet in blocks of each size.
+"""Helpers of the level kernels: the blocks of channels that they handle, and the pairs of tokens in blocks of each size.
 
 Tokens meet in the middle of blocks of 64, 32, 16, ... tokens (see tiles.py), all factors at most 1. At each size a token is a query
 in the late half of its block or a key in the early one.

@@ -57,7 +57,7 @@ def mirrored(cotangents, values, token, other, scale):
 
 @gluon.jit
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
-    """All gradients of a block of channels of a chunk."""
+    """Compute all gradients of a block of channels of a chunk."""
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     room = tiles.loaded
     qb, kb, eb, ob, xb, sb, dsb = room.q, room.k, room.v, room.do, room.x, room.states, room.dstates

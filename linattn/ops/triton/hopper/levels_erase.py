@@ -50,7 +50,7 @@ SHARE = gl.constexpr(shares(8))
 
 
 class Sources(NamedTuple):
-    """What TMA reads and writes."""
+    """Tensors that TMA reads and writes."""
 
     vectors: Any  # q, k, r, w
     of_v: Any  # v, u, dO, X
@@ -80,7 +80,7 @@ class Tiles(NamedTuple):
 
 @gluon.jit
 def product(a, b):
-    """Of what tokens bring with what others do, under way."""
+    """Start the product of operands [C, BLOCK] with the transpose of others: [C, C]."""
     nothing = gl.zeros([C, C], gl.float32, EACH)
     return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
 
@@ -120,7 +120,7 @@ def bring_values(full, work, sources, tiles, item, sizes):
 
 @gluon.jit
 def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
-    """All gradients of a block of channels of a chunk."""
+    """Compute all gradients of a block of channels of a chunk."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     of_tokens: gl.constexpr = gl.SliceLayout(1, SHARE)
     of_channels: gl.constexpr = gl.SliceLayout(0, SHARE)
@@ -297,7 +297,7 @@ def seek(item, call, work, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """All of them."""
+    """Compute all gradients of the blocks of channels that exceed the range of one product."""
     V: gl.constexpr = sizes.V
     blocks = work.places * (sizes.K // BLOCK)
     item = seek(gl.program_id(0), call, work, sizes)
@@ -330,7 +330,7 @@ def gradients(call, work, sizes):
 
 
 def programs(multiprocessors: int) -> int:
-    """One a multiprocessor, or one less: an odd number has them share whichever heads and channels it is that do not settle."""
+    """Number of programs, one a multiprocessor or one less: an odd number spreads whichever heads and channels the kernels handle."""
     return multiprocessors - 1 + multiprocessors % 2
 
 

@@ -45,7 +45,7 @@ from linattn.ops.triton.tiles import LOG2E
 
 @gluon.jit
 def by_levels(at, phase, full, call, work, sources, tiles, sizes):
-    """All gradients of a block of channels of a chunk."""
+    """Compute all gradients of a block of channels of a chunk."""
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     room = tiles.loaded
     qb, kb, vb, ob, sb, dsb = room.q, room.k, room.v, room.do, room.states, room.dstates
@@ -191,7 +191,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
 @gluon.jit
 def pick_from(chosen, x):
-    """What is ``chosen`` of ``x`` as a left operand."""
+    """Mask ``x`` by ``chosen`` and make it a left operand."""
     return left(gl.where(chosen, x, 0.0))
 
 

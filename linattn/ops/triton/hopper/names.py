@@ -14,7 +14,7 @@ missing: list[str] = []
 
 
 def first(module: Any, *names: str) -> Any:
-    """What ``module`` has under the first of ``names``. The newest name goes first: an old one may be left only to raise."""
+    """Attribute of ``module`` under the first of ``names`` that exists, newest first: an old name may remain only to raise."""
     for name in names:
         if (found := getattr(module, name, None)) is not None:
             return found

@@ -1,4 +1,4 @@
-"""What products of 64 channels are made of: layouts, tiles in shared memory, and operands in registers or rounded.
+"""Operands of products over 64 channels: layouts, tiles in shared memory, and operands in registers or rounded.
 
 Layouts follow from the number of warps of the function that asks: one warpgroup has 64 rows of accumulators, two share their columns.
 """
@@ -82,7 +82,7 @@ def hold(tile, x):
 
 @gluon.jit
 def held(tile):
-    """What ``tile`` holds, where accumulators have it."""
+    """Load ``tile`` in the layout of accumulators."""
     WARPS: gl.constexpr = gl.num_warps()
     return tile.load(shares(WARPS)).to(gl.float32)
 

@@ -14,7 +14,7 @@ from linattn.ops.triton.tiles import CHANNEL, DELTA, PLAIN
 
 
 class Call(NamedTuple):
-    """What the kernel reads and writes."""
+    """Tensors that the kernel reads and writes."""
 
     q: Rows
     k: Rows

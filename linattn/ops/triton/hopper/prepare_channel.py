@@ -1,4 +1,4 @@
-"""What the kernels that prepare chunks with a decay per channel share: tokens and decays to shared memory, sums of decays, tiles back.
+"""Helpers of the kernels that prepare chunks with a decay per channel: loads to shared memory, sums of decays, stores of tiles.
 
 One program a chunk and head; two or three of them share a multiprocessor and hide each other's loads. Sums of decays are products of a 0/1
 matrix with the decays (bfloat16, and what that leaves of float32), and come out of the tensor cores where the queries and keys they

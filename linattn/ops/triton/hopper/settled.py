@@ -1,4 +1,4 @@
-"""What the kernels for blocks of channels that settle share: one warpgroup makes decays ready and adds up the gradient of the decay."""
+"""Helpers of the kernels for decays within the range of one product: a warpgroup prepares decays and sums the gradient of the decay."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from linattn.ops.triton.tiles import LOG2E
 
 
 class Between(NamedTuple):
-    """What queries and keys have of each other, for both warpgroups that make gradients."""
+    """Products of queries and keys, shared by the two warpgroups that compute gradients."""
 
     up_to: Any  # 0/1: the tokens up to each token
     met: Any  # G, N
@@ -237,7 +237,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
-    """All of them, and which hold."""
+    """Compute all gradients, and mark the blocks of channels for which they hold."""
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
@@ -266,5 +266,5 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
 
 
 def options(size_v: int) -> dict[str, int]:
-    """What the pipeline and the registers of a program are. No more than one program fits a multiprocessor."""
+    """Pipeline depth and registers of a program. A multiprocessor runs one program at a time."""
     return dict(STAGES=128 // size_v, num_warps=4, REGISTERS=168, SUMS=136, FEW=24, maxnreg=128)

@@ -50,7 +50,7 @@ from linattn.ops.triton.tiles import LOG2E, TAME
 
 
 class Sources(NamedTuple):
-    """What TMA reads."""
+    """Tensors that TMA reads."""
 
     of_v: Any  # v, u, dO, X
     states: Any  # the state's cotangent, the state
@@ -116,7 +116,7 @@ def decays_of(call, place, at, block, work):
 
 @gluon.jit
 def make(full, empty, results, tiles, kept, work, call, sizes):
-    """All gradients, 64 channels after 64 channels."""
+    """Compute all gradients in blocks of 64 channels."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     WARPS: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = shares(WARPS)
@@ -282,7 +282,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """All of them, and which hold."""
+    """Compute all gradients, and mark the blocks of channels for which they hold."""
     key_heads = work.heads // call.group
     of_v = values_of(call, work, sizes)
     dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, BLOCK)
@@ -305,5 +305,5 @@ def gradients(call, work, sizes):
 
 
 def options(size_v: int) -> dict[str, int]:
-    """How many blocks of channels are at hand, and the registers that a thread can have. No more than one program fits a multiprocessor."""
+    """Number of blocks of channels in flight, and registers of a thread. A multiprocessor runs one program at a time."""
     return dict(programs=1, STAGES=128 // size_v, num_warps=8, maxnreg=168)

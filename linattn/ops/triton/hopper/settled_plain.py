@@ -170,7 +170,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
-    """All of them, and which hold."""
+    """Compute all gradients, and mark the blocks of channels for which they hold."""
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
     room = Loaded(
@@ -193,7 +193,7 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
 
 
 def options(size_v: int) -> dict[str, int]:
-    """What the pipeline and the registers of a program are. No more than one program fits a multiprocessor."""
+    """Pipeline depth and registers of a program. A multiprocessor runs one program at a time."""
     rest = 116 * 1024 + 512 * size_v  # bytes: everything but values and cotangents
     stages = min(2, (SHARED - rest) // (256 * size_v))
     return dict(STAGES=stages, num_warps=4, REGISTERS=176, SUMS=128, FEW=40, maxnreg=128)

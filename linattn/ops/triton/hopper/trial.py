@@ -1,4 +1,4 @@
-"""Whether the kernels for Hopper can be had from the installed triton: a tiny one, made of what they are made of, compiled and run."""
+"""Trial of the installed triton: a tiny kernel of the same parts as those for Hopper, compiled and run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def trial(x, weights, y, C: gl.constexpr):
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why the kernels cannot run on ``device``, or None. Takes a compilation, where Triton's cache has none, and a synchronisation."""
+    """Reason why the kernels cannot run on ``device``, or None. Compiles a kernel unless Triton has it cached, and synchronizes."""
     try:
         with launch.on_device(device):
             x, weights, wanted = _example(device)

@@ -152,7 +152,7 @@ def between(total, layout: gl.constexpr):
 
 @gluon.jit
 def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
-    """What the keys' own reading gives them, those that read and those that are read, and its part in the decay's gradient.
+    """Gradients of keys from the keys' own reads, as readers and as what is read, and their part in the gradient of the decay.
 
     The gradient of the strength stands on the diagonal of what the keys read of each other.
     """
@@ -310,7 +310,7 @@ def gradients(
     call, work, sizes,
     DECAY: gl.constexpr, RULE: gl.constexpr, BITS: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """All of them."""
+    """Compute all gradients inside the chunks."""
     K: gl.constexpr = sizes.K
     STAGES: gl.constexpr = sizes.STAGES
     key_heads = work.heads // call.group
@@ -362,7 +362,7 @@ def gradients(
 
 
 def options(family: Family, size_k: int, size_v: int) -> dict[str, int]:
-    """What the pipeline and the registers of a program are. No more than one program fits a multiprocessor."""
+    """Pipeline depth and registers of a program. A multiprocessor runs one program at a time."""
     delta = family.rule == DELTA.value
     fixed = 4 * size_k * size_v + 256 * size_k + 256 * (3 if delta else 2) * size_v + 3072  # bytes: states, results, values, the rest
     pairs = min(2, (SHARED - fixed) // (256 * size_k))

@@ -14,14 +14,14 @@ from linattn.ops.cpu import library
 from linattn.ops.memory import dense
 from linattn.ops.torch.linears import FINISHES, Finish, Steps
 
-VECTORS, MAPS = 8, 8  # at most, as matvec.cpp has room for
-_struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of matvec.cpp
+VECTORS, MAPS = 8, 8  # at most, as linears.cpp has room for
+_struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of linears.cpp
 _step = struct.Struct("2q d")  # Step of finish.h
 _NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # as it counts them
 
 
 def refusal(x: Tensor, *weights: Tensor) -> str | None:
-    """Why :func:`linears` does not take them, or None if it does."""
+    """Reason why :func:`linears` does not take them, or None if it does."""
     if not 0 < x.numel() <= VECTORS * x.shape[-1]:
         return f"for more than {VECTORS} vectors a matrix product is faster, and x has shape {list(x.shape)}"
     if len(weights) > MAPS:
@@ -36,7 +36,7 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
 
 
 def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
-    """Why the kernel does not take ``x`` through ``steps``, or None if it does."""
+    """Reason why the kernel does not take ``x`` through ``steps``, or None if it does."""
     tensors = [x, *[other for _, other in steps if isinstance(other, Tensor)]]
     if x.numel() == 0:
         return "there are no numbers"
@@ -51,7 +51,7 @@ def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
-    """As :func:`linattn.ops.linears.linears`; everything but steps of one dtype, summed in float32 and rounded once."""
+    """Compute :func:`linattn.ops.linears.linears`; all but the steps of one dtype, summed in float32 and rounded once."""
     norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
     weights = [w if w.stride(1) == 1 and not w.is_neg() else dense(w) for w in weights]
     y, run = bound(dense(x), weights, biases, norm, eps, size, gate, residual, gated, finish)
@@ -97,7 +97,7 @@ def bound_steps(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
 
 
 def stepped(x: Tensor, steps: Steps) -> Tensor:
-    """As :func:`linattn.ops.linears.stepped`."""
+    """Compute :func:`linattn.ops.linears.stepped`."""
     x = x.contiguous()
     y, (address, count, _kept) = library.empty(tuple(x.shape)), _packed(steps)
     library.call("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), address, count)

@@ -33,7 +33,7 @@ from linattn.ops.triton.recurrences import (
 
 @triton.jit
 def _word(total, own):
-    """Its complement is never 0: two NaNs with all bits set are what no arithmetic gives."""
+    """Pack two numbers into a word whose complement is never 0: no arithmetic gives two NaNs with all bits set."""
     low = total.to(tl.uint32, bitcast=True).to(tl.uint64)
     high = own.to(tl.uint32, bitcast=True).to(tl.uint64)
     return ~(low | (high << 32)).to(tl.int64, bitcast=True)

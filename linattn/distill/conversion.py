@@ -1,0 +1,203 @@
+"""One conversion from options to result."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linattn.distill import files
+from linattn.distill.calibrate import calibrate
+from linattn.distill.job import Job, job_of, measured, source_of, teacher_bits_per_byte
+from linattn.distill.keep import rank_layers, restored
+from linattn.distill.options import ConvertOptions, ConvertResult
+from linattn.distill.stages import TITLES, Stage, loss_of, trained
+from linattn.distill.student import SOFTMAX, replaced, student_layers, student_of
+from linattn.report.progress import Progress
+from linattn.state import only_writer
+from linattn.train import checkpoint
+
+CLIP = 1.0  # largest norm of a gradient
+Say = Callable[[str], None]
+
+
+def convert(teacher: Any, *, progress: bool = True, **options: Any) -> ConvertResult:
+    """Convert a softmax Transformer to other mixers and leave it in a folder that :func:`linattn.load` reads.
+
+    ``linattn.convert("smollm2", mixer="gated_deltanet*3, softmax", text=("book.txt",), out="student")`` copies what fits, calibrates
+    gates and output projections in closed form, and distils in up to three stages. A conversion that was killed goes on with
+    ``resume=True`` and ends with the same bits.
+
+    Args:
+        teacher: a folder that :func:`linattn.load` reads, a run of ``linattn train``, or a model; every layer must be softmax.
+        progress: report every validation on stderr.
+        options: the fields of :class:`linattn.distill.ConvertOptions`; ``out`` is required where the teacher is a model.
+
+    Raises:
+        TypeError: for a teacher that is no model and for options that do not exist.
+        OSError, ValueError: for a teacher with other layers, for text, layers and folders that do not fit, and for a loss that is NaN.
+    """
+    return run(teacher, asked(options), progress=progress)
+
+
+def asked(options: dict[str, Any]) -> ConvertOptions:
+    """``options`` as a :class:`ConvertOptions`; lists become tuples."""
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    return ConvertOptions(**given)
+
+
+def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> ConvertResult:
+    """:func:`convert` with its options as one object."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"convert runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
+    source = source_of(teacher)
+    options = replace(options, out=folder_of(source.folder, options.out))
+    with _own_generators():
+        job = job_of(source, options)
+        assert options.out is not None
+        with only_writer(options.out):
+            files.prepare(options.out, options, files.same_of(job))
+            return files.finished(options.out) or _go(job, options.out, Progress(progress))
+
+
+def folder_of(teacher: Path | None, out: Path | None) -> Path:
+    """Folder of the result."""
+    if out is not None:
+        return Path(out)
+    if teacher is None:
+        raise ValueError("out must be a folder where the teacher is a model, but came as None")
+    return Path(f"{teacher.resolve().name}-linear")
+
+
+def _go(job: Job, folder: Path, progress: Progress) -> ConvertResult:
+    seen = files.restore(folder, job)
+    history: list[dict[str, Any]] = seen["history"]
+    files.write_log(folder, history)
+    if not seen["step"]:
+        progress.say(f"copied the teacher into {job.student.config.mixer}")
+        _begin(job, history)
+        files.write_log(folder, history)
+    first = 0
+    for stage in job.stages:
+        if stage.number == 2 and job.options.keep:
+            _keep(job, folder, progress)
+        if first <= seen["step"] < first + stage.steps:
+            if seen["step"] > first:
+                progress.say(f"going on after step {seen['step'] - first} of stage {stage.number}")
+            seen = _run(job, stage, {**seen, "first": first}, folder, progress)
+        first += stage.steps
+    if history[-1]["kept"] != _kept(job):  # no stage followed the choice
+        history.append({**history[-1], "stage": "keep", "kept": _kept(job), **measured(job)})
+    result = ConvertResult(folder, tuple(_kept(job)), history, teacher_bits_per_byte(job))
+    files.write_log(folder, history)
+    files.finish(folder, job.student, job, result)
+    return result
+
+
+def _begin(job: Job, history: list[dict[str, Any]]) -> None:
+    """Measure the student as it was copied, and as it is calibrated."""
+    start = {"step": 0, "tokens": 0, "seconds": 0.0, "kept": _kept(job)}
+    history.append({"stage": "copy", **start, **measured(job)})
+    if job.options.calibrate and job.options.tokens1 and replaced(job.student):
+        calibrate(job.student, job.calibration())
+        history.append({"stage": "calibrate", **start, **measured(job)})
+
+
+def _kept(job: Job) -> list[int]:
+    return [i for i, (name, _) in enumerate(job.layers) if name == SOFTMAX]
+
+
+def _keep(job: Job, folder: Path, progress: Progress) -> None:
+    """Restore the softmax layers that lower the KL most, unless a checkpoint already has them."""
+    if _kept(job):
+        return
+    options = job.options
+    full = student_layers(job.teacher, SOFTMAX, rotary=options.rotary, mixer_options={})
+    softmax = student_of(job.teacher, full)
+    ranking = rank_layers(job.student, softmax, lambda: measured(job, outputs=False)["kl"])
+    kept = sorted(list(ranking)[: options.keep])
+    files.write_json(folder / files.RANKING, {"kept": kept, "kl": ranking})
+    progress.say(f"softmax stays in layers {', '.join(map(str, kept))}")
+    job.student, job.layers = restored(job.student, softmax, job.layers, full, kept)
+
+
+def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
+    """Train ``stage`` from ``seen["step"]`` on; returns what the last checkpoint says."""
+    first, history = seen["first"], seen["history"]
+    if stage.number == 1 and not replaced(job.student):
+        return {**seen, "step": first + stage.steps}
+    optimizer = torch.optim.AdamW(trained(job.student, stage), lr=stage.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    if seen["step"] > first:
+        optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(seen["folder"] / files.OPTIMIZER)))
+    every = job.options.save_every or max(10, stage.steps // 10)
+    title = f"stage {stage.number}, {TITLES[stage.number]}"
+    parts = -(-stage.steps // every)
+    with progress.counted(title, parts, (seen["step"] - first) // every) as say:
+        for losses, step, seconds in _steps(job, stage, optimizer, (seen["step"] - first, every)):
+            seen = {**seen, "step": first + step, "seconds": seen["seconds"] + seconds, "losses": []}
+            tokens = sum(s.tokens for s in job.stages if s.number < stage.number) + step * stage.rows * stage.context
+            told = {"stage": stage.number, "step": seen["step"], "tokens": tokens, "seconds": seen["seconds"], "kept": _kept(job)}
+            history.append({**told, "loss": sum(losses) / len(losses), **measured(job, outputs=stage.number == 1)})
+            files.save(folder, job, optimizer, {name: seen[name] for name in ("step", "seconds", "losses", "history")})
+            files.write_log(folder, history)
+            say(_told(history[-1], len(losses) * stage.rows * stage.context / seconds))
+    return seen
+
+
+def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple[int, int]) -> Iterator[tuple[list[float], int, float]]:
+    """Train from ``span[0]`` on; after every ``span[1]`` steps and the last one the losses since, the step, and the seconds since."""
+    begin, every = span
+    packed = job.packed(stage)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    losses: list[torch.Tensor] = []
+    since = time.perf_counter()
+    job.student.train()
+    for step in range(begin, stage.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = stage.rate_at(step)
+        ids = job.batch(packed, range(step * stage.rows, (step + 1) * stage.rows))
+        losses.append(gradients(job, stage, ids))
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % every == 0 or step + 1 == stage.steps:
+            values = torch.stack(losses).tolist()
+            if not all(map(math.isfinite, values)):
+                raise ValueError(f"the loss is NaN or infinite after step {step + 1} of stage {stage.number}: lower its learning rate")
+            yield values, step + 1, time.perf_counter() - since
+            losses, since = [], time.perf_counter()
+            job.student.train()
+    job.student.eval()
+
+
+def gradients(job: Job, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
+    """Accumulate the gradients of the mean loss of ``ids`` [B, T] in parts; returns the loss."""
+    total = torch.zeros((), device=ids.device)
+    for part in ids.chunk(min(job.options.accumulate, len(ids))):
+        with job.precision():
+            loss = loss_of(stage, job.student, job.teacher, part) * (len(part) / len(ids))
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _told(record: dict[str, Any], speed: float) -> str:
+    said = [f"loss {record['loss']:.4g}", f"kl {record['kl']:.4g}", f"top-1 {record['top1']:.1%}"]
+    return " · ".join([*said, f"{record['bits_per_byte']:.3f} bits/byte", f"{speed:,.0f} tokens/s"])
+
+
+@contextmanager
+def _own_generators() -> Iterator[None]:
+    """Leave the caller's random generators as they were."""
+    before = checkpoint.generators()
+    try:
+        yield
+    finally:
+        checkpoint.set_generators(*before)

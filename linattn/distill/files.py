@@ -1,0 +1,154 @@
+"""The folder of a conversion.
+
+* convert.json: the options, and what must be the same for going on
+* log.jsonl: one line per validation
+* ranking.json: KL with each layer restored, where softmax layers are chosen by it
+* checkpoint-N/: student, optimizer, generators; complete.json comes last; only the newest stays, and none when the result is there
+* config.json, tokenizer, model.safetensors: the result, in this order; result.json comes last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+import linattn
+from linattn import models
+from linattn.data.folders import publish
+from linattn.distill.job import Job
+from linattn.distill.options import ConvertOptions, ConvertResult
+from linattn.distill.student import config_with, new_student
+from linattn.hf import LinattnForCausalLM
+from linattn.hf import folder as folders
+from linattn.hf.tokenizer import tokenizer_of
+from linattn.models.files import WEIGHTS
+from linattn.state import content_of, empty, read_json, replacing
+from linattn.state.identity import identity
+from linattn.train import checkpoint
+
+CONVERT, LOG, RANKING, RESULT = "convert.json", "log.jsonl", "ranking.json", "result.json"
+STUDENT, OPTIMIZER, GENERATORS = "student.safetensors", "optimizer.safetensors", "generators.safetensors"
+_FREE = ("out", "resume", "device", "text", "tokenizer", "save_every")  # options that change no weight, or that the corpus stands for
+
+
+def same_of(job: Job) -> dict[str, Any]:
+    """Everything that the weights follow from, as JSON values."""
+    options = {f.name: getattr(job.options, f.name) for f in fields(ConvertOptions) if f.name not in _FREE}
+    stated = {"teacher": identity(job.source.model), "layers": job.layers, "corpus_sha256": job.data.sha256, **options}
+    return json.loads(json.dumps(stated))
+
+
+def prepare(folder: Path, options: ConvertOptions, same: dict[str, Any]) -> None:
+    """Begin a conversion in ``folder``, or check that the one in it is the same.
+
+    Raises:
+        ValueError: if the folder holds something else, or a conversion that ``resume`` does not ask for or that is another one.
+    """
+    path = folder / CONVERT
+    if not path.is_file():
+        if not empty(folder):
+            raise ValueError(f"{folder} is there already and holds no conversion: name another folder with --out")
+        asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text]}
+        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
+        write_json(path, {"linattn": linattn.__version__, "options": asked, "same": same})
+        return
+    known = read_json(path)
+    if not options.resume:
+        raise ValueError(f"{folder} already holds a conversion: go on with it with --resume, or name another folder with --out")
+    with content_of(path):
+        other = [name for name, value in same.items() if known["same"].get(name) != value]
+    if other:
+        raise ValueError(f"{folder} holds another conversion, which cannot go on as asked: {', '.join(other)} differ")
+
+
+def saved_options(folder: Path) -> ConvertOptions | None:
+    """Options that the conversion in ``folder`` was started with; None if there is none."""
+    if not (folder / CONVERT).is_file():
+        return None
+    known = read_json(folder / CONVERT)
+    with content_of(folder / CONVERT):
+        given = known["options"]
+        kept = given["keep_layers"]
+        options = ConvertOptions(**{**given, "text": tuple(given["text"]), "keep_layers": None if kept is None else tuple(kept)})
+    return replace(options, out=folder)
+
+
+def save(folder: Path, job: Job, optimizer: torch.optim.Optimizer, about: dict[str, Any]) -> None:
+    """Write a whole checkpoint after ``about["step"]`` steps, then remove older ones."""
+    name = f"checkpoint-{about['step']}"
+    aside = folder / f".{name}.part"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    checkpoint.write(aside / STUDENT, job.student.state_dict(), {"layers": job.layers})
+    checkpoint.write(aside / OPTIMIZER, *checkpoint.flatten(optimizer.state_dict()))
+    checkpoint.write(aside / GENERATORS, *checkpoint.generators())
+    publish(aside, folder / name)
+    checkpoint.mark(folder / name, **about)
+    for old in folder.glob("checkpoint-*"):
+        if old.name != name:
+            shutil.rmtree(old)
+
+
+def restore(folder: Path, job: Job) -> dict[str, Any]:
+    """Put the student of the newest whole checkpoint into ``job``; returns what its mark says, step 0 if there is none."""
+    newest = checkpoint.newest(folder)
+    for left in folder.glob(".*.part"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    if newest is None:
+        return {"step": 0, "seconds": 0.0, "history": [], "losses": []}
+    checkpoint.check(newest)
+    weights, about = checkpoint.read(newest / STUDENT)
+    job.layers = [(name, options) for name, options in about["layers"]]
+    like = job.student.model.embedding.weight
+    config = config_with(cast(models.LMConfig, job.teacher.config), job.layers)
+    job.student = new_student(config, like)
+    job.student.load_state_dict(weights)
+    checkpoint.set_generators(*checkpoint.read(newest / GENERATORS))
+    return {"folder": newest, **(checkpoint.marked(newest) or {})}
+
+
+def finish(folder: Path, student: LinattnForCausalLM, job: Job, result: ConvertResult) -> None:
+    """Write the result into ``folder``, its weights last of the model's files, and remove the checkpoints."""
+    aside = folder / ".result.part"
+    shutil.rmtree(aside, ignore_errors=True)
+    if isinstance(job.source.model, LinattnForCausalLM):
+        student.generation_config = job.source.model.generation_config
+    student.save_pretrained(aside)
+    copied = {} if job.source.folder is None or job.options.tokenizer else folders.tokenizer_of(job.source.folder)
+    for name, path in copied.items():
+        shutil.copyfile(path, aside / name)
+    if not copied:
+        tokenizer_of(job.data.codec).save_pretrained(aside)
+    for name in sorted((path.name for path in aside.iterdir()), key=lambda name: (name == WEIGHTS, name)):
+        with replacing(folder / name) as beside:
+            shutil.copyfile(aside / name, beside)
+    write_json(folder / RESULT, {**asdict(result), "folder": None})
+    for left in (aside, *folder.glob("checkpoint-*")):
+        shutil.rmtree(left)
+
+
+def finished(folder: Path) -> ConvertResult | None:
+    """Result of the conversion in ``folder``; None if it is not finished."""
+    if not (folder / RESULT).is_file():
+        return None
+    content = read_json(folder / RESULT)
+    with content_of(folder / RESULT):
+        return ConvertResult(**{**content, "folder": folder, "kept": tuple(content["kept"])})
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON, whole or not at all."""
+    with replacing(path) as aside:
+        aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write_log(folder: Path, history: list[dict[str, Any]]) -> None:
+    """Write the log, one line of JSON per validation."""
+    with replacing(folder / LOG) as aside:
+        aside.write_text("".join(json.dumps(record) + "\n" for record in history), encoding="utf-8")

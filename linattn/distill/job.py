@@ -1,0 +1,178 @@
+"""A conversion in progress: models, data and device, and what is measured on held-out text."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from linattn import models
+from linattn.data import Corpus, PackedTokens, corpus
+from linattn.data.packed import Windows
+from linattn.distill import losses
+from linattn.distill.options import ConvertOptions
+from linattn.distill.stages import Stage, stages_of
+from linattn.distill.student import Layer, check_teacher, config_with, replaced, student_layers, student_of
+from linattn.distill.teacher import TeacherPass, teacher_pass
+from linattn.hf import LinattnForCausalLM, folder, load
+from linattn.models.memory import FLOAT, TRAINED, language_parameters, require
+from linattn.train import checkpoint
+
+TOKENIZER = "tokenizer.json"
+HELD_OUT = 1 << 14  # tokens, evenly spaced over the validation text
+CALIBRATION = 1 << 14  # tokens
+
+
+@dataclass(frozen=True)
+class Source:
+    """The teacher: its model, in memory as it came, and its folder, None if it came as a model."""
+
+    model: nn.Module
+    folder: Path | None
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Its ``tokenizer.json``; None if it has none."""
+        found = None if self.folder is None else self.folder / TOKENIZER
+        return found if found is not None and found.is_file() else None
+
+
+def source_of(teacher: Any) -> Source:
+    """Read ``teacher``: a model, a folder that :func:`linattn.load` reads, or a run of ``linattn train``.
+
+    Raises:
+        TypeError, OSError, ValueError: if it is none, or has other mixers than softmax.
+    """
+    if isinstance(teacher, str | Path):
+        path = Path(teacher)
+        newest = None if (path / folder.CONFIG).is_file() and not (path / "run.json").is_file() else checkpoint.newest(path)
+        path = path if newest is None else newest
+        source = Source(load(path), path)
+    else:
+        source = Source(teacher, None)
+    check_teacher(source.model)
+    return source
+
+
+@dataclass
+class Job:
+    """Everything that the stages work on; ``student`` and ``layers`` change when softmax layers are restored."""
+
+    options: ConvertOptions
+    source: Source
+    teacher: nn.Module
+    data: Corpus
+    device: torch.device
+    layers: list[Layer]
+    student: LinattnForCausalLM
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The three stages."""
+        return stages_of(self.options, cast(models.LMConfig, self.teacher.config).dim)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Autocast to bfloat16 if the options ask for it, or by default on a GPU."""
+        asked = self.options.dtype or ("fp32" if self.device.type == "cpu" else "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=asked == "bf16")
+
+    def batch(self, data: Dataset, rows: range) -> Tensor:
+        """Tokens [B, T] of the samples ``rows``, on the device."""
+        return torch.stack([data[i]["input_ids"] for i in rows]).to(self.device, non_blocking=True)
+
+    def packed(self, stage: Stage) -> PackedTokens:
+        """Training data of ``stage``; each has an order of its own."""
+        return PackedTokens(
+            self.data.train, stage.context, seed=4 * self.options.seed + stage.number, samples=max(1, stage.steps) * stage.rows
+        )  # fmt: skip
+
+    def held_out(self, context: int) -> Iterator[Tensor]:
+        """Batches [B, T] of held-out tokens."""
+        windows = Windows(self.data.validation, context, max(1, HELD_OUT // context))
+        for start in range(0, len(windows), self.options.batch_size):
+            yield self.batch(windows, range(start, min(start + self.options.batch_size, len(windows))))
+
+    def calibration(self) -> Iterator[TeacherPass]:
+        """Passes of the teacher over the first training tokens of an order of their own."""
+        context, rows = self.options.context, self.options.batch_size
+        count = max(1, CALIBRATION // (context * rows))
+        data = PackedTokens(self.data.train, context, seed=4 * self.options.seed, samples=count * rows)
+        for i in range(count):
+            yield teacher_pass(self.teacher, self.batch(data, range(i * rows, (i + 1) * rows)))
+
+
+def job_of(source: Source, options: ConvertOptions) -> Job:
+    """Load everything and make the student, with weights from the teacher and ``options.seed``.
+
+    Raises:
+        OSError, ValueError: for text, tokenizer, mixers and layers that do not fit, and for sizes that memory does not hold.
+    """
+    config = cast(models.LMConfig, source.model.config)
+    kept = () if options.keep is not None else options.keep_layers
+    if options.keep is not None and options.keep > config.layers:
+        raise ValueError(f"keep must be at most {config.layers}, the layers of the teacher, but came as {options.keep}")
+    layers = student_layers(source.model, options.mixer, kept=kept, rotary=options.rotary, mixer_options=options.mixer_options)
+    ours = language_parameters(config_with(config, layers))
+    require(TRAINED * ours + FLOAT * language_parameters(config), f"a teacher and a student of {ours:,} parameters in training")
+    data = corpus(options.text, options.tokenizer or source.tokenizer)
+    if data.vocab_size > config.vocab_size:
+        raise ValueError(f"tokenizer has {data.vocab_size:,} tokens, but the teacher {config.vocab_size:,}: give the teacher's own")
+    device = torch.device(options.device or (torch.accelerator.current_accelerator() or "cpu"))
+    teacher = trainable_copy(source.model, device)
+    torch.manual_seed(options.seed)
+    job = Job(options, source, teacher, data, device, layers, student_of(teacher, layers, context=options.context))
+    for stage in job.stages:
+        if stage.steps:
+            job.packed(stage)
+    next(job.held_out(options.context))
+    return job
+
+
+def trainable_copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """``model`` in evaluation mode on ``device`` in at least float32; a copy if it is not."""
+    like = cast(Any, model).model.embedding.weight
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if (like.device, like.dtype, model.training) == (device, dtype, False):
+        return model
+    return copy.deepcopy(model).to(device=device, dtype=dtype).eval()
+
+
+@torch.no_grad()
+def measured(job: Job, student: nn.Module | None = None, *, outputs: bool = True) -> dict[str, Any]:
+    """KL, top-1 agreement and bits per byte of the student on held-out text, and the error of each replaced mixer's output."""
+    model = job.student if student is None else student
+    was, total = model.training, torch.zeros(3, dtype=torch.float64)
+    model.eval()
+    errors: list[Tensor] = []
+    tokens = predicted = 0
+    with job.precision():
+        for ids in job.held_out(job.options.context):
+            seen, hidden = teacher_pass(job.teacher, ids), cast(Any, model).model(ids)[0]
+            kl, same = losses.distances(model, job.teacher, hidden, seen.hidden), losses.agreement(model, job.teacher, hidden, seen.hidden)
+            total += torch.tensor([kl.item(), same.item(), losses.cross_entropy(model, hidden, ids).item()])
+            tokens, predicted = tokens + ids.numel(), predicted + ids[:, 1:].numel()
+            if outputs and replaced(model):
+                errors.append(losses.output_errors(model, seen) * len(ids))
+    model.train(was)
+    kl, same, entropy = total.tolist()
+    told = {"kl": kl / tokens, "top1": same / tokens, "bits_per_byte": job.data.bits_per_byte(entropy / predicted)}
+    rows = tokens // job.options.context
+    return told | ({"output_error": (torch.stack(errors).sum(0) / rows).tolist()} if errors else {})
+
+
+@torch.no_grad()
+def teacher_bits_per_byte(job: Job) -> float:
+    """Bits per byte of the teacher on the held-out text."""
+    total, predicted = 0.0, 0
+    with job.precision():
+        for ids in job.held_out(job.options.context):
+            total += losses.cross_entropy(job.teacher, cast(Any, job.teacher).model(ids)[0], ids).item()
+            predicted += ids[:, 1:].numel()
+    return job.data.bits_per_byte(total / predicted)

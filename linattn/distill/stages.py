@@ -1,0 +1,83 @@
+"""The three stages: what each trains, on how many tokens, at which learning rate, and its loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from linattn.distill import losses
+from linattn.distill.options import ConvertOptions
+from linattn.distill.student import replaced
+from linattn.distill.teacher import teacher_pass
+
+TITLES = {1: "mixer outputs", 2: "KL of the logits", 3: "cross-entropy"}
+_WIDTH, _RATE = 4096, 1e-5  # learning rate of the second stage at that width
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a distillation.
+
+    Args:
+        number: 1, 2 or 3.
+        steps: optimizer steps; 0 leaves the stage out.
+        context: tokens T of a sequence.
+        rows: sequences B of a step.
+        rate: learning rate at the start.
+        final: learning rate at the end of a cosine.
+    """
+
+    number: int
+    steps: int
+    context: int
+    rows: int
+    rate: float
+    final: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole stage."""
+        return self.steps * self.rows * self.context
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of ``step``, counted from 0."""
+        return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * step / self.steps)) / 2
+
+
+def stages_of(options: ConvertOptions, width: int) -> list[Stage]:
+    """The three stages of a model of ``width`` D, those left out with no steps."""
+    rate2 = _RATE * _WIDTH / width if options.rate2 is None else options.rate2
+    context3 = 4 * options.context if options.context3 is None else options.context3
+    rows3 = max(1, options.batch_size * options.context // context3)
+    planned = (
+        (options.tokens1, options.context, options.batch_size, options.rate1, options.rate1 / 100),
+        (options.tokens2, options.context, options.batch_size, rate2, rate2),
+        (options.tokens3, context3, rows3, rate2, rate2),
+    )
+    return [
+        Stage(number, -(-tokens // (rows * context)), context, rows, rate, final)
+        for number, (tokens, context, rows, rate, final) in enumerate(planned, 1)
+    ]
+
+
+def trained(student: nn.Module, stage: Stage) -> list[nn.Parameter]:
+    """Parameters that ``stage`` trains: of the replaced mixers in the first, all in the others. Only they require gradients then."""
+    student.requires_grad_(stage.number > 1)
+    if stage.number == 1:
+        for i in replaced(student):
+            cast(Any, student).model.layers[i].mixer.requires_grad_(True)
+    return [p for p in student.parameters() if p.requires_grad]
+
+
+def loss_of(stage: Stage, student: nn.Module, teacher: nn.Module, ids: Tensor) -> Tensor:
+    """Mean loss of the tokens ``ids`` [B, T]: normalised squared error of mixers, or nats per token."""
+    backbone = cast(Any, student).model
+    if stage.number == 3:
+        return losses.cross_entropy(student, backbone(ids)[0], ids) / ids[:, 1:].numel()
+    seen = teacher_pass(teacher, ids)
+    if stage.number == 1:
+        return losses.output_errors(student, seen).mean()
+    return losses.distances(student, teacher, backbone(ids)[0], seen.hidden) / ids.numel()

@@ -1,0 +1,25 @@
+"""Tokens on their way from the device to Python."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Pending:
+    """Next ``tokens`` [n] of ``items``, one each, copied while the device computes on."""
+
+    def __init__(self, items: list, tokens: Tensor) -> None:
+        self._items, self._event = items, None
+        if tokens.is_cuda:
+            self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._tokens = tokens.to("cpu", copy=True)
+
+    def values(self) -> tuple[list, list[int]]:
+        """Items and their tokens, once those are here."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._items, self._tokens.tolist()

@@ -1,0 +1,367 @@
+"""Pool of states: many sequences decode together and join and leave at any token."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.arguments import described, whole
+from linattn.data.codec import Codec
+from linattn.generate import sampling
+from linattn.generate.pending import Pending
+from linattn.generate.prefixes import PrefixCache
+from linattn.generate.request import Prompt, Request, Stops
+from linattn.generate.rows import Rows
+from linattn.generate.sampling import Sampling
+from linattn.generate.stream import as_prompt, language_model
+from linattn.ops.checks import check_tokens
+from linattn.state import State
+
+
+class PoolFullError(RuntimeError):
+    """Raised where a request would have to wait behind as many others as the pool's queue holds."""
+
+
+class Pool:
+    """States of up to ``slots`` sequences of one model. Each step of decoding advances all of them by a token.
+
+    A prompt is read beside the decoding sequences, at most ``block`` tokens of all prompts between two steps, in pieces that end at
+    multiples of ``block``. With ``prefix_bytes`` the states behind those pieces are kept, the most recently used ones, and a later
+    prompt with the same beginning starts behind it; its logits have the same bits as if the pool had read it alone from the start.
+
+    Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
+    a matrix product may be ordered differently for another number of rows.
+
+    The weights may be changed between two runs; cached prefixes are dropped then. Methods may be called from any thread.
+
+    Args:
+        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, in ``eval``.
+        slots: sequences that are read or decoded at the same time, at least 1. Their states are allocated at once.
+        prefix_bytes: bytes of states of prefixes; 0: none is kept.
+        block: tokens of a piece of a prompt, and of a block of a cached prefix.
+        queue: requests that may wait for a slot.
+        context: tokens of one sequence, prompt included, for models with layers that keep every token; others have no limit.
+        codec: decodes tokens, for ``Request.text`` and for stops that are texts.
+
+    Raises:
+        TypeError: for ``model`` or ``codec`` of another kind.
+        ValueError: for a number out of range, and for a model that cannot be pooled: the message names its layer.
+    """
+
+    def __init__(
+        self, model: Any, slots: int = 64, prefix_bytes: int = 0, *, block: int = 256, queue: int = 1024, context: int = 4096,
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        self._model = language_model("model", model)
+        self._slots, self._block = whole("slots", slots, 1), whole("block", block, 1)
+        self._queue, self._context = whole("queue", queue, 0), whole("context", context, 1)
+        if codec is not None and not hasattr(codec, "stream"):
+            raise TypeError(f"codec must have stream(), as those of linattn.data have, but came as {described(codec)}")
+        self._codec, self._device = codec, model.lm_head.weight.device
+        self._fresh = _fresh(model)
+        self._rows = Rows(model, self._fresh, self._slots, self._context)
+        self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
+        self._waiting: deque[Prompt] = deque()
+        self._reading: list[Prompt] = []  # each has the slot of its first request
+        self._ready: deque[tuple[Request, State, Tensor]] = deque()  # forks: their state and next token, waiting for a slot
+        self._active: list[Request] = []  # in the order of their rows
+        self._pending: deque[Pending] = deque()  # tokens that are computed and not yet known here
+        self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not returned yet
+        self._ahead = int(self._device.type == "cuda")  # steps that a GPU computes while earlier tokens are taken in
+        self._lock = threading.RLock()
+
+    @property
+    def free(self) -> int:
+        """Slots without a sequence."""
+        return self._slots - len(self._active) - len(self._reading)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return sum(len(p.requests) for p in (*self._waiting, *self._reading)) - len(self._reading) + len(self._ready)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots and of the cached prefixes."""
+        return self._rows.nbytes + self._prefixes.nbytes
+
+    def submit(
+        self,
+        ids: Tensor | Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Collection[int | str] = (),
+        state: State | None = None,
+        salt: str = "",
+    ) -> Request:
+        """Ask for the continuation of ``ids``, which :meth:`run` computes.
+
+        Args:
+            ids: the prompt, [T] or a list of integers, at least one.
+            max_new_tokens: tokens to add at most.
+            temperature, top_k, top_p: see :class:`linattn.generate.Sampling`; temperature 0 is greedy.
+            seed: of this sequence's own random numbers; None: a random one.
+            stop: tokens and texts that end the sequence; the token that does so is returned too.
+            state: one row that has read what stands before ``ids``, as :meth:`state` returns it; None: nothing.
+            salt: cached prefixes are only shared between requests with equal ones: separates users from each other.
+
+        Raises:
+            PoolFullError: if as many requests wait as the queue holds.
+            TypeError, ValueError: for an argument that does not fit; nothing has been queued then.
+        """
+        if not isinstance(salt, str):
+            raise TypeError(f"salt must be a string, but came as {described(salt)}")
+        tokens = as_prompt(ids, torch.device("cpu"))
+        if tokens.ndim != 1 or not len(tokens):
+            raise ValueError(f"ids must be a prompt [T] of at least one token, but came with shape {list(tokens.shape)}")
+        check_tokens("ids", tokens[None].long(), self._model.lm_head.weight.shape[0])
+        numbers = tuple(tokens.tolist())
+        self._check_state(state, len(numbers) + whole("max_new_tokens", max_new_tokens, 0))
+        request = Request(numbers, max_new_tokens, Sampling(temperature, top_k, top_p), Stops.of(stop, self._codec), self._generator(seed))
+        with self._lock:
+            self._check_queue()
+            if not max_new_tokens:
+                request.reason = "length"
+                return request
+            keys = [] if state is not None else self._prefixes.keys(numbers, salt)
+            self._waiting.append(Prompt([request], numbers, self._fresh if state is None else state, keys))
+        return request
+
+    def run(self) -> Iterator[tuple[Request, int]]:
+        """Decode until all requests have ended; yields every new token with its request.
+
+        Requests may be submitted, forked and cancelled meanwhile. Who stops early finds the other tokens in the next run.
+        """
+        if self._rows.changed():
+            self._prefixes.clear()
+        while True:
+            with self._lock:
+                if not self._found and self._busy:
+                    self._advance()
+                event = self._found.popleft() if self._found else None
+                if event is None and not self._busy:
+                    return
+            if event is not None and event[0].reason != "cancelled":
+                yield event
+
+    def cancel(self, request: Request) -> None:
+        """End ``request`` now: its slot is free, and :meth:`run` yields no more of its tokens. Without effect on one that has ended.
+
+        Raises:
+            ValueError: for a request of another pool.
+        """
+        with self._lock:
+            if _is_request(request).done:
+                return
+            self._remove(self._known(request))
+            request.reason = "cancelled"
+
+    def fork(self, request: Request, *, seed: int | None = None) -> Request:
+        """Ask for a second continuation from where ``request`` is now, with the same arguments but for the ``seed``.
+
+        The prompt is read once for both. The new request's ``tokens`` begin with those so far; :meth:`run` yields the ones after.
+
+        Raises:
+            PoolFullError: if as many requests wait as the queue holds.
+            ValueError: for a request that has ended, and for one of another pool.
+        """
+        generator = self._generator(seed)
+        with self._lock:
+            self._check_queue()
+            self._settle()
+            twin = self._known(_is_request(request)).twin(generator)
+            prompt = self._prompt(request)
+            if prompt is not None:
+                prompt.requests.append(twin)
+            elif request in self._active:
+                row = self._active.index(request)
+                self._ready.append((twin, self._rows.read(row), self._rows.tokens[row : row + 1].clone()))
+            else:
+                state, token = next((state, token) for other, state, token in self._ready if other is request)
+                self._ready.append((twin, state, token))
+        return twin
+
+    def state(self, request: Request) -> State:
+        """Copy of the state of a decoding ``request``: one row that has read the prompt and all of ``request.tokens`` but the last.
+
+        Raises:
+            ValueError: for a request that waits, is being read or has ended, and for one of another pool.
+        """
+        with self._lock:
+            self._settle()
+            if self._known(_is_request(request)) not in self._active:
+                raise ValueError("request must be one that decodes, but its prompt is not read yet")
+            return self._rows.read(self._active.index(request))
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._active or self._reading or self._waiting or self._ready or self._pending)
+
+    @torch.no_grad()
+    def _advance(self) -> None:
+        """Let requests join, read a piece of the prompts, and advance all active rows by a token."""
+        while self._ready and self.free:
+            self._join(*self._ready.popleft())
+        while self._waiting and self.free and not self._ready:
+            self._reading.append(self._waiting.popleft())
+        if self._reading:
+            self._read()
+        if self._active:
+            logits = self._rows.step(len(self._active))
+            tokens = self._rows.tokens[: len(self._active)]
+            sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
+            self._pending.append(Pending(list(self._active), tokens))
+        self._settle(self._ahead if self._active else 0)
+
+    def _read(self) -> None:
+        """Read the next pieces of the prompts; where one ends, its requests get their first token and join."""
+        pieces = self._pieces()
+        hidden = self._prefill(pieces)
+        for (prompt, n), last in zip(pieces, hidden, strict=True):
+            prompt.done += n
+            if prompt.done < len(prompt.ids):
+                if prompt.keys:
+                    self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state)
+                continue
+            logits = self._model.lm_head(last)  # [1, V]
+            self._reading.remove(prompt)
+            for request in prompt.requests:
+                token = sampling.sample(logits, request.sampling, request.generator)
+                self._pending.append(Pending([request], token))
+                self._ready.append((request, prompt.state, token))
+        if not self._ahead:
+            self._settle()  # who has ended by now need not join
+        while self._ready and self.free:
+            self._join(*self._ready.popleft())
+
+    def _pieces(self) -> list[tuple[Prompt, int]]:
+        """Prompts to read from now, with the number of tokens of each: together at most a block."""
+        left, pieces = self._block, []
+        for prompt in self._reading:
+            found, state = self._prefixes.find(prompt.keys, prompt.done // self._block)
+            if state is not None:
+                prompt.done, prompt.state = found, state
+            n = min(len(prompt.ids) - prompt.done, self._block)
+            if n > left:
+                break
+            pieces.append((prompt, n))
+            left -= n
+            if self._rows.growing:  # states of different numbers of tokens are not packed
+                break
+        return pieces
+
+    def _prefill(self, pieces: list[tuple[Prompt, int]]) -> list[Tensor]:
+        """Read ``pieces`` in one call and replace the states of their prompts; returns the last hidden state [1, D] of each."""
+        ids = torch.tensor([[i for p, n in pieces for i in p.ids[p.done : p.done + n]]], device=self._device)
+        if len(pieces) == 1:
+            hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
+            return [hidden[:, -1]]
+        cu_seqlens = torch.tensor([0, *(n for _, n in pieces)]).cumsum(0)
+        states = State.cat([p.state for p, _ in pieces])
+        hidden, states = self._model.model(ids, states, return_state=True, cu_seqlens=cu_seqlens.to(self._device))
+        for i, (prompt, _) in enumerate(pieces):
+            prompt.state = states.select([i])
+        return [hidden[:, end - 1] for end in cu_seqlens[1:].tolist()]
+
+    def _join(self, request: Request, state: State, token: Tensor) -> None:
+        self._rows.write(len(self._active), state, token)
+        self._active.append(request)
+
+    def _settle(self, keep: int = 0) -> None:
+        """Take in the tokens that are computed but for the last ``keep`` steps; sequences that end with theirs leave."""
+        while len(self._pending) > keep:
+            requests, tokens = self._pending.popleft().values()
+            for request, token in zip(requests, tokens, strict=True):
+                if not request.done:
+                    request.accept(token)
+                    self._found.append((request, token))
+                    if request.done:
+                        self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        """Take ``request`` out of the queue or free its slot."""
+        if request in self._active:
+            row, last = self._active.index(request), len(self._active) - 1
+            self._rows.leave(row, last)
+            self._active[row] = self._active[last]
+            self._active.pop()
+        elif (prompt := self._prompt(request)) is not None:
+            prompt.requests.remove(request)
+            if not prompt.requests:
+                (self._reading if prompt in self._reading else self._waiting).remove(prompt)
+        else:
+            self._ready = deque(one for one in self._ready if one[0] is not request)
+
+    def _prompt(self, request: Request) -> Prompt | None:
+        """Prompt of ``request`` that is not read to its end; None if it has been."""
+        return next((p for p in (*self._reading, *self._waiting) if request in p.requests), None)
+
+    def _known(self, request: Request) -> Request:
+        """Return ``request`` if it is one of this pool that has not ended; else raise ValueError."""
+        if request.done:
+            raise ValueError(f"request must be a running one, but it has ended: {request.reason}")
+        if request not in self._active and self._prompt(request) is None and all(request is not r for r, _, _ in self._ready):
+            raise ValueError("request must be one of this pool, but came from another")
+        return request
+
+    def _generator(self, seed: int | None) -> torch.Generator:
+        return sampling.generator(seed, self._device)
+
+    def _check_queue(self) -> None:
+        if self.waiting >= self._queue + self.free:
+            raise PoolFullError(f"{self.waiting} requests wait already and queue={self._queue}: submit again when some have ended")
+
+    def _check_state(self, state: State | None, tokens: int) -> None:
+        if state is not None and not isinstance(state, State):
+            raise TypeError(f"state must be a linattn.State, but came as {described(state)}")
+        if state is not None and (state.rows != 1 or _shapes(state, self._rows.names) != _shapes(self._fresh, self._rows.names)):
+            raise ValueError("state must be one row of a state of this pool's model, but its tensors or their shapes differ")
+        total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
+        if self._rows.growing and total > self._context:
+            raise ValueError(f"prompt and new tokens are {total}, but a layer keeps every token and context={self._context}")
+
+
+def _is_request(request: Any) -> Request:
+    if not isinstance(request, Request):
+        raise TypeError(f"request must be what submit returned, but came as {described(request)}")
+    return request
+
+
+def _shapes(state: State, names: Sequence[tuple[str, ...]]) -> Any:
+    """Names, dtypes and shapes of a state's tensors without rows and, for those in ``names``, slots; None for another number of layers."""
+    if len(state.layers) != len(names):
+        return None
+    return [
+        [(name, t.dtype, t.shape[2:] if name in own else t.shape[1:]) for name, t in layer.items()]
+        for layer, own in zip(state.layers, names, strict=True)
+    ]
+
+
+@torch.inference_mode(mode=False)
+@torch.no_grad()
+def _fresh(model: Any) -> State:
+    """State of one row before its first token.
+
+    Raises:
+        ValueError: naming the layer whose state grows in a way that slots cannot hold, or whose rows depend on each other.
+    """
+    from linattn.generate import captured
+
+    for name, module in model.named_modules():
+        if getattr(module, "eval_capacity", None) is not None:
+            raise ValueError(f"model cannot be pooled: {name} has an eval_capacity, so that a token's output depends on the other rows")
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.lm_head.weight.device)
+    fresh = model.model(ids[:, :0], return_state=True)[1]
+    grown = captured.growth(model.model, fresh, model.model(ids, fresh, return_state=True)[1])
+    if grown is not None:
+        raise ValueError(f"model cannot be pooled: {grown}")
+    return fresh

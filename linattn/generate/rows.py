@@ -1,0 +1,177 @@
+"""Rows of a pool: the states of many sequences in fixed buffers, and the captured steps that advance the first rows of them.
+
+Active rows are the first ones, so that a step works on a view of the buffers and no state is gathered or scattered. A row that leaves is
+replaced by the last active one. A step is captured for each of a few numbers of rows (:func:`bucket`).
+
+Softmax layers have a slot per token. All rows write the token of a step into the same slot, number ``used``; a row's tokens are in the
+slots just before it, as many as the row has read, and the mask of the layer hides the others. Where the slots run out, all rows are
+moved to the front together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.generate import capacity, captured
+from linattn.generate.capacity import TAKEN
+from linattn.generate.captured import Choice, Step
+from linattn.state import State
+
+SPARE = 64  # slots beyond the longest sequence, at least: the rows are moved to the front once for as many steps
+
+
+def bucket(count: int, slots: int) -> int:
+    """Rows that the step for ``count`` active ones works on: the next power of two, at most ``slots``."""
+    return min(1 << (count - 1).bit_length(), slots)
+
+
+class Rows:
+    """States of ``slots`` sequences like the one-row state ``fresh``, and the next token of each, ``tokens`` [slots] int64.
+
+    ``context`` is the number of tokens that one row may read where layers keep every token.
+    """
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def __init__(self, model: Any, fresh: State, slots: int, context: int) -> None:
+        self._model, self._slots = model, slots
+        self.names = capacity.slots_of(model.model)
+        self.growing = any(self.names)
+        self._size = context + max(SPARE, context // 4) if self.growing else 0
+        self._used, self._lengths = 0, [0] * slots
+        self._buffers = capacity.preallocated(fresh.fork(slots), self.names, self._size)
+        self.tokens = torch.zeros_like(self._buffers.position)
+        self._steps: dict[int, Callable[[], Tensor]] = {}
+        self._weights: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return self._buffers.nbytes
+
+    def changed(self) -> bool:
+        """True if weights or settings of the model have changed since the last call; captured steps are dropped then."""
+        before, self._weights = self._weights, captured.fingerprint(self._model.model, self._model.lm_head)
+        if before != self._weights:
+            self._steps.clear()
+        return before is not None and before != self._weights
+
+    def write(self, row: int, state: State, token: Tensor) -> None:
+        """Let ``row`` continue the one-row ``state`` with ``token`` [1]; nothing stays of what was in the row."""
+        length = capacity.taken(state, self.names) or 0
+        if length > self._used:
+            self._shift(length)
+        for own, layer, names in zip(self._buffers.layers, state.layers, self.names, strict=True):
+            for name, t in layer.items():
+                if name in names:
+                    own[name][row].zero_()
+                    own[name][row, self._used - length : self._used] = t[0]
+                else:
+                    own[name][row] = t[0]
+        self.tokens[row] = token[0]
+        self._lengths[row] = length
+
+    def read(self, row: int) -> State:
+        """Copy of the state of ``row``."""
+        kept = slice(self._used - self._lengths[row], self._used)
+        return State(
+            {name: (t[row : row + 1, kept] if name in names else t[row : row + 1]).clone() for name, t in layer.items() if name != TAKEN}
+            for layer, names in zip(self._buffers.layers, self.names, strict=True)
+        )
+
+    def leave(self, row: int, last: int) -> None:
+        """Put the row ``last`` in the place of ``row``, and zeros in its own."""
+        for t in (self.tokens, *self._tensors()):
+            if row != last:
+                t[row].copy_(t[last])
+            t[last].zero_()
+        self._lengths[row], self._lengths[last] = self._lengths[last], 0
+        if not any(self._lengths):
+            self._use(0)
+
+    def step(self, count: int) -> Tensor:
+        """Let the first ``count`` rows read their tokens; writes the most likely next ones into ``tokens``, returns the logits [count, V].
+
+        The logits are overwritten by the next step.
+        """
+        if self.growing:
+            longest = max(self._lengths[:count])
+            if self._used == self._size or self._used > 2 * longest + SPARE:  # few slots: a CPU reads all that are used
+                self._shift(longest)
+        n = bucket(count, self._slots)
+        if n not in self._steps:
+            self._steps[n] = self._step(n)
+        logits = self._steps[n]()
+        if self.growing:
+            self._used += 1
+            self._lengths[:count] = [length + 1 for length in self._lengths[:count]]
+        return logits[:count]
+
+    def _tensors(self) -> list[Tensor]:
+        """All tensors with a row per sequence; the slot counters are common to all rows."""
+        return [t for layer in self._buffers.layers for name, t in layer.items() if name != TAKEN]
+
+    def _use(self, used: int) -> None:
+        self._used = used
+        for layer in self._buffers.layers:
+            if TAKEN in layer:
+                layer[TAKEN].fill_(used)
+
+    def _shift(self, used: int) -> None:
+        """Move the tokens of all rows so that they end before slot ``used``."""
+        kept = max(self._lengths)
+        for layer, names in zip(self._buffers.layers, self.names, strict=True):
+            for name in names:
+                t = layer[name]
+                moved = t[:, self._used - kept : self._used].clone()
+                t.zero_()
+                t[:, used - kept : used] = moved
+        self._use(used)
+
+    def _step(self, n: int) -> Callable[[], Tensor]:
+        """Step of the first ``n`` rows: captured where that is possible, else as the model is written. The rows stay as they are."""
+        views = State({name: t[:n] for name, t in layer.items()} for layer in self._buffers.layers)
+        tokens = self.tokens[:n]
+        if captured.refusal(self._model) is None:
+            inputs = [tokens, *(t for layer in views.layers for t in layer.values())]
+            before = [t.clone() for t in inputs]
+            try:
+                return _captured(self._model, views, tokens)
+            except captured.UNTRACEABLE:
+                pass
+            finally:
+                torch._foreach_copy_(inputs, before)
+        return lambda: _written(self._model, views, tokens)
+
+
+def _captured(model: Any, views: State, tokens: Tensor) -> Callable[[], Tensor]:
+    """Captured step on ``views``, which overwrites them."""
+    step = Step(model.model, model.lm_head, views, tokens=tokens)
+    logits: list[Tensor] = []
+
+    def choose(now: Tensor) -> Tensor:
+        logits[:] = [now]  # on a GPU the graph's own memory, which every replay fills anew
+        return now.argmax(-1)
+
+    step.start(Choice(choose, "pool"))
+
+    def run() -> Tensor:
+        step.run()
+        return logits[0]
+
+    return run
+
+
+def _written(model: Any, views: State, tokens: Tensor) -> Tensor:
+    """Step on ``views`` by the model's own code."""
+    hidden, state = model.model(tokens[:, None], views, return_state=True)
+    logits = model.lm_head(hidden)[:, -1]
+    for old, new in zip(views.layers, state.layers, strict=True):
+        for name, t in old.items():
+            t.copy_(new[name])
+    tokens.copy_(logits.argmax(-1))
+    return logits

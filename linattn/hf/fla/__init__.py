@@ -1,0 +1,147 @@
+"""Patch of fla (flash-linear-attention): its linear attentions are run by our ops, for its own layers and models and for their callers."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import wraps
+from importlib import import_module
+from inspect import signature
+from threading import RLock
+from types import ModuleType
+from typing import Any, Self
+
+from linattn.hf.fla.given import Given, Refused
+from linattn.hf.fla.rules import SERVED, Served
+from linattn.ops.checks import choice
+from linattn.ops.dispatch import BACKENDS
+
+_lock = RLock()
+_on: list[FlaPatch] = []  # the one that is on, if any
+
+
+class FlaPatch:
+    """Record of :func:`patch_fla`; as a context manager it is undone at the end.
+
+    Attributes:
+        names: functions of ``fla.ops`` that are served.
+        calls: number of calls that our ops have run since, by fla's name.
+        refused: by fla's name, the reasons why calls went to fla's own function, with their number.
+    """
+
+    def __init__(self, names: tuple[str, ...], backend: str) -> None:
+        self.names, self.backend = names, backend
+        self.calls: Counter[str] = Counter()
+        self.refused: dict[str, Counter[str]] = {}
+        self._ours: dict[int, Callable] = {}  # by the id of fla's function
+        self._theirs: dict[int, Callable] = {}  # by the id of ours
+
+    def explain(self) -> str:
+        """One line for each name: what ran its calls so far, and why fla's own did where it did."""
+        lines = []
+        for name in self.names:
+            reasons = "; ".join(f"{n} by fla's own ({reason})" for reason, n in self.refused.get(name, Counter()).items())
+            lines.append(f"{name}: {self.calls[name]} calls by linattn" + (f", {reasons}" if reasons else ""))
+        return "\n".join(lines)
+
+    def undo(self) -> None:
+        """Restore fla's functions everywhere in fla, in modules that were imported since too; a second call does nothing."""
+        with _lock:
+            _exchange(self._theirs)
+            self._ours, self._theirs = {}, {}
+            if self in _on:
+                _on.remove(self)
+
+    def __enter__(self) -> Self:
+        if self not in _on:
+            raise ValueError("this patch has been undone: call patch_fla again")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"FlaPatch({len(self.names)} functions; {'on' if self in _on else 'undone'})"
+
+    def _serve(self, name: str, original: Callable, served: Served) -> None:
+        if id(original) in self._ours:
+            return  # a second name of a function
+        parameters = signature(original)
+
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = served(Given(parameters, args, kwargs), self.backend)
+            except (Refused, ValueError, NotImplementedError) as error:  # fla's own says what is wrong with bad input
+                self.refused.setdefault(name, Counter())[str(error)] += 1
+                return original(*args, **kwargs)
+            self.calls[name] += 1
+            return result
+
+        self._ours[id(original)], self._theirs[id(call)] = call, original
+
+
+def patch_fla(names: Iterable[str] | None = None, backend: str = "auto") -> FlaPatch:
+    """Let fla's own layers and models call :func:`linattn.linear_attention` and ``diagonal_scan`` in place of its kernels.
+
+    The functions of ``fla.ops`` that we cover are exchanged by identity in every module of fla, under all their names; the rest stays
+    as it is. Signatures, dtypes, state layouts and return values are fla's. A call that we do not cover (decays of the values, context
+    parallelism, intermediate states, sizes that our ops refuse) goes to fla's own function, and :meth:`FlaPatch.explain` says why.
+    No weight is touched. On a CPU, where fla has no kernels, its models run.
+
+    Args:
+        names: functions of ``fla.ops``, such as ``"chunk_gla"``; None: all that we cover and the installed fla has.
+        backend: backend of the recurrences, as in :func:`linattn.linear_attention`.
+
+    Returns:
+        A :class:`FlaPatch`: ``with patch_fla() as patch: ...``, or ``patch.undo()``.
+
+    Raises:
+        ImportError: where fla is not installed.
+        ValueError: for an unknown name or backend, and while another patch is on.
+    """
+    choice("backend", backend, ("auto", *BACKENDS))
+    try:
+        ops = import_module("fla.ops")
+    except ModuleNotFoundError as error:
+        if error.name not in ("fla", "fla.ops"):
+            raise
+        raise ImportError("patch_fla needs fla, which is not installed: pip install flash-linear-attention") from error
+    functions = {name: function for name in SERVED if (function := _found(ops, name)) is not None}
+    chosen = tuple(functions) if names is None else _known(names, functions)
+    with _lock:
+        if _on:
+            raise ValueError("patch_fla is on already: undo that patch first")
+        patch = FlaPatch(chosen, backend)
+        for name in chosen:
+            patch._serve(name, functions[name], SERVED[name])
+        _exchange(patch._ours)
+        _on.append(patch)
+    return patch
+
+
+def _found(ops: ModuleType, name: str) -> Callable | None:
+    """A function of ``fla.ops``, or of one of its packages that does not hand it on."""
+    if hasattr(ops, name):
+        return getattr(ops, name)
+    places = (module for key, module in list(sys.modules.items()) if key.startswith("fla.ops.") and key.count(".") == 2)
+    return next((getattr(module, name) for module in places if hasattr(module, name)), None)
+
+
+def _known(names: Iterable[str], functions: dict[str, Callable]) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ValueError(f"names must be a list of functions of fla.ops, but came as {names!r}")
+    wanted = tuple(names)
+    if unknown := [name for name in wanted if name not in functions]:
+        raise ValueError(f"names has {', '.join(map(repr, unknown))}, but must be of {', '.join(sorted(functions))}")
+    return wanted
+
+
+def _exchange(functions: dict[int, Callable]) -> None:
+    """Replace functions by identity, given by their ids, in all modules of fla."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] == "fla" and isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if id(value) in functions:
+                    setattr(module, name, functions[id(value)])

@@ -1,0 +1,123 @@
+"""Tokenizer of a GGUF file: byte-level BPE, cut into words as the file's ``tokenizer.ggml.pre`` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from linattn.hf.gguf.file import GGUFFile
+
+_KEY = "tokenizer.ggml."
+_CONTROL, _USER = 3, 4  # token types: never part of a text, and found whole in it
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a text is cut into words, within which tokens are merged.
+
+    ``digits``: every digit is a word. ``pattern``: a regular expression of words, None for GPT-2's. ``whole``: a word that is a token
+    needs no merges. ``nfc``: the text is composed first.
+    """
+
+    digits: bool = False
+    pattern: str | None = None
+    whole: bool = False
+    nfc: bool = False
+
+
+def _pattern(digits: str) -> str:
+    """Words of tiktoken's later vocabularies, with numbers of so many ``digits``."""
+    contractions, letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+"
+    marks, blanks = r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    return f"{contractions}|{letters}|{digits}|{marks}|{blanks}"
+
+
+WORDS = {
+    "gpt-2": _Words(),
+    "smollm": _Words(digits=True),
+    "llama-bpe": _Words(pattern=_pattern(r"\p{N}{1,3}"), whole=True),
+    "qwen2": _Words(pattern=_pattern(r"\p{N}"), nfc=True),
+}
+
+
+def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
+    """Make the tokenizer in ``file``, its special tokens and its chat template.
+
+    Raises:
+        ValueError: for a file without a tokenizer, for another kind than byte-level BPE or another ``pre``, and for lists that
+            contradict each other.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    told = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
+    words = _words(file, told)
+    tokens, vocabulary = _vocabulary(file, told)
+    merges: list[Any] = [tuple(str(merge).split(" ")) for merge in told.get("merges", [])]
+    if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
+        raise ValueError(f"{file.path}: {_KEY}merges must be pairs of tokens, but has {wrong[0]!r}")
+    try:
+        inner = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
+    except Exception as error:  # the package raises bare exceptions
+        raise ValueError(f"{file.path}: {_KEY}merges do not fit the tokens: {error}") from None
+    _cut(inner, words)
+    inner.decoder = decoders.ByteLevel()
+    kinds = told.get("token_type", [1] * len(tokens))
+    for kind, special in ((_CONTROL, True), (_USER, False)):
+        inner.add_tokens([AddedToken(t, special=special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind])
+    roles = {name: tokens[told[f"{role}_token_id"]] for name, role in _ROLES.items() if f"{role}_token_id" in told}
+    if told.get("add_bos_token", False):
+        _begin(inner, roles["bos_token"], told["bos_token_id"])
+    template = file.metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, clean_up_tokenization_spaces=False, chat_template=template, **roles
+    )  # fmt: skip
+
+
+def _words(file: GGUFFile, told: dict[str, Any]) -> _Words:
+    """Words of the file's tokenizer, after the check of its kind."""
+    if "model" not in told:
+        raise ValueError(f"{file.path} has no tokenizer")
+    if told["model"] != "gpt2":
+        raise ValueError(f"{file.path}: {_KEY}model must be 'gpt2', byte-level BPE, to be read, but is {told['model']!r}")
+    if (pre := told.get("pre")) not in WORDS:
+        raise ValueError(f"{file.path}: {_KEY}pre must be one of {', '.join(map(repr, WORDS))} to be read, but is {pre!r}")
+    return WORDS[pre]
+
+
+def _vocabulary(file: GGUFFile, told: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+    """Tokens, and the number of each."""
+    tokens = told.get("tokens")
+    if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
+        raise ValueError(f"{file.path} has no {_KEY}tokens")
+    vocabulary = {t: i for i, t in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        raise ValueError(f"{file.path}: {_KEY}tokens has {len(tokens) - len(vocabulary)} tokens twice")
+    if len(told.get("token_type", tokens)) != len(tokens):
+        raise ValueError(f"{file.path}: {_KEY}token_type is of {len(told['token_type'])} tokens, but there are {len(tokens)}")
+    for role in _ROLES.values():
+        if not 0 <= told.get(f"{role}_token_id", 0) < len(tokens):
+            raise ValueError(f"{file.path}: {_KEY}{role}_token_id is {told[f'{role}_token_id']}, but there are {len(tokens)} tokens")
+    return tokens, vocabulary
+
+
+def _cut(inner: Any, words: _Words) -> None:
+    """Set how ``inner`` cuts a text into words of bytes."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
+    if words.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(words.pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if words.nfc:
+        inner.normalizer = normalizers.NFC()
+
+
+def _begin(inner: Any, token: str, number: int) -> None:
+    """Let every text begin with ``token``."""
+    from tokenizers.processors import TemplateProcessing
+
+    inner.post_processor = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, number)])

@@ -1,0 +1,111 @@
+"""Writing a model as a GGUF file, which llama.cpp runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn import models
+from linattn.arguments import described, typed
+from linattn.hf.convert import family
+from linattn.hf.gguf.families import FAMILIES, Written, comparable, family_of
+from linattn.hf.gguf.vocabulary import vocabulary_of
+from linattn.state import replacing
+
+TYPES = ("F32", "F16", "BF16", "Q8_0")  # of matrices
+
+
+@typed
+def export_gguf(
+    model: nn.Module, path: str | os.PathLike[str], *, dtype: str = "F32", tokenizer: str | os.PathLike[str] | None = None,
+    context: int = 1 << 20,
+) -> str:  # fmt: skip
+    """Write ``model`` as one GGUF file and return the name of its architecture.
+
+    Args:
+        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6 and rwkv7.
+        path: the file; an old one is replaced.
+        dtype: of the matrices: F32, F16, BF16, or Q8_0, where rows that are no multiple of 32 long stay F32. All other tensors are F32.
+        tokenizer: a folder with ``tokenizer.json``, byte-level BPE; None: the file has no vocabulary, only its size.
+        context: tokens that llama.cpp takes at most; the state has the same size for any number.
+
+    Raises:
+        ImportError: if the ``gguf`` package is not installed.
+        TypeError: if ``model`` is of another class.
+        ValueError: for a model or a tokenizer that llama.cpp has no words for, with the reason.
+    """
+    from linattn.hf.load import their_config
+    from linattn.hf.model import LinattnForCausalLM
+
+    if not isinstance(model, models.LanguageModel | LinattnForCausalLM):
+        raise TypeError(f"model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as {described(model)}")
+    if dtype not in TYPES:
+        raise ValueError(f"dtype must be one of {', '.join(TYPES)}, but came as {dtype!r}")
+    ours, name = model.config, family_of(model.config)
+    their_config(comparable(ours), family(name))  # what the published model cannot express is refused
+    written, gguf = FAMILIES[name], _package()
+    metadata = {"context_length": context, "embedding_length": ours.dim, **written.metadata(ours)}
+    vocabulary = {} if tokenizer is None else vocabulary_of(Path(tokenizer), ours.vocab_size)
+    with replacing(Path(path)) as part:
+        writer = gguf.GGUFWriter(part, name)
+        writer.add_file_type(getattr(gguf.LlamaFileType, {"F32": "ALL_F32"}.get(dtype, f"MOSTLY_{dtype}")))
+        for key, value in metadata.items():
+            _add(writer, f"{name}.{key}", value)
+        _add_vocabulary(writer, vocabulary, ours.vocab_size)
+        with torch.no_grad():
+            for tensor, value in _tensors(model, written):
+                matrix = tensor.removesuffix(".weight").split(".")[-1] in (*written.matrices, "token_embd", "output")
+                _add_tensor(gguf, writer, tensor, value, dtype if matrix else "F32")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return name
+
+
+def _tensors(model: Any, written: Written) -> list[tuple[str, Tensor]]:
+    weights, ours = model.state_dict(), model.config
+    found = [("token_embd.weight", weights["model.embedding.weight"])]
+    if not (ours.tie_embeddings and written.tied):
+        found.append(("output.weight", weights["lm_head.weight"]))
+    return [*found, *written.tensors(ours, weights)]
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Add one value of the metadata; integers are 32 bits wide."""
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    add[type(value)](key, value)
+
+
+def _add_vocabulary(writer: Any, vocabulary: dict[str, Any], size: int) -> None:
+    """Add what the tokenizer says, or the number of tokens alone."""
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("gpt2" if vocabulary else "no_vocab")
+    if not vocabulary:
+        return
+    writer.add_tokenizer_pre(vocabulary["pre"])
+    writer.add_token_list(vocabulary["tokens"])
+    writer.add_token_types(vocabulary["types"])
+    writer.add_token_merges(vocabulary["merges"])
+    writer.add_add_bos_token(False)
+    for role, token in vocabulary["special"].items():
+        getattr(writer, f"add_{role}_token_id")(token)
+
+
+def _add_tensor(gguf: Any, writer: Any, name: str, value: Tensor, dtype: str) -> None:
+    data = value.detach().cpu().float().contiguous().numpy()
+    kind = gguf.GGMLQuantizationType["F32" if dtype == "Q8_0" and data.shape[-1] % 32 else dtype]
+    writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+
+
+def _package() -> Any:
+    """Import the ``gguf`` package."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ModuleNotFoundError(f"a GGUF file needs the gguf package: pip install 'linattn[gguf]' ({error})", name="gguf") from None
+    return gguf

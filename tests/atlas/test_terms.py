@@ -1,0 +1,55 @@
+"""One Chinese word for one term, on every page: the site's sources say nothing by a second name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import linattn.atlas
+from linattn.atlas import cell
+from tests.atlas.pages import Chinese, pages
+
+# term: the word for it, and words that stand for it elsewhere or are no engineer's
+TERMS = {
+    "decay": ("衰减", ("淡去", "淡掉", "褪去", "淡化")),
+    "erase": ("擦除", ("抹掉", "抹去", "擦掉", "擦去", "抹除")),
+    "write": ("写入", ("写进去", "记进")),
+    "read": ("读出", ("读取",)),
+    "scalar multiplications": ("标量乘法次数", ("单数乘法",)),
+    "elapsed time": ("实际耗时", ("看钟表",)),
+    "control theory": ("控制理论", ("控制论",)),
+    "cost": ("开销", ("价格", "价钱")),
+    "pitfalls": ("常见错误", ("笔误",)),
+    "feature map": ("特征映射", ("特征图",)),
+    "short convolution": ("短卷积", ("短程卷积", "小卷积")),
+    "hybrid model": ("混合模型", ("杂交模型", "混搭模型")),
+}
+# what a reader of the site alone cannot look up
+INSIDE = re.compile(r"five documents|\bseed 00\d|The notes from which|几篇笔记|五份文档|五篇文档")
+
+
+def sources():
+    folder = Path(linattn.atlas.__file__).parent
+    return [p for ending in ("*.py", "*.html", "*.js") for p in folder.rglob(ending)]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_a_term_has_one_translation(term):
+    word, others = TERMS[term]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sources()}
+    assert any(word in text for text in texts.values()), f"{word} stands nowhere"
+    found = [(name, other) for name, text in texts.items() for other in others if other in text]
+    assert found == []
+
+
+def test_the_operations_of_a_cell_are_named_alike_in_every_drawing():
+    source = Path(cell.__file__).read_text(encoding="utf-8")
+    for pair in ('Both("decay", "衰减")', 'Both("erase", "擦除")', 'Both("write", "写入")', 'Both("read", "读出")'):
+        assert pair in source
+
+
+def test_no_page_speaks_of_what_its_reader_cannot_see(site):
+    for path in pages(site):
+        html = path.read_text(encoding="utf-8")
+        words = " ".join(Chinese(html).words) + re.sub(r"<script.*?</script>|<code>.*?</code>", "", html, flags=re.S)
+        assert not INSIDE.search(words), (path.name, INSIDE.search(words))

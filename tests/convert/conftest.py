@@ -1,0 +1,41 @@
+import pytest
+import transformers
+
+from linattn.distill.conversion import convert
+from tests.convert.models import SMALL, TEXT, softmax_model
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    transformers.utils.logging.disable_progress_bar()
+    yield
+    transformers.utils.logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "fox.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory):
+    """A folder with a softmax model, never written to."""
+    import torch
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("teacher") / "softmax"
+    softmax_model().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory, text, teacher):
+    """A finished conversion, never written to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        out = tmp_path_factory.mktemp("done") / "student"
+        return convert(teacher, mixer="gated_deltanet*2, softmax", text=[str(text)], out=out, tokens3=128, progress=False, **SMALL)

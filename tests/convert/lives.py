@@ -1,0 +1,81 @@
+"""Converts a tiny model in processes that are killed with SIGKILL, again and again, until one lives to the end.
+
+    python lives.py FOLDER TEACHER TEXT
+
+Everything is imported once and each life is a fork of this process. Prints one line of JSON: how many lives it took.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+from linattn.data import corpus
+from linattn.distill.conversion import convert
+
+OPTIONS = {"mixer": "gated_deltanet", "keep": 1, "tokens1": 256, "tokens2": 256, "tokens3": 128, "context": 16, "batch_size": 4}
+
+
+def live(out: Path, teacher: str, text: str, die_at: int) -> int | None:
+    """One life, which ends at its ``die_at``-th call that orders files; the number of calls if it came to the end."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            left = _arm(die_at)
+            convert(teacher, text=[text], out=out, resume=True, save_every=1, progress=False, **OPTIONS)
+            os.write(writer, str(die_at - left[0]).encode())
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        os._exit(1)
+    os.close(writer)
+    status = os.waitpid(pid, 0)[1]
+    told = os.read(reader, 100)
+    os.close(reader)
+    if os.WIFSIGNALED(status):
+        return None
+    if os.WEXITSTATUS(status):
+        sys.exit("a life ended with an error")
+    return int(told)
+
+
+def _arm(die_at: int) -> list[int]:
+    """Let the ``die_at``-th fsync, rename or replace be the last thing that this process begins; how many are left until then."""
+    left = [die_at]
+
+    def guarded(call):
+        def maybe(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return maybe
+
+    for name in ("fsync", "rename", "replace"):
+        setattr(os, name, guarded(getattr(os, name)))
+    return left
+
+
+def main(folder: Path, teacher: str, text: str) -> None:
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    corpus((text,))
+    calls = live(folder / "whole", teacher, text, sys.maxsize)
+    assert calls is not None
+    dice, lives = random.Random(0), 1
+    while live(folder / "cut", teacher, text, dice.randrange(calls // 3)) is None:
+        lives += 1
+    print(json.dumps(lives))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

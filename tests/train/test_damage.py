@@ -113,4 +113,4 @@ def test_one_flipped_bit_in_a_checkpoint(name, done, text, tmp_path, capsys):
             err = capsys.readouterr().err
             assert f"{path} is damaged" in err and err.count("\n") == 1
         path.write_bytes(whole)
-    assert main(["generate", str(path.parent), "--prompt", "a", "--max-tokens", "1"]) == 0
+    assert main(["generate", str(path.parent), "--prompt", "a", "--max-new-tokens", "1"]) == 0

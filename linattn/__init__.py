@@ -29,7 +29,7 @@ _WHERE = {
     "load": "linattn.hf.load",
     "convert": "linattn.distill.conversion",
 }
-_FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
+_FLOORS = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
 
 
 def __getattr__(name: str):

@@ -1,7 +1,7 @@
 """What ``linattn`` offers, for who reads types: the module itself loads each name when it is asked for."""
 
 from linattn import data as data, ffn as ffn, generate as generate, hf as hf, mixers as mixers, models as models, ops as ops
-from linattn import report as report, state as state, train as train
+from linattn import parallel as parallel, report as report, state as state, train as train
 from linattn.distill.conversion import convert as convert
 from linattn.hf.fla import patch_fla as patch_fla
 from linattn.hf.load import load as load

@@ -1,4 +1,4 @@
-"""Two processes of one program, which answer together."""
+"""Processes of one program, which answer together."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def answer_of(module: str, folder: Path, *words: str, timeout: float) -> Any:
-    """What ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` with ranks 0 and 1, side by side, write as JSON."""
+def answer_of(module: str, folder: Path, *words: str, timeout: float, ranks: int = 2) -> Any:
+    """What ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` of all ``ranks``, side by side, write as JSON."""
     answer = folder / "answer.json"
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(rank), str(folder / "rendezvous"), str(answer), *words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        for rank in range(2)
+        for rank in range(ranks)
     ]  # fmt: skip
     try:
         said = [p.communicate(timeout=timeout)[0] for p in processes]

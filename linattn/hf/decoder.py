@@ -15,6 +15,7 @@ from linattn.hf.cache import StateCache
 from linattn.hf.config import LMConfig
 from linattn.hf.packing import Packing, positions, sequences
 from linattn.models import Backbone
+from linattn.ops import sharding
 from linattn.ops.checks import dtype, shape, tensor, values_visible
 
 
@@ -39,6 +40,8 @@ class Call:
         """Mask in ``labels`` [B, T] the first tokens of packed sequences, which do not follow from the tokens before."""
         if labels is None:
             return None
+        if sharding.active() is not None:
+            raise ValueError("labels are shifted here, beyond the cut too, under context_parallel: use linattn.parallel.token_loss")
         shape("labels", tensor("labels", labels), "[B, T]", tuple(self.shape))
         dtype("labels", labels, torch.int64)
         if isinstance(logits_to_keep, Tensor) or logits_to_keep:

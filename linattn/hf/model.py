@@ -34,6 +34,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    _supports_context_parallel = False  # torch's own, which carries no state; linattn.parallel.context_parallel does
     accepts_loss_kwargs = True
     _is_stateful = True
     _no_split_modules = ["Block"]  # noqa: RUF012  (as the base class declares it)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext, State, from_front, to_front
 from linattn.mixers.fault import explain_failure
-from linattn.ops import flops, linear_attention
+from linattn.mixers.sharded import ShardedContext
+from linattn.ops import flops, linear_attention, sharding
 from linattn.ops.checks import flag, packed_lengths, tensor, values_visible
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Mixer(nn.Module):
     shares: ClassVar[bool] = False  # layers of this kind pass a tensor up through the model: see ``forward``
     adds_loss: ClassVar[bool] = False  # reports losses of its own, see ``linattn.ffn.reports``
     packs: ClassVar[bool] = True  # ``mix`` supports packed sequences; otherwise each comes to it as a row
+    shards: ClassVar[bool | None] = None  # the class's own ``mix`` and ``attend`` run under context parallelism; None: not known to
     causal: bool = True  # set by ``register``, and by mixers that support both
     form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; results are equal
     piece: int | None = None  # tokens per block where scores are held for each; results are equal
@@ -196,7 +198,11 @@ class Mixer(nn.Module):
         flag("return_state", return_state)
         if not self.causal and (return_state or state is not None):
             raise ValueError("causal=False has no state: every token reads all tokens, so none can come in a later call")
-        if mask is not None:
+        if (layout := sharding.active()) is not None:
+            self.check_sharded(mask, cu_seqlens)
+            carry: CallContext = ShardedContext(layout, x, state, returning=return_state, shared=shared)
+            y = self.mix(x, carry)
+        elif mask is not None:
             y, carry = self._mix_real(x, mask, state, return_state, cu_seqlens, shared)
         else:
             if cu_seqlens is not None:
@@ -228,6 +234,25 @@ class Mixer(nn.Module):
         rows = layout.to_rows(x)[0][:, :longest]
         carry = CallContext(rows, state, lengths=layout.counts, returning=returning, shared=shared)
         return layout.from_rows(self.mix(rows, carry)), carry
+
+    def check_sharded(self, mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> None:
+        """Refuse what does not run under context parallelism: see :attr:`shards`."""
+        if not self._shards():
+            name = self.info.name if hasattr(type(self), "info") else type(self).__name__
+            raise NotImplementedError(f"{name} does not run under context_parallel: it is no recurrence that processes can join")
+        if mask is not None:
+            raise ValueError("mask cannot be cut among processes: pack the real tokens and give cu_seqlens to Layout.of")
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens belong to the layout under context_parallel, which has those of the whole: give them to Layout.of")
+
+    def _shards(self) -> bool:
+        """Whether each of ``mix`` and ``attend`` is the base's, or of a class that says so or has heirs that do."""
+        cls = type(self)
+        owners = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("mix", "attend")]
+        saying = [c for c in cls.__mro__ if vars(c).get("shards")]
+        if cls.shards is False or not (self.causal or saying):  # what reads all tokens may sum over them anywhere
+            return False
+        return all(owner is Mixer or any(issubclass(c, owner) for c in saying) for owner in owners)
 
     def check_width(self, name: str, x: Tensor) -> None:
         """Raise ValueError unless ``x`` is floating point [B, T, D] of the mixer's width."""

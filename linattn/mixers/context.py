@@ -32,6 +32,8 @@ class Context:
 class CallContext:
     """State in, state out and layout of one call. Parts read states by :meth:`get` and write them by :meth:`keep`."""
 
+    sharded = False  # other processes hold the rest of the sequences, see ShardedContext
+
     def __init__(
         self,
         x: Tensor,
@@ -52,9 +54,14 @@ class CallContext:
         self.across = context  # of a cross mixer; without tokens if the state has already read them
         self.grid = grid  # of a grid mixer: height and width, T = height * width with rows first
         self.new: State = {}
+        self._device = x.device
+        self.begin(state)
+
+    def begin(self, state: State | None) -> None:
+        """Begin from ``state``; None: at the start of every sequence."""
         if state is not None and not isinstance(state, dict):
             raise TypeError(f"state must be a dict of tensors, as an earlier call returned it, but came as {type(state).__name__}")
-        self._old, self._device = state, x.device
+        self._old = state
         if state is not None and tuple(self.start.shape) != (self.rows,):
             raise ValueError(f"state must have one row a sequence, {self.rows} here, but came with {self.start.shape[0]}")
 
@@ -181,6 +188,20 @@ class CallContext:
         if self.returning:
             self.keep(name, self._last(old, x, n))
         return old
+
+    def shifted(self, x: Tensor, first: Tensor) -> Tensor:
+        """Shift x [B, T, D] by one token, each sequence's ``first`` [rows, D] in front."""
+        if self.cu_seqlens is None:
+            return torch.cat([first[:, None], x], 1)[:, :-1]
+        if self.tokens == 0 or self.rows == 0:
+            return x
+        n = self.sequence
+        starts = torch.arange(self.tokens, device=x.device) == self.cu_seqlens[n]
+        return torch.where(starts[:, None], first[n], torch.cat([x[:, :1], x[:, :-1]], 1)[0])[None]
+
+    def to_tokens(self, rows: Tensor) -> Tensor:
+        """Expand one vector per sequence, [rows, D], to its tokens: [B, 1, D], packed [1, T, D]."""
+        return rows[:, None] if self.cu_seqlens is None else rows[self.sequence][None]
 
     def _last(self, old: Tensor | None, x: Tensor, n: int) -> Tensor:
         """Copy of the last ``n`` real tokens of each row; a view would keep the whole sequence in memory."""

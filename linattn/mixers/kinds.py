@@ -16,6 +16,7 @@ from linattn.mixers import registry
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext, Context, State, from_front, to_front
 from linattn.mixers.fault import explain_failure
+from linattn.ops import sharding
 from linattn.ops.checks import tensor
 
 
@@ -28,6 +29,7 @@ class CrossMixer(Mixer):
     """
 
     causal = False
+    shards = False
 
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, x
@@ -59,6 +61,8 @@ class CrossMixer(Mixer):
         Raises:
             ValueError: for a shape that does not fit, and unless exactly one of ``context`` and ``state`` is given.
         """
+        if sharding.active() is not None:
+            self.check_sharded()
         self.check_width("x", x)
         if (context is None) == (state is None):
             raise ValueError("one of context and state must be given: the tokens to attend to, or an earlier call's state of them")
@@ -89,6 +93,7 @@ class GridMixer(Mixer):
     """Base of mixers over a grid: x [B, height * width, D], row by row, to the same shape. ``carry.grid`` is (height, width)."""
 
     causal = False
+    shards = False
 
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, *nearly_square(x.shape[1])
@@ -107,6 +112,8 @@ class GridMixer(Mixer):
         Raises:
             ValueError: if the number of tokens is not height * width.
         """
+        if sharding.active() is not None:
+            self.check_sharded()
         self.check_width("x", x)
         for name, size in (("height", height), ("width", width)):
             whole(name, size, 0)
@@ -119,6 +126,7 @@ class Resampler(Mixer):
     """Base of mixers that change the length: [B, T, D] -> [B, T', D], T' = ``resampled(T)``."""
 
     causal = False
+    shards = False
 
     def resampled(self, lengths: Any) -> Any:
         """Number of output tokens for ``lengths`` tokens, an int or a tensor of them."""
@@ -130,6 +138,8 @@ class Resampler(Mixer):
 
         ``mask`` [B, T] bool, True = real token: a row's output is that of its real tokens alone, real tokens first, 0 behind them.
         """
+        if sharding.active() is not None:
+            self.check_sharded()
         self.check_width("x", x)
         if mask is None:
             return self.mix(x, self.begin(x)), None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext
+from linattn.ops import sharding
 from linattn.ops.norms import rms_norm, unit_length
 from linattn.ops.short_convolution import short_convolution
 
@@ -95,12 +95,13 @@ class ShortConvolution(nn.Module):
         if carry is None:
             old, new = x.tensor_split((self.width - 1,), 1)
             return short_convolution(new, self.weight, self.bias, before=old, activation=self.activation)
-        if carry.cu_seqlens is None:
+        if carry.cu_seqlens is None and not carry.sharded:
             before = carry.before(self.name, x, self.width - 1)
             return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)
         longer, places = carry.context(self.name, x, self.width - 1)
-        y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
-        return y.index_select(1, cast(Tensor, places))
+        with sharding.activated(None):  # the tokens before are there already
+            y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
+        return y[:, self.width - 1 :] if places is None else y.index_select(1, places)
 
 
 class WideLayerNorm(nn.LayerNorm):

@@ -12,6 +12,7 @@ from linattn.mixers.fault import explain_failure
 from linattn.models.block import Block, norm
 from linattn.models.config import LMConfig
 from linattn.models.reversible import through
+from linattn.ops import sharding
 from linattn.ops.checks import check_tokens, flag
 from linattn.state import State
 
@@ -91,7 +92,9 @@ class Backbone(nn.Module):
         self, layer: nn.Module, x: Tensor, old: dict[str, Tensor] | None, shared: Tensor | None, **how
     ) -> tuple[Tensor, dict[str, Tensor] | None, Tensor | None]:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return self._gradient_checkpointing_func(partial(layer, **how), x, old, shared)  # reentrant ones pass no keywords on
+            return self._gradient_checkpointing_func(
+                sharding.bound(partial(layer, **how)), x, old, shared
+            )  # reentrant ones pass no keywords on
         return layer(x, old, shared, **how)
 
 

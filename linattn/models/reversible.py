@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from linattn.ops import sharding
+
 
 def through(blocks: nn.ModuleList, x: Tensor, **how: Any) -> Tensor:
     """Run reversible ``blocks`` on x [B, T, 2 D] without states, keeping nothing between them; ``how``: mask and cu_seqlens."""
@@ -22,6 +24,7 @@ class _Through(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, blocks: nn.ModuleList, how: dict[str, Any], *_: Tensor) -> Tensor:
         ctx.blocks, ctx.how, device = blocks, how, x.device.type
+        ctx.back = sharding.bound(_back)
         ctx.autocast = {"device_type": device, "enabled": torch.is_autocast_enabled(device), "dtype": torch.get_autocast_dtype(device)}
         for block in blocks:
             x, _, _ = block(x, **how)
@@ -35,7 +38,7 @@ class _Through(torch.autograd.Function):
         gradients: list[Tensor | None] = []
         with torch.autocast(**ctx.autocast):
             for block in reversed(ctx.blocks):
-                y, grad, own = _back(block, y, grad, ctx.how)
+                y, grad, own = ctx.back(block, y, grad, ctx.how)
                 gradients = own + gradients
         return grad, None, None, *gradients
 

@@ -76,6 +76,8 @@ def _same(one: Sequence[int], other: Sequence[int]) -> bool:
 def tensor(name: str, t: object, like: Tensor | None = None) -> Tensor:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, but came as {type(t).__name__}")
+    if type(t).__name__ == "DTensor":  # by name: torch.distributed.tensor takes half a second to import
+        raise TypeError(f"{name} must be a plain tensor, but came as a DTensor: give t.to_local(), or call under torch's local_map")
     if t.layout != torch.strided or t.is_nested:
         raise ValueError(f"{name} must be a dense tensor, but came as a {'nested' if t.is_nested else t.layout} one")
     if like is not None and t.device != like.device:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, dispatch, recurrence
+from linattn.ops import checks, dispatch, recurrence, sharding
 from linattn.ops.inputs import Inputs, Outputs
 
 _Pair = tuple[Tensor, Tensor]
@@ -64,6 +64,7 @@ def linear_attention(
 ) -> Any: ...
 
 
+@sharding.shards
 def linear_attention(
     q: Tensor,
     k: Tensor,

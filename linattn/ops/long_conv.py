@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks
+from linattn.ops import checks, sharding
 
 SIZE = 64  # tokens of a chunk
 _DOUBLE = (torch.float64, torch.complex128)
 
 
+@sharding.refuses("its kernel reaches over the whole sequence")
 def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
     """Causal convolution ``y_t = sum over s <= t of kernel_{t-s} u_s`` by real fast Fourier transforms.
 
@@ -77,6 +78,7 @@ def lti(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None = None, *,
     return_state: bool, **options: Unpack[_Options],
 ) -> Any: ...  # fmt: skip
+@sharding.shards
 def lti(
     u: Tensor,
     A: Tensor,

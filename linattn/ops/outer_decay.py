@@ -12,13 +12,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from linattn.ops import checks
+from linattn.ops import checks, sharding
 from linattn.ops.inputs import Inputs
 from linattn.ops.torch.chunk import Step, carry, size_for
 from linattn.ops.torch.decay import ChannelDecay, halves
 from linattn.ops.torch.layout import layout_of
 
 
+@sharding.shards
 def outer_decay(
     q: Tensor,
     k: Tensor,

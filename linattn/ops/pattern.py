@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linattn.arguments import whole
-from linattn.ops import checks
+from linattn.ops import checks, sharding
 from linattn.ops.tiles import Tiles, attention
 
 LEAST = 64  # queries of a tile, at least, where a pattern leaves the choice
@@ -338,6 +338,7 @@ def global_tokens(count: int) -> Pattern:
     return First(whole("count", count, 0), seeing=True) | First(count, seeing=False)
 
 
+@sharding.refuses("a pattern sees pairs of tokens of all processes")
 def attend(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, lengths: Tensor | None = None, scale: float | None = None, backend: str = "auto"
 ) -> Tensor:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, dispatch, tracing
+from linattn.ops import checks, dispatch, sharding, tracing
 from linattn.ops.cpu import library
 from linattn.ops.inputs import Inputs
 from linattn.ops.linear_attention import linear_attention
 from linattn.ops.norms import unit_length
 
 
+@sharding.refuses("it decodes, which one process does with the state of the whole sequence")
 def recurrent_step_(
     state: Tensor,
     q: Tensor,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, dispatch
+from linattn.ops import checks, dispatch, sharding
 from linattn.ops.operator import EVERYWHERE, Operator, Pass
 from linattn.ops.torch import scan as portable
 
@@ -28,6 +28,7 @@ def diagonal_scan(decay: Tensor, b: Tensor, *, return_state: Literal[False] = Fa
 def diagonal_scan(decay: Tensor, b: Tensor, *, return_state: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
 @overload
 def diagonal_scan(decay: Tensor, b: Tensor, *, return_state: bool, **options: Unpack[_Options]) -> Any: ...
+@sharding.shards
 def diagonal_scan(
     decay: Tensor,
     b: Tensor,
@@ -71,6 +72,7 @@ def running_max(decay: Tensor, gate: Tensor, *, return_state: Literal[False] = F
 def running_max(decay: Tensor, gate: Tensor, *, return_state: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
 @overload
 def running_max(decay: Tensor, gate: Tensor, *, return_state: bool, **options: Unpack[_Options]) -> Any: ...
+@sharding.shards
 def running_max(
     decay: Tensor,
     gate: Tensor,

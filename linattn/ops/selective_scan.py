@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import checks, dispatch, tracing
+from linattn.ops import checks, dispatch, sharding, tracing
 from linattn.ops.operator import Operator, Pass
 from linattn.ops.torch import selective_scan as portable
 
@@ -40,6 +40,7 @@ def selective_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *,
     return_state: bool, **options: Unpack[_Options],
 ) -> Any: ...  # fmt: skip
+@sharding.shards
 def selective_scan(
     x: Tensor,
     dt: Tensor,

@@ -9,10 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, dispatch, tracing
+from linattn.ops import checks, dispatch, sharding, tracing
 from linattn.ops.torch import selective_step as portable
 
 
+@sharding.refuses("it decodes, which one process does with the state of the whole sequence")
 def selective_step_(
     state: Tensor,
     x: Tensor,

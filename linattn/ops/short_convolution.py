@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.ops import checks, dispatch, tracing
+from linattn.ops import checks, dispatch, sharding, tracing
 from linattn.ops.operator import Operator, Pass, by_definition
 from linattn.ops.torch import short_convolution as portable
 
 
+@sharding.shards
 def short_convolution(
     x: Tensor,
     weight: Tensor,

@@ -33,6 +33,13 @@ def test_a_mixer_of_ones_own_learns(tmp_path):
     assert "chunk" in said and losses[-1] < losses[0] - 0.1
 
 
+def test_processes_share_a_sequence(tmp_path):
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLES / "parallel.py", "--steps", 2, "--tokens", 40]
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["step", "0"], ["step", "1"]]
+
+
 def test_the_notebook_runs(tmp_path):
     book = tmp_path / "tour.py"
     book.write_text(notebook.program(EXAMPLES / "tour.ipynb"))

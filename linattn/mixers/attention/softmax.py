@@ -15,6 +15,7 @@ from linattn.mixers.norms import RMSNorm, ZeroCenteredRMSNorm
 from linattn.mixers.parts import ShortConvolution, at_least, head_size, positive, rotate
 from linattn.mixers.registry import register
 from linattn.mixers.rotary import check_scaling, frequencies, gain
+from linattn.mixers.sharded import ShardedContext
 from linattn.ops.one_query import one_query
 
 _BLOCK = 64  # queries that share their keys under a window, at least
@@ -54,6 +55,8 @@ class Softmax(Mixer):
     a short convolution and SiLU on q, k and v, as linear attentions have, so that a comparison with them is of attention alone.
     With ``causal=False`` every token sees all of its sequence.
     """
+
+    shards = True
 
     def __init__(  # many arguments: saved configs name each of these options, and create() and the docs read them in this signature
         self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
@@ -129,6 +132,8 @@ class Softmax(Mixer):
         return one_query(q, k, v, seen, taken)
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+        if carry.sharded and self.window is None:
+            return cast(ShardedContext, carry).attend(r.q, r.k, r.v, self.causal, _softmax)
         if self.window is not None:
             return self._windowed(r, carry, self.window - 1)
         if carry.taken is not None:
@@ -196,7 +201,7 @@ class Softmax(Mixer):
         k, v = k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:])
         if places is None:
             return _banded(r.q, k, v, carry.positions, n, _plain)
-        q, past = (t.new_zeros(1, k.shape[1], *t.shape[2:]).index_copy(1, places, t) for t in (r.q, carry.positions))
+        q, past = (t.new_zeros(t.shape[0], k.shape[1], *t.shape[2:]).index_copy(1, places, t) for t in (r.q, carry.positions))
         k, v = (F.pad(t, (0, 0, 0, 0, n, 0)) for t in (k, v))
         return _banded(q, k, v, past, n, _apart).index_select(1, places)
 

@@ -48,6 +48,8 @@ class DFW(Mixer):
     scaled. The biases start at logits of numbers spread evenly over (0, 1), its ``uniform_gate_init``.
     """
 
+    shards = True
+
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim)
         head_size("dim", dim, heads)

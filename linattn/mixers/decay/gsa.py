@@ -39,6 +39,8 @@ class SlotMemory(Mixer):
     are float32 (float64 for float64) whatever the dtype of the tokens.
     """
 
+    shards = True
+
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert isinstance(r, Slots)
         k, write = to_float32(r.k), to_float32(r.write)

@@ -42,6 +42,8 @@ class HGRN(Mixer):
     ``o_proj``. Its state is h [rows, dim, 2]. ``lower_bound`` is γ as in :class:`~linattn.mixers.decay.hgrn2.HGRN2`.
     """
 
+    shards = True
+
     lower_bound: Tensor
     theta: nn.Parameter | None  # [dim], radians a token
     keep_float32 = ("lower_bound", "theta")

@@ -35,6 +35,8 @@ class LogLinear(Mixer):
     scale per head and level, as in the authors' layers.
     """
 
+    shards = True
+
     levels: int
     level_proj: nn.Linear
     level_scale: nn.Parameter

@@ -14,7 +14,7 @@ from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, at_least, head_size, to_float32
 from linattn.mixers.registry import register
-from linattn.ops import diagonal_scan, linear_attention
+from linattn.ops import diagonal_scan, linear_attention, sharding
 
 PAPER = "Mamba-3: Improved Sequence Modeling using State Space Principles"
 
@@ -47,6 +47,8 @@ class Mamba3(Mixer):
     RMS norm and a bias per head, and half of their channels turn, in pairs, by the sum of Δ π tanh(x w). A is -1 - a for
     positive a = x w, else -1 / (1 - a). Checked against the authors' mamba_ssm (mamba3.py and the references in its tests).
     """
+
+    shards = True
 
     keep_float32 = ("dt_bias",)
     rank = 1
@@ -127,11 +129,12 @@ class Mamba3(Mixer):
             fade = torch.where(carry.valid[..., None], fade, 0.0)
         q = q * r.decay.exp()[:, :, None, :, None]
         fade = F.pad(fade[:, :, None], (0, 0, 0, self.rank - 1)).flatten(1, 2)  # on the first of a token's substeps
-        o = linear_attention(
-            *(t.to(dtype).flatten(1, 2) for t in (q, k_last, v_last)), decay=fade, scale=1.0,
-            initial_state=carry.get("S"), return_state=carry.returning,
-            cu_seqlens=None if carry.cu_seqlens is None else carry.cu_seqlens * self.rank, form=self.form,
-        )  # fmt: skip
+        with sharding.repeated(self.rank):
+            o = linear_attention(
+                *(t.to(dtype).flatten(1, 2) for t in (q, k_last, v_last)), decay=fade, scale=1.0,
+                initial_state=carry.get("S"), return_state=carry.returning,
+                cu_seqlens=None if carry.cu_seqlens is None else carry.cu_seqlens * self.rank, form=self.form,
+            )  # fmt: skip
         if carry.returning:
             o, state = o
             carry.keep("S", state)

@@ -28,6 +28,8 @@ class MatrixMemory(Mixer):
     The state is S and z divided by e^m, and m [rows, 1, H] itself, the running maximum of the input gates faded by the forget gates.
     """
 
+    shards = True
+
     eps: float
 
     def memory(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: CallContext) -> Stabilised:

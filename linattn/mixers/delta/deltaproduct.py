@@ -10,7 +10,7 @@ from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
-from linattn.ops import flops, linear_attention
+from linattn.ops import flops, linear_attention, sharding
 
 PAPER = "DeltaProduct: Improving State-Tracking in Linear RNNs via Householder Products"
 
@@ -32,6 +32,8 @@ class DeltaProduct(Mixer):
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate, as in
     the authors' layer in fla. It is DeltaNet over T · n tokens of which every n-th is read.
     """
+
+    shards = True
 
     def __init__(
         self, dim: int, heads: int = 4, *, substeps: int = 2, value_ratio: float = 2.0, conv_width: int = 4,
@@ -70,10 +72,11 @@ class DeltaProduct(Mixer):
         q = F.pad(r.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)  # only the last substep is read
         if decay is not None:
             decay = F.pad(decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)  # and only before the first one the state fades
-        o = linear_attention(
-            q, k, v, decay=decay, beta=beta, initial_state=carry.get("S"), return_state=carry.returning,
-            cu_seqlens=None if cu is None else cu * n, form=self.form,
-        )  # fmt: skip
+        with sharding.repeated(n):
+            o = linear_attention(
+                q, k, v, decay=decay, beta=beta, initial_state=carry.get("S"), return_state=carry.returning,
+                cu_seqlens=None if cu is None else cu * n, form=self.form,
+            )  # fmt: skip
         if carry.returning:
             o, state = o
             carry.keep("S", state)

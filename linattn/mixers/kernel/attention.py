@@ -29,6 +29,8 @@ class KernelAttention(Mixer):
         out_bias: adds a bias to the last projection; as ``bias`` if None.
     """
 
+    shards = True
+
     normalize: float | str = 1e-6
 
     def __init__(
@@ -89,7 +91,7 @@ def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Te
     first = _first(x, carry, name)
     m, last = running_max(x.new_zeros(x.shape[-1]), x, initial_state=first, return_state=True, cu_seqlens=carry.cu_seqlens)
     carry.keep(name, last)
-    return _before(m, first, carry), m, last
+    return carry.shifted(m, first), m, last
 
 
 def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,11 +101,11 @@ def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, 
     start = first.detach()
     m, m_last = running_max(x.new_zeros(x.shape[-1]), x.detach(), initial_state=start, return_state=True, cu_seqlens=cu)
     total = torch.where(start > NOTHING / 2, (first - start).exp(), 0.0)
-    fade = log_fading(_before(m, start, carry), m)
+    fade = log_fading(carry.shifted(m, start), m)
     total, total_last = diagonal_scan(fade, (x - m).exp(), initial_state=total, return_state=True, cu_seqlens=cu)
     log, last = m + total.log(), m_last + total_last.clamp_min(torch.finfo(x.dtype).tiny).log()  # 0 where there is no token
     carry.keep(name, last)
-    return _before(log, first, carry), log, last
+    return carry.shifted(log, first), log, last
 
 
 def log_fading(before: Tensor, now: Tensor) -> Tensor:
@@ -113,7 +115,7 @@ def log_fading(before: Tensor, now: Tensor) -> Tensor:
 
 def to_tokens(rows: Tensor, carry: CallContext) -> Tensor:
     """Expand one vector per sequence, [rows, D], to its tokens: [B, 1, D], packed [1, T, D]."""
-    return rows[:, None] if carry.cu_seqlens is None else rows[carry.sequence][None]
+    return carry.to_tokens(rows)
 
 
 def only_real(x: Tensor, carry: CallContext) -> Tensor:
@@ -125,14 +127,3 @@ def only_real(x: Tensor, carry: CallContext) -> Tensor:
 def _first(x: Tensor, carry: CallContext, name: str) -> Tensor:
     old = carry.get(name)
     return x.new_full((carry.rows, x.shape[-1]), NOTHING) if old is None else old.to(x.dtype)
-
-
-def _before(x: Tensor, first: Tensor, carry: CallContext) -> Tensor:
-    """Shift x [B, T, D] by one token, each sequence's ``first`` [rows, D] in front."""
-    if carry.cu_seqlens is None:
-        return torch.cat([first[:, None], x], 1)[:, :-1]
-    if carry.tokens == 0 or carry.rows == 0:
-        return x
-    n = carry.sequence
-    starts = torch.arange(carry.tokens, device=x.device) == carry.cu_seqlens[n]
-    return torch.where(starts[:, None], first[n], torch.cat([x[:, :1], x[:, :-1]], 1)[0])[None]

@@ -35,6 +35,8 @@ class BaseConv(Mixer):
     convolved and then what it is multiplied by. The state is the last two tokens of the former, ``conv`` [rows, 2, 2 dim].
     """
 
+    shards = True
+
     def __init__(self, dim: int, *, expand: int = 2, conv_width: int = 3) -> None:
         super().__init__(dim)
         for name, value in (("expand", expand), ("conv_width", conv_width)):

@@ -70,6 +70,8 @@ class TimeMixing(Mixer):
     :meth:`tokens` returns the recurrence and further tensors, :meth:`finish` combines its output with them.
     """
 
+    shards = True
+
     def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         """Recurrence of ``x`` [B, T, D], and tensors for :meth:`finish`."""
         raise NotImplementedError

@@ -38,6 +38,8 @@ class RWKVChannel(Mixer):
     ``layer`` of ``layers``. The state is the last token [rows, 1, D].
     """
 
+    shards = True
+
     def __init__(self, dim: int, *, hidden: int | None = None, gated: bool = True, layer: int = 0, layers: int = 1) -> None:
         super().__init__(dim)
         hidden = 4 * dim if hidden is None else hidden

@@ -34,6 +34,8 @@ class RWKV4(RWKV):
     output does not depend on it. The initialisation depends on the place in a stack, ``layer`` of ``layers``.
     """
 
+    shards = True
+
     keep_float32 = ("time_decay", "time_first")
 
     def __init__(self, dim: int, *, layer: int = 0, layers: int = 1) -> None:
@@ -63,7 +65,7 @@ class RWKV4(RWKV):
             k = torch.where(carry.valid[..., None], k, _NOTHING)
         top = self._old(carry, "max", k, _NOTHING)
         largest, last = running_max(fade, k, initial_state=top, return_state=True, cu_seqlens=carry.cu_seqlens)
-        largest, earlier = largest.detach(), _delayed(largest, top, carry).detach()
+        largest, earlier = largest.detach(), carry.shifted(largest, top).detach()
         log = earlier + fade - largest
         log = log - log.detach().clamp(min=0)  # rounding alone is above 0
         weight = (k - largest).exp()
@@ -79,7 +81,7 @@ class RWKV4(RWKV):
         carry.keep("sums", after)
         own = first + k
         base = torch.maximum(earlier, own).detach()
-        past = (earlier - base).exp()[..., None] * _delayed(h, sums, carry).view(columns.shape)
+        past = (earlier - base).exp()[..., None] * carry.shifted(h, sums).view(columns.shape)
         seen = past + (own - base).exp()[..., None] * columns
         return (seen[..., :-1] / seen[..., -1:]).to(r.v.dtype)
 
@@ -89,12 +91,3 @@ class RWKV4(RWKV):
     def _old(self, carry: CallContext, name: str, like: Tensor, fill: float) -> Tensor:
         old = carry.get(name)
         return like.new_full((carry.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)
-
-
-def _delayed(h: Tensor, initial: Tensor, carry: CallContext) -> Tensor:
-    """Shift ``h`` [B, T, X] by one token, ``initial`` [rows, X] in front."""
-    if carry.cu_seqlens is None:
-        return torch.cat([initial[:, None], h], 1)[:, :-1]
-    token, n = torch.arange(carry.tokens, device=h.device), carry.sequence
-    starts = (token == carry.cu_seqlens[n])[:, None]
-    return torch.where(starts, initial[n], h[0].index_select(0, (token - 1).clamp(min=0)))[None]

@@ -37,6 +37,8 @@ class H3(StateSpace):
     made discrete by the bilinear rule. State: ``shift`` [rows, state_size − 1, D], keys, and ``S`` [rows, H, K / 2, head_dim², 2].
     """
 
+    shards = True
+
     keep_float32 = ("shift_B", "shift_C", "shift_D", "log_dt", "log_A_real", "A_imag", "B", "C", "D")
 
     def __init__(self, dim: int, *, head_dim: int = 1, state_size: int = 64, dt_min: float = 1e-3, dt_max: float = 0.1) -> None:

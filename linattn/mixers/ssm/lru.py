@@ -34,6 +34,8 @@ class LRU(Mixer):
     the public reimplementation lru/model.py of NicolasZucchet/minimal-LRU; the paper's own code is not public.
     """
 
+    shards = True
+
     keep_float32 = ("nu_log", "theta_log", "gamma_log", "B", "C")
 
     def __init__(

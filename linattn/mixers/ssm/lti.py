@@ -22,6 +22,8 @@ class StateSpace(Mixer):
     State: ``S`` [rows, H, K, V], complex numbers as a last axis of two.
     """
 
+    shards = True
+
     state_size: int  # real numbers of state to a channel, twice the conjugate pairs
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -37,6 +37,8 @@ class Mamba(Mixer):
     ``norms`` puts RMS norms without weights on B, C and the low-rank Δ, as Falcon Mamba does (arXiv 2410.05355).
     """
 
+    shards = True
+
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(

@@ -33,6 +33,8 @@ class RGLRU(Mixer):
     State: ``h`` [rows, W] beside that of the convolution.
     """
 
+    shards = True
+
     keep_float32 = ("recurrent_param",)
 
     def __init__(self, dim: int, heads: int = 4, *, width: int | None = None, conv_width: int = 4) -> None:

@@ -34,6 +34,8 @@ class S5(Mixer):
     ``clip_eigs``, real parts of at most −1e-4, is always on, as they advise for sequences without an end.
     """
 
+    shards = True
+
     keep_float32 = ("Lambda_re", "Lambda_im", "B", "C", "log_step")
 
     def __init__(self, dim: int, *, state_size: int = 256, blocks: int = 8, dt_min: float = 1e-3, dt_max: float = 0.1) -> None:

@@ -1,0 +1,97 @@
+"""Program ``torchrun --nproc-per-node 2 -m benchmarks.parallel``: one sequence on all GPUs beside the same on one.
+
+Forward and backward of GLA and gated delta, H 16, K and V 128, bfloat16. Process 0 prints a table and writes JSON to ``--out``:
+milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a share of one card's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+import linattn
+from linattn.parallel import Layout, context_parallel
+
+HEADS, SIZE = 16, 128
+LENGTHS = (32_768, 131_072, 1_048_576)
+
+
+def inputs(rule: str, tokens: int) -> dict[str, Tensor]:
+    """Leaves of a call on ``tokens`` tokens."""
+
+    def random(*last: int) -> Tensor:
+        return torch.randn(1, tokens, HEADS, *last, device="cuda", dtype=torch.bfloat16)
+
+    made = {"q": random(SIZE), "k": F.normalize(random(SIZE), dim=-1), "v": random(SIZE)}
+    if rule == "gla":
+        made["decay"] = F.logsigmoid(random(SIZE).float()) / 16
+    else:
+        made |= {"decay": F.logsigmoid(random().float()), "beta": random().float().sigmoid()}
+    return {name: t.detach().requires_grad_() for name, t in made.items()}
+
+
+def measured(given: dict[str, Tensor], repeats: int) -> tuple[float, int]:
+    """Milliseconds of a forward and backward pass, the median, and the largest memory in bytes."""
+    weight = torch.randn_like(given["v"])
+    times = []
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(repeats + 3):
+        for t in given.values():
+            t.grad = None
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        linattn.linear_attention(**given).backward(weight)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times[3:])[repeats // 2], torch.cuda.max_memory_allocated()
+
+
+def slowest(run: Callable[[], tuple[float, int]]) -> tuple[float, int]:
+    """``run`` in all processes at once, as the slowest of them has it."""
+    dist.barrier()
+    found = torch.tensor(run(), dtype=torch.float64, device="cuda")
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found[0].item(), int(found[1].item())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    mesh = init_device_mesh("cuda", (ranks,))
+    rows = []
+    for rule in ("gla", "gated_delta"):
+        for tokens in options.lengths:
+            alone = slowest(lambda rule=rule, tokens=tokens: measured(inputs(rule, tokens), options.repeats))  # type: ignore[misc]
+            torch.cuda.empty_cache()
+            layout = Layout.of(mesh, tokens)
+            with context_parallel(layout):
+                shared = slowest(lambda rule=rule, n=layout.length: measured(inputs(rule, n), options.repeats))  # type: ignore[misc]
+            torch.cuda.empty_cache()
+            row = {"rule": rule, "tokens": tokens, "cards": ranks, "one_ms": alone[0], "all_ms": shared[0]}
+            rows.append(row | {"efficiency": alone[0] / (ranks * shared[0]), "memory": shared[1] / alone[1]})
+            if rank == 0:
+                print(json.dumps(rows[-1]), flush=True)
+    if rank == 0 and options.out is not None:
+        card = torch.cuda.get_device_name()
+        options.out.write_text(json.dumps({"card": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The one collective of context parallelism: an all-gather whose gradient is the sum of what all processes ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 has renamed both
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Gather(torch.autograd.Function):
+    """[M, ...] of each process -> [ranks M, ...]; backward sums the cotangents of all processes and takes this one's part."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        out = t.new_empty(t.shape[0] * group.size(), *t.shape[1:])
+        _all_gather(out, t.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        own = cotangent.new_empty(cotangent.shape[0] // ctx.group.size(), *cotangent.shape[1:])
+        _reduce_scatter(own, cotangent.contiguous(), group=ctx.group)
+        return own, None
+
+
+class _Tie(torch.autograd.Function):
+    """The identity of its first argument; the others get gradients of zero, and so their backward passes run."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, *others: Tensor) -> Tensor:
+        ctx.others = [(o.shape, o.dtype, o.device) for o in others]
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return cotangent, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.others)
+
+
+class _Follow(torch.autograd.Function):
+    """The identity of its first argument, in a graph that leads to the others; they get no gradients of it."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, *others: Tensor) -> Tensor:
+        ctx.others = len(others)
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        return cotangent, *[None] * ctx.others
+
+
+def all_gather(t: Tensor, group: dist.ProcessGroup, of: Sequence[Tensor | None] = ()) -> Tensor:
+    """Gather ``t`` [M, ...], of the same shape in every process, as [ranks M, ...]; differentiable once.
+
+    ``of`` are the inputs that ``t`` is made of in some process: every process's graph leads to them, and so its backward pass takes
+    part in the collective wherever that of another does.
+    """
+    if t.is_complex():
+        return torch.view_as_complex(all_gather(torch.view_as_real(t), group, of))
+    inputs = [o for o in of if o is not None and o.requires_grad] if torch.is_grad_enabled() else []
+    out: Tensor = _Gather.apply(_Follow.apply(t, *inputs) if inputs else t, group)
+    return out
+
+
+def tie(t: Tensor, *others: Tensor | None) -> Tensor:
+    """``t`` with a place for ``others`` in its graph: a collective that one process leaves out of its backward pass stops all others."""
+    held = [o for o in others if o is not None and o.requires_grad]
+    return _Tie.apply(t, *held) if held else t

@@ -1,0 +1,35 @@
+"""Context parallelism equals one process: operations, mixers and models on two gloo processes, started once for all cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pair import answer_of
+
+CASES = (
+    "tests.parallel.op_cases:attention_cases",
+    "tests.parallel.op_cases:other_cases",
+    "tests.parallel.mixer_cases:cases",
+    "tests.parallel.model_cases:cases",
+)
+
+
+def wrong(folder: Path, ranks: int, *cases: str) -> list[str]:
+    """What the processes found wrong."""
+    answers = answer_of("tests.parallel.worker", folder, str(ranks), *cases, timeout=540, ranks=ranks)
+    assert answers
+    return [f"{name}: {said}" for name, said in answers.items() if said is not None]
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    problems = wrong(tmp_path, 2, *CASES)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_processes_equal_one(tmp_path: Path, ranks: int) -> None:
+    problems = wrong(tmp_path, ranks, *CASES)
+    assert not problems, "\n".join(problems)

@@ -68,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import torch
 
+    from linattn.bench.files import command
+
     if not (options.compile or torch.cuda.is_available()):
         parser.exit(2, f"{parser.prog} needs an NVIDIA GPU, and torch sees none; --compile does not\n")
     known = list(product(KINDS, RANKS))
@@ -78,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind, rank in wanted or known:
         rows += (compiled if options.compile else run)(kind, rank)
         print(f"{kind} {rank}", flush=True)
-    told = " ".join([parser.prog, *(arguments or sys.argv[1:])])
+    told = command(parser.prog, arguments or sys.argv[1:])
     body = {"schema": "linattn.tritons", "command": told, **facts, "date": time.strftime("%Y-%m-%d"), "rows": rows}
     path = options.out / f"tritons-{'compiled-' if options.compile else ''}{facts['triton']}.json"
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

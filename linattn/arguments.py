@@ -85,14 +85,17 @@ def option(
     """Make a field of a dataclass of options, which is also a command-line option if it has a ``text``.
 
     Args:
-        default: default of the field.
+        default: default of the field; a dict is copied for each instance, and given on the command line as ``name.option=value``.
         text: the option's help.
         metavar: name of the value in the help; None for a flag.
         shown: description of the default in the help, in place of its value.
         separated: takes the values of a tuple from one argument with commas between them, not from an option each.
         least: the smallest value, checked by :func:`check_fields`.
     """
-    return field(default=default, metadata={"option": Option(text, metavar, shown, separated, least)})
+    metadata = {"option": Option(text, metavar, shown, separated, least)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]
+    return field(default=default, metadata=metadata)
 
 
 def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> None:

@@ -114,7 +114,7 @@ class Scan:
     def ratios(self) -> dict[str, float]:
         import linattn
         from tests.ops.errors import error
-        from tests.ops.triton import test_elementwise as tests
+        from tests.ops.triton import test_scan as tests
 
         packed = {"cu_seqlens": torch.tensor([0, 0, 7, 1500, 1501, 3000], device=DEVICE)} if self.packed else {}
         rows = 5 if self.packed else self.batch

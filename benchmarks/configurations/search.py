@@ -28,7 +28,7 @@ def neighbours(kind: str, row: table.Row) -> list[table.Config | table.Elementwi
     fields = {name: now for name, now in use._asdict().items() if now}
     found = [use._replace(**{name: value}) for name, now in fields.items() for value in _values(kind, row, name, now)]
     if isinstance(use, table.Elementwise):
-        from linattn.ops.triton.elementwise import REGISTERS
+        from linattn.ops.triton.scan import REGISTERS
 
         found = [c for c in found if REGISTERS // (c.spans * c.programs) >= 32]
     return found

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from linattn.cli.sampling import Run, Temperature, TopK, TopP
+from linattn.cli.sampling import Device, Run, Temperature, TopK, TopP
 
 
 def chat(
     run: Run,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a reply at most.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a reply at most.")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -27,6 +27,7 @@ def chat(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed, the same replies.", show_default="others each time")] = None,
+    device: Device = "cpu",
     load_state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Go on with the conversation in this file.", show_default="a new one")
     ] = None,
@@ -52,12 +53,12 @@ def chat(
         raise ValueError("--stop is empty: give a text that ends a reply")
     if save_state is not None:  # not after the first reply
         writable(save_state)
-    chance = generator(seed)
-    model, codec = load_run(run)
+    chance = generator(seed, device)
+    model, codec = load_run(run, device=device)
     turns = _turns(run, model, stop)
     state = None if load_state is None else State.load(load_state, model=model)
     reply = partial(
-        stream, model, max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=turns.stops, generator=chance
+        stream, model, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=turns.stops, generator=chance
     )  # fmt: skip
     reply([0], state=state)  # reads nothing, and refuses what does not fit before a line is typed
     texts = [stop or turns.end] if stop or not turns.stops else []
@@ -69,8 +70,8 @@ def chat(
                 print(printable(piece), end="", flush=True)
             print()
         state = tokens.state
-        if turns.end not in codec.decode(said):  # --max-tokens or --stop has cut it short
-            _, state = prefill(model.model, torch.tensor([codec.encode(turns.end)]), state)
+        if turns.end not in codec.decode(said):  # --max-new-tokens or --stop has cut it short
+            _, state = prefill(model.model, torch.tensor([codec.encode(turns.end)], device=model.lm_head.weight.device), state)
         if save_state is not None:
             state.save(save_state, model=model)
 

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 
+@contextmanager
+def _tokenizer(source: Path) -> Iterator[Path | None]:
+    """Folder with the tokenizer of ``source``, for a while that of a GGUF file; None if such a file has none."""
+    from linattn.hf import gguf
+
+    if source.is_dir():
+        yield source
+        return
+    file = gguf.GGUFFile(source)
+    if "tokenizer.ggml.model" not in file.metadata:
+        yield None
+        return
+    with TemporaryDirectory() as folder:
+        gguf.tokenizer_of(file).save_pretrained(folder)
+        yield Path(folder)
+
+
 def export(
     run: Annotated[
-        Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or a model that linattn.load reads.", show_default=False)
+        Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or what linattn.load reads.", show_default=False)
     ],
     out: Annotated[
         Path, typer.Argument(help="The folder to write, which must not be there; for gguf the file, which is replaced.", show_default=False)
@@ -25,8 +45,9 @@ def export(
     """Write a model as another library reads it.
 
     OUT gets config.json and model.safetensors with the names of transformers or flash-linear-attention, whose model then has the
-    same logits, and the tokenizer that lies beside the model. It appears whole or not at all. What the other library cannot express
-    is refused, with the reason. With --to gguf OUT is one file with the tokenizer inside, for the families that llama.cpp reads.
+    same logits, and the tokenizer that lies beside the model or in its GGUF file. It appears whole or not at all. What the other
+    library cannot express is refused, with the reason. With --to gguf OUT is one file with the tokenizer inside, for the families
+    that llama.cpp reads.
     """
     from linattn.hf.convert import family
     from linattn.hf.load import export as write
@@ -39,12 +60,14 @@ def export(
     folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
     source = run if folder is None else folder
     model = load(source)
-    if target is None:
-        from linattn.hf.gguf.write import export_gguf
+    with _tokenizer(source) as tokenizer:
+        if target is None:
+            from linattn.hf.gguf.write import export_gguf
 
-        name = export_gguf(model, out, dtype=dtype or "F32", tokenizer=source if (source / "tokenizer.json").is_file() else None)
-    else:
-        write(model, to, out, tokenizer=source)
-        name = target.architecture
+            beside = tokenizer is not None and (tokenizer / "tokenizer.json").is_file()
+            name = export_gguf(model, out, dtype=dtype or "F32", tokenizer=tokenizer if beside else None)
+        else:
+            write(model, to, out, tokenizer=tokenizer)
+            name = target.architecture
     count = sum(p.numel() for p in model.parameters())
     print(f"{out}: {name}, {count:,} parameters, from {source}")

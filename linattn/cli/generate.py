@@ -8,18 +8,19 @@ from typing import Annotated
 
 import typer
 
-from linattn.cli.sampling import Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
+from linattn.cli.sampling import Device, Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
 
 
 def generate(
     run: Run,
     prompt: Prompt,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most.")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
     stop: Stop = None,
     seed: Seed = None,
+    device: Device = "cpu",
     load_state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Go on behind what this file has read.", show_default="from the beginning")
     ] = None,
@@ -32,7 +33,8 @@ def generate(
 ) -> None:
     """Continue a text with a trained model.
 
-    The continuation appears as it is written. Memory stays the same however long the text becomes, where the mixers are recurrent.
+    The prompt and its continuation appear, this as it is written. Memory stays the same however long the text becomes, where the mixers
+    are recurrent.
     """
     from linattn.cli.status import Status
     from linattn.generate import stream, stream_text
@@ -44,15 +46,16 @@ def generate(
     check(prompt, stop)
     if save_state is not None:  # not after all is written
         writable(save_state)
-    chance = generator(seed)
-    model, codec = load_run(run)
+    chance = generator(seed, device)
+    model, codec = load_run(run, device=device)
     state = None if load_state is None else State.load(load_state, model=model)
     tokens = stream(
-        model, codec.encode(prompt), max_new_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        model, codec.encode(prompt), max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         generator=chance, state=state,
     )  # fmt: skip
     show = printable if sys.stdout.isatty() else str
     with Status() as status:
+        print(show(prompt), end="", flush=True)
         for piece in stream_text(status.watch(tokens), codec.stream(), stop or ()):
             print(show(piece), end="", flush=True)
         print()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,10 @@ import linattn
 from linattn.arguments import beyond_memory
 from linattn.train.options import Terminated
 
-DOORS = ("compare", "train", "convert", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce")
-EXTRAS = {"sklearn": "vision", "gguf": "gguf"}  # what to install for a package that is missing; else the extra "train"
+DOORS = (
+    "compare", "data", "train", "convert", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce",
+)  # fmt: skip
+EXTRAS = {"sklearn": "vision", "pyarrow": "parquet", "gguf": "gguf"}  # to install for a missing package; else the extra "train"
 
 app = typer.Typer(
     name="linattn",
@@ -66,7 +67,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _refuse(_message(error), 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, Terminated):
-            return _refuse(str(error), 128 + signal.SIGTERM)
+            return _refuse(str(error), 128 + error.signal)
         if not beyond_memory(error):
             raise
         return _refuse("more than there is memory for" + (f": {error}" if str(error) else ""), 2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial, wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -25,7 +26,7 @@ class Derived:
 def shown(field: Field) -> str | None:
     """The default of ``field`` as the help shows it: its own words, else its value; None where the value is None."""
     option: Option = field.metadata["option"]
-    return option.shown if option.shown is not None or field.default is None else str(field.default)
+    return option.shown if option.shown is not None or field.default in (None, MISSING) else str(field.default)
 
 
 def options_of(cls: type, *names: str, show: Callable[[Field], str | None] = shown, inline: bool = True) -> list[Derived]:
@@ -71,6 +72,9 @@ def _derived(field: Field, hint: Any, default: str | None, inline: bool) -> Deri
     kind, many = _kind(hint)
     if kind is bool:
         return Derived(_parameter(field.name, bool, False, typer.Option(f"--{field.name}", help=option.text)), bool)
+    if kind is dict:
+        words = typer.Option(f"--{field.name.removesuffix('s').replace('_', '-')}", metavar=option.metavar, help=option.text)
+        return Derived(_parameter(field.name, list[str] | None, None, words), partial(_by_name, field.name))
     text = f"{option.text} [default: {default}]" if inline and default is not None else option.text
     shows = False if inline or default is None else default
     info = typer.Option(metavar=option.metavar, help=text, show_default=shows)
@@ -91,7 +95,7 @@ def _kind(hint: Any) -> tuple[Any, bool]:
         return _kind(next(one for one in get_args(hint) if one is not NoneType))
     if get_origin(hint) is tuple:
         return _kind(get_args(hint)[0])[0], True
-    return hint, False
+    return get_origin(hint) or hint, False
 
 
 def _separated(name: str, kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
@@ -101,3 +105,22 @@ def _separated(name: str, kind: Callable[[str], Any], text: str) -> tuple[Any, .
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
         raise ValueError(f"--{name.replace('_', '-')} must be {numbers} with commas between them, but came as {text!r}") from None
+
+
+def _by_name(name: str, words: list[str]) -> dict[str, dict[str, Any]]:
+    """Options by name: ``["gla.heads=8"]`` -> ``{"gla": {"heads": 8}}``; values are JSON, or else strings."""
+    found: dict[str, dict[str, Any]] = {}
+    for word in words:
+        place, equals, value = word.partition("=")
+        owner, dot, key = place.strip().partition(".")
+        if not (equals and dot and owner and key):
+            raise ValueError(f"--{name.removesuffix('s').replace('_', '-')} must be such as gla.heads=8, but came as {word!r}")
+        found.setdefault(owner, {})[key] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

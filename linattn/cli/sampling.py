@@ -12,6 +12,7 @@ Run = Annotated[
     Path,
     typer.Argument(help="A run of linattn train, one of its checkpoints, a published model's folder, or a GGUF file.", show_default=False),
 ]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="Where the model goes, such as cuda.")]
 Prompt = Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)]
 Temperature = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token; above 1 is wilder.")]
 TopK = Annotated[int | None, typer.Option(metavar="K", help="Choose among the K likeliest tokens.", show_default="all")]

@@ -7,18 +7,19 @@ from typing import Annotated
 
 import typer
 
-from linattn.cli.sampling import Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
+from linattn.cli.sampling import Device, Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
 
 
 def trace(
     run: Run,
     prompt: Prompt,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most; the first is looked at.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most; the first is looked at.")] = 16,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
     stop: Stop = None,
     seed: Seed = None,
+    device: Device = "cpu",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Draw it, too: a file .svg, or a page .html.", show_default="no drawing"),
@@ -41,17 +42,17 @@ def trace(
         raise ValueError(f"--out must be a file that ends in .svg or .html, but came as {out}")
     if out is not None:
         writable(out)
-    if max_tokens < 1:
-        raise ValueError(f"--max-tokens must be at least 1, but came as {max_tokens}")
-    model, codec = load_run(run)
+    if max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens must be at least 1, but came as {max_new_tokens}")
+    model, codec = load_run(run, device=device)
     found = traced(
         model,
         codec,
         prompt,
-        max_new_tokens=max_tokens,
+        max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature, top_k, top_p),
         stop=stop or (),
-        generator=generator(seed),
+        generator=generator(seed, device),
     )
     print("\n".join(lines(found)))
     if out is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +14,22 @@ from linattn.train.options import TrainOptions
 
 
 @takes(*options_of(TrainOptions, inline=False))
-def train(given: dict[str, Any]) -> None:
+def train(
+    given: dict[str, Any],
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or TOML with these options; words on the command line precede.", show_default="none"),
+    ] = None,
+) -> None:
     """Train a language model on text.
 
-    A killed training goes on with --resume and ends with the weights, bit for bit, that it would have had. For several
+    A killed training goes on with --resume and ends with the weights, bit for bit, that it would have had; Ctrl-C saves. For several
     processes start it with torchrun: torchrun --nproc-per-node 8 -m linattn train ...
     """
+    if config is not None:
+        from linattn.train.file import read_options
+
+        given = {**read_options(config), **given}
     asked = replace(TrainOptions(), **given)
     if asked.resume:
         from linattn.train import saved_options

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ def run(options: CompareOptions, *, progress: bool) -> dict:
     PackedTokens(text.train, options.train_context, samples=1)  # both refuse a text that is too short
     Windows(text.validation, options.train_context, 1)
     for name in options.mixers:
-        require_training(_config(options, name, text.vocab_size, None), context=options.train_context, batch_size=options.batch_size)
+        tokens = options.batch_size * options.train_context
+        require_training(_config(options, name, text.vocab_size, None), tokens=tokens, chunk=tokens)
     sizes = _sizes(options, text.vocab_size)
     report = _head(options, text)
     bar, models = Progress(progress), {}
@@ -134,7 +136,7 @@ def _train(options: CompareOptions, name: str, size: Size, *, bars: bool) -> Tra
         "tokens_per_second": result.tokens_per_second,
         "seconds": result.history[-1]["seconds"],
     }
-    row = {
+    row: dict[str, Any] = {
         "name": name, "title": known.title, "arxiv": known.arxiv, "ffn_dim": size.ffn_dim, "parameters": result.parameters,
         "conv_width": _convolution(model), "model": f"models/{name}", "training": training, "contexts": [], "left_out": [], "sample": "",
     }  # fmt: skip
@@ -147,7 +149,7 @@ def _run(options: CompareOptions, name: str, size: Size, rate: float, out: Path,
         TrainOptions(
             mixer=name, text=options.text, steps=options.steps, dim=options.dim, layers=options.layers, ffn_dim=size.ffn_dim,
             context=options.train_context, batch_size=options.batch_size, learning_rate=rate, seed=options.seed,
-            eval_every=-(-options.steps // EVALUATIONS), out=out,
+            eval_every=-(-options.steps // EVALUATIONS), dtype="fp32", out=out,
         ),
         progress=bars,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Protocol, Self
 
 from linattn.arguments import described, typed
 
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"  # beside a model
+CODEC, BYTES = "linattn_codec", "bytes"  # name and value in the settings of a tokenizer.json that stands for ByteCodec
 REPLACEMENT = "\ufffd"  # what half a character decodes to
 
 
@@ -109,6 +112,26 @@ class TokenizerCodec:
 
     def stream(self) -> Stream:
         return _TokenizerStream(self)
+
+
+def codec_of(folder: Path, vocab_size: int) -> Codec:
+    """Codec of the model of ``vocab_size`` tokens in ``folder``: that of its ``tokenizer.json``; without one tokens are bytes.
+
+    Raises:
+        ValueError: for a tokenizer that cannot be read, and for none beside a model of other than 256 tokens.
+    """
+    settings = folder / SETTINGS
+    if settings.is_file():
+        try:
+            if json.loads(settings.read_text(encoding="utf-8")).get(CODEC) == BYTES:
+                return ByteCodec()
+        except (ValueError, AttributeError):
+            raise ValueError(f"{settings} is damaged: it is no JSON object") from None
+    if (folder / TOKENIZER).is_file():
+        return TokenizerCodec(folder / TOKENIZER)
+    if vocab_size != ByteCodec.vocab_size:
+        raise ValueError(f"{folder} has {vocab_size} tokens, but no {TOKENIZER}")
+    return ByteCodec()
 
 
 class _TokenizerStream:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from linattn.arguments import described, whole
+from linattn.data.shards import Shards
 
 _MASK = (1 << 64) - 1
 
@@ -19,15 +22,15 @@ class PackedTokens(Dataset):
     windows from there in another order. Going on at step n is therefore arithmetic, whatever n is.
     """
 
-    def __init__(self, tokens: np.ndarray, context: int, *, seed: int = 0, samples: int) -> None:
+    def __init__(self, tokens: np.ndarray | Shards, context: int, *, seed: int = 0, samples: int) -> None:
         """
         Args:
-            tokens: one-dimensional array of ids, a memory map for instance.
+            tokens: one-dimensional array of ids, a memory map for instance, or shards of documents.
             context: tokens of one sample.
             seed: seed of the order.
             samples: the length of the dataset; more than the text has windows means more than one pass.
         """
-        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        if not isinstance(tokens, Shards) and (not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
             raise TypeError(f"tokens must be a one-dimensional array of integers, but came as {described(tokens)}")
         for name, value, least in (("context", context, 1), ("seed", seed, 0), ("samples", samples, 0)):
             whole(name, value, least)
@@ -42,21 +45,19 @@ class PackedTokens(Dataset):
     def place(self, i: int) -> int:
         """Offset of sample ``i`` in the text."""
         epoch, rank = divmod(i, self.windows)
-        key = _mix(_mix(self.seed) ^ epoch)
-        offset = _mix(key ^ 1) % min(self.context, len(self.tokens) - self.windows * self.context + 1)
+        key = mix(mix(self.seed) ^ epoch)
+        offset = mix(key ^ 1) % min(self.context, len(self.tokens) - self.windows * self.context + 1)
         return offset + self.context * permuted(rank, self.windows, key)
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """``input_ids`` and ``labels`` [context], int64, one tensor: models shift labels themselves."""
-        start = self.place(i)
-        ids = torch.from_numpy(self.tokens[start : start + self.context].astype(np.int64))
-        return {"input_ids": ids, "labels": ids}
+        """``input_ids`` and ``labels`` [context], int64, one tensor: models shift labels themselves. Of shards as :func:`sample`."""
+        return sample(self.tokens, self.place(i), self.context)
 
 
 class Windows(Dataset):
     """Evenly spaced ``count`` windows of ``context`` tokens of the text, on which losses are measured."""
 
-    def __init__(self, tokens: np.ndarray, context: int, count: int) -> None:
+    def __init__(self, tokens: np.ndarray | Shards, context: int, count: int) -> None:
         if len(tokens) < context:
             raise ValueError(f"the validation part of the text has {len(tokens)} tokens, fewer than the context of {context}")
         self.tokens, self.context = tokens, context
@@ -66,10 +67,32 @@ class Windows(Dataset):
         return self.count
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """``input_ids`` and ``labels`` [context], int64."""
-        start = i * (len(self.tokens) - self.context) // max(self.count - 1, 1)
-        ids = torch.from_numpy(self.tokens[start : start + self.context].astype(np.int64))
+        """``input_ids`` and ``labels`` [context], int64. Of shards as :func:`sample`."""
+        return sample(self.tokens, i * (len(self.tokens) - self.context) // max(self.count - 1, 1), self.context)
+
+
+def sample(tokens: np.ndarray | Shards, start: int, context: int) -> dict[str, Tensor]:
+    """Read ``input_ids`` and ``labels`` [context], int64; of shards also ``starts`` [n], where documents begin, which are no labels."""
+    ids = torch.from_numpy(tokens[start : start + context].astype(np.int64))
+    if not isinstance(tokens, Shards):
         return {"input_ids": ids, "labels": ids}
+    starts = torch.from_numpy(tokens.starts(start, start + context))
+    return {"input_ids": ids, "labels": ids.index_fill(0, starts, -100), "starts": starts}
+
+
+def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack samples to [B, context]; those with ``starts`` become one row [1, B * context] with ``cu_seqlens`` [N + 1].
+
+    No document then sees another, and the first token of each is no label.
+    """
+    batch = {name: torch.stack([one[name] for one in samples]) for name in ("input_ids", "labels")}
+    if "starts" not in samples[0]:
+        return batch
+    rows, context = batch["input_ids"].shape
+    begins = torch.cat([torch.cat([one["starts"].new_zeros(1), one["starts"]]) + row * context for row, one in enumerate(samples)])
+    cu_seqlens = torch.cat([begins, begins.new_tensor([rows * context])])
+    labels = batch["labels"].flatten().index_fill(0, begins, -100)
+    return {"input_ids": batch["input_ids"].flatten()[None], "labels": labels[None], "cu_seqlens": cu_seqlens.to(torch.int32)}
 
 
 def permuted(i: int, n: int, key: int) -> int:
@@ -82,13 +105,13 @@ def permuted(i: int, n: int, key: int) -> int:
     while True:
         left, right = i >> half, i & low
         for turn in range(4):
-            left, right = right, left ^ (_mix(key ^ (turn << 32) ^ right) & low)
+            left, right = right, left ^ (mix(key ^ (turn << 32) ^ right) & low)
         i = left << half | right
         if i < n:
             return i
 
 
-def _mix(x: int) -> int:
+def mix(x: int) -> int:
     """SplitMix64's output function: 64 bits in, 64 well-mixed bits out."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _MASK

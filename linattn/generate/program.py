@@ -13,7 +13,8 @@ from torch import Tensor, fx
 from linattn.generate.fusion import UNARY, Node
 from linattn.generate.step_graph import step_in_place
 from linattn.ops import one_query
-from linattn.ops.cpu import linear_attention, matvec
+from linattn.ops.cpu import linear_attention
+from linattn.ops.cpu import linears as cpu
 from linattn.ops.linears import linears
 from linattn.ops.memory import dense
 
@@ -54,7 +55,7 @@ class Program:
         """Run an operation, remember how to run it again, and give its result."""
         if target is operator.getitem:
             return args[0][args[1]]
-        if target is linears and matvec.refusal(args[0], *args[1]) is None and _one_dtype(args, kwargs):
+        if target is linears and cpu.refusal(args[0], *args[1]) is None and _one_dtype(args, kwargs):
             return self._linears(args, kwargs)
         if target is step_in_place:
             o, denominator, run = linear_attention.bound_step(*map(self._dense, args[:13]))
@@ -62,11 +63,11 @@ class Program:
             return o, denominator
         if str(target) == "linattn.norm.default" and _normable(*args):
             x, weight, gate, eps, mean, _ = map(self._dense, args)
-            y, run = matvec.bound_norm(x, weight, gate, eps, mean=mean)
+            y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
         if target in UNARY and len(args) == 1 and not kwargs and _few(args[0]):
-            y, run = matvec.bound_steps(self._dense(args[0]), [(UNARY[target], None)])
+            y, run = cpu.bound_steps(self._dense(args[0]), [(UNARY[target], None)])
             self._first(run)
             return y
         target = one_query.of_taken if target is torch.ops.linattn.one_query.default else target
@@ -86,7 +87,7 @@ class Program:
         self.copied += [*(w for w in weights if w.stride(1) != 1), *constants]
         weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
         biases = [b if b is None else b.contiguous() for b in biases]
-        y, run = matvec.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
+        y, run = cpu.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
         self._first(run)
         return y
 
@@ -109,12 +110,12 @@ def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001
-    return all(t.dtype == dtype for t in (x, weight, gate) if t is not None) and matvec.refusal(x[:1].flatten()[:1]) is None
+    return all(t.dtype == dtype for t in (x, weight, gate) if t is not None) and cpu.refusal(x[:1].flatten()[:1]) is None
 
 
 def _few(x: Any) -> bool:
     """True for tensors so small that one core finishes before torch's threads wake, which takes long beside a busy process."""
-    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and matvec.steps_refusal(x) is None
+    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and cpu.steps_refusal(x) is None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

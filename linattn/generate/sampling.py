@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linattn.arguments import check_fields, described
+from linattn.arguments import check_fields, described, known_device
 from linattn.ops.checks import tensor
 
 
@@ -37,9 +37,13 @@ class Sampling:
             raise ValueError(f"top_p must be above 0 and at most 1, but came as {self.top_p!r}")
 
 
-def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int | None, device: str | torch.device = "cpu") -> torch.Generator:
     """Make a generator on ``device`` seeded with ``seed``; None: a random seed."""
-    made = torch.Generator(device)
+    place = known_device("device", device)
+    try:
+        made = torch.Generator(place)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"device {device!r} is not on this machine") from None
     if seed is None:
         made.seed()
         return made

@@ -30,6 +30,10 @@ class LMConfig(models.LMConfig, PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing, as the models: :mod:`linattn.hf.remote` is what saved folders name."""
+
     def __post_init__(self, **kwargs: Any) -> None:
         """Raise TypeError for keywords that resemble our fields; transformers itself admits any keyword."""
         ours = [*(f.name for f in fields(models.LMConfig)), *self.attribute_map]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
+from linattn.data.codec import BYTES, CODEC, ByteCodec, Codec, TokenizerCodec
 
 NUL = "\0"  # the byte that no text has
 
@@ -20,12 +20,12 @@ def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizer
     Raises:
         ValueError: for an ``end`` that ``codec`` does not have as one token.
     """
-    from tokenizers import Tokenizer
-
     if isinstance(codec, ByteCodec):
         if end not in (None, NUL):
             raise ValueError(f"end must be {NUL!r} for a codec of bytes, but came as {end!r}")
         return _of_bytes()
+    from tokenizers import Tokenizer
+
     if not isinstance(codec, TokenizerCodec):
         raise TypeError(f"codec must be a ByteCodec or a TokenizerCodec, but came as {type(codec).__name__}")
     if end is not None and len(codec.encode(end)) != 1:
@@ -40,4 +40,6 @@ def _of_bytes() -> PreTrainedTokenizerFast:
     letters = bytes_to_unicode() | {0: NUL}  # its own letter would be found in texts that have it
     inner = Tokenizer(models.BPE({letter: byte for byte, letter in letters.items()}, []))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=NUL, pad_token=NUL, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=NUL, pad_token=NUL, clean_up_tokenization_spaces=False, **{CODEC: BYTES}
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from linattn.models.block import Block
 from linattn.models.config import LMConfig
 
 TRAINED = 16  # bytes of a parameter in training: the weight, its gradient and AdamW's two moments, in float32
-FLOAT = 4
+FLOAT, HALF = 4, 2
 
 
 def language_parameters(config: LMConfig) -> int:
@@ -53,15 +53,19 @@ def built_parameters(build: Callable[[], nn.Module]) -> int:
         raise ValueError(f"a tensor of it would be larger than any memory: {' '.join(str(error).split())}") from None
 
 
-def require_training(config: LMConfig, *, context: int, batch_size: int) -> None:
+def require_training(config: LMConfig, *, tokens: int, chunk: int) -> None:
     """Refuse a training that cannot fit: its parameters, and what a batch leaves for the backward pass at the very least.
+
+    Args:
+        config: the model.
+        tokens: those of one forward pass.
+        chunk: those of them whose logits exist at a time.
 
     Raises:
         ValueError: what it would take and what there is.
     """
     parameters = language_parameters(config)
-    tokens = batch_size * context
-    kept = tokens * FLOAT * (config.layers * config.dim + config.vocab_size)  # an input for each block, and the logits
+    kept = HALF * tokens * config.layers * config.dim + FLOAT * min(chunk, tokens) * config.vocab_size  # each block's input, and the logits
     require(
         TRAINED * parameters + kept,
         f"{parameters:,} parameters (dim {config.dim:,}, layers {config.layers:,}) and batches of {tokens:,} tokens",

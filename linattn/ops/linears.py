@@ -59,12 +59,12 @@ def _refusal(name: str, asked: bool, x: Tensor, weights: Sequence[Tensor]) -> st
 
 def _load(name: str) -> ModuleType:
     if name == "cpu":
-        from linattn.ops.cpu import matvec
+        from linattn.ops.cpu import linears as cpu
 
-        return matvec
-    from linattn.ops.triton import linears as kernels
+        return cpu
+    from linattn.ops.triton import linears as triton
 
-    return kernels
+    return triton
 
 
 def _explained(x: Tensor, weights: Sequence[Tensor], **_: Any) -> dispatch.Explained:
@@ -77,7 +77,7 @@ dispatch.explains(linears, _explained)
 def stepped(x: Tensor, steps: Steps) -> Tensor:
     """``x`` [..., N] after ``steps``, in float32 (float64 for float64): on a CPU, without gradients, in one kernel."""
     if x.device.type == "cpu":
-        from linattn.ops.cpu import matvec as cpu
+        from linattn.ops.cpu import linears as cpu
 
         if cpu.steps_refusal(x, steps) is None:
             return cpu.stepped(x, steps)

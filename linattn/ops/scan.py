@@ -172,9 +172,9 @@ def _cpu() -> ModuleType:
 
 
 def _triton() -> ModuleType:
-    from linattn.ops.triton import elementwise
+    from linattn.ops.triton import scan
 
-    return elementwise
+    return scan
 
 
 def _saved(inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> Sequence[Any]:

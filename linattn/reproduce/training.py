@@ -71,7 +71,8 @@ def on_text(stack: Stack, run: Mapping[str, Any]) -> tuple[LanguageModel, float]
     same = {k: run[k] for k in ("dim", "layers", "ffn_dim", "context", "batch_size", "steps", "learning_rate", "seed")}
     with TemporaryDirectory() as folder:
         options = TrainOptions(
-            mixer=stack.pattern, mixer_options=stack.options, eval_every=run["steps"], out=Path(folder) / "run", **same
+            mixer=stack.pattern, mixer_options=stack.options, eval_every=run["steps"], dtype="fp32", out=Path(folder) / "run",
+            **same,
         )  # fmt: skip
         result = train(options, progress=False)
         model, _ = load_run(result.run, device=run["device"])

@@ -104,7 +104,7 @@ def unflatten(tensors: dict[str, Tensor], about: dict[str, Any]) -> dict[str, An
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)
         state[int(index)][name] = tensor
-    groups = [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in about["param_groups"]]
+    groups = [{k: tuple(v) if k in ("betas", "ns_coefficients") else v for k, v in group.items()} for group in about["param_groups"]]
     return {"state": state, "param_groups": groups}
 
 

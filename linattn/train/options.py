@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,20 @@ from linattn.arguments import check_fields, option
 
 
 class Terminated(RuntimeError):
-    """The training was asked to end by SIGTERM; it has written a checkpoint before it did."""
+    """The training was asked to end by SIGTERM or Ctrl-C; it has written a checkpoint before it did. ``signal`` is the signal's number."""
+
+    def __init__(self, number: int, step: int, folder: str) -> None:
+        self.signal = number
+        how = "interrupted" if number == signal.SIGINT else "terminated"
+        super().__init__(f"{how} after step {step}, which is saved: go on with linattn train --resume --out {folder}")
+
+
+CHOICES = {
+    "dtype": ("bf16", "fp32"),
+    "optimizer": ("adamw", "muon"),
+    "schedule": ("cosine", "wsd", "linear", "constant"),
+}
+REPORTS = ("tensorboard", "wandb")
 
 
 @dataclass(frozen=True)
@@ -20,45 +34,85 @@ class TrainOptions:
 
     Args:
         mixer: pattern of mixer names such as ``"gla*3, softmax"``.
+        heads: heads of each mixer that has heads; None: each mixer's default.
+        mixer_options: options of each mixer's constructor, by its name; they precede ``heads``.
         text: UTF-8 files or patterns of them; none: the source of Python's standard library.
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
+        data: a folder that :func:`linattn.data.prepare` wrote, in place of ``text`` and ``tokenizer``; its documents do not see each other.
         steps: optimizer steps.
         dim: model width.
         layers: blocks.
         ffn: pattern of feed-forward names such as ``"swiglu, switch"``.
         ffn_dim: inner width of the feed-forwards; None: 8/3 of dim.
+        ffn_options: options of each feed-forward's constructor, by its name.
         context: tokens of one sequence.
-        batch_size: sequences of one step, on each process.
-        learning_rate: its peak, after a linear warm-up over the first twentieth of the steps; a cosine takes it to 0.
+        batch_size: sequences of one forward pass, on each process.
+        accumulate: forward and backward passes whose gradients one step adds up.
+        dtype: ``"bf16"``: matrix products in bfloat16 under autocast; parameters, optimizer and recurrent states stay float32. ``"fp32"``:
+            everything in float32. None: bf16 on an NVIDIA GPU, else fp32.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None: the accelerator if there is one.
+        compile: run the model through ``torch.compile``.
+        checkpoint_activations: keep the inputs of the blocks alone and compute the rest again in the backward pass.
+        optimizer: ``"adamw"``, or ``"muon"`` for the matrices of the blocks beside AdamW for the other parameters.
+        learning_rate: its peak, after the warm-up. Muon's updates are scaled to AdamW's size, so that both take the same rate.
+        schedule: of the learning rate after the warm-up: ``"cosine"`` and ``"linear"`` fall to 0 at the last step, ``"wsd"`` stays at
+            the peak and falls to 0 over the last fifth of the steps, ``"constant"`` stays.
+        warmup: steps of the linear warm-up; None: a twentieth of the steps.
+        weight_decay: of matrices and embeddings; norms, biases and time constants have none.
+        max_grad_norm: norm to which gradients are clipped; 0: they are not.
+        z_loss: factor of the mean squared logarithm of the softmax's denominator, added to the loss in training.
+        loss_chunk: tokens whose logits are formed at a time, each chunk's gradient at once with its loss; None: all tokens, or 256 MB
+            of float32 logits where all would be more.
         save_every: steps between checkpoints; None: only at the end.
         eval_every: steps between validations; None: a tenth of the steps, at least 10.
+        report_to: ``"tensorboard"`` and ``"wandb"``, by the integrations of transformers.
         seed: of the weights and of the order of the data.
         out: the run's folder; None: ``runs/`` and the mixer's name.
         resume: go on from the newest whole checkpoint in ``out``, or from the start if there is none yet.
-        mixer_options: options of each mixer's constructor, by its name.
-        ffn_options: options of each feed-forward's constructor, by its name.
+
+    Raises:
+        ValueError: for values out of range, naming the field.
     """
 
     mixer: str = option("gla", 'Mixer of each layer, repeated to fill them, e.g. "gla*3, softmax".', "PATTERN")
+    heads: int | None = option(None, "Heads of each mixer that has heads.", "H", shown="each mixer's own", least=1)
+    mixer_options: dict[str, dict[str, Any]] = option(
+        {}, "An option of a mixer's constructor, such as gla.heads=8; may be given again.", "NAME.OPTION=VALUE"
+    )
     text: tuple[str | Path, ...] = option(
         (), "UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="Python's standard library"
     )
     tokenizer: str | Path | None = option(None, "A Hugging Face tokenizer.json.", "FILE", shown="a token per byte")
+    data: Path | None = option(None, "A folder of linattn data prepare, in place of --text.", "DIR", shown="none")
     steps: int = option(1000, "Optimizer steps.", "N", least=1)
     dim: int = option(256, "Model width.", "D")
     layers: int = option(4, "Number of blocks.", "L")
     ffn: str = option("swiglu", 'Feed-forward of each layer, e.g. "swiglu, switch" or "none".', "PATTERN")
-    ffn_dim: int | None = None
+    ffn_dim: int | None = option(None, "Inner width of the feed-forwards.", "D", shown="8/3 of the model width", least=1)
+    ffn_options: dict[str, dict[str, Any]] = option(
+        {}, "An option of a feed-forward's constructor, such as switch.count=8; may be given again.", "NAME.OPTION=VALUE"
+    )
     context: int = option(256, "Tokens of one sequence.", "T", least=2)
-    batch_size: int = option(16, "Sequences of a step, on each process.", "B", least=1)
+    batch_size: int = option(16, "Sequences of a forward pass, on each process.", "B", least=1)
+    accumulate: int = option(1, "Forward and backward passes of a step.", "N", least=1)
+    dtype: str | None = option(None, "bf16 or fp32; weights stay float32.", "TYPE", shown="bf16 on a GPU, else fp32")
+    device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
+    compile: bool = option(False, "Run the model through torch.compile.")
+    checkpoint_activations: bool = option(False, "Keep the blocks' inputs alone for the backward pass.")
+    optimizer: str = option("adamw", "adamw, or muon for the matrices of the blocks.", "NAME")
     learning_rate: float = option(4e-3, "At its peak.", "R")
+    schedule: str = option("cosine", "cosine, wsd, linear or constant, after the warm-up.", "NAME")
+    warmup: int | None = option(None, "Steps of the linear warm-up.", "N", shown="steps / 20", least=0)
+    weight_decay: float = option(0.1, "Of matrices and embeddings alone.", "W", least=0)
+    max_grad_norm: float = option(1.0, "Norm to clip gradients to; 0 clips none.", "G", least=0)
+    z_loss: float = option(0.0, "Factor of the squared log of the softmax's denominator.", "Z", least=0)
+    loss_chunk: int | None = option(None, "Tokens whose logits are formed at a time.", "N", shown="256 MB of logits", least=1)
     save_every: int | None = option(None, "Steps between checkpoints.", "N", shown="at the end", least=1)
     eval_every: int | None = option(None, "Steps between validations.", "N", shown="steps / 10", least=1)
+    report_to: tuple[str, ...] = option((), "tensorboard, wandb or both.", "NAME,...", shown="none", separated=True)
     seed: int = option(0, "Of weights and order of the data.", "S")
     out: Path | None = option(None, "The run's folder.", "DIR", shown="runs/MIXER")
-    resume: bool = option(False, "Go on with the run in DIR, with its options.")
-    mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ffn_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    resume: bool = option(False, "Go on with the run in DIR, with its options; more --steps prolong it.")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -66,6 +120,17 @@ class TrainOptions:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
+        if self.data is not None and (self.text or self.tokenizer is not None):
+            raise ValueError("data holds tokens already: give neither text nor tokenizer beside it")
+        for name in ("weight_decay", "max_grad_norm", "z_loss"):
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite, but came as inf")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in (*choices, *([None] if name == "dtype" else [])):
+                raise ValueError(f"{name} must be {_either(choices)}, but came as {getattr(self, name)!r}")
+        for name in self.report_to:
+            if name not in REPORTS:
+                raise ValueError(f"report_to must be of {_either(REPORTS)}, but has {name!r}")
 
     @property
     def folder(self) -> Path:
@@ -96,3 +161,7 @@ class TrainResult:
     validation_bits_per_byte: float
     tokens_per_second: float
     corpus_sha256: str
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(map(repr, names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,14 +16,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
+from linattn.train.speed import Meter
+
 
 class Recorder(TrainerCallback):
     """Keeps the history; ``seconds`` counts training alone, without validations and checkpoints."""
+
+    meter: Meter | None = None  # of what speed() gives beside tokens a second
 
     def __init__(
         self, path: Path, history: list[dict[str, Any]], seen: dict[str, Any], *, step_tokens: int, bits_per_byte: Callable[[float], float]
     ) -> None:
         """``seen`` is what :meth:`seen` gave at the last checkpoint."""
+        self._first = (seen.get("step", 0), seen["seconds"])
         self.path, self.history = path, history
         self.seconds: float = seen["seconds"]
         self._losses: list[float] = list(seen["losses"])  # since the last validation
@@ -38,6 +44,11 @@ class Recorder(TrainerCallback):
         """Add what the feed-forwards of a pass told of their tokens."""
         for name, n in counts.items():
             self._counts[name] = self._counts.get(name, 0) + n
+
+    def speed(self, step: int) -> dict[str, float]:
+        """Tokens a second since this process began, with what the meter makes of it, after ``step`` steps."""
+        tokens = (step - self._first[0]) * self.step_tokens / max(self.seconds - self._first[1], 1e-9)
+        return {"tokens_per_second": tokens} if self.meter is None else self.meter.measured(tokens)
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         self._since = time.perf_counter() if self._since is None else self._since
@@ -79,36 +90,40 @@ class Recorder(TrainerCallback):
 
 
 class Ending(TrainerCallback):
-    """Within it SIGTERM lets the step in progress end, and a checkpoint be written, before the training ends.
+    """Within it SIGTERM and Ctrl-C let the step in progress end, and a checkpoint be written, before the training ends.
 
-    A process among several ends at once as ever: they would have to agree on the step. So does one whose training runs in another thread
-    than the first, where Python hears no signals.
+    A second Ctrl-C interrupts at once. A process among several ends at once as ever: they would have to agree on the step. So does one
+    whose training runs in another thread than the first, where Python hears no signals.
     """
 
     def __init__(self, processes: int) -> None:
-        self.asked = False
+        self.asked: int | None = None  # the signal
         self._hears = processes == 1 and threading.current_thread() is threading.main_thread()
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if self._hears:
-            self._before = signal.signal(signal.SIGTERM, self._ask)
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._hears:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+    def _ask(self, number: int, _: object) -> None:
+        if number == signal.SIGINT:
+            if self.asked is not None:
+                raise KeyboardInterrupt
+            print("ending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr)
+        self.asked = number
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        if self.asked and state.global_step < state.max_steps:
+        if self.asked is not None and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 
 
 class Bar(TrainerCallback):
-    """Steps, loss, bits per byte of the last validation, tokens that experts dropped before it, speed and time to go."""
+    """Steps, loss, bits per byte of the last validation, tokens that experts dropped before it, speed, MFU, memory and time to go."""
 
     def __init__(self, title: str, recorder: Recorder) -> None:
         columns = (
@@ -119,12 +134,11 @@ class Bar(TrainerCallback):
             TimeRemainingColumn(),
         )
         self._title, self._recorder, self._bar = title, recorder, Progress(*columns, console=Console(stderr=True))
-        self._loss, self._first = "", (0, 0.0)
+        self._loss = ""
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         if not state.is_world_process_zero:
             return
-        self._first = (state.global_step, self._recorder.seconds)
         self._bar.add_task(self._title, total=state.max_steps, completed=state.global_step, said="")
         self._bar.start()
 
@@ -135,11 +149,13 @@ class Bar(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs) -> None:
         if not self._bar.tasks:
             return
-        steps, seconds = state.global_step - self._first[0], self._recorder.seconds - self._first[1]
+        speed = self._recorder.speed(state.global_step)
         last = self._recorder.history[-1:]
         said = [self._loss, *(f"{r['validation_bits_per_byte']:.3f} bits/byte" for r in last)]
         said += [f"{r['dropped']:.1%} dropped" for r in last if "dropped" in r]
-        said.append(f"{steps * self._recorder.step_tokens / max(seconds, 1e-9):,.0f} tokens/s")
+        said.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
+        said += [f"{speed['mfu']:.0%} MFU"] if "mfu" in speed else []
+        said += [f"{speed['memory_gb']:.1f} GB"] if "memory_gb" in speed else []
         self._bar.update(self._bar.tasks[0].id, completed=state.global_step, said=" · ".join(filter(None, said)))
 
     def stop(self) -> None:

@@ -13,18 +13,18 @@ from linattn.data.codec import Codec, TokenizerCodec
 if TYPE_CHECKING:
     from linattn.hf.model import LinattnForCausalLM
 
-_TOKENIZER = "tokenizer.json"
+_TOKENIZER, _INDEX = "tokenizer.json", "model.safetensors.index.json"
 
 
 def is_published(path: Path) -> bool:
-    """True for a GGUF file, and for a folder whose config is of a model of another library."""
+    """True for a GGUF file, and for a folder of another library's model, or of one of ours with its weights in several files."""
     if path.suffix == ".gguf":
         return path.is_file()
     try:
         content: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the reader of runs says what is wrong
         return False
-    return isinstance(content, dict) and content.get("model_type", "linattn") != "linattn"
+    return isinstance(content, dict) and (content.get("model_type", "linattn") != "linattn" or (path / _INDEX).is_file())
 
 
 def load_published(path: Path, device: str | torch.device) -> tuple[LinattnForCausalLM, Codec]:

@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, which checkpoint is the newest whole one, and the model in it.
 
 * run.json: options, config, sha256 of the corpus: what must be the same for going on
-* config.json: the model's config as transformers reads it
+* config.json, model.safetensors, tokenizer.json and what else transformers reads: those of the newest checkpoint
 * metrics.jsonl: one line per validation
 * checkpoint-N/: model.safetensors, config.json, optimizer, schedule, generators; complete.json comes last
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 import linattn
 from linattn.arguments import known_device, typed
-from linattn.data.codec import ByteCodec, Codec, TokenizerCodec
+from linattn.data.codec import Codec, codec_of
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
 from linattn.models.memory import require
@@ -29,8 +30,14 @@ from linattn.train import checkpoint
 from linattn.train.options import TrainOptions
 from linattn.train.published import is_published, load_published
 
-RUN, METRICS, TOKENIZER = "run.json", "metrics.jsonl", "tokenizer.json"
-_SAME = ("steps", "seed", "context", "batch_size", "learning_rate")  # beside config, corpus and number of processes
+RUN, METRICS = "run.json", "metrics.jsonl"
+OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
+_OF_TRAINING = re.compile(r"optimizer\.|schedule\.|generators-|trainer_state\.|complete\.")  # files of no use to a reader of the model
+# Options that determine the weights, beside config, corpus and number of processes; steps may grow.
+_SAME = (
+    "steps", "seed", "context", "batch_size", "accumulate", "dtype", "compile", "optimizer", "learning_rate", "schedule", "warmup",
+    "weight_decay", "max_grad_norm", "z_loss", "loss_chunk",
+)  # fmt: skip
 
 
 def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, processes: int) -> dict[str, Any]:
@@ -41,11 +48,13 @@ def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, proces
 
 
 def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> None:
-    """Begin the run in its folder, where none is begun; raises as :func:`check`."""
-    if not check(options, same):
+    """Begin the run in its folder, where none is begun, or prolong the one that is; raises as :func:`check`."""
+    begun = check(options, same)
+    known = _known(options.folder) if begun else None
+    if known is None or known["same"]["steps"] < options.steps:
         folder = options.folder
         asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text or ()]}
-        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
+        asked |= {name: os.path.abspath(path) for name in ("tokenizer", "data") if (path := getattr(options, name)) is not None}
         _write(folder / "config.json", config_json)
         _write(folder / RUN, json.dumps({"linattn": linattn.__version__, "options": asked, "same": same}, indent=1))
 
@@ -63,7 +72,10 @@ def check(options: TrainOptions, same: dict[str, Any]) -> bool:
         return False
     if not options.resume:
         raise ValueError(f"{folder} already holds a run: go on with it with --resume, or name another folder with --out")
-    other = [f"{k} {known['same'].get(k)!r} there, {v!r} here" for k, v in same.items() if known["same"].get(k) != v]
+    there = known["same"]
+    if isinstance(there.get("steps"), int) and there["steps"] < options.steps:  # it is prolonged
+        there = {**there, "steps": options.steps}
+    other = [f"{k} {there.get(k)!r} there, {v!r} here" for k, v in same.items() if there.get(k) != v]
     if other:
         raise ValueError(f"{folder} holds another run, which cannot go on as asked: {'; '.join(other)}")
     return True
@@ -75,7 +87,9 @@ def saved_options(folder: Path) -> TrainOptions | None:
     if known is None:
         return None
     with content_of(folder / RUN):
-        options = TrainOptions(**{**known["options"], "text": tuple(known["options"]["text"])})
+        lists = {name: tuple(known["options"][name]) for name in ("text", "report_to")}
+        data = known["options"].get("data")
+        options = TrainOptions(**{**known["options"], **lists, "data": data and Path(data)})
     return replace(options, out=folder)
 
 
@@ -111,6 +125,26 @@ def clean(folder: Path, records: list[dict[str, Any]]) -> None:
     _write(folder / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
 
+def present(folder: Path) -> None:
+    """Let ``folder`` itself hold the model and tokenizer of its newest checkpoint, for all that reads models: the same files, linked."""
+    newest = checkpoint.newest(folder)
+    for file in () if newest is None else newest.iterdir():
+        if not _OF_TRAINING.match(file.name) and not _same(file, folder / file.name):
+            with replacing(folder / file.name) as aside:
+                _link(file, aside)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)
+
+
+def _link(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:  # a file system without links
+        shutil.copyfile(file, to)
+
+
 @typed
 def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
     """The model of a run and what turns text into its tokens and back. Needs no transformers.
@@ -129,7 +163,8 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     path = Path(path)
     if is_published(path):
         return cast("tuple[LanguageModel, Codec]", load_published(path, device))
-    folder = path if (path / "model.safetensors").is_file() else checkpoint.newest(path)
+    alone = (path / "model.safetensors").is_file() and not (path / RUN).is_file()
+    folder = path if alone else checkpoint.newest(path)
     if folder is None:
         kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"
         raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
@@ -140,11 +175,7 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     with content_of(folder / "config.json"):
         config = LMConfig(**{f.name: content[f.name] for f in fields(LMConfig) if f.name in content})
     model = _load(folder / "model.safetensors", config).to(device).eval()
-    if (folder / TOKENIZER).is_file():
-        return model, TokenizerCodec(folder / TOKENIZER)
-    if config.vocab_size != ByteCodec.vocab_size:
-        raise ValueError(f"{folder} has {config.vocab_size} tokens, but no {TOKENIZER}")
-    return model, ByteCodec()
+    return model, codec_of(folder, config.vocab_size)
 
 
 def _load(path: Path, config: LMConfig) -> LanguageModel:

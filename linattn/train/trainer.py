@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler, SequentialSampler
+from torch.utils.data import Dataset, Sampler
 from transformers import Trainer
 
-from linattn.data.codec import Codec, TokenizerCodec
+from linattn.data.codec import TOKENIZER, Codec, TokenizerCodec
 from linattn.data.folders import publish
 from linattn.data.packed import PackedTokens
 from linattn.ffn import added_counts, reports
 from linattn.hf import LinattnForCausalLM
+from linattn.hf.tokenizer import tokenizer_of
 from linattn.train import checkpoint
+from linattn.train.optimizers import MuonAdamW, decayed
 from linattn.train.progress import Recorder
-from linattn.train.run import TOKENIZER
+from linattn.train.run import GENERATORS, OPTIMIZER, SCHEDULE, present
 
-OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
+
+class Ahead(Sampler):
+    """The samples from ``first`` on, of ``count`` that the whole run has: going on at any of them is arithmetic."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count = first, count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.count))
+
+    def __len__(self) -> int:
+        return self.count
 
 
 class RunTrainer(Trainer):
@@ -29,11 +44,17 @@ class RunTrainer(Trainer):
     optimizer: Any  # Trainer makes these two when it begins
     lr_scheduler: Any
 
-    def __init__(self, *, model: LinattnForCausalLM, packed: PackedTokens, codec: Codec, recorder: Recorder, **kwargs: Any) -> None:
+    def __init__(
+        self, *, model: LinattnForCausalLM, packed: PackedTokens, codec: Codec, recorder: Recorder, muon: bool = False, first: int = 0,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """``first`` is the number of samples that the run has seen."""
         super().__init__(model=model, train_dataset=packed, callbacks=[recorder], **kwargs)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError("training writes whole optimizer states: use plain torchrun, without FSDP or DeepSpeed")
         self.packed, self.codec, self.recorder = packed, codec, recorder
+        self._muon, self._first = muon, first
+        self._start: str | None = None  # checkpoint whose random generators are restored once the first batch is read
         self._aside: Path | None = None
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,11 +66,34 @@ class RunTrainer(Trainer):
         return loss
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Weight decay is for matrices: not for norms, biases and time constants."""
-        return [name for name, p in model.named_parameters() if p.ndim >= 2]
+        return decayed(model)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """As Trainer has it, AdamW, or Muon beside it."""
+        if self._muon and self.optimizer is None:
+            rate, decay = self.args.learning_rate, self.args.weight_decay
+            self.optimizer = MuonAdamW(cast(nn.Module, model or self.model), lr=rate, weight_decay=decay, fused=True)
+        return super().create_optimizer(model)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As Trainer has it, with the speed beside the loss."""
+        super().log({**logs, **self.recorder.speed(self.state.global_step)} if "loss" in logs else logs, start_time)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Operations of a batch, from the mixers' own counts."""
+        meter = self.recorder.meter
+        return 0 if meter is None else int(inputs["input_ids"].numel() * meter.token_flops)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
-        return SequentialSampler(self.packed)  # already in the right order
+        return Ahead(self._first, len(self.packed))  # already in the right order
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer has it; beginning to read draws random numbers, which the run before did not."""
+        batches = super().get_batch_samples(*args, **kwargs)
+        if self._start is not None:
+            checkpoint.set_generators(*checkpoint.read(Path(self._start, GENERATORS.format(self.args.process_index))))
+            self._start = None
+        return batches
 
     def _get_output_dir(self, trial=None) -> str:
         return str(self._aside or self.args.output_dir)
@@ -69,6 +113,7 @@ class RunTrainer(Trainer):
             if main:
                 publish(aside / name, run / name)
                 checkpoint.mark(run / name, step=self.state.global_step, **self.recorder.seen())
+                present(run)
         except (OSError, SafetensorError) as error:
             raise OSError(f"{run / name} cannot be written: {error}; the checkpoints before it are whole") from error
         finally:
@@ -81,7 +126,8 @@ class RunTrainer(Trainer):
         """Trainer's own pickles its arguments beside the weights."""
         assert output_dir is not None
         self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=state_dict)
-        if isinstance(self.codec, TokenizerCodec):
+        tokenizer_of(self.codec).save_pretrained(output_dir)
+        if isinstance(self.codec, TokenizerCodec):  # as it came
             Path(output_dir, TOKENIZER).write_text(self.codec.content, encoding="utf-8")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -93,10 +139,15 @@ class RunTrainer(Trainer):
         checkpoint.write(Path(output_dir, GENERATORS.format(self.args.process_index)), *checkpoint.generators())
 
     def _load_optimizer_and_scheduler(self, checkpoint_dir: str | None) -> None:
-        if checkpoint_dir is not None:
-            self.optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(Path(checkpoint_dir, OPTIMIZER))))
-            self.lr_scheduler.load_state_dict(checkpoint.read(Path(checkpoint_dir, SCHEDULE))[1])
+        """Load both; the rate of the next step follows from this schedule, whose horizon may be another than the one before."""
+        if checkpoint_dir is None:
+            return
+        self.optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(Path(checkpoint_dir, OPTIMIZER))))
+        self.lr_scheduler.load_state_dict(checkpoint.read(Path(checkpoint_dir, SCHEDULE))[1])
+        scheduler = self.lr_scheduler
+        for group, peak, share in zip(self.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+            group["lr"] = peak * share(scheduler.last_epoch)
+        scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _load_rng_state(self, checkpoint_dir: str | None) -> None:
-        if checkpoint_dir is not None:
-            checkpoint.set_generators(*checkpoint.read(Path(checkpoint_dir, GENERATORS.format(self.args.process_index))))
+        self._start = checkpoint_dir

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,14 +10,15 @@ import torch
 from transformers import PrinterCallback, TrainingArguments
 from transformers.utils import logging
 
-from linattn.data import Corpus, PackedTokens, corpus
-from linattn.data.packed import Windows
+from linattn.data import Corpus, PackedTokens, Prepared, corpus, prepared
+from linattn.data.packed import Windows, collate
 from linattn.hf import LinattnForCausalLM, LMConfig
 from linattn.models.memory import require_training
 from linattn.state import only_writer
-from linattn.train import checkpoint, run
+from linattn.train import checkpoint, run, setup
 from linattn.train.options import Terminated, TrainOptions, TrainResult
 from linattn.train.progress import Bar, Ending, Recorder
+from linattn.train.speed import meter
 from linattn.train.trainer import RunTrainer
 
 VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
@@ -37,18 +37,16 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     Raises:
         OSError, ValueError: for text, options and folders that do not fit, sizes that memory does not hold, and a folder to which another
             process is writing, before anything is written.
-        Terminated: after SIGTERM, once a checkpoint has been written.
+        Terminated: after SIGTERM or Ctrl-C, once a checkpoint has been written; a second Ctrl-C interrupts at once.
     """
-    data = corpus(options.text, options.tokenizer)
-    config = LMConfig(
-        vocab_size=data.vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn=options.ffn,
-        ffn_dim=options.ffn_dim, mixer_options=options.mixer_options, ffn_options=options.ffn_options,
-    )  # fmt: skip
+    options = setup.settled(options, run.saved_options(options.folder) if options.resume else None)
+    data = corpus(options.text, options.tokenizer) if options.data is None else prepared(options.data)
+    config = setup.model_config(options, data.vocab_size)
     _long_enough(data, options)
-    require_training(config, context=options.context, batch_size=options.batch_size)
+    require_training(config, tokens=options.batch_size * options.context, chunk=setup.loss_chunk(options, data.vocab_size))
     with torch.device("meta"):  # widths that do not divide are refused before there is a folder
         LinattnForCausalLM(config)
-    args = _arguments(options)
+    args = setup.training_arguments(options)
     main = args.process_index == 0
     with ExitStack() as held:  # by the first process, for all
         with args.main_process_first(local=False):
@@ -61,7 +59,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
         return _run(options, args, config, data, progress)
 
 
-def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus, progress: bool) -> TrainResult:
+def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus | Prepared, progress: bool) -> TrainResult:
     start = checkpoint.newest(options.folder)
     if start is not None and args.process_index == 0:
         checkpoint.check(start)
@@ -69,15 +67,20 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
     history = run.history(options.folder, seen["step"])
     if args.process_index == 0:
         run.clean(options.folder, history)
+        run.present(options.folder)  # a process may have been killed before it did
     torch.manual_seed(options.seed)
     model = LinattnForCausalLM(config)
-    step_samples = options.batch_size * args.world_size
+    model.token_loss = setup.token_loss(options, data.vocab_size)
+    model.model.gradient_checkpointing = options.checkpoint_activations
+    step_samples = options.batch_size * options.accumulate * args.world_size
     if seen["step"] < options.steps:
         recorder = Recorder(
             options.folder / run.METRICS, history, seen, step_tokens=step_samples * options.context, bits_per_byte=data.bits_per_byte
         )  # fmt: skip
+        recorder.meter = meter(config, options.context, args.device, args.world_size)
         trainer = RunTrainer(
-            model=model, args=args, codec=data.codec, recorder=recorder,
+            model=model, args=args, codec=data.codec, recorder=recorder, muon=options.optimizer == "muon",
+            first=seen["step"] * step_samples, data_collator=collate,
             packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples),
             eval_dataset=Windows(data.validation, options.context, max(1, VALIDATION_TOKENS // options.context)),
         )  # fmt: skip
@@ -106,44 +109,11 @@ def _go(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
     finally:
         if bar is not None:
             bar.stop()
-    if trainer.state.global_step < trainer.state.max_steps:
-        folder = trainer.args.output_dir
-        raise Terminated(
-            f"terminated after step {trainer.state.global_step}, which is saved: go on with linattn train --resume --out {folder}"
-        )
+    if ending.asked is not None and trainer.state.global_step < trainer.state.max_steps:
+        raise Terminated(ending.asked, trainer.state.global_step, str(trainer.args.output_dir))
 
 
-def _arguments(options: TrainOptions) -> TrainingArguments:
-    eval_every = options.eval_every or max(10, options.steps // 10)
-    return TrainingArguments(
-        output_dir=str(options.folder),
-        max_steps=options.steps,
-        per_device_train_batch_size=options.batch_size,
-        per_device_eval_batch_size=max(options.batch_size, 4096 // options.context),
-        learning_rate=options.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=options.steps // 20,
-        weight_decay=0.1,
-        adam_beta2=0.95,
-        max_grad_norm=1.0,
-        seed=options.seed,
-        logging_steps=math.gcd(eval_every, 10),
-        logging_nan_inf_filter=False,
-        eval_strategy="steps",
-        eval_steps=eval_every,
-        prediction_loss_only=True,
-        save_strategy="steps",
-        save_steps=options.save_every or options.steps,
-        use_cpu=not torch.accelerator.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,
-        disable_tqdm=True,
-        report_to="none",
-    )
-
-
-def _long_enough(data: Corpus, options: TrainOptions) -> None:
+def _long_enough(data: Corpus | Prepared, options: TrainOptions) -> None:
     for name in ("train", "validation"):
         if len(getattr(data, name)) < options.context:
             raise ValueError(

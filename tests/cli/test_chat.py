@@ -50,9 +50,9 @@ def read(model, content: bytes) -> State:
 
 def test_a_saved_state_goes_on_where_the_text_ended(run, tmp_path, capsys):
     path = str(tmp_path / "chat.safetensors")
-    how = ["--temperature", "0", "--max-tokens"]
+    how = ["--temperature", "0", "--max-new-tokens"]
     assert main(["generate", run, "--prompt", "import ", *how, "3", "--save-state", path]) == 0
-    first = capsys.readouterr().out[:-1]
+    first = capsys.readouterr().out[len("import ") : -1]
     model, _ = load_run(run)
     tokens = list(stream(model, CODEC.encode("import "), max_new_tokens=3, temperature=0))
     assert CODEC.decode(tokens) == first
@@ -60,7 +60,7 @@ def test_a_saved_state_goes_on_where_the_text_ended(run, tmp_path, capsys):
     assert kept.position.tolist() == [10]
     same(kept, read(model, b"import " + bytes(tokens)))
     assert main(["generate", run, "--prompt", "xyz", *how, "8", "--load-state", path]) == 0
-    got = capsys.readouterr().out[:-1]
+    got = capsys.readouterr().out[len("xyz") : -1]
     whole = list(b"import " + bytes(tokens) + b"xyz")
     assert got == CODEC.decode(list(stream(model, whole, max_new_tokens=8, temperature=0)))
     same(State.load(path, model=model), kept)
@@ -70,23 +70,23 @@ def test_a_saved_state_goes_on_where_the_text_ended(run, tmp_path, capsys):
 
 def test_a_prompt_alone_is_read_and_kept(run, tmp_path, capsys):
     path = tmp_path / "chat.safetensors"
-    assert main(["generate", run, "--prompt", "import ", "--max-tokens", "0", "--save-state", str(path)]) == 0
+    assert main(["generate", run, "--prompt", "import ", "--max-new-tokens", "0", "--save-state", str(path)]) == 0
     assert capsys.readouterr().err == "0 tokens\n"  # nothing had been read when the line was written
     same(State.load(path), read(load_run(run)[0], b"import "))
 
 
 def test_the_stop_text_is_kept_too(run, tmp_path, capsys):
-    path, how = tmp_path / "chat.safetensors", ["--prompt", "import ", "--max-tokens", "9", "--temperature", "0"]
+    path, how = tmp_path / "chat.safetensors", ["--prompt", "import ", "--max-new-tokens", "9", "--temperature", "0"]
     assert main(["generate", run, *how]) == 0
-    whole = capsys.readouterr().out
+    whole = capsys.readouterr().out[len("import ") :]
     assert main(["generate", run, *how, "--stop", whole[0], "--save-state", str(path)]) == 0
-    assert capsys.readouterr().out == "\n"
+    assert capsys.readouterr().out == "import \n"
     assert State.load(path).position.item() > len("import ")
 
 
 def test_states_that_do_not_fit_are_one_line(run, tmp_path, capsys):
     path = tmp_path / "s.safetensors"
-    assert main(["generate", run, "--prompt", "x", "--max-tokens", "1", "--save-state", str(path)]) == 0
+    assert main(["generate", run, "--prompt", "x", "--max-new-tokens", "1", "--save-state", str(path)]) == 0
     other = make(tmp_path / "other", seed=1)
     whole = path.read_bytes()
     model = load_run(run)[0]
@@ -117,7 +117,7 @@ def chat(run, lines, *options, monkeypatch, capsys):
 
 def test_a_conversation_remembers_and_does_not_grow(run, tmp_path, monkeypatch, capsys):
     path = str(tmp_path / "chat.safetensors")
-    how = ("--temperature", "0", "--max-tokens", "6")
+    how = ("--temperature", "0", "--max-new-tokens", "6")
     whole = chat(run, ["hello", "", "and then?", "why?"], *how, "--save-state", path, monkeypatch=monkeypatch, capsys=capsys)
     model, _ = load_run(run)
     heard, replies = b"", []
@@ -140,18 +140,18 @@ def test_a_conversation_remembers_and_does_not_grow(run, tmp_path, monkeypatch, 
 
 def test_a_hybrid_says_that_it_grows(tmp_path, monkeypatch, capsys):
     hybrid = make(tmp_path / "hybrid", "gla, softmax")
-    err = chat(hybrid, ["a", "b"], "--max-tokens", "4", monkeypatch=monkeypatch, capsys=capsys).err
+    err = chat(hybrid, ["a", "b"], "--max-new-tokens", "4", monkeypatch=monkeypatch, capsys=capsys).err
     first, second = (int(n.replace(",", "")) for n in re.findall(r"state ([\d,]+) bytes", err))
     assert second > first
 
 
 def test_replies_end_at_the_stop_text_and_have_no_control_codes(run, monkeypatch, capsys):
-    how = ("--temperature", "0", "--max-tokens", "12")
+    how = ("--temperature", "0", "--max-new-tokens", "12")
     text = chat(run, ["a"], *how, "--stop", "never", monkeypatch=monkeypatch, capsys=capsys).out
     stop = text[3:5]
     got = chat(run, ["a"], *how, "--stop", stop, monkeypatch=monkeypatch, capsys=capsys).out
     assert got == text[: text.index(stop)] + "\n"
-    wild = chat(run, ["a"], "--temperature", "9", "--max-tokens", "400", "--stop", "never", monkeypatch=monkeypatch, capsys=capsys).out
+    wild = chat(run, ["a"], "--temperature", "9", "--max-new-tokens", "400", "--stop", "never", monkeypatch=monkeypatch, capsys=capsys).out
     assert wild == printable(wild)
     assert len(wild) > 100
     assert main(["chat", run, "--stop", ""]) == 2
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused_before_a_line_is_typed(run, tmp_path, monk
     read(model, b"x").fork(2).save(tmp_path / "two.safetensors", model=model)
     for option, value, said in [
         ("--temperature", "-1", "temperature must be 0"), ("--top-k", "0", "top_k must be"), ("--top-p", "2", "top_p must be"),
-        ("--max-tokens", "-1", "max_new_tokens must be"), ("--load-state", str(tmp_path / "two.safetensors"), "but came with 2"),
+        ("--max-new-tokens", "-1", "max_new_tokens must be"), ("--load-state", str(tmp_path / "two.safetensors"), "but came with 2"),
     ]:  # fmt: skip
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         assert main(["chat", run, option, value]) == 2
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_before_a_line_is_typed(run, tmp_path, monk
 def test_a_process_without_a_stream(run, missing, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     monkeypatch.setattr(sys, missing, None)
-    assert main(["chat", run, "--max-tokens", "3"]) == 0
+    assert main(["chat", run, "--max-new-tokens", "3"]) == 0
     getattr(sys, missing).close()
 
 
@@ -191,7 +191,7 @@ def test_a_terminal_shows_speed_and_bytes_as_it_goes_and_stays_whole(run, monkey
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("LINES", "20")
     monkeypatch.setenv("COLUMNS", "80")
-    arguments = ["generate", run, "--prompt", "x", "--max-tokens", "9", "--temperature", "0"]
+    arguments = ["generate", run, "--prompt", "x", "--max-new-tokens", "9", "--temperature", "0"]
     assert main(arguments) == 0
     written = out.getvalue()
     shown = re.findall(r"\x1b7\x1b\[20;1H\x1b\[K([^\x1b]*)\x1b8", written)

@@ -33,7 +33,7 @@ def test_the_recipe_takes_twenty_lines():
 
 def test_the_commands_run_at_their_smallest(tmp_path):
     """Training and generation run; what takes minutes is run by its own tests, here its options are read."""
-    tiny = {"train": "--steps 1 --dim 32 --layers 1", "generate": "--max-tokens 4", "atlas": "--systems gla", "reproduce": "--seeds 1"}
+    tiny = {"train": "--steps 1 --dim 32 --layers 1", "generate": "--max-new-tokens 4", "atlas": "--systems gla", "reproduce": "--seeds 1"}
     long = {"compare", "bench"}
     for program, *words in markdown.commands(ENGLISH):
         if program != "linattn":

@@ -52,22 +52,24 @@ def run(tmp_path_factory):
 def test_the_command_is_reproducible(run, capsys):
     out = []
     for seed in (1, 1, 2):
-        assert main(["generate", str(run), "--prompt", "import ", "--max-tokens", "30", "--seed", str(seed)]) == 0
+        assert main(["generate", str(run), "--prompt", "import ", "--max-new-tokens", "30", "--seed", str(seed)]) == 0
         out.append(capsys.readouterr().out)
     assert out[0] == out[1] != out[2]
     assert len(out[0]) > 10
 
 
 def test_the_command_stops(run, capsys):
-    arguments = ["generate", str(run), "--prompt", "import ", "--max-tokens", "20", "--temperature", "0"]
+    arguments = ["generate", str(run), "--prompt", "import ", "--max-new-tokens", "20", "--temperature", "0"]
     assert main(arguments) == 0
-    text = capsys.readouterr().out
+    out = capsys.readouterr().out
+    text = out.removeprefix("import ")
+    assert text != out, "the prompt comes first"
     assert main([*arguments, "--stop", text[3:5]]) == 0
-    assert capsys.readouterr().out == text[: text.index(text[3:5])] + "\n"
+    assert capsys.readouterr().out == "import " + text[: text.index(text[3:5])] + "\n"
 
 
 def test_the_command_keeps_terminals_whole(run, capsys, monkeypatch):
-    arguments = ["generate", str(run), "--prompt", "x", "--max-tokens", "200", "--temperature", "5", "--seed", "1"]
+    arguments = ["generate", str(run), "--prompt", "x", "--max-new-tokens", "200", "--temperature", "5", "--seed", "1"]
     assert main(arguments) == 0
     raw = capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -85,7 +87,7 @@ def test_the_command_keeps_terminals_whole(run, capsys, monkeypatch):
         ({"--stop": ""}, "--stop is empty"),
         ({"--top-k": "0"}, "top_k must be"),
         ({"--temperature": "-1"}, "temperature must be"),
-        ({"--max-tokens": "-1"}, "max_new_tokens must be"),
+        ({"--max-new-tokens": "-1"}, "max_new_tokens must be"),
     ],
 )
 def test_errors_are_one_line(change, message, run, capsys, tmp_path, monkeypatch):

@@ -133,7 +133,7 @@ def test_a_prompt_with_backslashes_is_drawn(model):
 
 def test_the_command(model, tmp_path, capsys):
     files.save(tmp_path / "run", model, {"model_type": "linattn", **asdict(model.config)})
-    command = ["trace", str(tmp_path / "run"), "--prompt", "def", "--seed", "1", "--max-tokens", "4", "--top-k", "9"]
+    command = ["trace", str(tmp_path / "run"), "--prompt", "def", "--seed", "1", "--max-new-tokens", "4", "--top-k", "9"]
     printed = []
     for name in ("a.svg", "a.html"):
         assert main([*command, "--out", str(tmp_path / name)]) == 0
@@ -147,7 +147,7 @@ def test_the_command(model, tmp_path, capsys):
     [
         (["--prompt", ""], "--prompt is empty"),
         (["--prompt", "a", "--out", "x.png"], "--out must be a file that ends in .svg or .html, but came as x.png"),
-        (["--prompt", "a", "--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["--prompt", "a", "--stop", ""], "--stop is empty"),
         (["--prompt", "a"], "nowhere does not exist"),
     ],

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 
 from linattn.cli.main import main
 from linattn.data import TokenizerCodec
@@ -13,7 +14,7 @@ from linattn.hf.chat import Chat, chat_of, load_tokenizer
 from linattn.train import load_run
 from tests.hf.gguf_files import write
 from tests.hf.test_gguf_tokenizer import HOW, parts, trained
-from tests.hf.theirs import theirs_of
+from tests.hf.theirs import distance, theirs_of
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -55,7 +56,7 @@ def test_a_template_without_an_end(model):
 
 def said(monkeypatch, capsys, *lines, args):
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    assert main(["chat", *args, "--temperature", "0", "--max-tokens", "5"]) == 0
+    assert main(["chat", *args, "--temperature", "0", "--max-new-tokens", "5"]) == 0
     return capsys.readouterr().out
 
 
@@ -86,6 +87,22 @@ def test_a_published_folder_talks_like_the_file(model, monkeypatch, capsys):
     (folder / "tokenizer.json").unlink()
     assert main(["generate", str(folder), "--prompt", "a"]) == 2
     assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_a_file_goes_out_as_a_folder_with_its_tokenizer(model, capsys, tmp_path):
+    out = tmp_path / "out"
+    assert main(["export", str(model), "--to", "llama", str(out)]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+    ids = torch.randint(250, (1, 20))
+    with torch.no_grad():
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+        assert distance(theirs(ids).logits, load_run(model)[0](ids).logits) < 1e-5
+    tokenizer, known = transformers.AutoTokenizer.from_pretrained(out), load_tokenizer(model)
+    assert tokenizer.encode("it's a test 12") == known.encode("it's a test 12")
+    assert (tokenizer.chat_template, tokenizer.eos_token_id) == (CHATML, 2)
+    bare = write(tmp_path / "bare.gguf", theirs_of("llama", **HOW), "llama")
+    assert main(["export", str(bare), "--to", "llama", str(tmp_path / "bare")]) == 0
+    assert not (tmp_path / "bare/tokenizer.json").exists()
 
 
 def test_what_cannot_be_opened(model, tmp_path, capsys, monkeypatch):

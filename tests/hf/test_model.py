@@ -281,6 +281,7 @@ def test_what_does_not_fit_is_refused_by_name():
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             lm(given)
+    lm.config._attn_implementation = "eager"  # transformers itself refuses attentions beside sdpa, which layers of softmax have
     lm.config.output_attentions = True
     with pytest.raises(ValueError, match="output_attentions: no weights are ever formed here"):
         lm(ids)

@@ -68,7 +68,7 @@ def test_its_tokenizer_is_the_one_that_transformers_reads(path):
 
 def test_it_answers_in_sentences(path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?\nAnd what is it famous for?\n"))
-    assert main(["chat", str(path), "--temperature", "0", "--max-tokens", "60"]) == 0
+    assert main(["chat", str(path), "--temperature", "0", "--max-new-tokens", "60"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == "The capital of France is Paris."
     assert second.startswith("Paris is famous for") and second.endswith(".")

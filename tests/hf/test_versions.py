@@ -19,7 +19,7 @@ BESIDE = ["huggingface_hub==1.33.0", "httpx==0.28.1", "httpcore==1.0.9"]
 TESTS = {  # and how many there are at least
     "quick": (["generate_state", "load", "tokenizer"], 40),
     "ours": (["model", "packing", "generate", "generate_state", "ordinary", "tokenizer"], 130),
-    "theirs": (["load", "load_folder", "export", "patch", "patch_delta", "patch_mamba", "patch_mamba2", "patch_rwkv"], 250),
+    "theirs": (["load", "load_llama", "load_folder", "export", "patch", "patch_delta", "patch_mamba", "patch_mamba2", "patch_rwkv"], 250),
 }
 ROOT = Path(__file__).parents[2]
 

@@ -214,7 +214,7 @@ def test_a_short_convolution_on_queries_keys_and_values(options):
     mixer = create("softmax", dim=32, heads=4, conv_width=4, **options).double()
     x = torch.randn(2, 17, 32, dtype=torch.float64)
     together = torch.cat([p(x) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)
-    convolved = F.silu(F.conv1d(F.pad(together.mT, (3, 0)), mixer.conv.weight, groups=together.shape[-1])).mT
+    convolved = F.silu(F.conv1d(F.pad(together.mT, (3, 0)), mixer.short_conv.weight, groups=together.shape[-1])).mT
     wanted = convolved.split([p.out_features for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)[2]
     assert distance(mixer.project(x, CallContext(x)).v.flatten(2), wanted) < 1e-14
     linattn.check_forms(mixer)

@@ -25,6 +25,7 @@ STEPS = 6
 
 def options(folder: Path, text: str) -> TrainOptions:
     small = {"steps": STEPS, "dim": 32, "layers": 2, "context": 16, "batch_size": 2, "save_every": 2, "eval_every": 3}
+    small |= {"dtype": "bf16", "accumulate": 2, "optimizer": "muon"}  # in float32, one pass a step, AdamW: test_resume
     return TrainOptions(mixer="gla", text=(text,), out=folder, resume=True, **small)
 
 

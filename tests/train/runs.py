@@ -18,6 +18,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.name.endswith(".safetensors")}
 
 
+def rates(folder: Path) -> list[float]:
+    """The learning rate of each step that was logged."""
+    return [line["learning_rate"] for line in json.loads((folder / "trainer_state.json").read_text())["log_history"] if "loss" in line]
+
+
 def edited(path, change):
     content = json.loads(path.read_text())
     change(content)

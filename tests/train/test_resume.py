@@ -11,9 +11,9 @@ import pytest
 
 from linattn.cli.main import main
 from linattn.state import only_writer
-from linattn.train import Terminated, checkpoint, train
+from linattn.train import Terminated, checkpoint, saved_options, train
 from linattn.train.progress import Recorder
-from tests.train.runs import TEXT, contents, options
+from tests.train.runs import TEXT, contents, options, rates
 
 
 @pytest.mark.parametrize("mishap", ["no mark", "short file", "file gone", "leftovers"])
@@ -53,7 +53,7 @@ def test_a_finished_run_is_not_trained_again(done, text, tmp_path):
     ("change", "message"),
     [
         ({"dim": 64}, "dim 32 there, 64 here"),
-        ({"seed": 3, "steps": 9}, "steps 6 there, 9 here; seed 0 there, 3 here"),
+        ({"seed": 3, "steps": 3}, "steps 6 there, 3 here; seed 0 there, 3 here"),
         ({"mixer": "gla"}, "mixer 'gla, softmax' there, 'gla' here"),
         ({"learning_rate": 0.1}, "learning_rate 0.004 there, 0.1 here"),
         ({"text": "more"}, "corpus_sha256"),
@@ -104,14 +104,14 @@ def test_weights_that_do_not_fit_on_the_disk(text, tmp_path):
     assert not list((tmp_path / "run").glob("*checkpoint-*"))
 
 
-def ask_to_end(monkeypatch, step: int) -> None:
-    """SIGTERM in the middle of a step."""
+def ask_to_end(monkeypatch, step: int, number: int = signal.SIGTERM) -> None:
+    """A signal in the middle of a step."""
     begin = Recorder.on_step_begin
 
     def asked(self, args, state, control, **kwargs):
         begin(self, args, state, control, **kwargs)
         if state.global_step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(Recorder, "on_step_begin", asked)
 
@@ -132,6 +132,55 @@ def test_a_terminated_run_saves_and_goes_on(done, text, tmp_path, monkeypatch, c
         ask_to_end(patch, 5)  # the last step: there is nothing to save beside what is saved anyway
         train(options(out, text, save_every=None, resume=True), progress=False)
     assert contents(out / "checkpoint-6") == contents(done.run / "checkpoint-6")
+
+
+@pytest.fixture
+def _interruptible():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupted_run_saves_and_says_how_to_go_on(done, text, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    words = ["train", "--mixer", "gla, softmax", "--text", str(text), *"--steps 6 --dim 32 --layers 2 --context 16".split()]
+    words += "--batch-size 2 --save-every 2 --eval-every 3".split()
+    with monkeypatch.context() as patch:
+        ask_to_end(patch, 2, signal.SIGINT)
+        assert main([*words, "--out", str(out)]) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"linattn: interrupted after step 3, which is saved: go on with linattn train --resume --out {out}"
+    train(replace(saved_options(out), resume=True), progress=False)
+    assert contents(out / "checkpoint-6") == contents(done.run / "checkpoint-6")
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_a_second_interrupt_ends_at_once(text, tmp_path, monkeypatch):
+    def twice(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Recorder, "on_step_begin", twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(options(tmp_path / "run", text), progress=False)
+    assert checkpoint.newest(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
+def test_a_finished_run_is_prolonged(schedule, text, tmp_path):
+    """A constant schedule has no horizon, so the bits are those of the longer run; the others take the longer one's rates from there on."""
+    asked = {"schedule": schedule, "warmup": 2, "eval_every": 1, "save_every": None}
+    whole = train(options(tmp_path / "whole", text, steps=8, **asked), progress=False)
+    train(options(tmp_path / "run", text, steps=5, **asked), progress=False)
+    result = train(replace(saved_options(tmp_path / "run"), steps=8, resume=True), progress=False)
+    assert [r["step"] for r in result.history] == list(range(1, 9))
+    assert saved_options(tmp_path / "run").steps == 8
+    if schedule == "constant":
+        assert contents(result.run / "checkpoint-8") == contents(whole.run / "checkpoint-8")
+    assert rates(result.run / "checkpoint-8")[5:] == rates(whole.run / "checkpoint-8")[5:]
+    with pytest.raises(ValueError, match="steps 8 there, 7 here"):
+        train(replace(saved_options(tmp_path / "run"), steps=7, resume=True), progress=False)
 
 
 def test_a_clock_that_goes_back(done, text, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def test_what_a_run_gives(done):
 def test_what_a_run_leaves(done):
     assert sorted(p.name for p in done.run.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     kinds = {p.suffix for p in done.run.rglob("*") if p.is_file() and p.name != ".lock"}
-    assert kinds == {".json", ".jsonl", ".md", ".safetensors"}  # nothing that unpickles; the card is README.md
+    assert kinds == {".json", ".jsonl", ".md", ".py", ".safetensors"}  # nothing that unpickles; the card is README.md
     assert json.loads((done.run / "run.json").read_text())["same"]["corpus_sha256"] == done.corpus_sha256
     assert not list(done.run.glob(".*.part"))
 

@@ -89,15 +89,15 @@ class Softmax(Mixer):
         inner = heads * self.size
         self.q_proj = nn.Linear(dim, inner, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(dim, self.kv_heads * self.size, bias=bias) for _ in range(2))
-        self.conv = None if conv_width is None else ShortConvolution(inner + 2 * self.kv_heads * self.size, conv_width)
+        self.short_conv = None if conv_width is None else ShortConvolution(inner + 2 * self.kv_heads * self.size, conv_width)
         self.g_proj = nn.Linear(dim, inner, bias=bias) if gated else None
         self.q_norm, self.k_norm = (None if norm_eps is None else _NORMS[norm](self.size, norm_eps) for _ in range(2))
         self.o_proj = nn.Linear(inner, dim, bias=out_bias)
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
-        if self.conv is not None:
-            parts = list(self.conv(torch.cat(parts, -1), state).split([part.shape[-1] for part in parts], -1))
+        if self.short_conv is not None:
+            parts = list(self.short_conv(torch.cat(parts, -1), state).split([part.shape[-1] for part in parts], -1))
         q, k, v = (part.unflatten(-1, (-1, self.size)) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -104,7 +104,7 @@ def _keep(ctx, inputs, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _backward(ctx, g: Tensor, g_last: Tensor):
-    """Differentiate: with w_t = dh_t / dh_{t-1}, states have e_t = g_t + w_{t+1} e_{t+1}, a scan from the end, begun by g_last."""
+    """Differentiate, with w_t = dh_t / dh_{t-1}: a state's gradient is e_t = g_t + w_{t+1} e_{t+1}, a scan from the end begun by g_last."""
     decay, x, initial, cu_seqlens, h = ctx.saved_tensors
     before, ends = _before(h, initial, cu_seqlens)
     if ctx.maximum:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linattn.ops import gpu
 from linattn.ops.triton import gradients as gradients_kernel
-from linattn.ops.triton import hopper, scan, table
+from linattn.ops.triton import hopper, state_scan, table
 from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
@@ -171,7 +171,7 @@ class Run:
             )
         else:
             c = table.forward(self.family, self.size_k, o is not None, self.card)
-            kernel, options = scan.forward, self._in_blocks(c)
+            kernel, options = state_scan.forward, self._in_blocks(c)
         self._launch_over(
             kernel, (self._blocks(options["BV"], transition), self.plan.segments, self.heads), transition,
             (
@@ -189,7 +189,7 @@ class Run:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
         else:
             c = table.backward(self.family, self.size_k, not local, self.card)
-            kernel, options = scan.backward, self._in_blocks(c)
+            kernel, options = state_scan.backward, self._in_blocks(c)
         self._launch_over(
             kernel, (self._blocks(options["BV"]), self.plan.segments, self.heads), None,
             (
@@ -208,8 +208,8 @@ class Run:
     def _launch_over(self, kernel, grid: tuple[int, int, int], transition, tensors, before, after, **constants) -> None:
         """Launch over more segments or sequences than a grid has room for; between ``before`` and ``after`` goes the first of them."""
         blocks, count, heads = grid
-        halves = kernel is scan.chain or not self.fast  # those for Hopper have no other shape
-        least = 16 if kernel is scan.chain else self.narrowest  # which multiplies float32
+        halves = kernel is state_scan.chain or not self.fast  # those for Hopper have no other shape
+        least = 16 if kernel is state_scan.chain else self.narrowest  # which multiplies float32
         for first in range(0, count, MOST):
             rest = (min(MOST, count - first), heads)
             tiles = Tiles({"BV": least}, partial(self._grid, rest, transition)) if halves else None
@@ -223,7 +223,7 @@ class Run:
         erases = self.family.rule != PLAIN
         bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
         self._launch_over(
-            scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
+            state_scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
             K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None,

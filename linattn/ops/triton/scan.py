@@ -1,339 +1,187 @@
-"""The state through the chunks of a segment, forwards, and its cotangent, backwards: the only kernels that are sequential.
-
-A program holds a [K, BV] block of the state in registers. With ``LOCAL`` it starts from nothing and gives what its segment adds
-(and, for rules that erase, in further blocks of columns the transition: the same scan started from the identity with no values);
-``chain`` then joins the segments exactly. ``TURNED`` starts from a state that lies transposed, as that of keys and values exchanged does.
-"""
+"""The elementwise recurrences on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from collections.abc import Hashable
+from typing import Any
 
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN, first_slot, locate, weight, whole
+import torch
+from torch import Tensor
 
+from linattn.ops import gpu, tracing
+from linattn.ops.torch import scan as portable
+from linattn.ops.triton import fitting, launch, table
+from linattn.ops.triton import scan_kernels as kernels
+from linattn.ops.triton.table import Elementwise as Config
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length"])
-def forward(
-    q, k, v, write, decay, cu, p, p_write, b, w, q_faded, k_faded, write_faded, fade,
-    starts, o, values, states, final, transition, total,
-    q_token, q_head, k_token, k_head, v_token, v_head, write_token, write_head, decay_token, decay_head,
-    sequences, tokens, heads, group, scale, slots_before, length,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
-    BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr, LOCAL: tl.constexpr, EVERY: tl.constexpr, OUTPUT: tl.constexpr, KEEP: tl.constexpr, START: tl.constexpr,
-    TURNED: tl.constexpr, FINAL: tl.constexpr,
-):  # fmt: skip
-    slot = tl.program_id(1) + slots_before
-    head = tl.program_id(2)
-    n, first, last, index, begin, stop = locate(slot, cu, sequences, tokens, length, PACKED)
-    if (first >= last) & ((index > 0) | LOCAL | (not FINAL)):
-        return
-    if LOCAL and not EVERY:
-        if last >= stop:  # nothing follows that would start from the end of this segment
-            return
-    rows = tl.arange(0, C)
-    channels = tl.arange(0, BK)
-    blocks = (V + BV - 1) // BV
-    identity = tl.program_id(0) >= blocks  # only LOCAL and only where the rule erases
-    columns = (tl.program_id(0) - tl.where(identity, blocks, 0)) * BV + tl.arange(0, BV)
-    width = tl.where(identity, K, V)
-    there = columns < width
-    shared = head // group
-    q += shared * q_head
-    k += shared * k_head
-    v += head * v_head
-    if RULE == ERASE:
-        write += head * write_head
-    state = (channels < K)[:, None] & there[None, :]
-
-    if LOCAL:
-        s = tl.where(identity & (channels[:, None] == columns[None, :]), 1.0, 0.0)
-    elif START:
-        within = channels[:, None] + columns[None, :] * K if TURNED else channels[:, None] * V + columns[None, :]
-        s = tl.load(starts + (slot.to(tl.int64) * heads + head) * K * V + within, mask=state, other=0.0)
-    else:
-        s = tl.zeros([BK, BV], tl.float32)
-    if LOCAL and RULE == PLAIN:
-        if DECAY == CHANNEL:
-            whole_fade = tl.full([BK], 1.0, tl.float32)
-        else:
-            whole_fade = 1.0
-
-    chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64)
-    for i in range((last - first + C - 1) // C):
-        start = first + i * C
-        valid = rows < last - start
-        time = start.to(tl.int64) + rows
-        place = chunk * heads + head
-        reads = valid[:, None] & (channels < K)[None, :]
-        writes = valid[:, None] & there[None, :]
-        wide = place * (C * K) + rows[:, None] * K + channels[None, :]
-        square = place * (C * C) + rows[:, None] * C + rows[None, :]
-        fits = (channels < K)[None, :] & (rows >= 0)[:, None]
-        if KEEP:
-            tl.store(states + place * K * V + channels[:, None] * V + columns[None, :], s.to(states.dtype.element_ty), mask=state)
-        if LOCAL:
-            vb = tl.load(v + time[:, None] * v_token + columns[None, :], mask=writes & (not identity), other=0.0).to(kind)
-        else:
-            vb = tl.load(v + time[:, None] * v_token + columns[None, :], mask=writes, other=0.0).to(kind)
-        if DECAY == HEAD:
-            d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
-            steps = whole(d, BITS)
-            sums = tl.cumsum(steps, 0)
-            read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
-            to_end = weight(tl.sum(steps, 0) - sums, BITS)[:, None]
-            faded = tl.exp2(tl.sum(d, 0) * LOG2E)
-        if DECAY == CHANNEL:
-            kb = tl.load(k_faded + wide, mask=fits, other=0.0)
-            faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
-        else:
-            kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=reads, other=0.0).to(kind)
-
-        low = s.to(kind)
-        e = vb
-        if RULE != PLAIN:
-            wb = tl.load(w + wide, mask=fits, other=0.0)
-            bb = tl.load(b + square)
-            e = tl.dot(bb, vb, input_precision=PRECISION)
-            e = tl.dot(wb, low, e, input_precision=PRECISION).to(kind)
-            if KEEP:
-                tl.store(values + time[:, None] * heads * V + head * V + columns[None, :], e, mask=writes)
-        if OUTPUT:
-            if DECAY == CHANNEL:
-                qb = tl.load(q_faded + wide, mask=fits, other=0.0)
-            else:
-                qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=reads, other=0.0).to(kind)
-            if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
-                a = tl.dot(qb, tl.trans(kb), input_precision=PRECISION) * scale
-                if DECAY == HEAD:
-                    a *= weight(sums[:, None] - sums[None, :], BITS)
-                a = tl.where(rows[:, None] >= rows[None, :], a, 0.0).to(kind)
-            else:
-                a = tl.load(p + square)
-            out = tl.dot(qb, low, input_precision=PRECISION)
-            if DECAY < CHANNEL:
-                out *= scale
-            if DECAY == HEAD:
-                out *= read_at
-            if RULE == ERASE:
-                out = tl.dot(a, vb, out, input_precision=PRECISION)
-                out = tl.dot(tl.load(p_write + square), e, out, input_precision=PRECISION)
-            else:
-                out = tl.dot(a, e, out, input_precision=PRECISION)
-            tl.store(o + time[:, None] * heads * V + head * V + columns[None, :], out.to(o.dtype.element_ty), mask=writes)
-
-        if DECAY == CHANNEL:
-            s *= faded[:, None]
-        if DECAY == HEAD:
-            s *= faded
-            vb = (vb * to_end).to(kind)
-            e = (e * to_end).to(kind)
-        if RULE == ERASE:
-            if DECAY == CHANNEL:
-                ub = tl.load(write_faded + wide, mask=fits, other=0.0)
-            else:
-                ub = tl.load(write + time[:, None] * write_token + channels[None, :], mask=reads, other=0.0).to(kind)
-            s = tl.dot(tl.trans(kb), vb, s, input_precision=PRECISION)
-            s = tl.dot(tl.trans(ub), e, s, input_precision=PRECISION)
-        else:
-            s = tl.dot(tl.trans(kb), e, s, input_precision=PRECISION)
-        if LOCAL and RULE == PLAIN and DECAY > 0:
-            whole_fade *= faded
-        chunk += 1
-
-    if LOCAL:
-        at = slot.to(tl.int64) * heads + head
-        tl.store(starts + at * K * V + channels[:, None] * V + columns[None, :], s, mask=state & (not identity))
-        if RULE != PLAIN:
-            tl.store(transition + at * K * K + channels[:, None] * K + columns[None, :], s, mask=state & identity)
-        else:
-            if tl.program_id(0) == 0:
-                if DECAY == CHANNEL:
-                    tl.store(total + at * K + channels, whole_fade, mask=channels < K)
-                else:
-                    tl.store(total + at * K + channels, tl.zeros([BK], tl.float32) + whole_fade, mask=channels < K)
-    elif FINAL:
-        if last >= stop:
-            at = n.to(tl.int64) * heads + head
-            tl.store(final + at * K * V + channels[:, None] * V + columns[None, :], s, mask=state)
+SHORT = 8  # tokens that take a tile of their own: decoding
+WIDTH = 64  # channels of a chain, by which it is told whether there are chains enough for a device
+PROGRAMS = 32  # of a chain, at most
+REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length"])
+def config(decay: Tensor, values: Tensor, cu_seqlens: Tensor | None, backward: bool) -> Config:
+    batch, tokens, size = values.shape
+    shared = decay.ndim > 1 and batch * -(-size // WIDTH) < processors(values.device)
+    return table.elementwise(tokens <= SHORT, cu_seqlens is not None, shared, backward, decay.element_size(), values.element_size())
+
+
+def processors(device: torch.device) -> int:
+    return gpu.card(device).multiprocessors
+
+
+def refusal(kind: str, decay: Tensor, x: Tensor, *_: Tensor | None) -> str | None:
+    """Reason why the kernels do not run a call, or None: they take every call that runs on a GPU and fits it."""
+    passes = ("forward", "backward") if tracing.wanted(decay, x) else ("forward",)
+    return fitting.refusal(*((each, *_name(kind, decay, x)) for each in passes))
+
+
+def _name(kind: str, decay: Tensor, x: Tensor, *_: object) -> tuple[Hashable, ...]:
+    return kind, x.device, decay.dtype, x.dtype, decay.ndim, x.shape[2:]
+
+
+def _portable(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """:func:`forward` in operations of torch."""
+    join = portable.decayed_sum if kind == "sum" else portable.decayed_max
+    out, final = portable.whole(portable.scan, join, decay, x, initial, cu_seqlens, _nothing(kind))
+    return out.to(x.dtype) if kind == "sum" else out, final
+
+
+def _portable_backward(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> tuple[Tensor | None, ...]:
+    """:func:`backward` in operations of torch. Of a sum x is made again from the states, which stand in its place."""
+
+    def run(decay: Tensor, x: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _portable(kind, decay, x, initial, cu_seqlens)
+
+    if kind == "sum":
+        x = (out - decay.exp() * _before(out, initial, cu_seqlens)).to(x.dtype)
+    d_decay, d_x, d_initial = fitting.differentiated(run, (decay, x, initial), (d_out, d_final))
+    return d_decay if of_decay else None, d_x, d_initial
+
+
+def _before(out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """The state before each token, float32."""
+    before = torch.nn.functional.pad(out.float(), (0, 0, 1, -1))
+    if cu_seqlens is None:
+        before[:, 0] = 0.0 if initial is None else initial
+        return before
+    there = cu_seqlens.diff() > 0
+    before[0, cu_seqlens[:-1][there]] = 0.0 if initial is None else initial[there]
+    return before
+
+
+@fitting.or_else(_portable, lambda *arguments: ("forward", *_name(*arguments)))
+def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute :func:`linattn.ops.cpu.scan.forward`."""
+    if not x.numel():
+        out, final = outputs(kind, decay, x, initial, cu_seqlens)
+        return out, final.fill_(_nothing(kind)) if initial is None else final.copy_(initial)
+    out, final, *_ = launch.run(_forward, x, _contiguous(decay, x, initial, cu_seqlens), kind)
+    return out, final
+
+
+def _nothing(kind: str) -> float:
+    return 0.0 if kind == "sum" else -torch.inf
+
+
+def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
+    return tuple([t if t is None else t.contiguous() for t in tensors])
+
+
+def outputs(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The results of :func:`forward` without memory."""
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(x.shape, dtype=x.dtype if kind == "sum" else torch.float32), x.new_empty((rows, x.shape[2]), dtype=torch.float32)
+
+
+def _forward(recorder: launch.Recorder, decay: Tensor, x: Tensor, initial: Tensor | None, cu: Tensor | None, kind: str) -> launch.Tensors:
+    """The states, and scratch that has to come as zeros."""
+    work = _Launch(recorder, kind, decay, x, cu, backward=False)
+    out = recorder.empty(*x.shape, dtype=x.dtype if kind == "sum" else torch.float32)
+    final = recorder.empty(work.sequences, work.size, dtype=torch.float32)
+    starts, ends = work.boundaries(cu, initial, final, _nothing(kind))
+    words = work(kernels.forward, decay, x, initial, starts, ends, out, final)
+    return out, final, starts, ends, words
+
+
+@fitting.or_else(_portable_backward, lambda *arguments: ("backward", *_name(*arguments)))
 def backward(
-    q, k, write, do, decay, cu, p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
-    ends, dv, x_read, dstates, dinitial,
-    q_token, q_head, k_token, k_head, do_token, do_head, write_token, write_head, decay_token, decay_head,
-    sequences, tokens, heads, group, scale, slots_before, length,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
-    BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr, LOCAL: tl.constexpr, START: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    slot = tl.program_id(1) + slots_before
-    head = tl.program_id(2)
-    n, first, last, index, begin, _stop = locate(slot, cu, sequences, tokens, length, PACKED)
-    if (first >= last) & ((index > 0) | LOCAL):
-        return
-    if LOCAL:
-        if index == 0:  # nothing precedes that would end at the start of this segment
-            return
-    rows = tl.arange(0, C)
-    channels = tl.arange(0, BK)
-    columns = tl.program_id(0) * BV + tl.arange(0, BV)
-    there = columns < V
-    shared = head // group
-    q += shared * q_head
-    k += shared * k_head
-    do += head * do_head
-    if RULE == ERASE:
-        write += head * write_head
-    state = (channels < K)[:, None] & there[None, :]
-    block = channels[:, None] * V + columns[None, :]
-    at = (slot.to(tl.int64) * heads + head) * K * V
-
-    if START and not LOCAL:
-        ds = tl.load(ends + at + (channels[:, None] + columns[None, :] * K if TURNED else block), mask=state, other=0.0)
-    else:
-        ds = tl.zeros([BK, BV], tl.float32)
-
-    count = (last - first + C - 1) // C
-    chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64) + count - 1
-    for back in range(count):
-        start = first + (count - 1 - back) * C
-        valid = rows < last - start
-        time = start.to(tl.int64) + rows
-        place = chunk * heads + head
-        reads = valid[:, None] & (channels < K)[None, :]
-        writes = valid[:, None] & there[None, :]
-        wide = place * (C * K) + rows[:, None] * K + channels[None, :]
-        swapped = place * (C * C) + rows[None, :] * C + rows[:, None]
-        fits = (channels < K)[None, :] & (rows >= 0)[:, None]
-        if dstates is not None:
-            tl.store(dstates + place * K * V + block, ds.to(dstates.dtype.element_ty), mask=state)
-        dob = tl.load(do + time[:, None] * do_token + columns[None, :], mask=writes, other=0.0).to(kind)
-        if DECAY == HEAD:
-            d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
-            steps = whole(d, BITS)
-            sums = tl.cumsum(steps, 0)
-            read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
-            to_end = weight(tl.sum(steps, 0) - sums, BITS)[:, None]
-            faded = tl.exp2(tl.sum(d, 0) * LOG2E)
-        if DECAY == CHANNEL:
-            qb = tl.load(q_faded + wide, mask=fits, other=0.0)
-            faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
-        else:
-            qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=reads, other=0.0).to(kind)
-
-        if (RULE != PLAIN) or (not LOCAL):
-            low = ds.to(kind)
-            if DECAY == CHANNEL:
-                kb = tl.load(k_faded + wide, mask=fits, other=0.0)
-            else:
-                kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=reads, other=0.0).to(kind)
-            if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
-                a = tl.dot(kb, tl.trans(qb), input_precision=PRECISION) * scale
-                if DECAY == HEAD:
-                    a *= weight(sums[None, :] - sums[:, None], BITS)
-                a = tl.where(rows[:, None] <= rows[None, :], a, 0.0).to(kind)
-            else:
-                a = tl.load(p + swapped)
-            de = tl.dot(kb, low, input_precision=PRECISION)  # of what goes with k: e, or v where the rule erases
-            if DECAY == HEAD:
-                de *= to_end
-            de = tl.dot(a, dob, de, input_precision=PRECISION)
-            if RULE == ERASE:
-                if DECAY == CHANNEL:
-                    ub = tl.load(write_faded + wide, mask=fits, other=0.0)
-                else:
-                    ub = tl.load(write + time[:, None] * write_token + channels[None, :], mask=reads, other=0.0).to(kind)
-                du = tl.dot(ub, low, input_precision=PRECISION)
-                if DECAY == HEAD:
-                    du *= to_end
-                du = tl.dot(tl.load(p_write + swapped), dob, du, input_precision=PRECISION).to(kind)
-            else:
-                du = de.to(kind)
-            if not LOCAL:
-                where = time[:, None] * heads * V + head * V + columns[None, :]
-                if RULE == PLAIN:
-                    dvb = de
-                elif RULE == DELTA:
-                    dvb = tl.dot(tl.load(b + swapped), du, input_precision=PRECISION)
-                else:
-                    dvb = tl.dot(tl.load(b + swapped), du, de, input_precision=PRECISION)
-                    x = tl.dot(tl.load(t_inverse + swapped), du, input_precision=PRECISION)
-                    tl.store(x_read + where, x.to(x_read.dtype.element_ty), mask=writes)
-                tl.store(dv + where, dvb.to(dv.dtype.element_ty), mask=writes)
-
-        if DECAY < CHANNEL:
-            if DECAY == HEAD:
-                dob = (dob * (read_at * scale)).to(kind)
-                ds *= faded
-            else:
-                dob = (dob * scale).to(kind)
-        else:
-            ds *= faded[:, None]
-        ds = tl.dot(tl.trans(qb), dob, ds, input_precision=PRECISION)
-        if RULE != PLAIN:
-            wb = tl.load(w + wide, mask=fits, other=0.0)
-            ds = tl.dot(tl.trans(wb), du, ds, input_precision=PRECISION)
-        chunk -= 1
-
-    if LOCAL:
-        tl.store(ends + at + block, ds, mask=state)
-    elif dinitial is not None:
-        if index == 0:
-            tl.store(dinitial + (n.to(tl.int64) * heads + head) * K * V + block, ds, mask=state)
+    kind: str, decay: Tensor, x: Tensor, out: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None,
+    d_out: Tensor, d_final: Tensor | None, of_decay: bool,
+) -> tuple[Tensor | None, Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of decay (None unless ``of_decay``), of x and of the initial state (None without one)."""
+    if not x.numel():
+        d_initial = None if initial is None else torch.zeros_like(initial) if d_final is None else d_final.clone()
+        return torch.zeros_like(decay) if of_decay else None, torch.empty_like(x), d_initial
+    tensors = _contiguous(decay, x, out, initial, cu_seqlens, d_out, d_final)
+    d_decay, d_x, d_initial, *_ = launch.run(_backward, x, tensors, kind, of_decay)
+    if of_decay and decay.ndim == 1:
+        d_decay = d_decay.sum(0).to(decay.dtype)
+    return d_decay, d_x, d_initial
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "sequences_before", "length"])
-def chain(
-    pieces, transition, total, first, last, cu, sequences, tokens, heads, sequences_before, length,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BP: tl.constexpr, FADES: tl.constexpr, ERASES: tl.constexpr,
-    REVERSE: tl.constexpr, FROM: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Join segments in place, from what each adds to the state it starts from (``REVERSE``: to the cotangent it ends with).
+def _backward(recorder, decay, x, out, initial, cu, d_out, d_final, kind, of_decay) -> launch.Tensors:
+    """Gradients, with that of a constant decay in parts, and scratch that has to come as zeros."""
+    work = _Launch(recorder, kind, decay, out, cu, backward=True)
+    d_decay = recorder.empty(*work.shape_of_decay, dtype=work.dtype_of_decay) if of_decay else None
+    d_x = recorder.empty(*x.shape, dtype=x.dtype)
+    d_initial = None if initial is None else recorder.empty(*initial.shape, dtype=torch.float32)
+    starts, ends = work.boundaries(cu, d_final, d_initial, 0.0)
+    words = work(kernels.backward, decay, x, out, initial, d_out, d_final, starts, ends, d_decay, d_x, d_initial)
+    return d_decay, d_x, d_initial, starts, ends, words
 
-    ``first`` [N, H, K, V] is the state before the first segment (the cotangent after the last one), if ``FROM``.
-    """
-    n = tl.program_id(1) + sequences_before
-    head = tl.program_id(2)
-    if PACKED:
-        begin = tl.load(cu + n).to(tl.int32)
-        stop = tl.load(cu + n + 1).to(tl.int32)
-    else:
-        begin = 0
-        stop = tokens
-    slot = first_slot(n, begin, tokens, length, PACKED)
-    count = tl.maximum((stop - begin + length - 1) // length, 1)  # an empty sequence too ends with the state that it starts from
-    channels = tl.arange(0, BK)
-    columns = tl.program_id(0) * BV + tl.arange(0, BV)
-    state = (channels < K)[:, None] & (columns < V)[None, :]
-    block = channels[:, None] * V + columns[None, :]
-    if FROM:
-        s = tl.load(first + (n.to(tl.int64) * heads + head) * K * V + block, mask=state, other=0.0)
-    else:
-        s = tl.zeros([BK, BV], tl.float32)
-    for i in range(count):
-        at = (slot + (count - 1 - i if REVERSE else i)).to(tl.int64) * heads + head
-        here = pieces + at * K * V + block
-        more = i < count - 1
-        piece = tl.load(here, mask=state & more, other=0.0)
-        tl.store(here, s, mask=state)
-        if ERASES:
-            tl.debug_barrier()  # the state is read back in pieces, by other threads than wrote it
-            s = piece
-            for part in range(0, K, BP):
-                inner = part + tl.arange(0, BP)
-                there = (channels < K)[:, None] & (inner < K)[None, :] & more
-                if REVERSE:
-                    square = inner[None, :] * K + channels[:, None]
-                else:
-                    square = channels[:, None] * K + inner[None, :]
-                m = tl.load(transition + at * K * K + square, mask=there, other=0.0)
-                before = pieces + at * K * V + inner[:, None] * V + columns[None, :]
-                below = tl.load(before, mask=(inner < K)[:, None] & (columns < V)[None, :], other=0.0)
-                s = tl.dot(m, below, s, input_precision="tf32x3")
-        else:
-            if FADES:
-                s *= tl.load(total + at * K + channels, mask=(channels < K) & more, other=0.0)[:, None]
-            s += piece
+
+class _Launch:
+    """A launch over the tiles of all rows and channels, and the flags by which its programs synchronize."""
+
+    def __init__(self, recorder: launch.Recorder, kind: str, decay: Tensor, values: Tensor, cu: Tensor | None, *, backward: bool) -> None:
+        self.recorder, self.kind, self.on_gpu = recorder, kind, gpu.capability(values.device) != gpu.INTERPRETER.capability
+        self.config = c = config(decay, values, cu, backward)
+        batch, self.tokens, self.size = values.shape
+        self.sequences = batch if cu is None else cu.shape[0] - 1
+        self.tiles = -(-self.tokens // (c.span * c.spans))
+        per_row = -(-self.size // c.channels)
+        self.chains = batch * per_row
+        slots = processors(values.device) * c.programs if self.on_gpu else PROGRAMS * self.chains
+        self.programs = max(1, min(slots // self.chains, self.tiles, PROGRAMS))
+        if not self.on_gpu and self.programs < self.tiles:  # the interpreter runs one program after the other
+            self.programs = 1
+        self.lanes = min(self.chains, slots)
+        most = 1 if self.tokens <= SHORT else min(slots // per_row, PROGRAMS)  # whatever the batch
+        self.words = 1 << (max(c.spans, most) - 1).bit_length()
+        self.constant = decay.ndim == 1
+        # Of a constant decay the gradient is made of sums over each span of a batch row.
+        self.shape_of_decay = (batch * self.tiles * c.spans, self.size) if self.constant else decay.shape
+        self.dtype_of_decay = torch.float32 if self.constant else decay.dtype
+
+    def boundaries(
+        self, cu: Tensor | None, before: Tensor | None, after: Tensor | None, empty: float
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The number of the sequence, from 1 on, at its first token, and at its last: twice [T], elsewhere 0."""
+        if cu is None:
+            return None, None
+        starts, ends = (self.recorder.zeros(self.tokens, dtype=torch.int32) for _ in range(2))
+        tensors = (cu, before, starts, ends, after)
+        self.recorder.launch(
+            kernels.boundaries, (self.sequences, 1, 1), tensors, (self.tokens,), D=self.size, empty=empty, DB=256, num_warps=1
+        )
+        return starts, ends
+
+    def __call__(self, kernel, *tensors: Tensor | None) -> Tensor:
+        c = self.config
+        words = self.recorder.zeros(0 if self.programs == 1 else self.tiles, self.chains * c.channels, dtype=torch.int64)
+        decoding = self.tiles == 1 and self.lanes == self.chains
+        options: dict[str, Any] = (
+            {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}
+        )  # all programs of a chain run at a time
+        self.recorder.launch(
+            kernel, (self.lanes * self.programs, 1, 1), (*tensors, words), (self.tokens, self.tiles, self.chains, self.programs),
+            D=self.size, kind=self.kind, C=c.span, S=c.spans, DB=c.channels, W=self.words, CONSTANT=self.constant, STAGES=c.stages,
+            num_warps=c.spans, maxnreg=min(255, REGISTERS // (c.spans * c.programs) // 8 * 8), **options,
+        )  # fmt: skip
+        return words
+
+
+def gradients(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> launch.Tensors:
+    """The results of :func:`backward` without memory."""
+    return tuple([None if t is None else t.new_empty(t.shape) for t in (decay if of_decay else None, x, initial)])

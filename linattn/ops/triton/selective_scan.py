@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linattn.ops import tracing
 from linattn.ops.torch import selective_scan as portable
-from linattn.ops.triton import elementwise, elementwise_kernels, fitting, launch
+from linattn.ops.triton import fitting, launch, scan, scan_kernels
 from linattn.ops.triton import selective_scan_gradients as gradient_kernels
 from linattn.ops.triton import selective_scan_kernels as kernels
 
@@ -158,7 +158,7 @@ class _Launch:
         self.tiles = triton.cdiv(self.tokens, TOKENS)
         self.padded = triton.cdiv(self.tokens, TOGETHER) * TOGETHER
         self.padded_size = triton.next_power_of_2(self.size)
-        processors = elementwise.processors(x.device)
+        processors = scan.processors(x.device)
         slots = processors * (REGISTERS // config.registers)
         wanted = max(1, slots // (self.batch * triton.cdiv(self.width, 32 * config.channels)))
         self.parts = max(1, config.registers * ENDS.channels // (ENDS.registers * config.channels))  # of a segment, to find its end
@@ -178,7 +178,7 @@ class _Launch:
             return None, None
         starts, stops = (self.recorder.zeros(self.tokens, dtype=torch.int32) for _ in range(2))
         self.recorder.launch(
-            elementwise_kernels.boundaries, (self.sequences, 1, 1), (cu, before, starts, stops, after), (self.tokens,),
+            scan_kernels.boundaries, (self.sequences, 1, 1), (cu, before, starts, stops, after), (self.tokens,),
             D=self.width * self.size, empty=0.0, DB=256, num_warps=1,
         )  # fmt: skip
         return starts, stops

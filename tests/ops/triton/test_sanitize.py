@@ -33,14 +33,14 @@ def launched(monkeypatch):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_kernel_has_its_turn(launched, monkeypatch):
     """But for those of the recurrence itself, which ``sanitize.recurrence`` differentiates and steps."""
-    from linattn.ops.triton import elementwise
+    from linattn.ops.triton import scan
 
-    monkeypatch.setattr(elementwise, "processors", lambda device: 4)
+    monkeypatch.setattr(scan, "processors", lambda device: 4)
     monkeypatch.setattr(sanitize, "TOKENS", 66)
     monkeypatch.setattr(sanitize, "DTYPES", ("float32",))
     for part in sanitize.ALONE.values():
         part()
     sources = {path.stem: path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py")}
     kernels = {(name, found) for name, text in sources.items() for how in (WITH_OPTIONS, NAMED) for found in re.findall(how, text)}
-    kernels -= {pair for pair in kernels if pair[0] in ("prepare", "scan", "gradients")}
+    kernels -= {pair for pair in kernels if pair[0] in ("prepare", "state_scan", "gradients")}
     assert len(kernels) > 15 and kernels <= launched, kernels - launched

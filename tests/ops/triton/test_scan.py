@@ -30,12 +30,12 @@ def device() -> str:
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch):
     """Tiles so small that few tokens fill several groups of them."""
-    from linattn.ops.triton import elementwise
+    from linattn.ops.triton import scan
 
     if not GPU:
         from tests.ops.triton import interpreter  # noqa: F401
 
-        monkeypatch.setattr(elementwise, "config", lambda *_: elementwise.Config(span=2, spans=2, channels=8, stages=1, programs=2))
+        monkeypatch.setattr(scan, "config", lambda *_: scan.Config(span=2, spans=2, channels=8, stages=1, programs=2))
 
 
 def arguments(

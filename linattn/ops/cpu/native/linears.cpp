@@ -14,7 +14,7 @@ constexpr int MOST = 8;      // matrices of a call
 constexpr int BLOCK = 32;    // rows of a task
 constexpr int AHEAD = 4096;  // bytes of a matrix that are asked for before they are needed
 
-// One call, as matvec.py fills it; vectors lie end to end, and all tensors are of one dtype but a y that has steps, which is float.
+// One call, as linears.py fills it; vectors lie end to end, and all tensors are of one dtype but a y that has steps, which is float.
 struct Call {
     int64_t dtype, vectors, inputs, maps, gated;
     int64_t size, weights;  // of the norm: numbers that are normed together (0: no norm), and how many weights it has

@@ -14,8 +14,8 @@ from linattn.ops.cpu import library
 from linattn.ops.memory import dense
 from linattn.ops.torch.linears import FINISHES, Finish, Steps
 
-VECTORS, MAPS = 8, 8  # at most, as matvec.cpp has room for
-_struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of matvec.cpp
+VECTORS, MAPS = 8, 8  # at most, as linears.cpp has room for
+_struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of linears.cpp
 _step = struct.Struct("2q d")  # Step of finish.h
 _NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # as it counts them
 

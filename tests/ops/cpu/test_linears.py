@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.ops import linears as door
-from linattn.ops.cpu import matvec
+from linattn.ops.cpu import linears as cpu
 from tests.ops.errors import error
 
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}
@@ -33,7 +33,7 @@ def compare(dtype, x, weights, biases, **options):
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_products(isa, rows, N, K, dtype):
     x, w, b = normal(rows, 1, K, dtype=dtype), normal(N, K, dtype=dtype), normal(N, dtype=dtype)
-    assert matvec.refusal(x, w) is None
+    assert cpu.refusal(x, w) is None
     one, two = compare(dtype, x, [w, w[: N // 2]], [None, None])
     assert torch.equal(one[..., : N // 2], two)
     compare(dtype, x, [w], [b])
@@ -72,12 +72,12 @@ def test_steps_alone_are_exact_to_their_last_digits(isa, name):
     x = torch.cat([torch.linspace(-120, 120, 100_000), torch.randn(50_000), torch.randn(50_005) * 1e-4]).view(-1, 17)
     wanted = door.finished(x.double(), [(name, None)])
     there = (wanted.abs() >= 2.0**-124) & (wanted.abs() <= torch.finfo(torch.float32).max)  # below, halves count as 0
-    y, run = matvec.bound_steps(x, [(name, None)])
+    y, run = cpu.bound_steps(x, [(name, None)])
     run()
     assert ((y - wanted) / wanted)[there].abs().max() <= 4e-7
     assert bool((y[wanted == torch.inf] == torch.inf).all()) and bool((y[wanted.abs() < 2.0**-127] == 0).all())
     odd = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0])
-    y, run = matvec.bound_steps(odd, [(name, None)])
+    y, run = cpu.bound_steps(odd, [(name, None)])
     run()
     torch.testing.assert_close(y, door.finished(odd, [(name, None)]), equal_nan=True, rtol=1e-6, atol=0)
 
@@ -88,7 +88,7 @@ def test_steps_of_many_numbers(isa, size, dtype):
     x, add = torch.randn(3, 70, size).to(dtype), torch.randn(1, size)[0]
     steps = [("add", add), ("softplus", None), ("mul", -2.0)]
     y = door.stepped(x, steps)
-    assert y.dtype == torch.float32 and y.is_contiguous() and matvec.steps_refusal(x, steps) is None
+    assert y.dtype == torch.float32 and y.is_contiguous() and cpu.steps_refusal(x, steps) is None
     assert error(y.double(), door.finished(x.double(), [("add", add.double()), *steps[1:]])) <= 1e-6
     assert error(door.stepped(x.mT, [("exp", None)]).double(), x.mT.double().exp()) <= 1e-6
     assert door.stepped(x[:0], steps).shape == (0, 70, size)
@@ -97,7 +97,7 @@ def test_steps_of_many_numbers(isa, size, dtype):
 @pytest.mark.usefixtures("native")
 def test_steps_with_gradients_are_torch_s():
     x, add = torch.randn(3, 5), torch.randn(5, requires_grad=True)
-    assert "gradients" in matvec.steps_refusal(x, [("add", add)])
+    assert "gradients" in cpu.steps_refusal(x, [("add", add)])
     door.stepped(x, [("add", add), ("sigmoid", None)]).sum().backward()
     assert add.grad is not None
     assert torch.autograd.gradcheck(lambda x: door.stepped(x, [("tanh", None), ("mul", 3.0)]), x.double().requires_grad_())
@@ -111,7 +111,7 @@ def test_norms(isa, mean, gate):
     for weight in (None, torch.randn(20), torch.randn(3, 20)) if mean else (None,):
         x = torch.randn(2, 1, 3, 20)
         g = torch.randn(2, 1, 3, 20) * 20 if gate else None
-        y, run = matvec.bound_norm(x, weight, g, 1e-6, mean=mean)
+        y, run = cpu.bound_norm(x, weight, g, 1e-6, mean=mean)
         run()
         wide = [None if t is None else t.double() for t in (x, weight, g)]
         assert error(y.double(), norms.portable(*wide, 1e-6, mean, torch.float64)) <= 1e-6
@@ -131,9 +131,9 @@ def test_the_same_bits_for_any_number_of_threads_and_vectors(threads):
 @pytest.mark.usefixtures("native")
 def test_what_it_does_not_take():
     w, x = torch.zeros(3, 4), torch.zeros(1, 4)
-    assert matvec.refusal(x, w) is None
-    assert "more than 8 vectors" in matvec.refusal(torch.zeros(9, 4), w)
-    assert "8 matrices" in matvec.refusal(x, *[w] * 9)
-    assert "one dtype" in matvec.refusal(x.bfloat16(), w)
-    assert "gradients" in matvec.refusal(x, w.requires_grad_())
-    assert "float64" in matvec.refusal(x.double(), w.detach().double())
+    assert cpu.refusal(x, w) is None
+    assert "more than 8 vectors" in cpu.refusal(torch.zeros(9, 4), w)
+    assert "8 matrices" in cpu.refusal(x, *[w] * 9)
+    assert "one dtype" in cpu.refusal(x.bfloat16(), w)
+    assert "gradients" in cpu.refusal(x, w.requires_grad_())
+    assert "float64" in cpu.refusal(x.double(), w.detach().double())

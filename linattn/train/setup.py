@@ -1,0 +1,130 @@
+"""What the options of a training mean for the model, for transformers' Trainer and for the loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from linattn import mixers
+from linattn.arguments import known_device
+from linattn.hf import LMConfig
+from linattn.models import pattern
+from linattn.models.loss import TokenLoss, chunk_of
+from linattn.train.optimizers import BETAS
+from linattn.train.options import TrainOptions
+
+SCHEDULES = {"cosine": "cosine", "wsd": "warmup_stable_decay", "linear": "linear", "constant": "constant_with_warmup"}
+
+
+def settled(options: TrainOptions, begun: TrainOptions | None) -> TrainOptions:
+    """``options`` with a value for what determines the weights and was left open: the run's that goes on, else the default's.
+
+    Raises:
+        ValueError: for a device that is not there and a package to report to that is not installed.
+    """
+    if options.device is not None:
+        _check_device(options.device)
+    for name in options.report_to:
+        if find_spec(name) is None:
+            raise ValueError(f"report_to needs the package {name}: pip install {name}")
+    dtype = (begun and begun.dtype) or ("bf16" if _on_cuda(options) else "fp32")
+    warmup = options.steps // 20 if begun is None or begun.warmup is None else begun.warmup
+    return replace(
+        options, dtype=options.dtype or dtype, warmup=warmup if options.warmup is None else options.warmup
+    )  # fmt: skip
+
+
+def model_config(options: TrainOptions, vocab_size: int) -> LMConfig:
+    """Config of the model; ``heads`` goes to each mixer that has that option and was not given it by name."""
+    given = {name: dict(own) for name, own in options.mixer_options.items()}
+    if options.heads is not None:
+        names = dict.fromkeys(pattern.parse(options.mixer, "mixer"))
+        having = [name for name in names if "heads" in mixers.info(name).options]
+        if not having:
+            raise ValueError(f"heads: {', '.join(names)} have no such option, but it came as {options.heads}")
+        for name in having:
+            given[name] = {"heads": options.heads} | given.get(name, {})
+    return LMConfig(
+        vocab_size=vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn=options.ffn,
+        ffn_dim=options.ffn_dim, mixer_options=given, ffn_options=options.ffn_options,
+    )  # fmt: skip
+
+
+def loss_chunk(options: TrainOptions, vocab_size: int) -> int:
+    """Tokens whose logits are formed at a time."""
+    return options.loss_chunk or chunk_of(options.batch_size * options.context, vocab_size)
+
+
+def token_loss(options: TrainOptions, vocab_size: int) -> TokenLoss | None:
+    """Loss of the model; None: transformers' own, on all logits at once."""
+    chunk = loss_chunk(options, vocab_size)
+    return TokenLoss(chunk, options.z_loss) if options.z_loss or chunk < options.batch_size * options.context else None
+
+
+def training_arguments(options: TrainOptions) -> TrainingArguments:
+    """Arguments of transformers' Trainer for settled ``options``."""
+    eval_every = options.eval_every or max(10, options.steps // 10)
+    asked: dict[str, Any] = {}
+    if options.schedule == "wsd":
+        asked["lr_scheduler_kwargs"] = {"num_decay_steps": decay_steps(options.steps), "decay_type": "linear"}
+    if options.device is not None and (device := torch.device(options.device)).index is not None:
+        torch.accelerator.set_device_index(device.index)
+    arguments = TrainingArguments(
+        output_dir=str(options.folder),
+        max_steps=options.steps,
+        per_device_train_batch_size=options.batch_size,
+        per_device_eval_batch_size=max(options.batch_size, 4096 // options.context),
+        gradient_accumulation_steps=options.accumulate,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=SCHEDULES[options.schedule],
+        warmup_steps=options.warmup or 0,
+        weight_decay=options.weight_decay,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        max_grad_norm=options.max_grad_norm,
+        bf16=options.dtype == "bf16",
+        torch_compile=options.compile,
+        seed=options.seed,
+        logging_steps=math.gcd(eval_every, 10),
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=eval_every,
+        prediction_loss_only=True,
+        save_strategy="steps",
+        save_steps=options.save_every or options.steps,
+        use_cpu=options.device == "cpu" or not torch.accelerator.is_available(),
+        dataloader_pin_memory=_on_cuda(options),
+        ignore_data_skip=True,  # the sampler begins where the run goes on
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        disable_tqdm=True,
+        report_to=list(options.report_to) or "none",
+        **asked,
+    )
+    if options.device is not None and arguments.n_gpu > 1:  # one process trains on the one device that was named
+        arguments._n_gpu = 1
+    return arguments
+
+
+def decay_steps(steps: int) -> int:
+    """Steps over which the schedule ``wsd`` falls."""
+    return max(1, steps // 5)
+
+
+def _on_cuda(options: TrainOptions) -> bool:
+    return torch.cuda.is_available() and (options.device is None or options.device.startswith("cuda"))
+
+
+def _check_device(name: str) -> None:
+    device = known_device("device", name)
+    if device.type == "cpu":
+        return
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if there is None or there.type != device.type or (device.index or 0) >= torch.accelerator.device_count():
+        came = "only the CPU is" if there is None else f"{torch.accelerator.device_count()} x {there.type} are"
+        raise ValueError(f"device {name!r} is not on this machine, {came}")

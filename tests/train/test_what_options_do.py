@@ -1,0 +1,280 @@
+"""Each option of a training changes what it says it changes."""
+
+import json
+import math
+from dataclasses import replace
+from functools import wraps
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from linattn.cli.main import main
+from linattn.data.packed import PackedTokens
+from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.models.block import Block
+from linattn.models.loss import TokenLoss
+from linattn.train import TrainOptions, checkpoint, load_run, saved_options, setup, train
+from linattn.train.file import read_options
+from linattn.train.optimizers import MuonAdamW, decayed, hidden_matrices
+from tests.train.runs import contents, options, rates
+
+SHORT = {"steps": 3, "save_every": None, "eval_every": 1, "layers": 1}
+
+
+def weights(result):
+    return load_file(checkpoint.newest(result.run) / "model.safetensors")
+
+
+def distance(one, other):
+    """Of all weights, relative."""
+    total = sum(t.double().norm() ** 2 for t in one.values()) ** 0.5
+    return float(sum((one[name].double() - other[name].double()).norm() ** 2 for name in one) ** 0.5 / total)
+
+
+@pytest.fixture(scope="module")
+def short(text, tmp_path_factory):
+    """A run of four sequences a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        return train(options(tmp_path_factory.mktemp("runs") / "short", text, batch_size=4, **SHORT), progress=False)
+
+
+def changed(text, tmp_path, **given):
+    return train(options(tmp_path / "run", text, **{"batch_size": 4, **SHORT, **given}), progress=False)
+
+
+def test_two_passes_of_half_a_batch_are_one_of_a_whole(short, text, tmp_path):
+    result = changed(text, tmp_path, batch_size=2, accumulate=2)
+    assert distance(weights(result), weights(short)) < 1e-4  # the order of sums in float32
+    assert [r["tokens"] for r in result.history] == [r["tokens"] for r in short.history]
+    alone = changed(text, tmp_path / "alone", batch_size=2)
+    assert distance(weights(alone), weights(short)) > 1e-2
+
+
+def test_bfloat16_products_and_float32_weights(short, text, tmp_path):
+    seen = []
+    forward = torch.nn.functional.linear
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", lambda *a, **k: seen.append((out := forward(*a, **k)).dtype) or out)
+        result = changed(text, tmp_path, dtype="bf16")
+    assert set(seen) == {torch.bfloat16}
+    found = weights(result)
+    assert {t.dtype for t in found.values()} == {torch.float32}
+    assert 0 < distance(found, weights(short)) < 0.1
+    assert saved_options(short.run).dtype == "fp32"  # settled on a machine without a GPU
+    with pytest.raises(ValueError, match="dtype 'bf16' there, 'fp32' here"):
+        train(replace(saved_options(result.run), resume=True, dtype="fp32"), progress=False)
+
+
+def test_recomputed_activations_are_the_same(short, text, tmp_path, monkeypatch):
+    calls, forward = [], Block.forward
+    monkeypatch.setattr(Block, "forward", lambda self, *a, **k: calls.append(torch.is_grad_enabled()) or forward(self, *a, **k))
+    result = changed(text, tmp_path, checkpoint_activations=True)
+    assert sum(calls) == 2 * 3, "each block twice a step"
+    assert contents(result.run / "checkpoint-3") == contents(short.run / "checkpoint-3")
+
+
+def test_compile_runs_the_model_through_torch_compile(text, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda model, **how: seen.append(type(model).__name__) or model)
+    changed(text, tmp_path, compile=True, steps=1)
+    assert seen == ["LinattnForCausalLM"]
+
+
+def test_the_schedules(text, tmp_path):
+    found = {}
+    for name in ("cosine", "linear", "wsd", "constant"):
+        asked = {"schedule": name, "warmup": 2, "steps": 10, "dim": 32, "learning_rate": 1.0, "max_grad_norm": 1e-12}
+        found[name] = rates(changed(text, tmp_path / name, **asked).run / "checkpoint-10")
+    for each in found.values():
+        assert each[:3] == [0.0, 0.5, 1.0]
+    assert found["constant"][2:] == [1.0] * 8
+    assert found["linear"][2:] == pytest.approx([1 - i / 8 for i in range(8)])
+    assert found["cosine"][2:] == pytest.approx([0.5 + 0.5 * math.cos(math.pi * i / 8) for i in range(8)])
+    assert found["wsd"][2:] == pytest.approx([1.0] * 7 + [0.5])
+
+
+def test_a_clipped_gradient_moves_little(text, tmp_path):
+    torch.manual_seed(0)
+    start = LinattnForCausalLM(LMConfig(vocab_size=256, dim=32, layers=1, mixer="gla, softmax")).state_dict()
+    free, clipped = (weights(changed(text, tmp_path / str(g), max_grad_norm=g, weight_decay=0.0)) for g in (0.0, 1e-12))
+    assert distance(clipped, start) < 0.1 * distance(free, start)
+
+
+def test_the_z_loss_is_in_the_loss(short, text, tmp_path):
+    torch.manual_seed(0)
+    model = LinattnForCausalLM(LMConfig(vocab_size=256, dim=32, layers=1, mixer="gla, softmax"))
+    from linattn.data import corpus
+
+    rows = PackedTokens(corpus((str(text),)).train, 16, seed=0, samples=4)
+    logits = model(torch.stack([rows[i]["input_ids"] for i in range(4)])).logits[:, :-1]
+    result = changed(text, tmp_path, z_loss=0.25, steps=1)
+    added = result.history[0]["train_loss"] - short.history[0]["train_loss"]
+    assert added == pytest.approx(0.25 * (logits.logsumexp(-1) ** 2).mean().item(), rel=1e-4)
+    kept = load_run(result.run)[0]
+    validation = result.history[0]["validation_bits_per_byte"]
+    other = changed(text, tmp_path / "again", steps=1, loss_chunk=5)
+    assert sum(p.numel() for p in kept.parameters()) == other.parameters
+    assert validation == pytest.approx(other.history[0]["validation_bits_per_byte"], rel=1e-2), "validation has no z-loss"
+
+
+def test_chunks_of_the_loss_change_rounding_alone(short, text, tmp_path, monkeypatch):
+    seen, call = [], TokenLoss.__call__
+    monkeypatch.setattr(TokenLoss, "__call__", lambda self, *a: seen.append(self.chunk) or call(self, *a))
+    assert distance(weights(changed(text, tmp_path, loss_chunk=5)), weights(short)) < 1e-4
+    assert set(seen) == {5}
+
+
+def test_logits_that_would_be_large_are_cut():
+    asked = TrainOptions(batch_size=8, context=4096)
+    assert setup.token_loss(asked, 32000).chunk == 2048
+    assert setup.token_loss(asked, 256) is None
+    assert setup.token_loss(replace(asked, z_loss=0.1), 256).chunk == 8 * 4096
+
+
+def test_heads_and_options_of_mixers(text, tmp_path):
+    words = "--steps 1 --dim 32 --layers 2 --context 16 --batch-size 2 --heads 2 --mixer-option softmax.heads=4".split()
+    out = tmp_path / "run"
+    words += ["--mixer", "gla, softmax", "--text", str(text), "--out", str(out), "--ffn", "switch", "--ffn-option", "switch.count=3"]
+    assert main(["train", *words, "--ffn-dim", "40"]) == 0
+    config = load_run(out)[0].config
+    assert config.mixer_options == {"gla": {"heads": 2}, "softmax": {"heads": 4}}
+    assert (config.ffn_options, config.ffn_dim) == ({"switch": {"count": 3}}, 40)
+
+
+def test_wrong_options_are_one_line(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(setup, "find_spec", lambda _: None)
+    for words, says in [
+        (["--mixer-option", "gla.heads"], "--mixer-option must be such as gla.heads=8, but came as 'gla.heads'"),
+        (["--mixer-option", "gla.head=2"], "gla has no option 'head'"),
+        (["--mixer", "lstm", "--heads", "2"], "heads: lstm have no such option"),
+        (["--dtype", "fp16"], "dtype must be 'bf16' or 'fp32', but came as 'fp16'"),
+        (["--optimizer", "sgd"], "optimizer must be 'adamw' or 'muon', but came as 'sgd'"),
+        (["--schedule", "step"], "schedule must be 'cosine' or 'wsd' or 'linear' or 'constant', but came as 'step'"),
+        (["--device", "tpu9"], "device must be a torch.device"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not on this machine"),
+        (["--report-to", "email"], "report_to must be of 'tensorboard' or 'wandb', but has 'email'"),
+        (["--report-to", "wandb"], "report_to needs the package wandb: pip install wandb"),
+        (["--z-loss", "-1"], "z_loss must be at least 0"),
+        (["--layers", str(10**12), "--context", "16"], "TB of memory, but there are"),
+        (["--config", "nowhere.toml"], "No such file or directory: nowhere.toml"),
+    ]:
+        assert main(["train", "--text", str(text), "--out", str(tmp_path / "run"), *words]) == 2
+        err = capsys.readouterr().err
+        assert says in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["options.toml", "options.yaml"])
+def test_a_file_of_options(name, text, tmp_path):
+    lines = {"mixer": "gla", "steps": 3, "batch-size": 5, "learning_rate": 0.01, "text": str(text), "compile": False, "out": "x"}
+    toml = "".join(f"{k} = {json.dumps(v)}\n" for k, v in lines.items()) + "[mixer_options.gla]\nheads = 2\n"
+    yaml = "".join(f"{k}: {json.dumps(v)}\n" for k, v in lines.items()) + "mixer_options: {gla: {heads: 2}}\n"
+    (tmp_path / name).write_text(toml if name.endswith("toml") else yaml)
+    found = TrainOptions(**read_options(tmp_path / name))
+    assert (found.mixer, found.steps, found.batch_size, found.learning_rate, found.text) == ("gla", 3, 5, 0.01, (str(text),))
+    assert found.mixer_options == {"gla": {"heads": 2}}
+    words = ["--steps", "1", "--out", str(tmp_path / "run"), "--dim", "32", "--layers", "1", "--context", "16"]
+    assert main(["train", "--config", str(tmp_path / name), *words]) == 0
+    begun = saved_options(tmp_path / "run")
+    assert (begun.steps, begun.batch_size) == (1, 5), "the command line precedes"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.toml", "stepz = 3", "there is no option 'stepz'; did you mean 'steps'?"),
+        ("a.toml", "steps = ", "is damaged"),
+        ("a.yaml", "- steps", "must hold names and values of options, but holds list"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "is damaged"),
+        ("a.json", "{}", "must end in .toml, .yaml or .yml"),
+        ("a.toml", 'steps = "many"', "steps must be an integer, but came as 'many'"),
+    ],
+)
+def test_a_wrong_file_is_one_line(name, content, says, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    assert main(["train", "--config", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def hybrid():
+    torch.manual_seed(0)
+    return LinattnForCausalLM(LMConfig(vocab_size=50, dim=32, layers=4, mixer="mamba, gated_deltanet, rwkv6, softmax"))
+
+
+def test_weight_decay_spares_norms_biases_and_time_constants():
+    model = hybrid()
+    pulled = set(decayed(model))
+    spared = {name.removeprefix("model.") for name, _ in model.named_parameters() if name not in pulled}
+    assert {"layers.0.mixer.A_log", "layers.0.mixer.dt_bias", "layers.1.mixer.A_log", "layers.2.mixer.time_faaaa", "norm.weight"} <= spared
+    assert "layers.0.mixer_norm.weight" in spared
+    assert {"model.embedding.weight", "lm_head.weight", "model.layers.1.mixer.conv.weight", "model.layers.3.ffn.down_proj.weight"} <= pulled
+    assert not [name for name in pulled if model.get_parameter(name).ndim < 2]
+
+
+def test_weight_decay_is_that_of_the_option(text, tmp_path):
+    optimizer = checkpoint.read(checkpoint.newest(changed(text, tmp_path, weight_decay=0.3, steps=1).run) / "optimizer.safetensors")[1]
+    assert [group["weight_decay"] for group in optimizer["param_groups"]] == [0.3, 0.0]
+
+
+def test_muon_takes_the_hidden_matrices_alone():
+    model = hybrid()
+    names = hidden_matrices(model)
+    assert all(name.startswith("model.layers.") and model.get_parameter(name).ndim == 2 for name in names)
+    assert "model.layers.1.ffn.down_proj.weight" in names and "model.layers.0.mixer.A_log" not in names
+    twin = hybrid()
+    joint = MuonAdamW(model, lr=0.01, weight_decay=0.1)
+    matrices, pulled = [twin.get_parameter(name) for name in names], set(decayed(twin))
+    rest = {name: p for name, p in twin.named_parameters() if name not in names}
+    apart = [
+        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for n, p in rest.items() if n in pulled], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1),
+        torch.optim.AdamW([p for n, p in rest.items() if n not in pulled], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    ids = torch.randint(50, (2, 9))
+    for _ in range(2):
+        for each, optimizers in ((model, [joint]), (twin, apart)):
+            each(ids, labels=ids).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            each.zero_grad()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="closure must be None"):
+        joint.step(lambda: torch.zeros(()))
+
+
+def test_muon_is_another_training_and_goes_on_exactly(short, text, tmp_path):
+    whole = changed(text, tmp_path, optimizer="muon", save_every=1)
+    assert distance(weights(whole), weights(short)) > 1e-2
+    (whole.run / "checkpoint-3" / checkpoint.MARK).unlink()
+    before = contents(whole.run / "checkpoint-3")
+    train(replace(saved_options(whole.run), resume=True), progress=False)
+    assert contents(whole.run / "checkpoint-3") == before
+
+
+def test_prepared_documents(text, tmp_path):
+    """A run on shards goes on exactly, has the tokenizer of the shards, and is refused beside a text."""
+    from linattn.data import prepare
+
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"the fox jumps {i}"}) + "\n" for i in range(200)))
+    prepare([tmp_path / "texts.jsonl"], tmp_path / "data", validation=0.1)
+    asked = TrainOptions(
+        mixer="gla", data=tmp_path / "data", steps=4, dim=32, layers=1, context=40, batch_size=2, accumulate=2, save_every=2, eval_every=2,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    seen, forward = [], LinattnForCausalLM.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LinattnForCausalLM, "forward", wraps(forward)(lambda self, **how: seen.append(how) or forward(self, **how)))
+        result = train(asked, progress=False)
+    training = [how for how in seen if how["input_ids"].shape == (1, 80)]
+    assert len(training) == 8 and all(len(how["cu_seqlens"]) > 4 for how in training)
+    before = contents(result.run / "checkpoint-4")
+    (result.run / "checkpoint-4" / checkpoint.MARK).unlink()
+    train(replace(saved_options(result.run), resume=True), progress=False)
+    assert contents(result.run / "checkpoint-4") == before
+    with pytest.raises(ValueError, match="give neither text nor tokenizer"):
+        replace(asked, text=(str(text),))

@@ -27,7 +27,7 @@ _WHERE = {
     "patch_transformers": "linattn.hf.patch",
     "patch_fla": "linattn.hf.fla",
     "load": "linattn.hf.load",
-    "convert": "linattn.distill",
+    "convert": "linattn.distill.conversion",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "generate", "hf", "data", "train", "report")
 

@@ -54,8 +54,9 @@ class Need:
 
 def needs(atlas: Atlas) -> list[Need]:
     """Columns for which there is evidence."""
-    made = [_recall(atlas), _length(atlas), _memory(atlas), _kernel(atlas), _training(atlas), _checkpoints(atlas)]
-    return [need for need in made if need.values]
+    recall, length, *others = (read(atlas) for read in (_recall, _length, _kernel, _training, _checkpoints))
+    named = {name for need in (recall, length, *others) for name in need.values}
+    return [need for need in (recall, length, _memory(atlas, named), *others) if need.values]
 
 
 def _body(atlas: Atlas, name: str) -> dict:
@@ -87,10 +88,11 @@ def _length(atlas: Atlas) -> Need:
     return Need("length", Both("long texts", "长文本"), unit, False, values, {n: f"{v:.2f}" for n, v in values.items()})
 
 
-def _memory(atlas: Atlas) -> Need:
+def _memory(atlas: Atlas, names: set[str]) -> Need:
+    """Bytes of the systems ``names``; to count those of all would take a minute."""
     values = {}
     for name, seen in atlas.inspections.items():
-        if seen.info.resumable:
+        if name in names and seen.info.resumable:
             kept = cost(name, dim=DIM, tokens=256 if seen.info.recurrent else TOKENS).state_bytes
             values[name] = float(kept or 0)
     unit = Both(f"bytes of a layer of width {DIM} after {TOKENS:,} tokens", f"宽 {DIM} 的一层在 {TOKENS:,} 个 token 之后的字节数")
@@ -148,7 +150,7 @@ CAPTION = Both(
 def pages(atlas: Atlas) -> Iterator[Page]:
     """Make the page."""
     columns = needs(atlas)
-    systems = sorted({name for need in columns if need.key != "memory" for name in need.values} & set(atlas.inspections))
+    systems = sorted({name for need in columns for name in need.values} & set(atlas.inspections))
     data = {
         "needs": [need.data() for need in columns],
         "systems": [{"name": n, "title": atlas.inspections[n].title._asdict()} for n in systems],

@@ -15,7 +15,7 @@ from linattn.distill.options import ConvertOptions
 @takes(*options_of(ConvertOptions, inline=False))
 def convert(
     given: dict[str, Any],
-    teacher: Annotated[Path, typer.Argument(help="A softmax model: a folder that linattn.load reads, or a run of linattn train.")],
+    teacher: Annotated[Path, typer.Argument(help="A softmax model that linattn.load reads: a folder, GGUF file or run.")],
     plan: Annotated[bool, typer.Option("--plan", help="Show tokens, time and memory, and stop.")] = False,
     no_calibrate: Annotated[bool, typer.Option("--no-calibrate", help="Begin stage 1 without least squares.")] = False,
 ) -> None:

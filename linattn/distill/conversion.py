@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from linattn.distill import files
 from linattn.distill.calibrate import calibrate
@@ -36,7 +37,7 @@ def convert(teacher: Any, *, progress: bool = True, **options: Any) -> ConvertRe
     ``resume=True`` and ends with the same bits.
 
     Args:
-        teacher: a folder that :func:`linattn.load` reads, a run of ``linattn train``, or a model; every layer must be softmax.
+        teacher: a folder or GGUF file that :func:`linattn.load` reads, a run of ``linattn train``, or a model; every layer must be softmax.
         progress: report every validation on stderr.
         options: the fields of :class:`linattn.distill.ConvertOptions`; ``out`` is required where the teacher is a model.
 
@@ -58,8 +59,8 @@ def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> Conv
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"convert runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
-    options = replace(options, out=folder_of(source.folder, options.out))
-    with _own_generators():
+    options = replace(options, out=folder_of(source.path, options.out))
+    with _own_surroundings():
         job = job_of(source, options)
         assert options.out is not None
         with only_writer(options.out):
@@ -73,7 +74,7 @@ def folder_of(teacher: Path | None, out: Path | None) -> Path:
         return Path(out)
     if teacher is None:
         raise ValueError("out must be a folder where the teacher is a model, but came as None")
-    return Path(f"{teacher.resolve().name}-linear")
+    return Path(f"{teacher.resolve().stem if teacher.is_file() else teacher.resolve().name}-linear")
 
 
 def _go(job: Job, folder: Path, progress: Progress) -> ConvertResult:
@@ -194,10 +195,13 @@ def _told(record: dict[str, Any], speed: float) -> str:
 
 
 @contextmanager
-def _own_generators() -> Iterator[None]:
-    """Leave the caller's random generators as they were."""
-    before = checkpoint.generators()
+def _own_surroundings() -> Iterator[None]:
+    """Leave the caller's random generators and transformers' progress bars as they were."""
+    before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         checkpoint.set_generators(*before)
+        if bars:
+            logging.enable_progress_bar()

@@ -120,7 +120,8 @@ def finish(folder: Path, student: LinattnForCausalLM, job: Job, result: ConvertR
     if isinstance(job.source.model, LinattnForCausalLM):
         student.generation_config = job.source.model.generation_config
     student.save_pretrained(aside)
-    copied = {} if job.source.folder is None or job.options.tokenizer else folders.tokenizer_of(job.source.folder)
+    own = None if job.options.tokenizer else job.source.tokenizers
+    copied = {} if own is None else folders.tokenizer_of(own)
     for name, path in copied.items():
         shutil.copyfile(path, aside / name)
     if not copied:

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 
 from linattn import models
 from linattn.data import Corpus, PackedTokens, corpus
+from linattn.data.corpus import cache_folder
+from linattn.data.folders import new_folder
 from linattn.data.packed import Windows
 from linattn.distill import losses
 from linattn.distill.options import ConvertOptions
@@ -22,7 +24,9 @@ from linattn.distill.stages import Stage, stages_of
 from linattn.distill.student import Layer, check_teacher, config_with, replaced, student_layers, student_of
 from linattn.distill.teacher import TeacherPass, teacher_pass
 from linattn.hf import LinattnForCausalLM, folder, load
+from linattn.hf.chat import load_tokenizer
 from linattn.models.memory import FLOAT, TRAINED, language_parameters, require
+from linattn.state import digest_of_text
 from linattn.train import checkpoint
 
 TOKENIZER = "tokenizer.json"
@@ -32,20 +36,21 @@ CALIBRATION = 1 << 14  # tokens
 
 @dataclass(frozen=True)
 class Source:
-    """The teacher: its model, in memory as it came, and its folder, None if it came as a model."""
+    """The teacher: its model, in memory as it came, its place, None if it came as a model, and the folder of its tokenizer."""
 
     model: nn.Module
-    folder: Path | None
+    path: Path | None = None
+    tokenizers: Path | None = None
 
     @property
     def tokenizer(self) -> Path | None:
         """Its ``tokenizer.json``; None if it has none."""
-        found = None if self.folder is None else self.folder / TOKENIZER
+        found = None if self.tokenizers is None else self.tokenizers / TOKENIZER
         return found if found is not None and found.is_file() else None
 
 
 def source_of(teacher: Any) -> Source:
-    """Read ``teacher``: a model, a folder that :func:`linattn.load` reads, or a run of ``linattn train``.
+    """Read ``teacher``: a model, a folder or GGUF file that :func:`linattn.load` reads, or a run of ``linattn train``.
 
     Raises:
         TypeError, OSError, ValueError: if it is none, or has other mixers than softmax.
@@ -54,11 +59,22 @@ def source_of(teacher: Any) -> Source:
         path = Path(teacher)
         newest = None if (path / folder.CONFIG).is_file() and not (path / "run.json").is_file() else checkpoint.newest(path)
         path = path if newest is None else newest
-        source = Source(load(path), path)
+        source = Source(load(path), path, path if path.is_dir() else unpacked_tokenizer(path))
     else:
         source = Source(teacher, None)
     check_teacher(source.model)
     return source
+
+
+def unpacked_tokenizer(path: Path) -> Path:
+    """Folder in the cache with the tokenizer of the GGUF file ``path``."""
+    tokenizer: Any = load_tokenizer(path)
+    content = tokenizer.backend_tokenizer.to_str() + str(tokenizer.chat_template)
+    place = cache_folder() / "tokenizers" / digest_of_text(content)
+    if not place.is_dir():
+        with new_folder(place, kept=place.is_dir) as aside:
+            tokenizer.save_pretrained(aside)
+    return place
 
 
 @dataclass

@@ -28,7 +28,7 @@ def live(out: Path, teacher: str, text: str, die_at: int) -> int | None:
     if pid == 0:
         try:
             left = _arm(die_at)
-            convert(teacher, text=[text], out=out, resume=True, save_every=1, progress=False, **OPTIONS)
+            convert(teacher, text=[text], out=out, resume=True, save_every=2, progress=False, **OPTIONS)
             os.write(writer, str(die_at - left[0]).encode())
             os._exit(0)
         except BaseException:
@@ -72,7 +72,7 @@ def main(folder: Path, teacher: str, text: str) -> None:
     calls = live(folder / "whole", teacher, text, sys.maxsize)
     assert calls is not None
     dice, lives = random.Random(0), 1
-    while live(folder / "cut", teacher, text, dice.randrange(calls // 3)) is None:
+    while live(folder / "cut", teacher, text, dice.randrange(calls // 2)) is None:
         lives += 1
     print(json.dumps(lives))
 

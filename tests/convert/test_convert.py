@@ -65,22 +65,11 @@ def plain(teacher, text, tmp_path_factory):
     return convert(teacher, text=[str(text)], out=tmp_path_factory.mktemp("plain") / "out", progress=False, **PLAIN).folder
 
 
-@pytest.mark.parametrize(
-    ("change", "differs"),
-    [
-        ({"accumulate": 2}, False),  # to rounding
-        ({"rate2": 1e-5}, True),
-        ({"seed": 1}, True),
-        ({"calibrate": False}, True),
-        ({"rotary": "drop"}, True),
-        ({"dtype": "bf16"}, True),
-    ],
-)
-def test_every_option_does_something(change, differs, plain, teacher, text, tmp_path):
+@pytest.mark.parametrize("change", [{"rate2": 1e-5}, {"seed": 1}, {"calibrate": False}, {"rotary": "drop"}, {"dtype": "bf16"}])
+def test_every_option_does_something(change, plain, teacher, text, tmp_path):
     result = convert(teacher, text=[str(text)], out=tmp_path / "out", progress=False, **{**PLAIN, **change})
     first, second = linattn.load(plain), linattn.load(result.folder)
-    near = all(torch.allclose(a, b, atol=2e-4) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert near is not differs
+    assert not all(torch.allclose(a, b, atol=2e-4) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_a_model_and_a_run_are_teachers(text, tmp_path, teacher):

@@ -18,7 +18,7 @@ def test_killed_again_and_again(teacher, text, tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) > 4
+    assert json.loads(done.stdout) > 2
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert list(contents(whole)) == ["model.safetensors"]
     assert contents(cut) == contents(whole)

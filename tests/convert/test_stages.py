@@ -1,11 +1,15 @@
 """What the stages minimise, from formulas written the naive way, and what they train."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from linattn.distill import losses
 from linattn.distill.calibrate import Fit, calibrate
+from linattn.distill.conversion import gradients
 from linattn.distill.options import ConvertOptions
 from linattn.distill.stages import loss_of, stages_of, trained
 from linattn.distill.student import replaced, student_layers, student_of
@@ -99,6 +103,18 @@ def test_what_each_stage_trains(pair):
         assert len(trained(student, stage)) == len(list(student.parameters()))
         loss_of(stage, student, teacher, IDS).backward()
     assert all(p.grad is not None for p in student.parameters())
+
+
+def test_parts_of_a_batch_have_the_gradients_of_the_whole(pair):
+    teacher, student = pair
+    stage = stages_of(ConvertOptions(), 32)[1]
+    parameters, found = trained(student, stage), []
+    for parts in (1, 2):
+        student.zero_grad()
+        job = SimpleNamespace(options=SimpleNamespace(accumulate=parts), precision=nullcontext, student=student, teacher=teacher)
+        found.append((gradients(job, stage, IDS).double(), [p.grad.clone() for p in parameters]))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
 
 
 def test_steps_and_learning_rates():

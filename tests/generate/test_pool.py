@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linattn import mixers
-from linattn.generate import Pool, PoolFullError, stream
+from linattn.generate import Pool, PoolFullError, rows, stream
 from linattn.models import LanguageModel, LMConfig
 from linattn.state import State
 
@@ -49,8 +49,9 @@ def drain(pool) -> list:
 
 
 @pytest.mark.parametrize("mixer", [*RECURRENT, *HYBRIDS])
-def test_greedy_tokens_equal_single_generation(mixer):
-    """With arrivals at random, prompts in pieces, hits of the prefix cache and cancellation."""
+def test_greedy_tokens_equal_single_generation(mixer, monkeypatch):
+    """With arrivals at random, prompts in pieces, hits of the prefix cache and cancellation; one step is captured, for both rows."""
+    monkeypatch.setattr(rows, "bucket", lambda count, slots: slots)
     lm, draw = model(mixer), random.Random(1)
     pool = Pool(lm, slots=2, prefix_bytes=1 << 22, block=4)
     given = prompts(3) + [[1, 2, 3, 4, 5, 6, 7, 8, *more] for more in prompts(3, 5)]
@@ -305,6 +306,26 @@ def test_a_full_queue_is_an_error_and_not_memory():
     pool.cancel(requests[4])
     pool.submit([1], max_new_tokens=2)
     assert len(drain(pool)) == 10 and pool.free == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "top_k": 9}])
+@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7", "gla, softmax"])
+def test_on_a_gpu(mixer, how):
+    """CUDA graphs of several numbers of rows, a step in flight, forks and cancellation."""
+    lm = model(mixer).cuda()
+    pool, given = Pool(lm, slots=5, prefix_bytes=1 << 22, block=8), prompts(12, 30)
+    requests = [pool.submit(ids, max_new_tokens=3 + i % 9, seed=i, **how) for i, ids in enumerate(given)]
+    for request, _ in pool.run():
+        if request is requests[1] and len(request.tokens) == 2:
+            pool.cancel(request)
+            requests.append(pool.fork(requests[4], seed=4) if not requests[4].done else requests[4])
+    assert pool.free == 5
+    for i, request in enumerate(requests[:12]):
+        generator = torch.Generator("cuda").manual_seed(i)
+        wanted = alone(lm, request.ids, 3 + i % 9, generator=generator, **how)
+        assert request.tokens == wanted[: len(request.tokens)] and (request.reason == "length" or i == 1)
+    assert len(requests[12].tokens) == len(requests[4].tokens)
 
 
 @pytest.mark.slow

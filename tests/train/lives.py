@@ -89,7 +89,7 @@ def main(folder: Path, text: str) -> None:
         while not live(
             folder / name,
             text,
-            die_at=dice.randrange(calls // 2) if name == "points" else None,
+            die_at=dice.randrange(2 * calls // 5) if name == "points" else None,
             after=dice.uniform(0.02, 0.35) * whole if name == "moments" and lives[name] < 8 else None,
         ):
             lives[name] += 1

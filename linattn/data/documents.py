@@ -54,7 +54,7 @@ def _lines(path: Path, field: str) -> Iterator[str]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[str]:
-    from pyarrow import ArrowInvalid, parquet  # type: ignore[import-not-found]
+    from pyarrow import ArrowInvalid, parquet
 
     try:
         table = parquet.ParquetFile(path)

@@ -23,13 +23,14 @@ from linattn.arguments import beyond_memory
 from linattn.train.options import Terminated
 
 DOORS = (
-    "compare", "data", "train", "convert", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench", "reproduce",
+    "compare", "data", "train", "convert", "evaluate", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench",
+    "reproduce",
 )  # fmt: skip
 EXTRAS = {"sklearn": "vision", "pyarrow": "parquet", "gguf": "gguf"}  # to install for a missing package; else the extra "train"
 
 app = typer.Typer(
     name="linattn",
-    help="Linear attention, every form of it, over one recurrence: compare, train, convert, generate, chat, export, look up and measure.",
+    help="Linear attention, every form of it, over one recurrence: compare, train, convert, evaluate, generate, export, measure.",
     epilog="Start with: linattn compare --quick. Each command has its own --help.",
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -121,3 +121,19 @@ def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     for row in rows:
         table.add_row(*(Text(label(row["mixer"]) if c.key == "mixer" else c.cell(row)) for c in full))
     Console().print(table)
+
+
+def show_cells(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of texts on a terminal; elsewhere tab-separated lines."""
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(line) for line in (heads, *rows)))
+        return
+    from rich.console import Console
+    from rich.table import Column as Head
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*(Head(head, overflow="fold") for head in heads), box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)

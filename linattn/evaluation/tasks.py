@@ -1,0 +1,89 @@
+"""Retrieval in plain text, in the manner of RULER (arXiv 2404.06654): a prompt of a wanted length and the words that must follow it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from linattn.data.codec import Codec
+
+_FILLER = (
+    "The river runs past the mill.", "A cart stands beside the gate.", "The light fades over the fields.", "Smoke rises from the roof.",
+    "A dog sleeps under the table.", "The road turns towards the hills.", "Rain falls on the old bridge.", "The clock strikes in the hall.",
+)  # fmt: skip
+_NAMES = ("amber", "birch", "cedar", "delta", "ember", "falcon", "garnet", "harbor", "indigo", "juniper", "kestrel", "lagoon")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and its continuation, as tokens."""
+
+    tokens: list[int]
+    answer: list[int]
+
+
+def prompts(task: str, codec: Codec, length: int, count: int, seed: int) -> list[Prompt]:
+    """Make ``count`` prompts of ``task`` with at most ``length`` tokens, answer included.
+
+    Raises:
+        ValueError: where not even the question fits.
+    """
+    rng = random.Random(f"{task} {length} {seed}")  # noqa: S311  (nothing secret)
+    return [_fitted(_TASKS[task], codec, length, rng) for _ in range(count)]
+
+
+Made = tuple[list[str], str, str]  # sentences that have to stand in the prompt, the question, the answer
+
+
+def _needle(rng: random.Random) -> Made:
+    name, number = rng.choice(_NAMES), rng.randrange(1000, 10_000)
+    return [f"The secret number of {name} is {number}."], f"The secret number of {name} is", f" {number}"
+
+
+def _variables(rng: random.Random) -> Made:
+    """Follow a chain of three assignments, beside another chain."""
+    names = rng.sample(_NAMES, 6)
+    numbers = rng.sample(range(1000, 10_000), 2)
+    chains = [names[:3], names[3:]]
+    sentences = [[f"{a} = {n}.", f"{b} = {a}.", f"{c} = {b}."] for (a, b, c), n in zip(chains, numbers, strict=True)]
+    return [s for pair in zip(*sentences, strict=True) for s in pair], f"The value of {chains[0][2]} is", f" {numbers[0]}"
+
+
+def _words(rng: random.Random) -> Made:
+    """Name the word that comes most often: six times, where four others come twice."""
+    names = rng.sample(_NAMES, 5)
+    said = [names[0]] * 6 + names[1:] * 2
+    rng.shuffle(said)
+    return [f"Somebody says {name}." for name in said], "The word that is said most often is", f" {names[0]}"
+
+
+_TASKS: dict[str, Callable[[random.Random], Made]] = {"needle": _needle, "variables": _variables, "words": _words}
+
+
+def _fitted(make: Callable[[random.Random], Made], codec: Codec, length: int, rng: random.Random) -> Prompt:
+    """As many filler sentences as fit; what matters stands among them at random places, in its order."""
+    facts, question, answer = make(rng)
+    wanted = codec.encode(answer)
+    room = length - len(wanted)
+    if len(codec.encode(_joined(facts, question))) > room:
+        raise ValueError(f"lengths must have room for the question, but {length} tokens have none for: {_joined(facts, question)!r}")
+    fewest = min(len(codec.encode(" " + sentence)) for sentence in _FILLER)
+    filler = [rng.choice(_FILLER) for _ in range(length // fewest + 1)]
+    places = sorted(rng.random() for _ in facts)
+
+    def tokens(count: int) -> list[int]:
+        parts: list[str] = list(filler[:count])
+        for done, (place, fact) in enumerate(zip(places, facts, strict=True)):
+            parts.insert(round(place * count) + done, fact)
+        return codec.encode(_joined(parts, question))
+
+    low, high = 0, len(filler)  # most sentences that fit: a search by halves, for encoding takes its time
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(tokens(middle)) <= room else (low, middle - 1)
+    return Prompt(tokens(low), wanted)
+
+
+def _joined(sentences: Sequence[str], question: str) -> str:
+    return " ".join([*sentences, question])

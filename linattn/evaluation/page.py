@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -59,24 +59,26 @@ def _charts(report: dict[str, Any]) -> list[Chart]:
     for task in dict.fromkeys(t["task"] for t in report["models"][0]["tasks"]):
         points = [[(t["length"], 100 * t["right"]) for t in m["tasks"] if t["task"] == task] for m in report["models"]]
         heading = Heading(f"task-{task}", _SAID[task], "Right answers against the length of the prompt.")
-        charts.append(_chart(heading, report, points, Axis("right, %", linear([0, 100]), tick)))
-    for key, title, label, write in (
-        ("state_bytes", "State of a sequence", "bytes", memory_tick),
-        ("tokens_per_s", "Speed", "tokens/s", tick),
+        charts.append(_chart(heading, report, points, Axis("right, %", linear([0, 100]), tick), lambda right: percent(right / 100)))
+    for key, title, label, write, say in (
+        ("state_bytes", "State of a sequence", "bytes", memory_tick, memory),
+        ("tokens_per_s", "Speed", "tokens/s", tick, figure),
     ):
         points = [[(d["length"], d[key]) for d in m["decoding"]] for m in report["models"]]
         if any(points):
             values = [y for line in points for _, y in line]
             scale = logarithmic(values, base=2) if key == "state_bytes" else linear(values, zero=True)
             heading = Heading(key, title, f"{title} behind so many tokens.")
-            charts.append(_chart(heading, report, points, Axis(label, scale, write)))
+            charts.append(_chart(heading, report, points, Axis(label, scale, write), say))
     return charts
 
 
-def _chart(heading: Heading, report: dict[str, Any], points: Sequence[Sequence[tuple[float, float]]], y: Axis) -> Chart:
+def _chart(
+    heading: Heading, report: dict[str, Any], points: Sequence[Sequence[tuple[float, float]]], y: Axis, say: Callable[[float], str]
+) -> Chart:
     series = [Series(name, line, i) for i, (name, line) in enumerate(zip(names(report), points, strict=True))]
     last = [(name, line[-1][1]) for name, line in zip(names(report), points, strict=True) if line]
-    found = f"At the longest: {', '.join(f'{name} {y.write(value)}' for name, value in last)}."
+    found = f"At the longest: {', '.join(f'{name} {say(value)}' for name, value in last)}."
     x = Axis("tokens", logarithmic([p for line in points for p, _ in line], base=2), tokens)
     return line_chart(heading, found, series, x, y)
 

@@ -187,3 +187,37 @@ def test_errors_say_what_is_written(tmp_path):
         with pytest.raises(ValueError, match=words):
             export_gguf(model("mamba", vocab_size=320), tmp_path / "a.gguf", tokenizer=tmp_path / "t")
     assert not list(tmp_path.glob("*.gguf")) and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_a_file_is_read_back(name, tied, tmp_path):
+    from linattn import load
+
+    lm = model(name, tie_embeddings=tied)
+    export_gguf(lm, tmp_path / "a.gguf")
+    again, ids = load(tmp_path / "a.gguf"), torch.arange(40)[None]
+    own, there = lm.state_dict(), again.state_dict()
+    assert own.keys() == there.keys()
+    assert not [
+        n for n, t in own.items() if not (torch.allclose(t, there[n], rtol=3e-7, atol=2e-7) if "A_log" in n else torch.equal(t, there[n]))
+    ]
+    with torch.no_grad():
+        assert (again(ids).logits - lm(ids)).abs().max() <= 1e-5
+
+
+def test_a_byte_vocabulary_is_read_back(tmp_path):
+    from linattn.hf import LinattnForCausalLM
+    from linattn.hf import LMConfig as Config
+    from linattn.train.run import load_run
+
+    LinattnForCausalLM(Config(vocab_size=256, dim=64, layers=2, mixer="mamba", ffn="none")).save_pretrained(tmp_path / "m")
+    from linattn.cli.main import main
+    from linattn.data import ByteCodec
+    from linattn.hf.tokenizer import tokenizer_of
+
+    tokenizer_of(ByteCodec()).save_pretrained(tmp_path / "m")
+    assert main(["export", str(tmp_path / "m"), str(tmp_path / "a.gguf"), "--to", "gguf"]) == 0
+    _, codec = load_run(tmp_path / "a.gguf")
+    text = "Größe 猫 <end> 12"
+    assert codec.decode(codec.encode(text)) == text

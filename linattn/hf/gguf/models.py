@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.hf.folder import Weights
+from linattn.hf.gguf import ssm
 from linattn.hf.gguf.file import GGUFFile
 from linattn.models.memory import require
 
@@ -53,8 +54,9 @@ class _Metadata:
 
     def __init__(self, file: GGUFFile) -> None:
         self._values, name = file.metadata, file.metadata.get("general.architecture")
-        if not isinstance(name, str) or name not in ARCHITECTURES:
-            raise ValueError(f"general.architecture must be one of {', '.join(ARCHITECTURES)} to be read, but is {name!r}")
+        known = (*ARCHITECTURES, *ssm.NAMES)
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"general.architecture must be one of {', '.join(known)} to be read, but is {name!r}")
         self.architecture = name
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -94,20 +96,27 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         raise ValueError(f"{told.architecture}.expert_count must be 0 to be read, but is {told.get('expert_count')}")
     if "token_embd.weight" not in file.tensors:
         raise ValueError("there is no tensor token_embd.weight")
+    tokens = {name: told.value(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _TOKENS.items()}
+    every = {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0], "hidden_size": told.count("embedding_length"),
+        "num_hidden_layers": told.count("block_count"), "tie_word_embeddings": "output.weight" not in file.tensors, **tokens,
+    }  # fmt: skip
+    return every | (ssm.config(told) if told.architecture in ssm.NAMES else _attention(told, file))
+
+
+def _attention(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
+    """Fields of the config of a Transformer."""
     heads = told.count("attention.head_count")
     size = told.count("attention.key_length", told.count("embedding_length") // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if told.get(name, size) != size:
             raise ValueError(f"{told.architecture}.{name} must be that of a head, {size}, to be read, but is {told.get(name)}")
-    tokens = {name: told.value(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _TOKENS.items()}
     return {
-        "model_type": ARCHITECTURES[told.architecture].model_type,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": told.count("embedding_length"), "num_hidden_layers": told.count("block_count"), "num_attention_heads": heads,
+        "model_type": ARCHITECTURES[told.architecture].model_type, "num_attention_heads": heads,
         "num_key_value_heads": told.count("attention.head_count_kv", heads), "head_dim": size,
         "intermediate_size": told.count("feed_forward_length"), "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": told.count("context_length"), "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_output.bias" in file.tensors, **tokens, **_positions(told, file),
+        "max_position_embeddings": told.count("context_length"), "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        **_positions(told, file),
     }  # fmt: skip
 
 
@@ -187,6 +196,22 @@ class _GGUFWeights(Weights):
         return t.unflatten(0, (self._heads[found[1]], -1, 2)).transpose(1, 2).flatten(0, 2)  # pairs of neighbours -> two halves
 
 
+class _SSMWeights(Weights):
+    """Weights of a Mamba or a Mamba-2 under transformers' names."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._architecture = _Metadata(file).architecture
+        self._where = {ssm.named(name, self._architecture): (file, name) for name in file.tensors}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file, there = self._where[name]
+        return ssm.shape(name, file.tensors[there].shape, self._architecture)
+
+    def __getitem__(self, name: str) -> Tensor:
+        file, there = self._where[name]
+        return ssm.value(name, file.tensor(there), self._architecture)
+
+
 def weights_of(file: GGUFFile) -> Weights:
     """Weights of ``file`` under the names of the model in :func:`config_of`.
 
@@ -194,7 +219,7 @@ def weights_of(file: GGUFFile) -> Weights:
         ValueError: if they take more memory than there is once they are floats.
     """
     require(file.floats(), f"the weights in {file.path}")
-    return _GGUFWeights(file)
+    return _SSMWeights(file) if _Metadata(file).architecture in ssm.NAMES else _GGUFWeights(file)
 
 
 def _named(name: str, block: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from linattn.hf.gguf.file import GGUFFile
+from linattn.hf.gguf.vocabulary import NO_MERGES
 
 _KEY = "tokenizer.ggml."
 _CONTROL, _USER = 3, 4  # token types: never part of a text, and found whole in it
@@ -55,7 +56,8 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
     told = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
     words = _words(file, told)
     tokens, vocabulary = _vocabulary(file, told)
-    merges: list[Any] = [tuple(str(merge).split(" ")) for merge in told.get("merges", [])]
+    told_merges = told.get("merges", [])
+    merges: list[Any] = [] if told_merges == NO_MERGES else [tuple(str(merge).split(" ")) for merge in told_merges]
     if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
         raise ValueError(f"{file.path}: {_KEY}merges must be pairs of tokens, but has {wrong[0]!r}")
     try:

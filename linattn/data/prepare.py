@@ -74,7 +74,7 @@ def prepare(
                 writers[split].add([*tokens, *last], len(text.encode()))
                 count += 1
             progress(count, sum(writer.total for writer in writers.values()))
-        index = _index(aside, codec, dtype, writers)
+        index = {**_index(aside, codec, dtype, writers), "end": end}
         if lacking := [split for split in SPLITS if not writers[split].total]:
             raise ValueError(f"none of the {count:,} documents fell to {lacking[0]}: give more of them, or another validation share")
         (aside / INDEX).write_text(json.dumps({**index, "sha256": digest_of(index)}, indent=1), encoding="utf-8")

@@ -68,7 +68,10 @@ class Shards:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder of tokens, with the attributes of :class:`linattn.data.Corpus`; ``train`` and ``validation`` are :class:`Shards`."""
+    """A folder of tokens, with the attributes of :class:`linattn.data.Corpus`; ``train`` and ``validation`` are :class:`Shards`.
+
+    ``end`` is the text of the token that ends each document; None: none does.
+    """
 
     train: Shards
     validation: Shards
@@ -76,6 +79,7 @@ class Prepared:
     sha256: str
     validation_bytes: int
     codec: Codec
+    end: str | None = None
 
     def bits_per_byte(self, loss: float) -> float:
         """Convert a mean validation loss in nats per token."""
@@ -100,7 +104,8 @@ def prepared(folder: str | os.PathLike[str]) -> Prepared:
         splits = {split: _split(folder, index["splits"][split], dtype) for split in SPLITS}
         codec = ByteCodec() if index["tokens"] == "bytes" else TokenizerCodec(folder / TOKENIZER)
         text = sum(shard["bytes"] for shard in index["splits"]["validation"])
-        return Prepared(**splits, vocab_size=index["vocab_size"], sha256=sha256, validation_bytes=text, codec=codec)
+        about = {"vocab_size": index["vocab_size"], "sha256": sha256, "validation_bytes": text, "end": index.get("end")}
+        return Prepared(splits["train"], splits["validation"], codec=codec, **about)
 
 
 def check(folder: str | os.PathLike[str]) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import Trainer
 
-from linattn.data.codec import TOKENIZER, Codec, TokenizerCodec
+from linattn.data.codec import TOKENIZER, ByteCodec, Codec, TokenizerCodec
 from linattn.data.folders import publish
 from linattn.data.packed import PackedTokens
 from linattn.ffn import added_counts, reports
@@ -46,14 +46,14 @@ class RunTrainer(Trainer):
 
     def __init__(
         self, *, model: LinattnForCausalLM, packed: PackedTokens, codec: Codec, recorder: Recorder, muon: bool = False, first: int = 0,
-        **kwargs: Any,
+        end: str | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """``first`` is the number of samples that the run has seen."""
+        """``first`` is the number of samples that the run has seen, ``end`` the text of the token that ends documents."""
         super().__init__(model=model, train_dataset=packed, callbacks=[recorder], **kwargs)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError("training writes whole optimizer states: use plain torchrun, without FSDP or DeepSpeed")
         self.packed, self.codec, self.recorder = packed, codec, recorder
-        self._muon, self._first = muon, first
+        self._muon, self._first, self._end = muon, first, None if isinstance(codec, ByteCodec) else end
         self._start: str | None = None  # checkpoint whose random generators are restored once the first batch is read
         self._aside: Path | None = None
 
@@ -126,7 +126,7 @@ class RunTrainer(Trainer):
         """Trainer's own pickles its arguments beside the weights."""
         assert output_dir is not None
         self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=state_dict)
-        tokenizer_of(self.codec).save_pretrained(output_dir)
+        tokenizer_of(self.codec, end=self._end).save_pretrained(output_dir)
         if isinstance(self.codec, TokenizerCodec):  # as it came
             Path(output_dir, TOKENIZER).write_text(self.codec.content, encoding="utf-8")
 

@@ -71,6 +71,9 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
     torch.manual_seed(options.seed)
     model = LinattnForCausalLM(config)
     model.token_loss = setup.token_loss(options, data.vocab_size)
+    end = data.end if isinstance(data, Prepared) else None
+    if end is not None:
+        model.config.eos_token_id = model.generation_config.eos_token_id = data.codec.encode(end)[0]
     model.model.gradient_checkpointing = options.checkpoint_activations
     step_samples = options.batch_size * options.accumulate * args.world_size
     if seen["step"] < options.steps:
@@ -79,7 +82,7 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
         )  # fmt: skip
         recorder.meter = meter(config, options.context, args.device, args.world_size)
         trainer = RunTrainer(
-            model=model, args=args, codec=data.codec, recorder=recorder, muon=options.optimizer == "muon",
+            model=model, args=args, codec=data.codec, recorder=recorder, muon=options.optimizer == "muon", end=end,
             first=seen["step"] * step_samples, data_collator=collate,
             packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples),
             eval_dataset=Windows(data.validation, options.context, max(1, VALIDATION_TOKENS // options.context)),

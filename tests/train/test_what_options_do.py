@@ -278,3 +278,25 @@ def test_prepared_documents(text, tmp_path):
     assert contents(result.run / "checkpoint-4") == before
     with pytest.raises(ValueError, match="give neither text nor tokenizer"):
         replace(asked, text=(str(text),))
+
+
+def test_the_token_that_ends_documents_ends_texts(tmp_path):
+    """It goes from the shards into the run's tokenizer and its generation settings."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from linattn.data import prepare
+
+    made = Tokenizer(models.WordLevel({"<end>": 0, "fox": 1, "dog": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.jsonl").write_text((json.dumps({"text": "fox dog fox"}) + "\n") * 80)
+    prepare([tmp_path / "texts.jsonl"], tmp_path / "data", tokenizer=tmp_path / "tokenizer.json", end="<end>", validation=0.2)
+    asked = TrainOptions(
+        mixer="gla", data=tmp_path / "data", steps=60, dim=32, layers=1, context=8, batch_size=8, learning_rate=0.02, out=tmp_path / "run"
+    )
+    run = train(asked, progress=False).run
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert tokenizer.eos_token == "<end>" and model.generation_config.eos_token_id == model.config.eos_token_id == 0
+    written = model.generate(torch.tensor([[1, 2]]), do_sample=False, max_new_tokens=20)[0].tolist()
+    assert written == [1, 2, 1, 0]

@@ -87,7 +87,7 @@ def saved_options(folder: Path) -> TrainOptions | None:
     if known is None:
         return None
     with content_of(folder / RUN):
-        lists = {name: tuple(known["options"].get(name, ())) for name in ("text", "report_to")}
+        lists = {"text": tuple(known["options"]["text"]), "report_to": tuple(known["options"].get("report_to", ()))}
         data = known["options"].get("data")
         options = TrainOptions(**{**known["options"], **lists, "data": data and Path(data)})
     return replace(options, out=folder)

@@ -54,7 +54,7 @@ def test_what_a_target_cannot_express(config, to, reason, tmp_path):
 
 def test_exports_are_whole_or_not_there(folder, monkeypatch):
     model = load(folder)
-    with pytest.raises(TypeError, match="model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as Backbone"):
+    with pytest.raises(TypeError, match="model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as Decoder"):
         export(model.model, "mamba", folder.parent / "out")
     with pytest.raises(FileExistsError, match="is there already"):
         export(model, "mamba", folder)

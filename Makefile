@@ -60,7 +60,8 @@ test: lint native ## ruff, the type checker and the tests that are not slow (TES
 test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
-SLOW := tests/atlas tests/conformance tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py tests/packaging tests/train \
+SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
+	tests/packaging tests/parallel/test_parallel.py::test_every_mixer_in_two_processes_equals_one tests/train \
 	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere)
 
 test-slow: native ## of the slow tests those that take minutes, as .ci/run does

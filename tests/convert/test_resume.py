@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.convert.models import contents
 
 
@@ -13,6 +15,7 @@ def log(folder: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(teacher, text, tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("lives.py")), str(tmp_path), str(teacher), str(text)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

@@ -8,12 +8,8 @@ import pytest
 
 from tests.pair import answer_of
 
-CASES = (
-    "tests.parallel.op_cases:attention_cases",
-    "tests.parallel.op_cases:other_cases",
-    "tests.parallel.mixer_cases:cases",
-    "tests.parallel.model_cases:cases",
-)
+CASES = ("tests.parallel.op_cases:attention_cases", "tests.parallel.op_cases:other_cases", "tests.parallel.model_cases:cases")
+MIXERS = "tests.parallel.mixer_cases:cases"
 
 
 def wrong(folder: Path, ranks: int, *cases: str) -> list[str]:
@@ -29,7 +25,13 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_mixer_in_two_processes_equals_one(tmp_path: Path) -> None:
+    problems = wrong(tmp_path, 2, MIXERS)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_more_processes_equal_one(tmp_path: Path, ranks: int) -> None:
-    problems = wrong(tmp_path, ranks, *CASES)
+    problems = wrong(tmp_path, ranks, *CASES, MIXERS)
     assert not problems, "\n".join(problems)

@@ -117,9 +117,9 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
     """``fresh`` and ``reach`` [..., C, X] times (I + L)⁻¹, L what ``system(*factors)`` [..., C, C] holds below its diagonal.
 
     A CPU makes and solves the system in float64: similar keys at β = 2 take a digit from it, and products of strongly decayed
-    numbers are then not subnormal, which would be slow. It also applies it to ``reach`` so: what every chunk takes from the state is
-    taken again by every chunk after it, and at β = 2, where nothing is lost on the way, the rounding of float32 sums would add up.
-    Gradients need no such care and flow through ``system`` as it is.
+    numbers are then not subnormal, which would be slow. It also applies it so, to gradients too: what every chunk takes from the state
+    is taken again by every chunk after it, and at β = 2, where nothing is lost on the way, the rounding of float32 sums would add up,
+    in some orders of summation to five times that of others. The gradient of the system itself needs no such care.
     """
     if tracing.forward_mode():  # exact in operations that have such derivatives, and these gradients in turn
         exact = system(*(f.double() for f in factors) if fresh.device.type != "mps" else factors)
@@ -148,9 +148,8 @@ class _Solve(torch.autograd.Function):
         inverse = torch.linalg.solve_triangular(exact, eye.expand_as(exact), upper=False, unitriangular=True)
         smallest = math.exp(least(fresh.dtype))
         inverse = F.hardshrink(inverse, smallest)
-        reach = F.hardshrink((inverse @ reach.to(inverse.dtype)).to(reach.dtype), smallest)
-        inverse = inverse.to(fresh.dtype)
-        return inverse @ fresh, reach, inverse
+        fresh, reach = ((inverse @ x.to(inverse.dtype)).to(x.dtype) for x in (fresh, reach))
+        return fresh, F.hardshrink(reach, smallest), inverse.to(fresh.dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -160,9 +159,16 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         solutions = ctx.saved_tensors
-        right = [None if g is None else solutions[2].mT @ g for g in gradients]
+        right = [None if g is None else _cancelling(solutions[2].mT, g) for g in gradients]
         strict = [-(y @ x.mT) for y, x in zip(right, solutions, strict=True) if y is not None]
         return sum(strict[1:], strict[0]).tril(-1) if strict else None, None, right[0], right[1]
+
+
+def _cancelling(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, on a CPU in float64: its terms change their signs from token to token at β = 2."""
+    if a.device.type != "cpu" or a.dtype == torch.float64:
+        return a @ b
+    return (a.double() @ b.double()).to(b.dtype)
 
 
 def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:
@@ -196,7 +202,8 @@ def carry(step: Step, passage: Passage) -> tuple[Tensor, Tensor | None]:
         before.append(state)
         if fresh is not None:
             corrections.append(torch.baddbmm(fresh, reach, state))
-            write = key @ corrections[-1] if write is None else torch.baddbmm(write, key, corrections[-1])
+            written = _cancelling(key, corrections[-1])
+            write = written if write is None else write + written
         state = state + write if factor is None else factor.apply(state, write)
         passage.leave(state.unflatten(0, shape[1:]))
     states, corrected = (torch.stack(x).unflatten(1, shape[1:]) if x else None for x in (before, corrections))

@@ -6,13 +6,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 from linattn.distill import files
 from linattn.distill.calibrate import calibrate
@@ -24,6 +22,7 @@ from linattn.distill.student import SOFTMAX, replaced, student_layers, student_o
 from linattn.report.progress import Progress
 from linattn.state import only_writer
 from linattn.train import checkpoint
+from linattn.train.surroundings import own_surroundings
 
 CLIP = 1.0  # largest norm of a gradient
 Say = Callable[[str], None]
@@ -60,7 +59,7 @@ def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> Conv
         raise ValueError(f"convert runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
     options = replace(options, out=folder_of(source.path, options.out))
-    with _own_surroundings():
+    with own_surroundings():
         job = job_of(source, options)
         assert options.out is not None
         with only_writer(options.out):
@@ -192,16 +191,3 @@ def gradients(job: Job, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
 def _told(record: dict[str, Any], speed: float) -> str:
     said = [f"loss {record['loss']:.4g}", f"kl {record['kl']:.4g}", f"top-1 {record['top1']:.1%}"]
     return " · ".join([*said, f"{record['bits_per_byte']:.3f} bits/byte", f"{speed:,.0f} tokens/s"])
-
-
-@contextmanager
-def _own_surroundings() -> Iterator[None]:
-    """Leave the caller's random generators and transformers' progress bars as they were."""
-    before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        checkpoint.set_generators(*before)
-        if bars:
-            logging.enable_progress_bar()

@@ -43,7 +43,7 @@ def load(
     end tokens.
 
     Args:
-        path_or_config: the folder or GGUF file, or a config of transformers, of ours, or the content of a ``config.json``.
+        path_or_config: the folder or GGUF file, a config of transformers or of linattn, or the content of a ``config.json``.
         dtype: dtype of the weights; None keeps that of the folder (float32 for a new model and for quantised weights). Time constants
             stay in float32 at least.
         device: where the model goes.

@@ -17,7 +17,7 @@ _TOKENIZER, _INDEX = "tokenizer.json", "model.safetensors.index.json"
 
 
 def is_published(path: Path) -> bool:
-    """True for a GGUF file, and for a folder of another library's model, or of one of ours with its weights in several files."""
+    """True for a GGUF file, a folder of another library's model, and a linattn model with its weights in several files."""
     if path.suffix == ".gguf":
         return path.is_file()
     try:

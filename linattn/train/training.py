@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from transformers import PrinterCallback, TrainingArguments
-from transformers.utils import logging
 
 from linattn.data import Corpus, PackedTokens, Prepared, corpus, prepared
 from linattn.data.packed import Windows, collate
@@ -19,6 +17,7 @@ from linattn.train import checkpoint, run, setup
 from linattn.train.options import Terminated, TrainOptions, TrainResult
 from linattn.train.progress import Bar, Ending, Recorder
 from linattn.train.speed import meter
+from linattn.train.surroundings import own_surroundings
 from linattn.train.trainer import RunTrainer
 
 VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
@@ -55,7 +54,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
                 run.check(options, same)
                 held.enter_context(only_writer(options.folder))
                 run.prepare(options, same, config.to_json_string())
-        held.enter_context(_own_surroundings())
+        held.enter_context(own_surroundings())
         return _run(options, args, config, data, progress)
 
 
@@ -123,16 +122,3 @@ def _long_enough(data: Corpus | Prepared, options: TrainOptions) -> None:
                 f"the text is too short for a context of {options.context}: {len(data.train)} tokens to learn from and"
                 f" {len(data.validation)} to validate on; give more text or a smaller context"
             )
-
-
-@contextmanager
-def _own_surroundings() -> Iterator[None]:
-    """Leave the caller's random generators and transformers' progress bars as they were."""
-    before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        checkpoint.set_generators(*before)
-        if bars:
-            logging.enable_progress_bar()

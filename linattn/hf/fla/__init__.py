@@ -34,8 +34,8 @@ class FlaPatch:
         self.names, self.backend = names, backend
         self.calls: Counter[str] = Counter()
         self.refused: dict[str, Counter[str]] = {}
-        self._ours: dict[int, Callable] = {}  # by the id of fla's function
-        self._theirs: dict[int, Callable] = {}  # by the id of ours
+        self._replacements: dict[int, Callable] = {}  # by the id of the original
+        self._originals: dict[int, Callable] = {}  # by the id of the replacement
 
     def explain(self) -> str:
         """One line for each name: what ran its calls so far, and why fla's own did where it did."""
@@ -48,8 +48,8 @@ class FlaPatch:
     def undo(self) -> None:
         """Restore fla's functions everywhere in fla, in modules that were imported since too; a second call does nothing."""
         with _lock:
-            _exchange(self._theirs)
-            self._ours, self._theirs = {}, {}
+            _exchange(self._originals)
+            self._replacements, self._originals = {}, {}
             if self in _on:
                 _on.remove(self)
 
@@ -65,7 +65,7 @@ class FlaPatch:
         return f"FlaPatch({len(self.names)} functions; {'on' if self in _on else 'undone'})"
 
     def _serve(self, name: str, original: Callable, served: Served) -> None:
-        if id(original) in self._ours:
+        if id(original) in self._replacements:
             return  # a second name of a function
         parameters = signature(original)
 
@@ -79,7 +79,7 @@ class FlaPatch:
             self.calls[name] += 1
             return result
 
-        self._ours[id(original)], self._theirs[id(call)] = call, original
+        self._replacements[id(original)], self._originals[id(call)] = call, original
 
 
 def patch_fla(names: Iterable[str] | None = None, backend: str = "auto") -> FlaPatch:
@@ -116,7 +116,7 @@ def patch_fla(names: Iterable[str] | None = None, backend: str = "auto") -> FlaP
         patch = FlaPatch(chosen, backend)
         for name in chosen:
             patch._serve(name, functions[name], SERVED[name])
-        _exchange(patch._ours)
+        _exchange(patch._replacements)
         _on.append(patch)
     return patch
 

@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 class Given:
-    """Arguments by the parameter names of fla's function; whoever reads one takes it upon itself.
+    """Arguments by the parameter names of fla's function; those that no rule has read are known.
 
     Args:
         signature: of fla's function.

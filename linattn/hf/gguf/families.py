@@ -102,7 +102,7 @@ def _convolution(there: str, own: str, w: Weights) -> Iterator[Named]:
 
 
 def _wkv(ours: LMConfig, mixer: Any) -> dict[str, Any]:
-    """Metadata of either RWKV; a block is two layers of ours."""
+    """Metadata of RWKV-6 and RWKV-7; a block in the file is two layers of the model."""
     if abs(mixer.norm.eps - 64e-5) > 1e-9:
         _only("eps of the norm of a head", mixer.norm.eps, 64e-5)
     return {

@@ -79,7 +79,8 @@ def main() -> None:
         tags = [tag for tag, lines in resolved.items() if key in lines]
         block = resolved[tags[0]][key]
         if len(tags) < len(resolved):
-            test = " or ".join(f'python_version == "{tag}"' for tag in tags)
+            newest = list(resolved)[-1]  # serves later Pythons too
+            test = " or ".join(f'python_version {">=" if tag == newest else "=="} "{tag}"' for tag in tags)
             head, joint = key, " and " if ";" in key else " ; "
             block = block.replace(head, f"{head}{joint}{f'({test})' if ' or ' in test else test}", 1)
         merged.append(block)

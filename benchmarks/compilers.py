@@ -84,7 +84,11 @@ def graphed(buffers: Buffers, _: State) -> Run:
     """Plain CUDA graph of the step as it is written."""
     if buffers.tokens.device.type != "cuda":
         raise NotImplementedError("CUDA graphs are for GPUs")
-    return captured.Graph(buffers.moved(buffers.step), None).replay
+    inputs = [buffers.tokens, *buffers.leaves]
+    before = [t.clone() for t in inputs]
+    graph = captured.Graph(buffers.moved(buffers.step), None)
+    torch._foreach_copy_(inputs, before)  # making a graph runs the step
+    return graph.replay
 
 
 def compiled(mode: str | None) -> Callable[[Buffers, State], Run]:

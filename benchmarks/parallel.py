@@ -90,6 +90,7 @@ def main() -> None:
     if rank == 0 and options.out is not None:
         card = torch.cuda.get_device_name()
         options.out.write_text(json.dumps({"card": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    dist.barrier()
     dist.destroy_process_group()
 
 

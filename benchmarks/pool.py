@@ -34,9 +34,9 @@ def load(pool: Pool, vocabulary: int, prompt: int, new: int) -> Iterator[tuple[R
 
     for _ in range(pool.free + WAITING):
         submit()
-    for event in pool.run():
-        yield event
-        if pool.waiting < WAITING:
+    for request, token in pool.run():
+        yield request, token
+        if request.done:
             submit()
 
 

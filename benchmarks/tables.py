@@ -1,6 +1,7 @@
 """Program that writes the tables of both READMEs and of docs from the measured data: ``python benchmarks/tables.py``.
 
 A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without the file there is none.
+``summary of`` in place of ``from`` makes the front page's six rows of a GPU's passes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from linattn.report.words import memory, tokens
 from linattn.reproduce import variants
 
 ROOT = Path(__file__).parents[1]
-MARKED = re.compile(r"(<!-- from (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
+MARKED = re.compile(r"(<!-- (?:from|summary of) (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
 PAGES = [f"{page}{language}.md" for page in ("README", "docs/studies", "docs/benchmarks") for language in ("", ".zh")]
 TITLES = {
     "en": {
         "ops-cpu": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
         "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
+        "front": ("recurrence of", "forward, ms", "best peer, ms", "times", "forward+backward, ms", "best peer, ms", "times"),
         "steps": ("one token, microseconds: linattn · fla",),
         "graphed": ("in a CUDA graph, microseconds: linattn · fla", "pass"),
         "train-cpu": ("training", "dtype", "tokens/s", "beside Llama", "parameters, M"),
@@ -52,6 +54,7 @@ TITLES = {
     "zh": {
         "ops-cpu": ("对比对象", "计算", "token 数", "linattn（毫秒）", "对方（毫秒）", "比值中位数", "目标"),
         "ops": ("毫秒：linattn · fla", "计算", "峰值显存（MB）", "首次调用（有缓存时，秒）"),
+        "front": ("递推式", "前向（毫秒）", "最快的其他库（毫秒）", "倍数", "前向+反向（毫秒）", "最快的其他库（毫秒）", "倍数"),
         "steps": ("单个 token（微秒）：linattn · fla",),
         "graphed": ("CUDA 图中（微秒）：linattn · fla", "计算"),
         "train-cpu": ("训练", "dtype", "token/秒", "与 Llama 之比", "参数（百万）"),
@@ -142,9 +145,12 @@ class Figures:
         cells = [self.cell(name, case, show) for name in names]
         return " · ".join(cell or "–" for cell in cells) if any(cells) else ""
 
+    def row(self, library: str, case: Case) -> dict | None:
+        return self.rows.get((library, case.family, str(case.shape), case.mode, case.decay, case.decay_dtype))
+
     def cell(self, library: str, case: Case, show: Callable[[dict], str]) -> str:
         """Result of ``show`` for one row, or its failure, or ""."""
-        row = self.rows.get((library, case.family, str(case.shape), case.mode, case.decay, case.decay_dtype))
+        row = self.row(library, case)
         return "" if row is None else row["failure"] if row["ms"] is None else show(row)
 
 
@@ -342,7 +348,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode}
+    suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode, "front": summary}
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)
     text = make(body, words)
@@ -351,10 +357,29 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     return text
 
 
+FRONT = {"constant": "RetNet", "channel": "GLA", "delta": "DeltaNet", "kda": "KDA", "erase": "RWKV-7", "selective_scan": "Mamba"}
+
+
+def summary(body: dict, words: dict) -> str:
+    """Row of the front page for each family: our time and that of the fastest other library, forward and with gradients."""
+    figures = Figures(body)
+    others = sorted({row["library"] for row in body["rows"]} - {"linattn"})
+    lines = []
+    for family, name in FRONT.items():
+        cells = []
+        for mode in PASSES:
+            case = Case.of(family, SHAPES[0], mode)
+            ours, *theirs = [(figures.row(library, case) or {}).get("ms") for library in ("linattn", *others)]
+            best, library = min((ms, library) for ms, library in zip(theirs, others, strict=True) if ms is not None)
+            cells += [f"{ours:.2f}", f"{best:.2f} ({library})", f"{best / ours:.1f}"]
+        lines.append((name, *cells))
+    return f"{_measured(body, words)}\n\n{markdown(words['front'], lines)}"
+
+
 def filled(name: str) -> str:
     """Text of the page ``name`` with its tables renewed."""
     text, titles = (ROOT / name).read_text(encoding="utf-8"), TITLES["zh" if name.endswith(".zh.md") else "en"]
-    return MARKED.sub(lambda found: found[1] + table(found[2], found[3], found[4], titles), text)
+    return MARKED.sub(lambda found: found[1] + table(found[2], "front" if "<!-- summary" in found[1] else found[3], found[4], titles), text)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,30 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 import linattn
+from linattn.atlas.mathml import mathml
 
 project, author = "linattn", "The linattn authors"
 version = release = linattn.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-html_theme = "alabaster"
-html_theme_options = {"description": "Every linear attention over one recurrence", "page_width": "1100px", "sidebar_width": "230px"}
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
+html_theme = "furo"
+html_title = f"linattn {release}"
+html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = r"\$ "
+copybutton_prompt_is_regexp = True
+myst_heading_anchors = 3
 html_show_sourcelink = False
 html_copy_source = False
 exclude_patterns = ["images"]
@@ -38,26 +47,37 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!linattn\b).*")]
 
 
-class Mixers(SphinxDirective):
-    """``.. mixers::`` lists everything registered: name, title, paper, and the equation as it stands in the register."""
+class MixerPage(SphinxDirective):
+    """``.. mixer:: gla`` shows an entry of the register: source, equation, options, costs, evidence and the class's docstring."""
+
+    required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """One definition for each mixer."""
-        entries = (linattn.mixers.info(name) for name in linattn.mixers.available())
-        return [nodes.definition_list("", *(self.entry(entry) for entry in entries))]
-
-    def entry(self, info: Any) -> nodes.Node:
-        """The name with its title, then where it comes from, its options and its equation."""
-        source = ", ".join(str(part) for part in (info.paper, info.arxiv and f"arXiv {info.arxiv}", info.year) if part)
-        parameters = inspect.signature(info.cls).parameters.values()
-        options = ", ".join(f"{p.name}={p.default!r}" for p in parameters if p.default is not p.empty)
-        body = [nodes.paragraph("", source)] if source else []
-        if options:
-            body.append(nodes.paragraph("", "", nodes.Text("Options: "), nodes.literal("", options)))
+        """One node for each part that the entry has."""
+        info = linattn.mixers.info(self.arguments[0])
+        source = ", ".join(str(part) for part in (info.paper, info.year) if part)
+        found: list[nodes.Node] = [nodes.paragraph("", inspect.getdoc(info.cls) or "")]
+        if source:
+            found.append(nodes.paragraph("", "", nodes.Text(source), *self.arxiv(info.arxiv)))
         if info.equation:
-            body.append(nodes.literal_block(info.equation, info.equation, language="latex"))
-        term = nodes.term("", "", nodes.literal("", info.name), nodes.Text(f"  {info.title}"), ids=[f"mixer-{info.name}"])
-        return nodes.definition_list_item("", term, nodes.definition("", *body))
+            markup = mathml(info.equation, display=True)
+            found.append(nodes.raw("", f'<div class="equation" style="overflow-x: auto">{markup}</div>', format="html"))
+        example = f'linattn.mixers.{info.cls.__name__}(dim=256)  # or linattn.mixers.create("{info.name}", dim=256)'
+        found.append(nodes.literal_block(example, example, language="python"))
+        options = [p for p in inspect.signature(info.cls).parameters.values() if p.name != "dim"]
+        facts = [("Option " + p.name, f"{p.annotation}, default {p.default!r}") for p in options]
+        facts += [("Kind", info.kind), ("Causal", "yes" if info.causal else "no"), ("Time and memory grow as", info.growth)]
+        facts += [("Compared with", info.oracle)] if info.oracle else []
+        facts += [(f"Exempt from {check}", reason) for check, reason in info.exemptions.items()]
+        return [*found, nodes.field_list("", *(self.field(*fact) for fact in facts))]
+
+    def arxiv(self, number: str | None) -> list[nodes.Node]:
+        """A link to the paper, with a comma before."""
+        return [nodes.Text(", "), nodes.reference("", f"arXiv {number}", refuri=f"https://arxiv.org/abs/{number}")] if number else []
+
+    def field(self, name: str, value: str) -> nodes.Node:
+        """One row of the list of facts."""
+        return nodes.field("", nodes.field_name("", name), nodes.field_body("", nodes.paragraph("", value)))
 
 
 class Oracles(SphinxDirective):
@@ -97,8 +117,53 @@ def _analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
 ModuleAnalyzer.analyze = _analyze_without_overloads  # type: ignore[method-assign]
 
 
+REGISTRY = Path(__file__).parent / "registry"  # written before each build; git ignores it
+KINDS = {
+    "sequence": "Sequences",
+    "cross": "One sequence reads another",
+    "grid": "Images",
+    "resample": "Changing the length",
+    "feed-forward": "Feed-forwards",
+}
+
+
+def write_registry(*_: object) -> None:
+    """A page for each registered mixer, and an index of them by kind."""
+    REGISTRY.mkdir(exist_ok=True)
+    infos = [linattn.mixers.info(name) for name in linattn.mixers.available()]
+    texts = {info.name: _headed(info.title, f"``{info.name}``\n\n.. mixer:: {info.name}\n") for info in infos}
+    lists = [
+        f"{_headed(words, '', '-')}\n.. toctree::\n   :maxdepth: 1\n\n" + "".join(f"   {i.name}\n" for i in infos if i.kind == kind)
+        for kind, words in KINDS.items()
+    ]
+    count = f"The {len(infos)} mixers and feed-forwards of the register, each with its paper, equation, options and evidence.\n"
+    texts["index"] = _headed("All mixers", count + "\n" + "\n".join(lists))
+    for name, text in texts.items():
+        path = REGISTRY / f"{name}.rst"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def _headed(title: str, text: str, line: str = "=") -> str:
+    return f"{title}\n{line * 2 * len(title)}\n\n{text}"
+
+
+class SourceLinks(SphinxTransform):
+    """Links from pages to files of the source that have no page here become the file's name."""
+
+    default_priority = 1
+
+    def apply(self) -> None:
+        """Replace references to files outside of the documentation."""
+        for node in list(self.document.findall(addnodes.pending_xref)):
+            if node.get("refdomain") == "doc" and node["reftarget"] not in self.env.found_docs:
+                node.replace_self(nodes.literal("", node.astext()))
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.add_directive("mixers", Mixers)
+    app.connect("builder-inited", write_registry)
+    app.add_transform(SourceLinks)
+    app.add_directive("mixer", MixerPage)
     app.add_directive("oracles", Oracles)
     app.add_directive("help", Help)

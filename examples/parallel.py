@@ -48,6 +48,7 @@ def main() -> None:
         dist.all_reduce(mean)
         if rank == 0:
             print(f"step {step} loss {mean.item():.4f}", flush=True)
+    dist.barrier()  # a process that ends while gloo's threads still hold tensors of the last exchange is aborted
     dist.destroy_process_group()
 
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from linattn import _registration
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _WHERE = {
     "linear_attention": "linattn.ops",
@@ -28,6 +28,7 @@ _WHERE = {
     "patch_fla": "linattn.hf.fla",
     "load": "linattn.hf.load",
     "convert": "linattn.distill.conversion",
+    "quantize": "linattn.quantization",
 }
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
 
@@ -38,7 +39,10 @@ def __getattr__(name: str):
     if name == "LMConfig":  # with transformers it is a config of transformers too
         return import_module("linattn.hf" if find_spec("transformers") else "linattn.models").LMConfig
     if name not in _WHERE:
-        raise AttributeError(f"module 'linattn' has no attribute {name!r}")
+        from linattn.arguments import suggestion
+
+        close = "" if name.startswith("_") else suggestion(name, (*_WHERE, *_FLOORS, "LMConfig"), " ")
+        raise AttributeError(f"module 'linattn' has no attribute {name!r}{close}".rstrip())
     return getattr(import_module(_WHERE[name]), name)
 
 

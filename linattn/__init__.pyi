@@ -11,6 +11,7 @@ from linattn.mixers import check_forms as check_forms, cost as cost, mixing_matr
 from linattn.models import LanguageModel as LanguageModel, LMConfig as LMConfig
 from linattn.ops import debug as debug, explain as explain, linear_attention as linear_attention, long_conv as long_conv, lti as lti
 from linattn.ops import diagonal_scan as diagonal_scan, running_max as running_max, selective_scan as selective_scan
+from linattn.quantization import quantize as quantize
 from linattn.state import State as State
 
 __version__: str

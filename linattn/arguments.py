@@ -1,14 +1,15 @@
-"""Checks of arguments against their annotations: one error line with the argument's name, what came and what was wanted.
+"""Checks of arguments against their annotations: one error line with the argument's name, the value given and the values allowed.
 
-For functions that are called rarely. The ops, which are called for every token, check by hand (:mod:`linattn.ops.checks`).
+For functions that are called rarely. The ops, which run for every token, have their own checks (:mod:`linattn.ops.checks`).
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -138,6 +139,22 @@ def command_line(options: Any, names: Sequence[str], start: Any = None) -> list[
         for one in value if isinstance(value, tuple) else (value,):
             words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
     return words
+
+
+def closest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of ``known`` that ``name`` is most likely a misspelling of; None if none resembles it."""
+    if not isinstance(name, str):  # names come from callers
+        return None
+    names, letters = [*known], sorted(name.casefold())
+    swapped = [one for one in names if sorted(one.casefold()) == letters]
+    return next(iter(swapped or difflib.get_close_matches(name, names, 1, cutoff)), None)
+
+
+def suggestion(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """End of an error on an unknown ``name``: ``"; did you mean 'gla'?"``, or ``otherwise`` (default: the known names) if none is close."""
+    names = [*known]
+    close = closest(name, names)
+    return f"; did you mean {close!r}?" if close else otherwise or f"; the choices are: {', '.join(names) or 'none'}"
 
 
 def mismatch(name: str, value: Any, annotation: str, namespace: Mapping[str, Any]) -> str | None:

@@ -48,9 +48,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Keep what collection made, which lives until the end, out of the garbage collector's later passes: a tenth of the suite's time."""
+    """Keep what collection made, which lives until the end, out of the garbage collector's later passes, and make these rarer.
+
+    Each saves a tenth of the suite's time: tracing a mixer makes some hundred thousand objects, nearly all without cycles.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_runtest_setup(item):

@@ -8,8 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "linattn"
 # From the ground up, as in CONTRIBUTING; packages on one floor may import from each other.
 FLOORS = (
-    ("arguments", "_registration"), ("ops",), ("mixers",), ("ffn",), ("models", "state"), ("parallel",), ("data", "tasks"),
-    ("generate",), ("hf",), ("train",), ("report", "bench"), ("experiment", "distill"), ("compare", "reproduce", "evaluation"),
+    ("arguments", "extras", "_registration"), ("ops",), ("mixers",), ("ffn",), ("models", "state"), ("parallel",), ("data", "tasks"),
+    ("generate",), ("hf",), ("quantization", "vllm"), ("train",), ("report", "bench"), ("experiment", "distill"),
+    ("compare", "reproduce", "evaluation"),
     ("atlas",), ("cli",), ("__main__",),
 )  # fmt: skip
 

@@ -47,6 +47,8 @@ class Chunks:
         found = {(kind, find(kind, {**call, "outputs": outputs})) for kind, outputs in wanted}
         if (self.kind, self.rank) != ("plain", "none") or self.shared:  # whose gradients are the scans themselves
             found.add(("gradients", find("gradients", call)))
+        if self.rank == "BTHK":
+            found.add(("unsettled", find("unsettled", call)))
         if self.kind != "plain" or self.rank == "BTHK":
             found.add(("prepare", find("prepare", call)))
         return found

@@ -108,7 +108,7 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
     chosen = tuple(available()) if names is None else tuple(dict.fromkeys(info(name).name for name in names))
     atlas = Atlas(chosen, _results(results), Progress(progress))
     _earlier(folder)
-    list(atlas.measured("*"))  # what is damaged among the results is told at once, and leaves no folder behind
+    list(atlas.measured("*"))  # raises for damaged results before the folder is created
     with only_writer(folder):
         earlier = _earlier(folder)
         _write(folder, dict(files(atlas)), earlier)
@@ -137,7 +137,7 @@ def _earlier(folder: Path) -> list[str]:
             return [str(path) for path in mark["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise ValueError(f"{folder} holds files that are not an atlas's; name an empty or a new folder")
+    raise ValueError(f"{folder} holds files that do not belong to an atlas: choose an empty or a new folder")
 
 
 def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> None:
@@ -145,9 +145,9 @@ def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> Non
     root = folder.resolve()
     for path in made:
         if not (root / path).resolve().is_relative_to(root):
-            raise ValueError(f"{folder / path} leads out of the folder; remove that link or name another folder")
+            raise ValueError(f"{folder / path} leads out of the folder: remove that link or choose another folder")
         if path not in earlier and (root / path).exists():
-            raise ValueError(f"{folder / path} is there and not the atlas's; name an empty or a new folder")
+            raise ValueError(f"{folder / path} exists but does not belong to the atlas: choose an empty or a new folder")
     root.mkdir(parents=True, exist_ok=True)
     _mark(root, {*earlier, *made})
     for path in {*earlier} - ({*made} - {FIRST_PAGE}):

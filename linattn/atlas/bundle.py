@@ -25,7 +25,7 @@ def bundle(entry: Path = FOLDER / "main.js") -> str:
     for path, code in parts.items():
         for name in NAME.findall(code):
             if name in owners:
-                raise ValueError(f"{name} stands at the top of {owners[name].name} and of {path.name}; rename one")
+                raise ValueError(f"{name} is defined at the top of both {owners[name].name} and {path.name}: rename one")
             owners[name] = path
     body = "\n".join(f"// {path.name}\n{code}" for path, code in parts.items())
     return f'"use strict";\n(() => {{\n{body}}})();\n'
@@ -42,5 +42,5 @@ def _collect(path: Path, parts: dict[Path, str], above: tuple[Path, ...]) -> Non
         _collect((path.parent / imported).resolve(), parts, (*above, path))
     code = re.sub(r"^export (?!\{|default|\*)", "", IMPORT.sub("", code), flags=re.M)
     if left := re.search(r"^(?:import|export)\b.*", code, re.M):
-        raise ValueError(f"{path.name} has a form of import or export that the bundle does not know: {left[0]}")
+        raise ValueError(f"{path.name} has a form of import or export that the bundle does not support: {left[0]}")
     parts[path] = code.strip() + "\n"

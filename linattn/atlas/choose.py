@@ -1,4 +1,4 @@
-"""What to choose: needs that the reader picks, and the mixers in the order of what the committed results say about them."""
+"""Guide to choosing a mixer: needs that the reader selects, and mixers ranked by the committed results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHECKPOINTS = {
 
 @dataclass(frozen=True)
 class Need:
-    """Need of a reader: a column of numbers by mixer, of which ``more`` says if larger is better."""
+    """Need of a reader: a column of numbers by mixer; ``more``: larger is better."""
 
     key: str
     name: Both

@@ -1,4 +1,4 @@
-"""Drawings as files of the kind that their name says: SVG as it is, PNG and PDF by a converter that is installed."""
+"""Files of drawings by suffix: SVG directly, PNG and PDF by an installed converter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ZOOM = 3  # pixels of a PNG per unit of the drawing
 
 
 def check(path: Path) -> None:
-    """Raise ValueError if ``path`` ends in what cannot be written here."""
+    """Raise ValueError if ``path`` has a suffix that cannot be written here."""
     if path.suffix in ("", ".svg"):
         return
     if path.suffix not in CONVERTED:

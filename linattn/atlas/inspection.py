@@ -157,7 +157,7 @@ def _steps(mixer: Mixer, x: Tensor) -> tuple[list[dict[str, Tensor]], float]:
         outputs.append(y)
         states.append(dict(state))
     pairs = [(torch.cat(outputs, 1), whole), *((states[-1][k], t) for k, t in last.items() if t.is_floating_point())]
-    alike = [(a, b) for a, b in pairs if a.shape == b.shape and b.norm() > 0]  # what is kept only for speed may be cut differently
+    alike = [(a, b) for a, b in pairs if a.shape == b.shape and b.norm() > 0]  # states kept only for speed may have other sizes
     return states, max((((a - b).norm() / b.norm()).item() for a, b in alike), default=0.0)
 
 

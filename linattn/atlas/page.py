@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from linattn.atlas.text import Both, labelled, spoken
-from linattn.report.html import inlined
+from linattn.report.html import inlined, opening
 
 # The browser is told, too, to load nothing but the site's own script and style sheet.
 POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data:"
@@ -64,12 +64,7 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
     if page.heading:
         lead = spoken(page.lead, "p") if page.lead else ""
         heading = f'<header class="opening"><h1>{spoken(page.title)}</h1>{lead}</header>\n'
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+    return f"""{opening(POLICY)}
 <title data-title-en="{escape(title)}" data-title-zh="{escape(page.title.zh)} · linattn 图册">{escape(title)}</title>
 <link rel="stylesheet" href="{page.root}atlas.css">
 <script defer src="{page.root}atlas.js"></script>

@@ -8,6 +8,7 @@ from html import escape
 from linattn.atlas.svg import alone, drawing, text, wire
 from linattn.atlas.text import Both
 from linattn.generate.trace import Stage, Token, Trace
+from linattn.report.html import STYLES_ONLY, opening
 from linattn.report.trace import how, largest, lines, name_of, quoted, shape, told
 from linattn.report.words import percent
 
@@ -25,12 +26,7 @@ def page(trace: Trace) -> str:
     """Make a self-contained page."""
     title = f"From text to text: {quoted(trace.prompt)}"
     picture = svg(trace).partition("\n")[2]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+    return f"""{opening(STYLES_ONLY)}
 <title>{escape(title)} · linattn</title>
 <style>
 :root {{ color-scheme: light; }}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from linattn.bench import straightforward, wheels
 from linattn.ops import diagonal_scan, linear_attention, selective_scan
+from linattn.ops.inputs import Backend
 
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
@@ -64,23 +65,23 @@ class Peer:
     forward: bool = False  # it is timed without a backward pass, whatever ours does
 
 
-def plain(x: Inputs, backend: str = "auto") -> Tensor:
+def plain(x: Inputs, backend: Backend = "auto") -> Tensor:
     return linear_attention(x["q"], x["k"], x["v"], backend=backend)
 
 
-def head(x: Inputs, backend: str = "auto") -> Tensor:
+def head(x: Inputs, backend: Backend = "auto") -> Tensor:
     return linear_attention(x["q"], x["k"], x["v"], decay=x["decay"], backend=backend)
 
 
-def channel(x: Inputs, backend: str = "auto") -> Tensor:
+def channel(x: Inputs, backend: Backend = "auto") -> Tensor:
     return linear_attention(x["q"], x["k"], x["v"], decay=x["channel"], backend=backend)
 
 
-def gated_delta(x: Inputs, backend: str = "auto") -> Tensor:
+def gated_delta(x: Inputs, backend: Backend = "auto") -> Tensor:
     return linear_attention(x["q"], x["k"], x["v"], decay=x["decay"], beta=x["beta"], backend=backend)
 
 
-def kimi_delta(x: Inputs, backend: str = "auto") -> Tensor:
+def kimi_delta(x: Inputs, backend: Backend = "auto") -> Tensor:
     return linear_attention(x["q"], x["k"], x["v"], decay=x["channel"], beta=x["beta"], backend=backend)
 
 

@@ -1,1 +1,1 @@
-"""The command line, one file per door."""
+"""Command line of linattn, one file per command."""

@@ -10,7 +10,7 @@ import typer
 
 
 class Suite(StrEnum):
-    """What can be measured."""
+    """Groups of measurements."""
 
     ops = "ops"
     train = "train"
@@ -18,15 +18,15 @@ class Suite(StrEnum):
 
 
 class Device(StrEnum):
-    """Where it is measured."""
+    """Device to measure on."""
 
     cpu = "cpu"
     cuda = "cuda"
 
 
 SUITES = (
-    "ops: the recurrence beside the code that one would use without it. train: steps of a whole language model. "
-    "vision: mixers of images against the resolution."
+    "ops: operations against other implementations. train: training steps of a whole language model. "
+    "vision: image mixers at growing resolutions."
 )
 
 TAKES = {
@@ -36,29 +36,30 @@ TAKES = {
     (Suite.train, Device.cuda): {"--models", "--peers", "--seconds"},
     (Suite.vision, Device.cpu): {"--models"},
     (Suite.vision, Device.cuda): {"--models"},
-}  # which options mean something to what
+}  # options of each suite on each device
 
 
 def bench(
     suite: Annotated[Suite, typer.Argument(help=SUITES, show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="Few and short measurements: does everything run?")] = False,
-    device: Annotated[Device | None, typer.Option(help="Measure here. [default: cuda if there is one]", show_default=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few and short measurements, to check that everything runs.")] = False,
+    device: Annotated[Device | None, typer.Option(help="Device to measure on. [default: cuda if available]", show_default=False)] = None,
     peers: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help='Compare with these only; "" for ours alone. [default: all]', show_default=False)
+        str | None,
+        typer.Option(metavar="A,B,...", help='Compare with these only; "": with none. [default: all]', show_default=False),
     ] = None,
     families: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these kinds of recurrence.")] = "",
     shapes: Annotated[str, typer.Option(metavar="A,B,...", help="On a GPU: only these shapes, such as B1T32768H16D128.")] = "",
     modes: Annotated[str, typer.Option(metavar="A,B,...", help='On a GPU: only these, such as "forward" or "first call".')] = "",
-    models: Annotated[str, typer.Option(metavar="A,B,...", help="Train only these models, or measure only these mixers of images.")] = "",
-    seconds: Annotated[float | None, typer.Option(min=0, help="On a GPU: end after so long with what is measured by then.")] = None,
+    models: Annotated[str, typer.Option(metavar="A,B,...", help="Train only these models, or measure only these image mixers.")] = "",
+    seconds: Annotated[float | None, typer.Option(min=0, help="On a GPU: stop after this time with the measurements so far.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the figures to this file, as JSON; a GPU's are added to those in it.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the figures to this file as JSON; GPU figures are added to those in it.")
     ] = None,
 ) -> None:
     """Measure the library's speed on this machine.
 
-    On a CPU the two sides of each comparison take turns in one process, and what is told are medians of their ratios. On a
-    GPU each library has a process of its own and the card to itself while it is timed.
+    On a CPU the two sides of each comparison alternate in one process, and the medians of their ratios are printed. On a
+    GPU each library runs in a process of its own, and only one is timed at a time.
     """
     chosen = None if peers is None else _names(peers)
     given = {
@@ -70,7 +71,7 @@ def bench(
 
         device = Device.cuda if torch.cuda.is_available() else Device.cpu
     if foreign := [option for option, value in given.items() if value is not None and option not in TAKES[suite, device]]:
-        raise ValueError(f"{' and '.join(foreign)} mean nothing to {suite.value} on {device.value}")
+        raise ValueError(f"{' and '.join(foreign)} cannot be used with {suite.value} on {device.value}")
     match suite, device:
         case Suite.ops, Device.cpu:
             from linattn.bench.ops import run

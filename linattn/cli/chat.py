@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from linattn.cli.sampling import Device, Run, Temperature, TopK, TopP
+from linattn.cli.options import options_of, takes
+from linattn.cli.sampling import Decoding, Device, Run, Temperature, TopK, TopP
+
+if TYPE_CHECKING:
+    from linattn.generate.tokens import Tokens
 
 
+@takes(*options_of(Decoding))
 def chat(
+    given: dict[str, Any],
     run: Run,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a reply at most.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens of a reply.")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
     stop: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="What ends a reply.", show_default="the model's end token with a chat template, else the end of a line"
+            metavar="TEXT",
+            help="Text that ends a reply.",
+            show_default="the chat template's end token, else the end of a line",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed, the same replies.", show_default="others each time")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", help="Seed of the sampling.", show_default="random")] = None,
     device: Device = "cpu",
     load_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Go on with the conversation in this file.", show_default="a new one")
+        Path | None, typer.Option(metavar="FILE", help="Continue the conversation in this file.", show_default="a new one")
     ] = None,
     save_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the conversation here, after every reply.", show_default="nowhere")
+        Path | None, typer.Option(metavar="FILE", help="Save the conversation here after every reply.", show_default="nowhere")
     ] = None,
 ) -> None:
-    """Talk with a trained model, a line and a reply in turn.
+    """Chat with a trained model, one line and one reply at a time.
 
-    A chat template beside the model says how turns are put. What was said is kept in the state alone, whose bytes are shown behind every
-    reply: they stay the same, where the mixers are recurrent. The end of the input (Ctrl-D) ends the conversation.
+    A chat template beside the model formats the turns. The state alone holds the conversation; its size in bytes is shown after every
+    reply and stays constant for recurrent mixers. The end of the input (Ctrl-D) ends the conversation.
     """
     import torch
 
@@ -51,33 +59,36 @@ def chat(
 
     if stop == "":
         raise ValueError("--stop is empty: give a text that ends a reply")
-    if save_state is not None:  # not after the first reply
+    if save_state is not None:  # fail now, not after the first reply
         writable(save_state)
-    chance = generator(seed, device)
+    decoding, random = Decoding(**given), generator(seed, device)
     model, codec = load_run(run, device=device)
     turns = _turns(run, model, stop)
     state = None if load_state is None else State.load(load_state, model=model)
-    reply = partial(
-        stream, model, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=turns.stops, generator=chance
+    reply: Callable[..., Tokens] = partial(
+        stream, model, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=turns.stops, generator=random,
+        **decoding.load(device),
     )  # fmt: skip
-    reply([0], state=state)  # reads nothing, and refuses what does not fit before a line is typed
+    reply([0], state=state)  # reads no token; raises for invalid arguments before the user types
     texts = [stop or turns.end] if stop or not turns.stops else []
     for line in _lines():
-        tokens = reply(codec.encode(turns.first(line) if state is None else turns.later(line)), state=state)
-        said: list[int] = []
+        ids = codec.encode(turns.first(line) if state is None else turns.later(line))
+        tokens = reply(ids, state=state)
+        decoding.read(tokens, len(ids))
+        reply_tokens: list[int] = []
         with Status() as status:
-            for piece in stream_text(_noted(status.watch(tokens), said, turns.stops), codec.stream(), texts):
+            for piece in stream_text(_recorded(status.watch(tokens), reply_tokens, turns.stops), codec.stream(), texts):
                 print(printable(piece), end="", flush=True)
             print()
         state = tokens.state
-        if turns.end not in codec.decode(said):  # --max-new-tokens or --stop has cut it short
+        if turns.end not in codec.decode(reply_tokens):  # cut short by --max-new-tokens or --stop
             _, state = prefill(model.model, torch.tensor([codec.encode(turns.end)], device=model.lm_head.weight.device), state)
         if save_state is not None:
             state.save(save_state, model=model)
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, line by line; empty ones say nothing."""
+    """Iterate over the lines that the user types, without empty ones."""
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
@@ -88,7 +99,7 @@ def _lines() -> Iterator[str]:
 
 
 class _Turns(Protocol):
-    """What is read before each reply, and what ends one: tokens, and a text that is read where the reply was cut short."""
+    """Format of a conversation: text around each user turn, stop tokens, and the end text to append to a reply that was cut short."""
 
     @property
     def stops(self) -> tuple[int, ...]: ...
@@ -112,7 +123,7 @@ class _Lines:
 
 
 def _turns(run: Path, model: Any, stop: str | None) -> _Turns:
-    """Turns of the chat template beside the model, for which transformers is needed; lines if there is none."""
+    """Load the chat template beside the model, which needs transformers; one line per turn if there is none."""
     if not run.is_dir() or any((run / name).is_file() for name in ("tokenizer_config.json", "chat_template.jinja")):
         from linattn.hf.chat import chat_of
 
@@ -121,9 +132,9 @@ def _turns(run: Path, model: Any, stop: str | None) -> _Turns:
     return _Lines(stop or "\n")
 
 
-def _noted(tokens: Iterator[int], said: list[int], ends: Collection[int]) -> Iterator[int]:
-    """Pass on the tokens that are text, and note all."""
+def _recorded(tokens: Iterator[int], record: list[int], ends: Collection[int]) -> Iterator[int]:
+    """Append all ``tokens`` to ``record`` and yield those that are not among the stop tokens ``ends``."""
     for token in tokens:
-        said.append(token)
+        record.append(token)
         if token not in ends:
             yield token

@@ -15,11 +15,11 @@ from linattn.compare.tasks import TASKS, TaskOptions, load
 
 TEXT = "text"
 ALL = ("all",)
-_TASK = "What is learned: text by language models, or something else by models of its own, with defaults of its own."
+_TASK = "The task: text, or another one with its own kind of model and its own defaults."
 
 
 def _both(field: Field) -> str | None:
-    """The default of ``field``, and that with --quick where it is another."""
+    """The default of ``field``, and the one with --quick if it differs."""
     full, quick = field.default, getattr(QUICK, field.name)
     default = _written(full) if isinstance(full, tuple) and full else shown(field)
     return default if full == quick else f"{default}; with --quick {_written(quick)}"
@@ -37,23 +37,22 @@ def _written(value: object) -> str:
 def compare(given: dict[str, Any], task: Annotated[str, typer.Option(metavar="|".join((TEXT, *TASKS)), help=_TASK)] = TEXT) -> None:
     """Train one small model per mixer and compare them.
 
-    All have the same number of parameters, read the same data in the same order and get the same number of steps. Then
-    each is measured: bits per byte on text it has not seen, speed of training, time to read a prompt and to write a token
-    at each context, bytes kept of the past.
+    All have the same number of parameters, data, order of data and number of steps. Each is then measured: bits per byte of
+    held-out text, training speed, prefill time and time per decoded token at each context, bytes of the state.
 
-    Another --task than text has models of its own and measures what matters there; several seeds of each are trained.
+    Tasks other than text have their own models and metrics, and train several seeds of each.
 
     Writes DIR/report.html (a page with plots), DIR/report.json (all figures) and DIR/models/NAME (each model, for linattn
-    generate). Prints the table: for people on a terminal, elsewhere tab-separated with a line of column names, one line
-    for each mixer and context.
+    generate). Prints the table: formatted on a terminal, elsewhere tab-separated with a header, one line for each mixer and
+    context.
     """
     if task != TEXT:
         _on_task(task, given)
         return
     if "seeds" in given:
-        raise ValueError("--seeds means nothing to --task text, which trains one model of each mixer")
+        raise ValueError("--seeds cannot be used with --task text, which trains one model of each mixer")
     if "data" in given:
-        raise ValueError("--data means nothing to --task text, which learns from --text")
+        raise ValueError("--data cannot be used with --task text, which trains on --text")
     if given.get("mixers") == ALL:
         given["mixers"] = _every_mixer()
     from linattn.cli.table import show
@@ -63,15 +62,15 @@ def compare(given: dict[str, Any], task: Annotated[str, typer.Option(metavar="|"
     report = run(options, progress=True)
     show(report)
     if sys.stdout.isatty():
-        print(f"\nto go on with one: linattn generate {shlex.quote(str(options.out / report['mixers'][-1]['model']))} --prompt 'def '")
+        print(f"\nto continue with one: linattn generate {shlex.quote(str(options.out / report['mixers'][-1]['model']))} --prompt 'def '")
     print(f"report: {options.out / 'report.html'}")
 
 
 def _on_task(name: str, given: dict[str, Any]) -> None:
-    """Compare on the task ``name``; options that only text has are refused."""
+    """Compare on the task ``name``; options of the text task are refused."""
     task = load(name)
     if wrong := [f"--{option.replace('_', '-')}" for option in ("text", "contexts", "learning_rate") if option in given]:
-        raise ValueError(f"{' and '.join(wrong)} mean nothing to --task {name}")
+        raise ValueError(f"{' and '.join(wrong)} cannot be used with --task {name}")
     from linattn.cli.table import show_task
     from linattn.compare.task import compare as run
 
@@ -84,7 +83,7 @@ def _on_task(name: str, given: dict[str, Any]) -> None:
 
 
 def _every_mixer() -> tuple[str, ...]:
-    """Every mixer that a language model can have, the largest first: it sets the sizes of the rest."""
+    """List every mixer for language models, the largest first, because it sets the sizes of the others."""
     from linattn import mixers
 
     def size(name: str) -> int:

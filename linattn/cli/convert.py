@@ -16,14 +16,14 @@ from linattn.distill.options import ConvertOptions
 def convert(
     given: dict[str, Any],
     teacher: Annotated[Path, typer.Argument(help="A softmax model that linattn.load reads: a folder, GGUF file or run.")],
-    plan: Annotated[bool, typer.Option("--plan", help="Show tokens, time and memory, and stop.")] = False,
-    no_calibrate: Annotated[bool, typer.Option("--no-calibrate", help="Begin stage 1 without least squares.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show tokens, time and memory, without converting.")] = False,
+    no_calibrate: Annotated[bool, typer.Option("--no-calibrate", help="Start stage 1 without the least-squares fit.")] = False,
 ) -> None:
     """Convert a softmax Transformer to linear attention.
 
-    Copies what fits, sets gates and output projections in closed form, and distils: first each mixer's output, then the next-token
-    distributions, then, at a longer context, the text itself. DIR gets a model for linattn generate, linattn.load and
-    transformers. A killed conversion goes on with --resume and ends with the same bits.
+    Copies matching weights, sets gates and output projections in closed form, and distils: first each mixer's output, then the
+    next-token distributions, then the text itself at a longer context. Writes a model for linattn generate, linattn.load and
+    transformers to DIR. A killed conversion continues with --resume and ends with the same bits.
     """
     from linattn.distill.conversion import folder_of, run
     from linattn.distill.files import saved_options

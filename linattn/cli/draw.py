@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 
-class What(StrEnum):
-    """What can be drawn of a system."""
+class Figure(StrEnum):
+    """Figures of a system."""
 
     cell = "cell"
     mask = "mask"
@@ -20,14 +20,14 @@ class What(StrEnum):
 
 
 class Language(StrEnum):
-    """Of the words in a drawing."""
+    """Language of the words in a figure."""
 
     en = "en"
     zh = "zh"
 
 
 class Scheme(StrEnum):
-    """Of the colours of a drawing."""
+    """Colour scheme of a figure."""
 
     light = "light"
     dark = "dark"
@@ -39,9 +39,9 @@ OUT = "The file to write: .svg, or .png or .pdf if rsvg-convert or cairosvg is i
 def draw(
     name: Annotated[str, typer.Argument(help="A mixer's name in `linattn list`.", show_default=False)],
     what: Annotated[
-        What,
+        Figure,
         typer.Option(help="The cell, the mixing matrix on the atlas's sentence, the state after it, or bytes against length."),
-    ] = What.cell,
+    ] = Figure.cell,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -52,14 +52,14 @@ def draw(
             show_default=False,
         ),
     ] = None,
-    head: Annotated[int, typer.Option(metavar="H", help="Which head of a matrix or state, from 0.")] = 0,
+    head: Annotated[int, typer.Option(metavar="H", help="Head of a matrix or state, from 0.")] = 0,
     language: Annotated[Language, typer.Option(help="Language of the words in the drawing.")] = Language.en,
-    scheme: Annotated[Scheme, typer.Option(help="Colours for a light or a dark background; there is none in the file.")] = Scheme.light,
+    scheme: Annotated[Scheme, typer.Option(help="Colours for a light or a dark background; the file has none.")] = Scheme.light,
 ) -> None:
     """Draw one system as an SVG file, or as PNG or PDF.
 
-    For papers and slides; every number in it is computed by the mixer as it is created, without training.
-    What a system does not have, such as a matrix of an LSTM, is refused with the reason.
+    For papers and slides; an untrained mixer computes every number in it. A figure that a system cannot have,
+    such as the mixing matrix of an LSTM, is refused with the reason.
     """
     from linattn.atlas.draw import draw as drawn
     from linattn.atlas.image import check, write

@@ -14,12 +14,12 @@ from linattn.evaluation.options import EvaluateOptions
 @takes(*options_of(EvaluateOptions))
 def evaluate(
     given: dict[str, Any],
-    models: Annotated[list[Path], typer.Argument(help="Runs, folders that linattn.load reads, GGUF files.", show_default=False)],
+    models: Annotated[list[Path], typer.Argument(help="Runs, model folders and GGUF files.", show_default=False)],
 ) -> None:
     """Measure language models side by side.
 
-    Bits per byte of held-out text, the distance of next-token distributions from a teacher's, retrieval over long prompts, and
-    behind each length the bytes of state and the tokens decoded in a second. Prints a table; with --out it also writes
+    Bits per byte of held-out text, distance of next-token distributions from a teacher's, retrieval over long prompts, and at
+    each length the bytes of state and the decoding speed. Prints a table; with --out it also writes
     DIR/report.json and DIR/report.html, a page with plots.
     """
     options = EvaluateOptions(**given)

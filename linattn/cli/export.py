@@ -13,7 +13,7 @@ import typer
 
 @contextmanager
 def _tokenizer(source: Path) -> Iterator[Path | None]:
-    """Folder with the tokenizer of ``source``, for a while that of a GGUF file; None if such a file has none."""
+    """Context with the tokenizer's folder: ``source``, or a temporary one for a GGUF file; None if such a file has no tokenizer."""
     from linattn.hf import gguf
 
     if source.is_dir():
@@ -30,24 +30,25 @@ def _tokenizer(source: Path) -> Iterator[Path | None]:
 
 def export(
     run: Annotated[
-        Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or what linattn.load reads.", show_default=False)
+        Path, typer.Argument(help="A run of linattn train, one of its checkpoints, a model folder or a GGUF file.", show_default=False)
     ],
     out: Annotated[
-        Path, typer.Argument(help="The folder to write, which must not be there; for gguf the file, which is replaced.", show_default=False)
+        Path, typer.Argument(help="The folder to write, which must not exist; for gguf the file, which is replaced.", show_default=False)
     ],
     to: Annotated[
-        str, typer.Option(metavar="TYPE", help="Whose model: mamba, rwkv, qwen3_next, ...; gguf: a file for llama.cpp.", show_default=False)
+        str,
+        typer.Option(metavar="TYPE", help="Family: mamba, rwkv, qwen3_next, ...; gguf: a file for llama.cpp.", show_default=False),
     ],
     dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="For gguf, of the matrices: F32, F16, BF16 or Q8_0.", show_default="F32")
+        str | None, typer.Option(metavar="TYPE", help="For gguf: type of the matrices, F32, F16, BF16, Q8_0 or Q4_0.", show_default="F32")
     ] = None,
 ) -> None:
-    """Write a model as another library reads it.
+    """Write a model in the format of another library.
 
     OUT gets config.json and model.safetensors with the names of transformers or flash-linear-attention, whose model then has the
-    same logits, and the tokenizer that lies beside the model or in its GGUF file. It appears whole or not at all. What the other
-    library cannot express is refused, with the reason. With --to gguf OUT is one file with the tokenizer inside, for the families
-    that llama.cpp reads.
+    same logits, and the tokenizer beside the model or in its GGUF file. It is written atomically. A model that the other library
+    cannot express is refused with the reason. With --to gguf OUT is one file that includes the tokenizer, for the families that
+    llama.cpp reads.
     """
     from linattn.hf.convert import family
     from linattn.hf.load import export as write
@@ -56,7 +57,7 @@ def export(
 
     target = None if to == "gguf" else family(to)
     if target is not None and dtype is not None:
-        raise ValueError(f"dtype is for --to gguf, but came with --to {to}")
+        raise ValueError(f"--dtype can only be used with --to gguf, but came with --to {to}")
     folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
     source = run if folder is None else folder
     model = load(source)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from linattn.cli.sampling import Device, Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
+from linattn.cli.options import options_of, takes
+from linattn.cli.sampling import Decoding, Device, Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
 
 
+@takes(*options_of(Decoding))
 def generate(
+    given: dict[str, Any],
     run: Run,
     prompt: Prompt,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most.")] = 256,
@@ -44,15 +47,18 @@ def generate(
     from linattn.train import load_run
 
     check(prompt, stop)
+    decoding = Decoding(**given)
     if save_state is not None:  # not after all is written
         writable(save_state)
     chance = generator(seed, device)
     model, codec = load_run(run, device=device)
     state = None if load_state is None else State.load(load_state, model=model)
+    ids = codec.encode(prompt)
     tokens = stream(
-        model, codec.encode(prompt), max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        generator=chance, state=state,
+        model, ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        generator=chance, state=state, **decoding.load(device),
     )  # fmt: skip
+    decoding.read(tokens, len(ids))
     show = printable if sys.stdout.isatty() else str
     with Status() as status:
         print(show(prompt), end="", flush=True)

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from linattn.mixers.registry import Info
 
 
-def list(  # noqa: A001  (a door's function has its name)
+def list(  # noqa: A001  (a command's function has its name)
     documents: Annotated[
-        bool, typer.Option("--documents", help="In place of all mixers every system that the five documents behind this library name.")
+        bool, typer.Option("--documents", help="List the systems named in the five documents behind this library instead.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All that is known of each, as a JSON array.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All fields of each, as a JSON array.")] = False,
 ) -> None:
-    """List every registered mixer, kind by kind.
+    """List every registered mixer by family.
 
-    Installed plugins' are among them; the kinds are those of the survey of efficient Transformers, and of what came after it.
+    Installed plugins are included. The families are those of the survey of efficient Transformers, and later ones.
 
-    On a terminal a table for each kind; elsewhere one line each, kind after kind, with nine tab-separated columns: name, title,
-    year, arXiv id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), how time and memory
-    of a whole sequence grow with its n tokens, and the kinds that it belongs to. What is not known is "-".
+    On a terminal a table for each family; elsewhere one line per mixer with nine tab-separated columns: name, title, year, arXiv
+    id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), growth of time and memory with
+    the n tokens of a sequence, and families. Unknown values are "-".
 
-    With --documents the columns are name ("-" of what is no mixer), title, documents, and where it is.
+    With --documents the columns are name ("-" if it is not a mixer), title, documents, and where it is implemented.
     """
     if documents:
         _list_documents(as_json)
@@ -48,7 +48,7 @@ def list(  # noqa: A001  (a door's function has its name)
 
 
 def described(info: Info) -> dict:
-    """``info`` as JSON values."""
+    """Convert ``info`` to JSON values."""
     from linattn.mixers.taxonomy import families
 
     return {k: v for k, v in asdict(info).items() if k not in ("cls", "chinese")} | {"families": [*families(info)]}
@@ -75,7 +75,7 @@ def _table(known: Sequence[Info]) -> None:
 
 
 def _state(i: Info) -> str:
-    """How what is kept of the past grows with the tokens; in brackets the call of what keeps none."""
+    """Growth of the state with the tokens; in brackets the kind of a mixer without a state."""
     if i.kind != "sequence":
         return f"({i.kind})"
     if not i.causal:

@@ -1,7 +1,7 @@
-"""The door of the doors: ``linattn`` and ``python -m linattn``.
+"""Entry point of the command line: ``linattn`` and ``python -m linattn``.
 
-Each door is one file here with one function of its name. Its imports beyond typer stand inside the function, so that help
-comes at once, without torch. Errors end here: one line on stderr and exit code 2.
+Each command is one file here with one function of its name. The function itself imports all but typer, so that help is printed at
+once, without torch. Errors are caught here: one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typer.main import get_command
 
 import linattn
 from linattn.arguments import beyond_memory
+from linattn.extras import missing
 from linattn.train.options import Terminated
 
 DOORS = (
-    "compare", "data", "train", "convert", "evaluate", "generate", "chat", "trace", "export", "list", "show", "atlas", "draw", "bench",
-    "reproduce",
+    "compare", "data", "train", "plan", "convert", "quantize", "evaluate", "generate", "chat", "trace", "export", "list", "show",
+    "atlas", "draw", "bench", "reproduce",
 )  # fmt: skip
-EXTRAS = {"sklearn": "vision", "pyarrow": "parquet", "gguf": "gguf"}  # to install for a missing package; else the extra "train"
 
 app = typer.Typer(
     name="linattn",
@@ -55,14 +55,14 @@ def _root(
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line ``args`` (default: the process's) and return its exit code."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # a process may be started without: nothing is to be read, and nobody reads
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (as long as the process)
+        if getattr(sys, name) is None:  # a process may be started without standard streams
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
     try:
-        with _hearing_interrupts():
+        with _repeating_interrupts():
             code = get_command(app)(args, prog_name="linattn", standalone_mode=False) or 0
-        sys.stdout.flush()  # a reader that has gone away is noticed here, not in the interpreter's shutdown
+        sys.stdout.flush()  # report a closed pipe here, not in the interpreter's shutdown
     except BrokenPipeError:
-        sys.stdout = None  # nobody reads on
+        sys.stdout = None  # the reader has closed the pipe
         return 1
     except (typer.TyperException, ModuleNotFoundError, OSError, ValueError) as error:
         return _refuse(_message(error), 2)
@@ -71,24 +71,24 @@ def main(args: Sequence[str] | None = None) -> int:
             return _refuse(str(error), 128 + error.signal)
         if not beyond_memory(error):
             raise
-        return _refuse("more than there is memory for" + (f": {error}" if str(error) else ""), 2)
+        return _refuse("not enough memory" + (f": {error}" if str(error) else ""), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     return _refuse("interrupted", code) if code == 130 else code
 
 
 @contextmanager
-def _hearing_interrupts() -> Iterator[None]:
-    """Let an interrupt come again that Python has dropped, as it does with all that is raised in a weak reference's callback."""
+def _repeating_interrupts() -> Iterator[None]:
+    """Repeat an interrupt that Python has dropped, as it drops every exception raised in a weak reference's callback."""
     before = sys.unraisablehook
 
-    def tell(dropped: sys.UnraisableHookArgs) -> None:
+    def repeat(dropped: sys.UnraisableHookArgs) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
             threading.Timer(0.01, _thread.interrupt_main).start()  # when the callback is over
         else:
             before(dropped)
 
-    sys.unraisablehook = tell
+    sys.unraisablehook = repeat
     try:
         yield
     finally:
@@ -96,25 +96,25 @@ def _hearing_interrupts() -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
-    """What ``error`` says, in words for who typed the command; a module of ours that is missing is a bug and raised again."""
+    """Format ``error`` for the user of a command; a missing module of linattn itself is a bug and raised again."""
     if isinstance(error, typer.TyperException):
         return error.format_message()
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in ("", "linattn"):
             raise error
-        return f"{package} is not installed; this command needs it: pip install 'linattn[{EXTRAS.get(package, 'train')}]'"
+        return missing(package)
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"
-    if "Overflow when unpacking" in str(error):  # torch, of a number that is no 64-bit integer; a page of C++ follows
-        return "a number came that is larger than any size can be"
-    if isinstance(error, UnicodeEncodeError):  # an argument's bytes that are no UTF-8 come as half characters
+    if "Overflow when unpacking" in str(error):  # torch's message for an integer beyond 64 bits, with a C++ stack trace
+        return "a number is too large: sizes are 64-bit integers"
+    if isinstance(error, UnicodeEncodeError):  # Python decodes invalid UTF-8 in arguments to lone surrogates
         return f"a text must be UTF-8, but came as {error.object!r}"
     return str(error)
 
 
 def _refuse(message: str, code: int) -> int:
-    """Say ``message`` on one line of stderr."""
+    """Print ``message`` on one line of stderr and return ``code``."""
     sys.stdout.flush()
     print(f"linattn: {' '.join(message.split())}", file=sys.stderr)
     return code

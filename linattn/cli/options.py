@@ -1,4 +1,4 @@
-"""Options of a command from the fields of a dataclass: name, type, default and help are written once, beside the field."""
+"""Command-line options from the fields of a dataclass, where name, type, default and help are written once."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from linattn.arguments import Option
 
 @dataclass(frozen=True)
 class Derived:
-    """An option of a command: its parameter for typer, and what makes the field's value of what typer gives."""
+    """A command-line option: its parameter for typer, and the conversion of typer's value to the field's value."""
 
     parameter: inspect.Parameter
     read: Callable[[Any], Any]
 
 
 def shown(field: Field) -> str | None:
-    """The default of ``field`` as the help shows it: its own words, else its value; None where the value is None."""
+    """Format the default of ``field`` for the help: its description, else its value; None if the value is None."""
     option: Option = field.metadata["option"]
     return option.shown if option.shown is not None or field.default in (None, MISSING) else str(field.default)
 
 
 def options_of(cls: type, *names: str, show: Callable[[Field], str | None] = shown, inline: bool = True) -> list[Derived]:
-    """The options of a command from ``cls``, whose fields are made by :func:`linattn.arguments.option`.
+    """Derive command-line options from ``cls``, whose fields are made by :func:`linattn.arguments.option`.
 
     Args:
         cls: a dataclass.
-        names: the fields that are wanted, in their order in the help; without them all that have a help.
-        show: what the help says of a field's default; None: nothing.
-        inline: whether that stands in the help's own sentence, or behind it in typer's brackets.
+        names: fields in the order of the help; none: all fields that have a help text.
+        show: formats a field's default for the help; None omits it.
+        inline: put the default into the help text itself; False: leave it to typer's brackets.
     """
     known = {f.name: f for f in fields(cls) if "option" in f.metadata and f.metadata["option"].text}
     hints = get_type_hints(cls)
@@ -44,7 +44,7 @@ def options_of(cls: type, *names: str, show: Callable[[Field], str | None] = sho
 
 
 def takes(*options: Derived) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the command has ``options`` behind its own ones; its first argument is a dict of those that were given."""
+    """Decorate a command to accept ``options`` after its own; its first parameter is a dict of those that were given."""
     readers = {option.parameter.name: option.read for option in options}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,7 +63,7 @@ def takes(*options: Derived) -> Callable[[Callable[..., None]], Callable[..., No
 
 
 def _was_given(value: Any) -> bool:
-    """False for what typer has in place of an option, flag or list of options that did not come."""
+    """False for typer's value of an option, flag or list of options that was omitted."""
     return not (value is None or value is False or value == [])
 
 
@@ -71,7 +71,7 @@ def _derived(field: Field, hint: Any, default: str | None, inline: bool) -> Deri
     option: Option = field.metadata["option"]
     kind, many = _kind(hint)
     if kind is bool:
-        return Derived(_parameter(field.name, bool, False, typer.Option(f"--{field.name}", help=option.text)), bool)
+        return Derived(_parameter(field.name, bool, False, typer.Option(f"--{field.name.replace('_', '-')}", help=option.text)), bool)
     if kind is dict:
         words = typer.Option(f"--{field.name.removesuffix('s').replace('_', '-')}", metavar=option.metavar, help=option.text)
         return Derived(_parameter(field.name, list[str] | None, None, words), partial(_by_name, field.name))
@@ -90,7 +90,7 @@ def _parameter(name: str, kind: Any, default: Any, info: Any) -> inspect.Paramet
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """The class of what is typed, and whether there may be several: ``tuple[str | Path, ...]`` -> str, True."""
+    """Class of an option's value, and True if it can be repeated: ``tuple[str | Path, ...]`` -> str, True."""
     if isinstance(hint, UnionType):
         return _kind(next(one for one in get_args(hint) if one is not NoneType))
     if get_origin(hint) is tuple:
@@ -99,22 +99,23 @@ def _kind(hint: Any) -> tuple[Any, bool]:
 
 
 def _separated(name: str, kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
-    """The values in ``text``, which has commas between them."""
+    """Parse comma-separated values."""
     try:
         return tuple(kind(one.strip()) for one in text.split(",") if one.strip())
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
-        raise ValueError(f"--{name.replace('_', '-')} must be {numbers} with commas between them, but came as {text!r}") from None
+        raise ValueError(f"--{name.replace('_', '-')} must be {numbers} separated by commas, but came as {text!r}") from None
 
 
 def _by_name(name: str, words: list[str]) -> dict[str, dict[str, Any]]:
-    """Options by name: ``["gla.heads=8"]`` -> ``{"gla": {"heads": 8}}``; values are JSON, or else strings."""
+    """Parse options of named parts: ``["gla.heads=8"]`` -> ``{"gla": {"heads": 8}}``; values are JSON, or else strings."""
     found: dict[str, dict[str, Any]] = {}
     for word in words:
         place, equals, value = word.partition("=")
         owner, dot, key = place.strip().partition(".")
         if not (equals and dot and owner and key):
-            raise ValueError(f"--{name.removesuffix('s').replace('_', '-')} must be such as gla.heads=8, but came as {word!r}")
+            flag = f"--{name.removesuffix('s').replace('_', '-')}"
+            raise ValueError(f"{flag} must have the form NAME.OPTION=VALUE, such as gla.heads=8, but came as {word!r}")
         found.setdefault(owner, {})[key] = _value(value.strip())
     return found
 

@@ -16,15 +16,15 @@ Name = StrEnum("Name", {name.replace("-", "_"): name for name in STUDIES})  # ty
 @takes(*options_of(ReproduceOptions))
 def reproduce(
     given: dict[str, Any],
-    study: Annotated[Name, typer.Argument(help="What to show.", show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="What two cores show in minutes; the default.")] = False,
+    study: Annotated[Name, typer.Argument(help="The study to run.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="Sizes for minutes on two cores; the default.")] = False,
 ) -> None:
-    """Make the papers' evidence again, with any mixer.
+    """Reproduce published studies with any mixer.
 
-    What can a state of fixed size hold, what can it keep track of, how far beyond its training does it go? Prints a table
-    with what the papers say beside what came out here, mean and spread over the seeds, and writes DIR/report.json (all
-    figures, the machine, the seeds) and DIR/report.html (a page with plots). A study that was cut off goes on where it was
-    when the same command is given again.
+    The studies measure the capacity of a fixed-size state, state tracking, and extrapolation beyond the training length. Prints
+    a table of the papers' claims beside the measured mean and spread over the seeds, and writes DIR/report.json (all figures,
+    the machine, the seeds) and DIR/report.html (a page with plots). An interrupted study continues when the same command is
+    run again.
     """
     if quick and "full" in given:
         raise ValueError("--quick and --full exclude each other")
@@ -44,6 +44,6 @@ def reproduce(
         print(f"left out: {said}")
     for failure in report["failures"]:
         print(f"failed: {failure['run']}: {failure['error']}")
-    print(f"report: {options.folder / 'report.html'}" + ("" if report["complete"] else " (not complete; the same command goes on)"))
+    print(f"report: {options.folder / 'report.html'}" + ("" if report["complete"] else " (incomplete; the same command continues)"))
     if report["failures"]:
         raise typer.Exit(1)

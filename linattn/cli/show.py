@@ -21,18 +21,18 @@ WIDTH = 16  # of the column of names
 
 def show(
     name: Annotated[str, typer.Argument(help="A mixer's name in `linattn list`.", show_default=False)],
-    dim: Annotated[int, typer.Option(metavar="D", help="Width for which costs are told.")] = 512,
+    dim: Annotated[int, typer.Option(metavar="D", help="Width for the costs.")] = 512,
     heads: Annotated[
-        int | None, typer.Option(metavar="H", help="Heads for which costs are told. [default: the mixer's own]", show_default=False)
+        int | None, typer.Option(metavar="H", help="Heads for the costs. [default: the mixer's own]", show_default=False)
     ] = None,
-    tokens: Annotated[int, typer.Option(metavar="T", help="Tokens for which costs are told.")] = 4096,
+    tokens: Annotated[int, typer.Option(metavar="T", help="Tokens for the costs.")] = 4096,
     as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON object.")] = False,
 ) -> None:
     """Show one mixer: its paper, equation, costs and code.
 
-    It says too what the mixer was compared with, and how far it was from that: the largest relative error of its tests.
+    Also shows the implementation that tests compare it with, and the largest relative error of these tests.
 
-    Costs are one layer's, for one sequence in bfloat16; "FLOPs" counts multiplications and additions.
+    Costs are those of one layer for one sequence in bfloat16; "FLOPs" counts multiplications and additions.
     """
     from linattn.mixers import cost, info
 
@@ -40,13 +40,13 @@ def show(
     options: dict[str, Any] = {} if heads is None else {"heads": heads}
     try:
         costs = cost(name, dim=dim, tokens=tokens, **options)
-    except TypeError as error:  # --heads, of a mixer that has none
+    except TypeError as error:  # --heads for a mixer without heads
         raise ValueError(str(error)) from None
     if as_json:
-        told = {k: v for k, v in asdict(costs).items() if k not in ("name", "dtype")}
+        figures = {k: v for k, v in asdict(costs).items() if k not in ("name", "dtype")}
         print(
             json.dumps(
-                {**described(known), "source": _source(known), "errors": _errors(name), "cost": {**told, "dtype": "bfloat16"}},
+                {**described(known), "source": _source(known), "errors": _errors(name), "cost": {**figures, "dtype": "bfloat16"}},
                 indent=1,
                 ensure_ascii=False,
             )
@@ -81,7 +81,7 @@ def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
 
 
 def _errors(name: str) -> dict[str, Any] | None:
-    """What was recorded, as JSON values."""
+    """Recorded errors of a mixer's tests as JSON values; None if there are none."""
     from linattn.mixers.errors import measured_errors
 
     errors = measured_errors(name)
@@ -96,19 +96,19 @@ def _grows(known: Info) -> str:
 
 
 def _costs(costs: Cost, heads: int | None) -> str:
-    """One layer's costs in people's units."""
+    """Format the costs of one layer in readable units."""
     from linattn.report.words import figure, memory, times
 
-    told = {"parameters": f"{costs.parameters:,}", "prefill": f"{figure(costs.flops / 1e9)} GFLOPs for all {costs.tokens:,} tokens"}
+    figures = {"parameters": f"{costs.parameters:,}", "prefill": f"{figure(costs.flops / 1e9)} GFLOPs for all {costs.tokens:,} tokens"}
     if costs.state_bytes is not None and costs.step_flops is not None:
         ratio = costs.softmax_cache_bytes / costs.state_bytes if costs.state_bytes else 0.0
-        told |= {
+        figures |= {
             "decode": f"{figure(costs.step_flops / 1e6)} MFLOPs for the token after them",
             "state": memory(costs.state_bytes),
             "softmax's cache": f"{memory(costs.softmax_cache_bytes)}" + (f", {times(ratio)} as much" if ratio > 1 else ""),
         }
     head = f"A layer of width {costs.dim}" + (f" with {heads} heads" if heads else "") + f", {costs.tokens:,} tokens, bfloat16:"
-    return textwrap.dedent(head) + "\n" + "\n".join(f"{key:{WIDTH}}{value}" for key, value in told.items())
+    return textwrap.dedent(head) + "\n" + "\n".join(f"{key:{WIDTH}}{value}" for key, value in figures.items())
 
 
 def _source(known: Info) -> str:

@@ -1,4 +1,4 @@
-"""How fast text is being written and how large the state is, while it is and afterwards."""
+"""Speed and state size during generation, and afterwards."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from linattn.generate.stream import Tokens
+    from linattn.generate.tokens import Tokens
 
-_EVERY = 0.1  # seconds between two looks
+_EVERY = 0.1  # seconds between updates
 
 
 class Status:
-    """Tokens/s and bytes of the state: on the last line of a terminal while the text scrolls above it, and on stderr at the end.
+    """Status line with tokens/s and bytes of the state: the last line of a terminal during generation, and on stderr at the end.
 
     ``with Status() as status: for token in status.watch(tokens): ...``
     """
@@ -29,7 +29,7 @@ class Status:
         self._first = self._last = self._shown = 0.0
 
     def __enter__(self) -> Self:
-        if self._live:  # make room below, then let all lines but the last scroll; \x1b7 and \x1b8 keep the cursor where it is
+        if self._live:  # reserve the last line and scroll the others; \x1b7 and \x1b8 save and restore the cursor
             self._write(f"\n\x1b[A\x1b7\x1b[1;{self._rows - 1}r\x1b8")
         return self
 
@@ -41,7 +41,7 @@ class Status:
             print(self.text, file=sys.stderr)
 
     def watch(self, tokens: Tokens) -> Iterator[int]:
-        """Hand on ``tokens`` as they come, and count them."""
+        """Yield and count ``tokens``."""
         for token in tokens:
             now = time.perf_counter()
             self._first, self._last = self._first or now, now
@@ -53,7 +53,7 @@ class Status:
 
     @property
     def text(self) -> str:
-        """The first token, which waits for the prompt to be read, is not part of the speed."""
+        """The line itself. The speed excludes the first token, whose time includes the prompt."""
         seconds = self._last - self._first
         speed = f", {(self._count - 1) / seconds:,.0f} tokens/s" if seconds > 0 else ""
         state = f", state {self._bytes:,} bytes" if self._count else ""

@@ -1,4 +1,4 @@
-"""The figures of a comparison, or of whatever has columns, on stdout."""
+"""Tables on stdout: formatted on a terminal, else tab-separated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def show(report: dict) -> None:
-    """A table and the samples on a terminal; elsewhere a line of column names and one line for each mixer and context."""
+    """Print a table and the samples on a terminal; elsewhere a header and one line for each mixer and context."""
     if sys.stdout.isatty():
         _terminal(report)
     else:
@@ -29,7 +29,7 @@ def show(report: dict) -> None:
 
 
 def lines(report: dict) -> list[tuple[str, ...]]:
-    """The rows below :data:`COLUMNS`, figures in full; "-" for what was left out."""
+    """Rows for :data:`COLUMNS` with unrounded figures; "-" for measurements that were left out."""
     rows: list[tuple[str, ...]] = []
     for m in report["mixers"]:
         t = m["training"]
@@ -76,7 +76,7 @@ def _cells(mixer: dict, contexts: dict[int, None]) -> list[str]:
 
 
 def show_task(report: dict, task: Task) -> None:
-    """A table of a comparison on a task on a terminal; elsewhere tab-separated, figures in full and beside each its spread."""
+    """Print a comparison on a task: a table on a terminal; elsewhere tab-separated unrounded figures, each with its spread."""
     from linattn.compare.task_page import cells, heads, reference_cells, seconds
 
     if not sys.stdout.isatty():
@@ -94,13 +94,13 @@ def show_task(report: dict, task: Task) -> None:
         column.justify = "right"
     for m in report["mixers"]:
         table.add_row(m["name"], *cells(m, task))
-    for name, told in report["data"].get("references", {}).items():
-        table.add_row(name, *reference_cells(told, task), style="dim")
+    for name, figures in report["data"].get("references", {}).items():
+        table.add_row(name, *reference_cells(figures, task), style="dim")
     Console().print(table)
 
 
 def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    """A table on a terminal, without the columns that are empty; elsewhere a line of keys and a line for each row, figures in full."""
+    """Print a table without empty columns on a terminal; elsewhere a line of keys and a line of unrounded figures for each row."""
     if not sys.stdout.isatty():
         keys = [key for c in columns for key in (c.key, *([f"{c.key}_spread"] if c.spread else []))]
         print("\t".join(keys))
@@ -116,7 +116,7 @@ def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from linattn.reproduce.variants import label
 
     full = shown(columns, rows)
-    heads = (Head(c.heading, overflow="fold") for c in full)  # else a narrow terminal cuts figures off
+    heads = (Head(c.heading, overflow="fold") for c in full)  # otherwise a narrow terminal truncates figures
     table = Table(*heads, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for row in rows:
         table.add_row(*(Text(label(row["mixer"]) if c.key == "mixer" else c.cell(row)) for c in full))
@@ -124,7 +124,7 @@ def show_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
 
 
 def show_cells(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of texts on a terminal; elsewhere tab-separated lines."""
+    """Print a table of texts on a terminal; elsewhere tab-separated lines."""
     if not sys.stdout.isatty():
         print("\n".join("\t".join(line) for line in (heads, *rows)))
         return

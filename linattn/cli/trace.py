@@ -13,7 +13,7 @@ from linattn.cli.sampling import Device, Prompt, Run, Seed, Stop, Temperature, T
 def trace(
     run: Run,
     prompt: Prompt,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most; the first is looked at.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens; the trace follows the first.")] = 16,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -22,14 +22,14 @@ def trace(
     device: Device = "cpu",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Draw it, too: a file .svg, or a page .html.", show_default="no drawing"),
+        typer.Option("--out", "-o", metavar="FILE", help="Also draw it: an .svg file or an .html page.", show_default="no drawing"),
     ] = None,
 ) -> None:
-    """Follow one step of a generation from text to text.
+    """Trace one step of generation from text to text.
 
-    Printed is what a model does with the prompt: its tokens, their embedding, every layer's mixer and feed-forward (of a mixture the
-    experts that were asked), the classifier, the choice of the next token, and then the loop up to the stop. Beside each stage stand
-    the shape of what comes out of it and the largest entries for the last token.
+    Prints the stages of the model: the prompt's tokens, their embedding, every layer's mixer and feed-forward (with the chosen
+    experts of a mixture), the classifier, the choice of the next token, and the loop until the stop. Beside each stage are the shape
+    of its output and the largest entries for the last token.
     """
     from linattn.generate.sampling import Sampling, generator
     from linattn.generate.trace import trace as traced

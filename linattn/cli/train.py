@@ -18,13 +18,13 @@ def train(
     given: dict[str, Any],
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML or TOML with these options; words on the command line precede.", show_default="none"),
+        typer.Option(metavar="FILE", help="YAML or TOML with these options; the command line overrides it.", show_default="none"),
     ] = None,
 ) -> None:
     """Train a language model on text.
 
-    A killed training goes on with --resume and ends with the weights, bit for bit, that it would have had; Ctrl-C saves. For several
-    processes start it with torchrun: torchrun --nproc-per-node 8 -m linattn train ...
+    A killed training continues with --resume and ends with the same weights, bit for bit; Ctrl-C saves a checkpoint. Start several
+    processes with torchrun: torchrun --nproc-per-node 8 -m linattn train --fsdp --cp 2 ...
     """
     if config is not None:
         from linattn.train.file import read_options
@@ -40,9 +40,11 @@ def train(
         else:
             asked = replace(begun, **given)
     from linattn.train import train
+    from linattn.train.processes import leave
 
     result = train(asked)
-    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+    leave()
+    if os.environ.get("RANK", "0") == "0":  # the first process prints
         typer.echo(
             f"{result.run}: {result.parameters:,} parameters, {result.validation_bits_per_byte:.3f} bits per byte of validation text,"
             f" {result.tokens_per_second:,.0f} tokens/s\nContinue a text with: linattn generate {result.run} --prompt 'import '"

@@ -131,7 +131,7 @@ def on_data(name: str, task: Task, data: Path | None) -> Task:
     if data is None:
         return task
     if not isinstance(task, OnFile):
-        raise ValueError(f"--data means nothing to --task {name}, which has its own")
+        raise ValueError(f"--data cannot be used with --task {name}, which has its own")
     return task.on(data)
 
 

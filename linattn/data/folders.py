@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from linattn.state.files import sync
 
 
 @contextmanager
@@ -41,14 +42,3 @@ def publish(aside: Path, path: Path, kept: Callable[[], bool] = lambda: False) -
         shutil.rmtree(path)
         aside.rename(path)
     sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Sync ``path``, a file or a folder, to the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows has no handle of a folder, and its renames are already ordered
-        return
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from linattn.data.sources import listed_lines
+
 COLUMNS = ("user", "item", "time")
-SHOWN = 5  # bad rows whose line numbers are told
+SHOWN = 5  # malformed rows whose line numbers are reported
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Interactions:
         """Number of rows left out and the first line numbers; empty if there are none."""
         if not self.bad:
             return ""
-        lines = ", ".join(map(str, self.bad_lines)) + (", ..." if self.bad > len(self.bad_lines) else "")
+        lines = listed_lines(self.bad_lines, self.bad)
         rows, where = ("row was", "line") if self.bad == 1 else ("rows were", "lines")
         return f"{self.bad:,} {rows} left out, {where} {lines}: a row is user,item,time, the time a number or a date"
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
+from linattn.data.sources import listed_lines
+
 HANDBOOK = Path("/usr/share/doc/debian-handbook/html")  # of Debian's package debian-handbook
-SHOWN = 5  # bad lines whose numbers are told
+SHOWN = 5  # malformed lines whose numbers are reported
 _TEXTS = {"p", "h1", "h2", "h3", "h4", "h5"}
 _END = {"en": re.compile(r"(?<=[.!?])\s+(?=[A-Z])"), "zh": re.compile(r"(?<=[。！？])")}
 
@@ -35,7 +37,7 @@ class Pairs:
         """Number of lines left out and the first line numbers; empty if there are none."""
         if not self.bad:
             return ""
-        lines = ", ".join(map(str, self.bad_lines)) + (", ..." if self.bad > len(self.bad_lines) else "")
+        lines = listed_lines(self.bad_lines, self.bad)
         count = "1 line was" if self.bad == 1 else f"{self.bad:,} lines were"
         return f"{count} left out (line {lines}): a line is a source, a tab and its target"
 

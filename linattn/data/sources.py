@@ -60,3 +60,8 @@ def _undecodable(text: bytes) -> int | None:
     except UnicodeDecodeError as error:
         return error.start
     return None
+
+
+def listed_lines(first: Sequence[int], count: int) -> str:
+    """Join the ``first`` of ``count`` line numbers, with dots for the rest."""
+    return ", ".join(map(str, first)) + (", ..." if count > len(first) else "")

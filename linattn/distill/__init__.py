@@ -1,4 +1,4 @@
-"""Conversion of softmax Transformers to linear attention: copy what fits, then distil in stages that resume bit for bit."""
+"""Conversion of softmax Transformers to linear attention: copy matching weights, then distil in stages that resume bit for bit."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Closed-form start from statistics of the teacher: output gates and projections by least squares."""
+"""Closed-form initialisation from the teacher's activations: output gates and projections by least squares."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from linattn.distill.losses import output_errors
 from linattn.distill.student import replaced
 from linattn.distill.teacher import TeacherPass
 
-RIDGE = 0.1  # of the mean square of a feature: keeps maps small that the next stages start from
-OPEN = 1.2784645  # SiLU of it is 1
+RIDGE = 0.1  # ridge penalty relative to the mean square of a feature: small weights are a better start for the next stages
+OPEN = 1.2784645  # SiLU(OPEN) = 1
 
 
 @dataclass
 class Fit:
-    """Sums for the linear map from features [N, F] to targets [N, O] of least squared error, over any number of batches."""
+    """Least-squares fit of a linear map from features [N, F] to targets [N, O], accumulated over batches."""
 
     ridge: float = RIDGE
     squares: Tensor | None = None  # [F, F]
     products: Tensor | None = None  # [F, O]
 
     def add(self, features: Tensor, targets: Tensor) -> None:
-        """Count in a batch: [..., F] and [..., O]."""
+        """Accumulate a batch: [..., F] and [..., O]."""
         x, y = (t.flatten(0, -2).double() for t in (features, targets))
         squares, products = x.T @ x, x.T @ y
         self.squares = squares if self.squares is None else self.squares + squares
         self.products = products if self.products is None else self.products + products
 
     def weight(self) -> Tensor:
-        """The map as the weight [O, F] of a linear layer."""
+        """Solve for the map, as the weight [O, F] of a linear layer."""
         assert self.squares is not None
         assert self.products is not None
         ridge = self.ridge * self.squares.diagonal().mean().clamp(min=1e-30) * torch.eye(len(self.squares)).to(self.squares)
@@ -48,7 +48,7 @@ def calibrate(student: nn.Module, batches: Iterable[TeacherPass]) -> None:
     1. Output gates, the last linear map of ``g_proj``: least squares to SiLU(x) = 1 for every token.
     2. Output projections, ``o_proj``: least squares to the teacher's attention output.
 
-    A mixer without such a part keeps what it has.
+    Mixers without such layers keep their weights.
     """
     batches = list(batches)
     _fit(student, batches, "g_proj", lambda seen, i, features: torch.full((*features.shape[:-1], 1), OPEN).to(features))
@@ -77,7 +77,7 @@ def _fit(student: nn.Module, batches: list[TeacherPass], name: str, target: Any)
 
 @contextmanager
 def _features(layers: dict[int, nn.Linear]) -> Iterator[dict[int, Tensor]]:
-    """Record what each of ``layers`` reads."""
+    """Context that records the inputs of ``layers``."""
     seen: dict[int, Tensor] = {}
     hooks = [linear.register_forward_pre_hook(lambda _, args, i=i: seen.__setitem__(i, args[0])) for i, linear in layers.items()]
     try:

@@ -1,4 +1,4 @@
-"""One conversion from options to result."""
+"""Execution of a conversion, from options to result."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from linattn.distill.student import SOFTMAX, replaced, student_layers, student_o
 from linattn.report.progress import Progress
 from linattn.state import only_writer
 from linattn.train import checkpoint
-from linattn.train.surroundings import own_surroundings
+from linattn.train.process_state import restored_process_state
 
 CLIP = 1.0  # largest norm of a gradient
 Say = Callable[[str], None]
 
 
 def convert(teacher: Any, *, progress: bool = True, **options: Any) -> ConvertResult:
-    """Convert a softmax Transformer to other mixers and leave it in a folder that :func:`linattn.load` reads.
+    """Convert a softmax Transformer to other mixers and write it to a folder that :func:`linattn.load` reads.
 
-    ``linattn.convert("smollm2", mixer="gated_deltanet*3, softmax", text=("book.txt",), out="student")`` copies what fits, calibrates
-    gates and output projections in closed form, and distils in up to three stages. A conversion that was killed goes on with
-    ``resume=True`` and ends with the same bits.
+    ``linattn.convert("smollm2", mixer="gated_deltanet*3, softmax", text=("book.txt",), out="student")`` copies
+    matching weights, calibrates gates and output projections in closed form, and distils in up to three stages. A killed conversion
+    continues with ``resume=True`` and ends with the same bits.
 
     Args:
         teacher: a folder or GGUF file that :func:`linattn.load` reads, a run of ``linattn train``, or a model; every layer must be softmax.
@@ -41,14 +41,14 @@ def convert(teacher: Any, *, progress: bool = True, **options: Any) -> ConvertRe
         options: the fields of :class:`linattn.distill.ConvertOptions`; ``out`` is required where the teacher is a model.
 
     Raises:
-        TypeError: for a teacher that is no model and for options that do not exist.
-        OSError, ValueError: for a teacher with other layers, for text, layers and folders that do not fit, and for a loss that is NaN.
+        TypeError: for a teacher that is not a model, and for unknown options.
+        OSError, ValueError: for a teacher with other layers, for unusable text, layers and folders, and for a loss that is NaN.
     """
-    return run(teacher, asked(options), progress=progress)
+    return run(teacher, convert_options(options), progress=progress)
 
 
-def asked(options: dict[str, Any]) -> ConvertOptions:
-    """``options`` as a :class:`ConvertOptions`; lists become tuples."""
+def convert_options(options: dict[str, Any]) -> ConvertOptions:
+    """Build a :class:`ConvertOptions` from keywords; lists become tuples."""
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     return ConvertOptions(**given)
 
@@ -56,33 +56,37 @@ def asked(options: dict[str, Any]) -> ConvertOptions:
 def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> ConvertResult:
     """:func:`convert` with its options as one object."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"convert runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
+        raise ValueError(f"convert must run in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
     options = replace(options, out=folder_of(source.path, options.out))
-    with own_surroundings():
+    with restored_process_state():
         job = job_of(source, options)
         assert options.out is not None
         with only_writer(options.out):
             files.prepare(options.out, options, files.same_of(job))
-            return files.finished(options.out) or _go(job, options.out, Progress(progress))
+            return files.finished(options.out) or _execute(job, options.out, Progress(progress))
 
 
 def folder_of(teacher: Path | None, out: Path | None) -> Path:
-    """Folder of the result."""
+    """Folder of the result: ``out``, or the teacher's name with ``-linear``.
+
+    Raises:
+        ValueError: if both are None.
+    """
     if out is not None:
         return Path(out)
     if teacher is None:
-        raise ValueError("out must be a folder where the teacher is a model, but came as None")
+        raise ValueError("out must be a folder if the teacher is a model, but came as None")
     return Path(f"{teacher.resolve().stem if teacher.is_file() else teacher.resolve().name}-linear")
 
 
-def _go(job: Job, folder: Path, progress: Progress) -> ConvertResult:
+def _execute(job: Job, folder: Path, progress: Progress) -> ConvertResult:
     seen = files.restore(folder, job)
     history: list[dict[str, Any]] = seen["history"]
     files.write_log(folder, history)
     if not seen["step"]:
         progress.say(f"copied the teacher into {job.student.config.mixer}")
-        _begin(job, history)
+        _initialise(job, history)
         files.write_log(folder, history)
     first = 0
     for stage in job.stages:
@@ -90,10 +94,10 @@ def _go(job: Job, folder: Path, progress: Progress) -> ConvertResult:
             _keep(job, folder, progress)
         if first <= seen["step"] < first + stage.steps:
             if seen["step"] > first:
-                progress.say(f"going on after step {seen['step'] - first} of stage {stage.number}")
+                progress.say(f"continuing after step {seen['step'] - first} of stage {stage.number}")
             seen = _run(job, stage, {**seen, "first": first}, folder, progress)
         first += stage.steps
-    if history[-1]["kept"] != _kept(job):  # no stage followed the choice
+    if history[-1]["kept"] != _kept(job):  # no stage ran after the choice
         history.append({**history[-1], "stage": "keep", "kept": _kept(job), **measured(job)})
     result = ConvertResult(folder, tuple(_kept(job)), history, teacher_bits_per_byte(job))
     files.write_log(folder, history)
@@ -101,8 +105,8 @@ def _go(job: Job, folder: Path, progress: Progress) -> ConvertResult:
     return result
 
 
-def _begin(job: Job, history: list[dict[str, Any]]) -> None:
-    """Measure the student as it was copied, and as it is calibrated."""
+def _initialise(job: Job, history: list[dict[str, Any]]) -> None:
+    """Calibrate the student; append its measurements before and after to ``history``."""
     start = {"step": 0, "tokens": 0, "seconds": 0.0, "kept": _kept(job)}
     history.append({"stage": "copy", **start, **measured(job)})
     if job.options.calibrate and job.options.tokens1 and replaced(job.student):
@@ -129,7 +133,7 @@ def _keep(job: Job, folder: Path, progress: Progress) -> None:
 
 
 def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
-    """Train ``stage`` from ``seen["step"]`` on; returns what the last checkpoint says."""
+    """Train ``stage`` from ``seen["step"]`` on; returns the record of the last checkpoint."""
     first, history = seen["first"], seen["history"]
     if stage.number == 1 and not replaced(job.student):
         return {**seen, "step": first + stage.steps}
@@ -143,16 +147,16 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
         for losses, step, seconds in _steps(job, stage, optimizer, (seen["step"] - first, every)):
             seen = {**seen, "step": first + step, "seconds": seen["seconds"] + seconds, "losses": []}
             tokens = sum(s.tokens for s in job.stages if s.number < stage.number) + step * stage.rows * stage.context
-            told = {"stage": stage.number, "step": seen["step"], "tokens": tokens, "seconds": seen["seconds"], "kept": _kept(job)}
-            history.append({**told, "loss": sum(losses) / len(losses), **measured(job, outputs=stage.number == 1)})
+            record = {"stage": stage.number, "step": seen["step"], "tokens": tokens, "seconds": seen["seconds"], "kept": _kept(job)}
+            history.append({**record, "loss": sum(losses) / len(losses), **measured(job, outputs=stage.number == 1)})
             files.save(folder, job, optimizer, {name: seen[name] for name in ("step", "seconds", "losses", "history")})
             files.write_log(folder, history)
-            say(_told(history[-1], len(losses) * stage.rows * stage.context / seconds))
+            say(_summary(history[-1], len(losses) * stage.rows * stage.context / seconds))
     return seen
 
 
 def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple[int, int]) -> Iterator[tuple[list[float], int, float]]:
-    """Train from ``span[0]`` on; after every ``span[1]`` steps and the last one the losses since, the step, and the seconds since."""
+    """Train from step ``span[0]``; every ``span[1]`` steps and at the end yield the losses since the last yield, the step, the seconds."""
     begin, every = span
     packed = job.packed(stage)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -188,6 +192,6 @@ def gradients(job: Job, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _told(record: dict[str, Any], speed: float) -> str:
-    said = [f"loss {record['loss']:.4g}", f"kl {record['kl']:.4g}", f"top-1 {record['top1']:.1%}"]
-    return " · ".join([*said, f"{record['bits_per_byte']:.3f} bits/byte", f"{speed:,.0f} tokens/s"])
+def _summary(record: dict[str, Any], speed: float) -> str:
+    parts = [f"loss {record['loss']:.4g}", f"kl {record['kl']:.4g}", f"top-1 {record['top1']:.1%}"]
+    return " · ".join([*parts, f"{record['bits_per_byte']:.3f} bits/byte", f"{speed:,.0f} tokens/s"])

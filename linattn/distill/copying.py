@@ -1,11 +1,11 @@
-"""From a softmax layer to another mixer: projections copied by their role, gates opened in closed form.
+"""Initialisation of a mixer from a softmax layer: projections copied by role, gates opened in closed form.
 
-The start is a plain linear attention over the teacher's queries, keys and values:
+The result is a plain linear attention over the teacher's queries, keys and values:
 
-* q, k, v, o: the teacher's weights, its grouped keys and values repeated for every head, where the sizes are equal
-* short convolution: the token itself, small enough for the SiLU behind it to be nearly linear (unit length and norms undo the factor)
+* q, k, v, o: the teacher's weights if the sizes are equal, with grouped keys and values repeated for every head
+* short convolution: the current token, scaled down so that the SiLU after it is nearly linear (unit length and norms undo the scale)
 * decay: the same for every token; the lifetimes of the heads, 1 / rate, are spread geometrically up to the context
-* β of delta rules: 1/2, and gates that only a matrix without bias feeds keep their own initialisation until they are calibrated
+* β of delta rules: 1/2; gates computed by a matrix without bias keep their initialisation until they are calibrated
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Mixer
 from linattn.mixers.parts import ShortConvolution
 
-TAP = 0.25  # of the short convolutions: SiLU(x / 4) is x / 8 to 6 % for x from -0.5 to 0.5
+TAP = 0.25  # weight of the current token in short convolutions: SiLU(x / 4) is x / 8 to 6 % for x from -0.5 to 0.5
 _RATE = 0.6  # the strongest decay of RWKV-7 is e^-0.607
 
 
 @torch.no_grad()
 def copy_mixer(attention: Softmax, mixer: Mixer, *, context: int) -> None:
-    """Initialise ``mixer`` from ``attention``; see the module's description. What has no counterpart stays as it is."""
+    """Initialise ``mixer`` from ``attention``; see the module's description. Parameters without a counterpart are unchanged."""
     wanted = projections(mixer)
     for role, weight in teacher_projections(attention).items():
         if (target := wanted.get(role)) is not None:
@@ -48,7 +48,7 @@ def teacher_projections(attention: Softmax) -> dict[str, Tensor]:
 
 
 def projections(mixer: Mixer) -> dict[str, Tensor]:
-    """Weights of ``mixer`` by role, as views: q, k, v with rows by head, [..., D], and o [D, H V]; those that it has."""
+    """Existing weights of ``mixer`` by role, as views: q, k, v with rows by head, [..., D], and o [D, H V]."""
     found = {role: weight for role in "qkvo" if (weight := _weight(mixer, f"{role}_proj")) is not None}
     own: Any = mixer
     joint, inner, receptance = (_weight(mixer, f"{name}_proj") for name in ("qkv", "in", "r"))
@@ -70,7 +70,7 @@ def spread(heads: int, context: int) -> Tensor:
 
 @torch.no_grad()
 def set_decay(mixer: Mixer, rates: Tensor) -> bool:
-    """Let head h of ``mixer`` fade by exp(-rates[h]) with every token, whatever the token; False if it has no such gate.
+    """Set the decay of head h of ``mixer`` to exp(-rates[h]) for every token; returns False if it has no such gate.
 
     Args:
         mixer: any mixer.
@@ -103,12 +103,12 @@ def set_decay(mixer: Mixer, rates: Tensor) -> bool:
 
 
 def _logit(rates: Tensor) -> Tensor:
-    """x with log sigmoid(x) = -rates."""
+    """Solve log sigmoid(x) = -rates for x."""
     return -rates - torch.log(-torch.expm1(-rates))
 
 
 def _open_gates(mixer: Mixer) -> None:
-    """Let everything through that would be mixed, weakened or added at the start."""
+    """Initialise gates to 1, and token shifts and terms beside the recurrence to 0."""
     own: Any = mixer
     _silence(mixer, "b_proj")
     for name in ("D", "correction", "r_k"):  # terms beside the recurrence
@@ -118,15 +118,15 @@ def _open_gates(mixer: Mixer) -> None:
         nn.init.zeros_(own.i_proj.weight)
         nn.init.zeros_(own.i_proj.bias)
     if mixer.info.name == "rwkv7":
-        for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g"):  # of the token before
+        for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g"):  # weights of the previous token
             getattr(mixer, name).zero_()
-        own.g2.add_((2 - own.g2.sum(0)) / len(own.g2))  # behind sigmoids of 1/2: a gate of 1
+        own.g2.add_((2 - own.g2.sum(0)) / len(own.g2))  # after sigmoids of 1/2: a gate of 1
     if mixer.info.name not in ("gla", "retnet") and isinstance(getattr(mixer, "g_proj", None), nn.Sequential):
-        _silence(mixer, "g_proj")  # a sigmoid's: 1/2
+        _silence(mixer, "g_proj")  # input of a sigmoid: 1/2
 
 
 def _pass_through(conv: ShortConvolution) -> None:
-    """The token itself, times :data:`TAP` where a SiLU follows."""
+    """Make the convolution return the current token, times :data:`TAP` if a SiLU follows."""
     conv.weight.zero_()
     conv.weight[..., -1] = TAP if conv.activation else 1.0
     if conv.bias is not None:
@@ -134,7 +134,7 @@ def _pass_through(conv: ShortConvolution) -> None:
 
 
 def _silence(mixer: Mixer, name: str) -> None:
-    """Let the projection ``name``, if there is one, give its bias for every token."""
+    """Zero the weight of the projection ``name``, if there is one, so that it returns its bias for every token."""
     found = getattr(mixer, name, None)
     last = found[-1] if isinstance(found, nn.Sequential) else found
     if isinstance(last, nn.Linear):

@@ -1,10 +1,10 @@
-"""The folder of a conversion.
+"""Folder of a conversion.
 
-* convert.json: the options, and what must be the same for going on
+* convert.json: the options, and the values that a resumed conversion must share
 * log.jsonl: one line per validation
-* ranking.json: KL with each layer restored, where softmax layers are chosen by it
-* checkpoint-N/: student, optimizer, generators; complete.json comes last; only the newest stays, and none when the result is there
-* config.json, tokenizer, model.safetensors: the result, in this order; result.json comes last
+* ranking.json: KL with each layer restored, if softmax layers are chosen by KL
+* checkpoint-N/: student, optimizer, generators; complete.json is written last. Only the newest is kept, none beside a result
+* config.json, tokenizer, model.safetensors: the result, written in this order; result.json is last
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from linattn.train import checkpoint
 
 CONVERT, LOG, RANKING, RESULT = "convert.json", "log.jsonl", "ranking.json", "result.json"
 STUDENT, OPTIMIZER, GENERATORS = "student.safetensors", "optimizer.safetensors", "generators.safetensors"
-_FREE = ("out", "resume", "device", "text", "tokenizer", "save_every")  # options that change no weight, or that the corpus stands for
+_FREE = ("out", "resume", "device", "text", "tokenizer", "save_every")  # options that change no weight, or are covered by the corpus digest
 
 
 def same_of(job: Job) -> dict[str, Any]:
-    """Everything that the weights follow from, as JSON values."""
+    """Collect everything that determines the weights, as JSON values."""
     options = {f.name: getattr(job.options, f.name) for f in fields(ConvertOptions) if f.name not in _FREE}
     stated = {"teacher": identity(job.source.model), "layers": job.layers, "corpus_sha256": job.data.sha256, **options}
     return json.loads(json.dumps(stated))
 
 
 def prepare(folder: Path, options: ConvertOptions, same: dict[str, Any]) -> None:
-    """Begin a conversion in ``folder``, or check that the one in it is the same.
+    """Write the options of a new conversion to ``folder``, or check those of the one to resume.
 
     Raises:
-        ValueError: if the folder holds something else, or a conversion that ``resume`` does not ask for or that is another one.
+        ValueError: if the folder holds other files, a conversion while ``resume`` is not set, or a different conversion.
     """
     path = folder / CONVERT
     if not path.is_file():
         if not empty(folder):
-            raise ValueError(f"{folder} is there already and holds no conversion: name another folder with --out")
+            raise ValueError(f"{folder} already exists and holds no conversion: choose another folder with --out")
         asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text]}
         asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
         write_json(path, {"linattn": linattn.__version__, "options": asked, "same": same})
         return
     known = read_json(path)
     if not options.resume:
-        raise ValueError(f"{folder} already holds a conversion: go on with it with --resume, or name another folder with --out")
+        raise ValueError(f"{folder} already holds a conversion: continue it with --resume, or choose another folder with --out")
     with content_of(path):
         other = [name for name, value in same.items() if known["same"].get(name) != value]
     if other:
-        raise ValueError(f"{folder} holds another conversion, which cannot go on as asked: {', '.join(other)} differ")
+        raise ValueError(f"{folder} holds a conversion with other options: {', '.join(other)} differ")
 
 
 def saved_options(folder: Path) -> ConvertOptions | None:
-    """Options that the conversion in ``folder`` was started with; None if there is none."""
+    """Read the options that the conversion in ``folder`` was started with; None if there is none."""
     if not (folder / CONVERT).is_file():
         return None
     known = read_json(folder / CONVERT)
@@ -80,7 +80,7 @@ def saved_options(folder: Path) -> ConvertOptions | None:
 
 
 def save(folder: Path, job: Job, optimizer: torch.optim.Optimizer, about: dict[str, Any]) -> None:
-    """Write a whole checkpoint after ``about["step"]`` steps, then remove older ones."""
+    """Write a checkpoint after ``about["step"]`` steps, then remove older ones."""
     name = f"checkpoint-{about['step']}"
     aside = folder / f".{name}.part"
     shutil.rmtree(aside, ignore_errors=True)
@@ -96,7 +96,7 @@ def save(folder: Path, job: Job, optimizer: torch.optim.Optimizer, about: dict[s
 
 
 def restore(folder: Path, job: Job) -> dict[str, Any]:
-    """Put the student of the newest whole checkpoint into ``job``; returns what its mark says, step 0 if there is none."""
+    """Load the student of the newest complete checkpoint into ``job``; returns the checkpoint's record, with step 0 if there is none."""
     newest = checkpoint.newest(folder)
     for left in folder.glob(".*.part"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -114,7 +114,7 @@ def restore(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def finish(folder: Path, student: LinattnForCausalLM, job: Job, result: ConvertResult) -> None:
-    """Write the result into ``folder``, its weights last of the model's files, and remove the checkpoints."""
+    """Write the result to ``folder``, with the weights after the other files of the model, and remove the checkpoints."""
     aside = folder / ".result.part"
     shutil.rmtree(aside, ignore_errors=True)
     if isinstance(job.source.model, LinattnForCausalLM):
@@ -135,7 +135,7 @@ def finish(folder: Path, student: LinattnForCausalLM, job: Job, result: ConvertR
 
 
 def finished(folder: Path) -> ConvertResult | None:
-    """Result of the conversion in ``folder``; None if it is not finished."""
+    """Read the result of the conversion in ``folder``; None if it is not finished."""
     if not (folder / RESULT).is_file():
         return None
     content = read_json(folder / RESULT)
@@ -144,7 +144,7 @@ def finished(folder: Path) -> ConvertResult | None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, whole or not at all."""
+    """Write ``content`` as JSON, atomically."""
     with replacing(path) as aside:
         aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

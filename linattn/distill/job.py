@@ -1,4 +1,4 @@
-"""A conversion in progress: models, data and device, and what is measured on held-out text."""
+"""State of a conversion: models, data and device, and measurements on held-out text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CALIBRATION = 1 << 14  # tokens
 
 @dataclass(frozen=True)
 class Source:
-    """The teacher: its model, in memory as it came, its place, None if it came as a model, and the folder of its tokenizer."""
+    """The teacher: its model, its path (None if given as a model), and the folder of its tokenizer."""
 
     model: nn.Module
     path: Path | None = None
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def tokenizer(self) -> Path | None:
-        """Its ``tokenizer.json``; None if it has none."""
+        """The teacher's ``tokenizer.json``; None if there is none."""
         found = None if self.tokenizers is None else self.tokenizers / TOKENIZER
         return found if found is not None and found.is_file() else None
 
@@ -53,7 +53,7 @@ def source_of(teacher: Any) -> Source:
     """Read ``teacher``: a model, a folder or GGUF file that :func:`linattn.load` reads, or a run of ``linattn train``.
 
     Raises:
-        TypeError, OSError, ValueError: if it is none, or has other mixers than softmax.
+        TypeError, OSError, ValueError: if it cannot be read, or has other mixers than softmax.
     """
     if isinstance(teacher, str | Path):
         path = Path(teacher)
@@ -67,7 +67,7 @@ def source_of(teacher: Any) -> Source:
 
 
 def unpacked_tokenizer(path: Path) -> Path:
-    """Folder in the cache with the tokenizer of the GGUF file ``path``."""
+    """Extract the tokenizer of the GGUF file ``path`` to the cache; returns its folder."""
     tokenizer: Any = load_tokenizer(path)
     content = tokenizer.backend_tokenizer.to_str() + str(tokenizer.chat_template)
     place = cache_folder() / "tokenizers" / digest_of_text(content)
@@ -79,7 +79,7 @@ def unpacked_tokenizer(path: Path) -> Path:
 
 @dataclass
 class Job:
-    """Everything that the stages work on; ``student`` and ``layers`` change when softmax layers are restored."""
+    """Models, data and options of the stages; ``student`` and ``layers`` change when softmax layers are restored."""
 
     options: ConvertOptions
     source: Source
@@ -95,28 +95,28 @@ class Job:
         return stages_of(self.options, cast(models.LMConfig, self.teacher.config).dim)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Autocast to bfloat16 if the options ask for it, or by default on a GPU."""
+        """Context of the computation: autocast to bfloat16 by option, or by default on a GPU."""
         asked = self.options.dtype or ("fp32" if self.device.type == "cpu" else "bf16")
         return torch.autocast(self.device.type, torch.bfloat16, enabled=asked == "bf16")
 
     def batch(self, data: Dataset, rows: range) -> Tensor:
-        """Tokens [B, T] of the samples ``rows``, on the device."""
+        """Load the samples ``rows`` as tokens [B, T] on the device."""
         return torch.stack([data[i]["input_ids"] for i in rows]).to(self.device, non_blocking=True)
 
     def packed(self, stage: Stage) -> PackedTokens:
-        """Training data of ``stage``; each has an order of its own."""
+        """Training data of ``stage``; each stage has its own order."""
         return PackedTokens(
             self.data.train, stage.context, seed=4 * self.options.seed + stage.number, samples=max(1, stage.steps) * stage.rows
         )  # fmt: skip
 
     def held_out(self, context: int) -> Iterator[Tensor]:
-        """Batches [B, T] of held-out tokens."""
+        """Iterate over batches [B, T] of held-out tokens."""
         windows = Windows(self.data.validation, context, max(1, HELD_OUT // context))
         for start in range(0, len(windows), self.options.batch_size):
             yield self.batch(windows, range(start, min(start + self.options.batch_size, len(windows))))
 
     def calibration(self) -> Iterator[TeacherPass]:
-        """Passes of the teacher over the first training tokens of an order of their own."""
+        """Run the teacher on training tokens in an order that no stage uses."""
         context, rows = self.options.context, self.options.batch_size
         count = max(1, CALIBRATION // (context * rows))
         data = PackedTokens(self.data.train, context, seed=4 * self.options.seed, samples=count * rows)
@@ -128,7 +128,7 @@ def job_of(source: Source, options: ConvertOptions) -> Job:
     """Load everything and make the student, with weights from the teacher and ``options.seed``.
 
     Raises:
-        OSError, ValueError: for text, tokenizer, mixers and layers that do not fit, and for sizes that memory does not hold.
+        OSError, ValueError: for unusable text, tokenizer, mixers and layers, and for sizes beyond memory.
     """
     config = cast(models.LMConfig, source.model.config)
     kept = () if options.keep is not None else options.keep_layers
@@ -139,7 +139,7 @@ def job_of(source: Source, options: ConvertOptions) -> Job:
     require(TRAINED * ours + FLOAT * language_parameters(config), f"a teacher and a student of {ours:,} parameters in training")
     data = corpus(options.text, options.tokenizer or source.tokenizer)
     if data.vocab_size > config.vocab_size:
-        raise ValueError(f"tokenizer has {data.vocab_size:,} tokens, but the teacher {config.vocab_size:,}: give the teacher's own")
+        raise ValueError(f"tokenizer has {data.vocab_size:,} tokens, but the teacher has {config.vocab_size:,}: use its tokenizer")
     device = torch.device(options.device or (torch.accelerator.current_accelerator() or "cpu"))
     teacher = trainable_copy(source.model, device)
     torch.manual_seed(options.seed)
@@ -152,7 +152,7 @@ def job_of(source: Source, options: ConvertOptions) -> Job:
 
 
 def trainable_copy(model: nn.Module, device: torch.device) -> nn.Module:
-    """``model`` in evaluation mode on ``device`` in at least float32; a copy if it is not."""
+    """Return ``model`` in evaluation mode on ``device`` in at least float32; a copy unless it already is."""
     like = cast(Any, model).model.embedding.weight
     dtype = torch.promote_types(like.dtype, torch.float32)
     if (like.device, like.dtype, model.training) == (device, dtype, False):
@@ -162,7 +162,7 @@ def trainable_copy(model: nn.Module, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def measured(job: Job, student: nn.Module | None = None, *, outputs: bool = True) -> dict[str, Any]:
-    """KL, top-1 agreement and bits per byte of the student on held-out text, and the error of each replaced mixer's output."""
+    """Measure KL, top-1 agreement and bits per byte of the student on held-out text, and each replaced mixer's output error."""
     model = job.student if student is None else student
     was, total = model.training, torch.zeros(3, dtype=torch.float64)
     model.eval()
@@ -178,14 +178,14 @@ def measured(job: Job, student: nn.Module | None = None, *, outputs: bool = True
                 errors.append(losses.output_errors(model, seen) * len(ids))
     model.train(was)
     kl, same, entropy = total.tolist()
-    told = {"kl": kl / tokens, "top1": same / tokens, "bits_per_byte": job.data.bits_per_byte(entropy / predicted)}
+    figures = {"kl": kl / tokens, "top1": same / tokens, "bits_per_byte": job.data.bits_per_byte(entropy / predicted)}
     rows = tokens // job.options.context
-    return told | ({"output_error": (torch.stack(errors).sum(0) / rows).tolist()} if errors else {})
+    return figures | ({"output_error": (torch.stack(errors).sum(0) / rows).tolist()} if errors else {})
 
 
 @torch.no_grad()
 def teacher_bits_per_byte(job: Job) -> float:
-    """Bits per byte of the teacher on the held-out text."""
+    """Measure bits per byte of the teacher on the held-out text."""
     total, predicted = 0.0, 0
     with job.precision():
         for ids in job.held_out(job.options.context):

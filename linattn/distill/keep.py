@@ -12,12 +12,12 @@ from linattn.hf import LinattnForCausalLM
 
 
 def rank_layers(student: nn.Module, softmax: nn.Module, measure: Callable[[], float]) -> dict[int, float]:
-    """What ``measure`` gives with each replaced layer of ``student`` in turn restored to that of ``softmax``, best layer first.
+    """Rank the replaced layers by ``measure`` with that layer alone restored to softmax, best layer first.
 
     Args:
         student: a model with layers other than softmax; unchanged afterwards.
         softmax: a model of the same stack whose layers are all softmax.
-        measure: the KL from the teacher, for instance; lower is better. Equal ones are ranked by number.
+        measure: a figure of the student, such as the KL from the teacher; lower is better. Ties are ranked by layer number.
     """
     found: dict[int, float] = {}
     for i in replaced(student):
@@ -33,7 +33,7 @@ def rank_layers(student: nn.Module, softmax: nn.Module, measure: Callable[[], fl
 def restored(
     student: LinattnForCausalLM, softmax: LinattnForCausalLM, layers: Sequence[Layer], full: Sequence[Layer], kept: Collection[int]
 ) -> tuple[LinattnForCausalLM, list[Layer]]:
-    """``student`` with the layers ``kept`` of ``softmax``, as a new model.
+    """Build a new model from ``student`` with the layers ``kept`` of ``softmax``.
 
     Args:
         student, softmax: models of the same stack.

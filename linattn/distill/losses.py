@@ -1,6 +1,6 @@
-"""What each stage minimises: output errors of mixers, KL of next-token distributions, cross-entropy.
+"""Losses of the stages: output errors of mixers, KL of next-token distributions, cross-entropy.
 
-Logits [B, T, vocab] are never held as a whole: the head and what follows it are computed in pieces and once more for the gradient.
+Logits [B, T, vocab] never exist as a whole: the head and the loss are computed in pieces, and recomputed for the gradient.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from linattn.distill.student import replaced
 from linattn.distill.teacher import TeacherPass
 from linattn.mixers.parts import to_float32
 
-PIECE = 1 << 24  # logits that are held at once
+PIECE = 1 << 24  # logits in memory at a time
 
 
 def output_errors(student: nn.Module, seen: TeacherPass) -> Tensor:
-    """Normalised squared error [layers] of every replaced mixer's output on the teacher's inputs.
+    """Compute the normalised squared error [layers] of every replaced mixer's output on the teacher's inputs.
 
-    The sum of squares of the difference divided by that of the teacher's output: 1 is the error of an output of zeros.
+    The sum of squared differences divided by the sum of squares of the teacher's output: 1 is the error of an output of zeros.
     """
     names = cast(Any, student).config.mixer_names
     shared: dict[str, Tensor | None] = {}
@@ -40,7 +40,7 @@ def output_errors(student: nn.Module, seen: TeacherPass) -> Tensor:
 
 
 def distances(student: nn.Module, teacher: nn.Module, hidden: Tensor, target: Tensor) -> Tensor:
-    """KL(teacher || student) of the next-token distributions of all tokens in nats, summed.
+    """Sum KL(teacher || student) of the next-token distributions over all tokens, in nats.
 
     Args:
         student, teacher: models with a head.
@@ -56,7 +56,7 @@ def distances(student: nn.Module, teacher: nn.Module, hidden: Tensor, target: Te
 
 
 def cross_entropy(student: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Cross-entropy of ``ids`` [B, T] in nats, summed over all tokens but the first of each row."""
+    """Sum the cross-entropy of ``ids`` [B, T] over all tokens but the first of each row, in nats."""
 
     def piece(h: Tensor, wanted: Tensor) -> Tensor:
         return F.nll_loss(_log_softmax(student, h), wanted, reduction="sum")
@@ -65,7 +65,7 @@ def cross_entropy(student: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor:
 
 
 def agreement(student: nn.Module, teacher: nn.Module, hidden: Tensor, target: Tensor) -> Tensor:
-    """Number of tokens whose likeliest successor is the same for both."""
+    """Count the tokens for which both models predict the same most likely next token."""
 
     def piece(h: Tensor, t: Tensor) -> Tensor:
         return (cast(Any, student).lm_head(h).argmax(-1) == cast(Any, teacher).lm_head(t).argmax(-1)).sum()
@@ -82,7 +82,7 @@ def _vocab(model: nn.Module) -> int:
 
 
 def _in_pieces(function: Callable[..., Tensor], vocab: int, *tensors: Tensor) -> Tensor:
-    """Sum of ``function`` over pieces of the tokens of ``tensors`` [B, T, ...]."""
+    """Sum ``function`` over pieces of the tokens of ``tensors`` [B, T, ...]."""
     rows = max(1, PIECE // vocab)
     pieces = zip(*(t.flatten(0, 1).split(rows) for t in tensors), strict=True)
     if not torch.is_grad_enabled():

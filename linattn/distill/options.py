@@ -1,4 +1,4 @@
-"""Options and result of a conversion. Imports nothing heavy: the command line reads its defaults from here."""
+"""Options and result of a conversion. The module imports nothing slow, because the command line reads its defaults."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class ConvertOptions:
 
     Args:
         mixer: pattern of mixer names such as ``"gated_deltanet*3, softmax"``; the layers named softmax keep the teacher's.
-        text: UTF-8 files or patterns of them; none: the source of Python's standard library.
+        text: UTF-8 files or glob patterns; empty: the source of Python's standard library.
         out: the folder of the result.
-        keep: number of layers that stay softmax, chosen by KL after the first stage; ``mixer`` then names no softmax.
-        keep_layers: layers that stay softmax, counted from 0; ``mixer`` then names no softmax.
+        keep: number of layers that stay softmax, chosen by KL after the first stage; ``mixer`` must not name softmax then.
+        keep_layers: layers that stay softmax, counted from 0; ``mixer`` must not name softmax then.
         rotary: ``"keep"`` or ``"drop"``: rotary positions of the layers that stay softmax.
-        tokens1: tokens of the first stage, in which each mixer learns its layer's attention output; 0 leaves it out.
-        tokens2: tokens of the second stage, KL of the logits; 0 leaves it out.
-        tokens3: tokens of the third stage, cross-entropy at ``context3``; 0 leaves it out.
-        rate1: learning rate of the first stage at its start; a cosine takes it to a hundredth.
+        tokens1: tokens of the first stage, in which each mixer learns its layer's attention output; 0 skips it.
+        tokens2: tokens of the second stage, KL of the logits; 0 skips it.
+        tokens3: tokens of the third stage, cross-entropy at ``context3``; 0 skips it.
+        rate1: initial learning rate of the first stage, which falls to a hundredth by a cosine.
         rate2: constant learning rate of the second and third stages; None: 1e-5 at width 4096, in inverse proportion to the width.
         context: tokens of one sequence in the first two stages.
         context3: tokens of one sequence in the third stage; None: four times ``context``.
         batch_size: sequences of one step at ``context``; the third stage takes as many tokens.
         accumulate: number of parts that a step's batch is divided into, to save memory.
         dtype: ``"bf16"`` computes under autocast, ``"fp32"`` does not; None: bf16 on a GPU. Weights are float32 in both cases.
-        device: where to train; None: the accelerator if there is one.
+        device: device to train on; None: the accelerator if there is one.
         save_every: steps between validations, each followed by a checkpoint; None: a tenth of the stage, at least 10.
         tokenizer: a Hugging Face ``tokenizer.json``; None: the teacher's, or one token per byte.
-        calibrate: begin the first stage by least squares: output gates opened, output projections fitted to the teacher's attention.
-        seed: of new weights and of the order of the data.
-        resume: continue from the newest whole checkpoint in ``out``, or from the start if there is none.
+        calibrate: initialise by least squares: open output gates, fit output projections to the teacher's attention.
+        seed: seed of new weights and of the order of the data.
+        resume: continue from the newest complete checkpoint in ``out``, or from the start if there is none.
         mixer_options: options of each new mixer's constructor, by its name; they override those derived from the teacher.
     """
 
@@ -53,19 +53,19 @@ class ConvertOptions:
     tokens1: int = option(20_000_000, "Tokens of stage 1, mixer outputs; 0: none.", "N", least=0)
     tokens2: int = option(40_000_000, "Tokens of stage 2, KL of the logits; 0: none.", "N", least=0)
     tokens3: int = option(0, "Tokens of stage 3, cross-entropy at a longer context; 0: none.", "N", least=0)
-    rate1: float = option(1e-3, "Learning rate of stage 1; a cosine takes it to a hundredth.", "R")
+    rate1: float = option(1e-3, "Learning rate of stage 1, falling to a hundredth.", "R")
     rate2: float | None = option(None, "Learning rate of stages 2 and 3.", "R", shown="1e-5 * 4096 / width")
     context: int = option(512, "Tokens of a sequence in stages 1 and 2.", "T", least=2)
     context3: int | None = option(None, "Tokens of a sequence in stage 3.", "T", shown="4 * context", least=2)
     batch_size: int = option(16, "Sequences of a step.", "B", least=1)
     accumulate: int = option(1, "Parts that a step is divided into, to save memory.", "N", least=1)
     dtype: str | None = option(None, "Precision of the computation; weights are float32.", "bf16|fp32", shown="bf16 on a GPU")
-    device: str | None = option(None, "Where to train.", "DEVICE", shown="a GPU if there is one")
+    device: str | None = option(None, "Device to train on.", "DEVICE", shown="a GPU if there is one")
     save_every: int | None = option(None, "Steps between validations with a checkpoint.", "N", shown="stage / 10", least=1)
     tokenizer: str | Path | None = option(None, "A Hugging Face tokenizer.json.", "FILE", shown="the teacher's")
     calibrate: bool = True
-    seed: int = option(0, "Of new weights and order of the data.", "S")
-    resume: bool = option(False, "Go on with the conversion in DIR.")
+    seed: int = option(0, "Seed of new weights and order of the data.", "S")
+    resume: bool = option(False, "Continue the conversion in DIR.")
     mixer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,12 +91,12 @@ class ConvertResult:
 
     Args:
         folder: the result, which :func:`linattn.load` reads.
-        kept: layers that are softmax.
+        kept: layers that are still softmax.
         history: one dict per validation, as in ``log.jsonl``: stage, step, tokens, seconds, the stage's ``loss`` in training and
             ``kl`` (nats per token from the teacher's next-token distribution to the student's), ``top1`` (share of tokens on which
             both choose the same), ``bits_per_byte`` of held-out text; in the first stage also ``output_error``, the normalised squared
             error of each replaced mixer's output.
-        teacher_bits_per_byte: of the teacher on the same text.
+        teacher_bits_per_byte: bits per byte of the teacher on the same text.
     """
 
     folder: Path
@@ -106,5 +106,5 @@ class ConvertResult:
 
     @property
     def gap_closed(self) -> float:
-        """Share of the KL between teacher and untrained student that is gone at the end."""
+        """Share of the untrained student's KL from the teacher that the conversion removes."""
         return 1 - self.history[-1]["kl"] / self.history[0]["kl"] if self.history[0]["kl"] else 1.0

@@ -1,4 +1,4 @@
-"""What a conversion will take: tokens, time and memory, from one step of each stage on the device it will run on."""
+"""Estimate of a conversion's tokens, time and memory, measured by one step of each stage on its device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Plan:
     Args:
         teacher, student: numbers of parameters.
         mixer: the student's pattern.
-        device: where it was measured.
-        stages: those that will run.
+        device: the device of the measurement.
+        stages: the stages to run.
     """
 
     teacher: int
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Time of all stages, validations left out."""
+        """Seconds of all stages, without validations."""
         return sum(stage.steps * stage.seconds for stage in self.stages)
 
     def __str__(self) -> str:
@@ -56,18 +56,18 @@ class Plan:
             f" {stage.nbytes / 1e9:,.2f} GB"
             for stage in self.stages
         ]
-        return "\n".join([*lines, f"in all {_time(self.seconds)} on {self.device}, validations not counted"])
+        return "\n".join([*lines, f"in all {_time(self.seconds)} on {self.device}, without validations"])
 
 
 def make_plan(teacher: Any, **options: Any) -> Plan:
-    """Plan the conversion that :func:`linattn.convert` would make of the same arguments; nothing is written.
+    """Plan the conversion that :func:`linattn.convert` would run with the same arguments; writes nothing.
 
-    The time is that of one step of each stage, after one that is not counted. The memory is that of all weights, gradients, optimizer
-    states and of what one part of a batch keeps for the backward pass.
+    The time is that of one step of each stage, after a warm-up step. The memory is the sum of weights, gradients, optimizer states
+    and the tensors that one part of a batch saves for the backward pass.
     """
-    from linattn.distill.conversion import asked
+    from linattn.distill.conversion import convert_options
 
-    return plan_of(teacher, asked(options))
+    return plan_of(teacher, convert_options(options))
 
 
 def plan_of(teacher: Any, options: ConvertOptions) -> Plan:

@@ -1,4 +1,4 @@
-"""The three stages: what each trains, on how many tokens, at which learning rate, and its loss."""
+"""The three stages: trained parameters, tokens, learning rate and loss of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stage:
 
     Args:
         number: 1, 2 or 3.
-        steps: optimizer steps; 0 leaves the stage out.
+        steps: optimizer steps; 0 skips the stage.
         context: tokens T of a sequence.
         rows: sequences B of a step.
         rate: learning rate at the start.
@@ -48,7 +48,7 @@ class Stage:
 
 
 def stages_of(options: ConvertOptions, width: int) -> list[Stage]:
-    """The three stages of a model of ``width`` D, those left out with no steps."""
+    """Plan the three stages for a model of ``width`` D; skipped ones have no steps."""
     rate2 = _RATE * _WIDTH / width if options.rate2 is None else options.rate2
     context3 = 4 * options.context if options.context3 is None else options.context3
     rows3 = max(1, options.batch_size * options.context // context3)
@@ -64,7 +64,7 @@ def stages_of(options: ConvertOptions, width: int) -> list[Stage]:
 
 
 def trained(student: nn.Module, stage: Stage) -> list[nn.Parameter]:
-    """Parameters that ``stage`` trains: of the replaced mixers in the first, all in the others. Only they require gradients then."""
+    """List the parameters that ``stage`` trains, and make only these require gradients: replaced mixers in the first, then all."""
     student.requires_grad_(stage.number > 1)
     if stage.number == 1:
         for i in replaced(student):
@@ -73,7 +73,7 @@ def trained(student: nn.Module, stage: Stage) -> list[nn.Parameter]:
 
 
 def loss_of(stage: Stage, student: nn.Module, teacher: nn.Module, ids: Tensor) -> Tensor:
-    """Mean loss of the tokens ``ids`` [B, T]: normalised squared error of mixers, or nats per token."""
+    """Compute the mean loss of the tokens ``ids`` [B, T]: normalised squared error of mixers, or nats per token."""
     backbone = cast(Any, student).model
     if stage.number == 3:
         return losses.cross_entropy(student, backbone(ids)[0], ids) / ids[:, 1:].numel()

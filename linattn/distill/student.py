@@ -1,4 +1,4 @@
-"""The student: the teacher's stack with another mixer in every layer that does not stay softmax."""
+"""Construction of the student: the teacher's stack with another mixer in every layer that does not stay softmax."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Layer = tuple[str, dict[str, Any]]  # a mixer's name and all options of its cons
 
 
 def check_teacher(model: Any) -> None:
-    """Refuse a teacher that is no language model, or that has another mixer than softmax.
+    """Check that the teacher is a language model with softmax attention in every layer.
 
     Raises:
-        TypeError, ValueError: in one line.
+        TypeError, ValueError: if it is not.
     """
     if not isinstance(model, models.LanguageModel | LinattnForCausalLM):
         raise TypeError(f"teacher must be a folder, a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}")
@@ -36,7 +36,7 @@ def check_teacher(model: Any) -> None:
 
 
 def layers_of(config: models.LMConfig) -> list[Layer]:
-    """Each layer's mixer with all options that the config gives it."""
+    """List each layer's mixer with its options from the config."""
     return [(name, config.options_of(i)) for i, name in enumerate(config.mixer_names)]
 
 
@@ -53,7 +53,7 @@ def student_layers(
         mixer_options: options by mixer name, which override those derived from the teacher.
 
     Raises:
-        ValueError: for patterns and layers that do not fit.
+        ValueError: for invalid patterns and layers.
     """
     config = cast(models.LMConfig, teacher.config)
     named = pattern.parse(mixer, "mixer")
@@ -62,7 +62,7 @@ def student_layers(
     names = pattern.fill(named, config.layers)
     names = names if kept is None else _with_softmax(names, kept)
     if unknown := sorted(set(mixer_options) - set(names)):
-        raise ValueError(f"mixer_options speaks of {unknown[0]!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
+        raise ValueError(f"mixer_options names {unknown[0]!r}, but the mixers are {', '.join(dict.fromkeys(names))}")
     dropped = {"rotated": 0} if rotary == "drop" else {}
     layers: list[Layer] = []
     for i, name in enumerate(names):
@@ -87,14 +87,14 @@ def derived_options(name: str, attention: Softmax) -> dict[str, Any]:
     ratio = heads * size / dim
     known: dict[str, Any] = {"heads": heads, "value_heads": heads, "value_ratio": ratio, "key_ratio": ratio}
     known |= dict.fromkeys(("head_dim", "head_size", "size", "key_size", "value_size"), size)
-    known |= {"value_residual": False, "affine": True, "interleaved": False}  # of RWKV-7 and RetNet: as the teacher's values and positions
+    known |= {"value_residual": False, "affine": True, "interleaved": False}  # RWKV-7 and RetNet: match the teacher's values and positions
     if name == "mamba2":
         known |= {"expand": 1, "state_size": size, "groups": heads}
     return {option: known[option] for option in mixers.info(name).options if option in known}
 
 
 def config_with(config: models.LMConfig, layers: Sequence[Layer]) -> LMConfig:
-    """Config of the student: the teacher's with other ``layers``, embeddings untied."""
+    """Config of the student: the teacher's with ``layers`` replaced and embeddings untied."""
     names = [name for name, _ in layers]
     shared = dict(layers)
     alike = all(options == shared[name] for name, options in layers)
@@ -110,7 +110,7 @@ def config_with(config: models.LMConfig, layers: Sequence[Layer]) -> LMConfig:
 
 
 def written(names: list[str]) -> str:
-    """Shortest pattern that fills to ``names``: a, a, b, a, a, b -> "a*2, b"."""
+    """Shortest pattern that expands to ``names``: a, a, b, a, a, b -> "a*2, b"."""
     period = next(p for p in range(1, len(names) + 1) if pattern.fill(names[:p], len(names)) == names)
     entries: list[tuple[str, int]] = []
     for name in names[:period]:
@@ -122,21 +122,21 @@ def written(names: list[str]) -> str:
 
 
 def new_student(config: LMConfig, like: Tensor) -> LinattnForCausalLM:
-    """A new model in evaluation mode with the device and dtype of ``like``."""
+    """Create a model in evaluation mode with the device and dtype of ``like``."""
     return nn.Module.to(LinattnForCausalLM(config), device=like.device, dtype=like.dtype).eval()
 
 
 @torch.no_grad()
 def student_of(teacher: nn.Module, layers: Sequence[Layer], *, context: int = 512) -> LinattnForCausalLM:
-    """A new student with the teacher's weights wherever it has the same, in the teacher's dtype and on its device.
+    """Create a student with the teacher's weights where they match, in the teacher's dtype and on its device.
 
-    Embedding, head, norms, feed-forwards and softmax layers are copied. Of another mixer the projections are, where the sizes are
-    equal, and its gates are set as :func:`linattn.distill.copying.copy_mixer` says; the rest is new, from torch's generator.
+    Embedding, head, norms, feed-forwards and softmax layers are copied. Projections of other mixers are copied if their sizes are
+    equal, and gates are set by :func:`linattn.distill.copying.copy_mixer`; other weights are drawn from torch's generator.
 
     Args:
         teacher: a model of softmax layers.
         layers: the student's, see :func:`student_layers`.
-        context: longest lifetime of a head's memory at the start, in tokens.
+        context: longest initial lifetime of a head's memory, in tokens.
     """
     config = cast(models.LMConfig, teacher.config)
     weights, like = teacher.state_dict(), cast(Any, teacher).model.embedding.weight

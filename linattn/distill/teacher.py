@@ -1,4 +1,4 @@
-"""One run of the teacher with what goes into and comes out of every attention layer."""
+"""Run of the teacher that records the input and output of every attention layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class TeacherPass:
-    """What a run of the teacher on tokens [B, T] leaves.
+    """Activations of a run of the teacher on tokens [B, T].
 
     Args:
-        inputs: for every layer the tokens [B, T, D] that its mixer reads.
-        outputs: for every layer what its mixer makes of them, [B, T, D].
-        hidden: hidden states [B, T, D] that its head reads.
+        inputs: input [B, T, D] of each layer's mixer.
+        outputs: output [B, T, D] of each layer's mixer.
+        hidden: input [B, T, D] of the head.
     """
 
     inputs: list[Tensor]
@@ -26,7 +26,7 @@ class TeacherPass:
 
 @torch.no_grad()
 def teacher_pass(teacher: nn.Module, ids: Tensor) -> TeacherPass:
-    """Run ``teacher`` once on ``ids`` [B, T] and record all of its layers at once."""
+    """Run ``teacher`` once on ``ids`` [B, T] and record all of its layers."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Evaluation of language models: text, a teacher's distributions, retrieval over long contexts, state and speed, side by side."""
+"""Evaluation of language models: text, distance from a teacher, retrieval over long contexts, state size and speed."""
 
 from importlib import import_module
 

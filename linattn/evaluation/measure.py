@@ -18,14 +18,14 @@ from linattn.evaluation.options import EvaluateOptions
 from linattn.evaluation.tasks import Prompt, prompts
 from linattn.generate.stream import stream
 
-_PIECE = 4096  # bytes of text that are encoded at a time
-_BATCH = 1 << 14  # tokens that a model reads at a time
+_PIECE = 4096  # bytes of text encoded at a time
+_BATCH = 1 << 14  # tokens of one forward pass
 
 Row = dict[str, Any]
 
 
 def held_out(options: EvaluateOptions, codec: Codec) -> tuple[list[int], int]:
-    """Tokens of the text, and its bytes."""
+    """Encode the held-out text: its tokens, and the number of bytes that they cover."""
     if options.text:
         text = b"\n".join(sources.read(path) for path in sources.files(options.text))
     else:
@@ -45,13 +45,13 @@ def held_out(options: EvaluateOptions, codec: Codec) -> tuple[list[int], int]:
 
 @torch.no_grad()
 def on_text(model: Any, tokens: Sequence[int], size: int, options: EvaluateOptions, teacher: Any = None) -> Row:
-    """Bits per byte of the text, and the distance of the next-token distributions from the teacher's.
+    """Measure bits per byte of the text, and the distance of the next-token distributions from the teacher's.
 
-    Every token but the first is predicted, from at most ``options.context`` before it.
+    Every token but the first is predicted from at most ``options.context`` tokens before it.
 
     Returns:
-        ``bits_per_byte``; with a teacher ``kl``, in nats per token, and ``top1``, the share of tokens whose likeliest successor is the
-        teacher's.
+        ``bits_per_byte``; with a teacher ``kl``, in nats per token, and ``top1``, the share of tokens with the
+        teacher's most likely next token.
     """
     entropy, kl, same, count = 0.0, 0.0, 0.0, 0
     for ids in _windows(tokens, options.context, _device(model)):
@@ -67,7 +67,7 @@ def on_text(model: Any, tokens: Sequence[int], size: int, options: EvaluateOptio
 
 
 def _windows(tokens: Sequence[int], context: int, device: torch.device) -> Iterator[Tensor]:
-    """Windows [B, context + 1] of ``tokens``, each beginning with the last token of the one before; at last a shorter one."""
+    """Windows [B, context + 1] of ``tokens``, each starting at the last token of the previous one; the last may be shorter."""
     ids = torch.tensor(tokens, device=device)
     full = (len(tokens) - 1) // context
     if full:
@@ -79,7 +79,7 @@ def _windows(tokens: Sequence[int], context: int, device: torch.device) -> Itera
 
 @torch.no_grad()
 def on_tasks(model: Any, codec: Codec, options: EvaluateOptions) -> list[Row]:
-    """Share of prompts whose answer is the model's greedy continuation, for each task and length."""
+    """Measure the share of prompts that the greedy continuation answers, for each task and length."""
     rows = []
     for task in options.tasks:
         for length in options.lengths:
@@ -89,7 +89,7 @@ def on_tasks(model: Any, codec: Codec, options: EvaluateOptions) -> list[Row]:
 
 
 def _answers(model: Any, prompt: Prompt) -> bool:
-    """True if each token of the answer is the likeliest after those before it, as in greedy decoding."""
+    """True if greedy decoding gives the answer."""
     ids = torch.tensor([prompt.tokens + prompt.answer[:-1]], device=_device(model))
     hidden = cast(Tensor, model.model(ids)[0])[:, len(prompt.tokens) - 1 :]
     likeliest = model.lm_head(hidden)[0].argmax(-1)
@@ -97,7 +97,7 @@ def _answers(model: Any, prompt: Prompt) -> bool:
 
 
 def decoding(model: Any, tokens: Sequence[int], options: EvaluateOptions) -> list[Row]:
-    """Bytes of one sequence's state and tokens decoded in a second, behind each length of text."""
+    """Measure bytes of state and decoding speed of one sequence after each length of text."""
     if not options.decode:
         return []
     rows, device = [], _device(model)
@@ -115,7 +115,7 @@ def decoding(model: Any, tokens: Sequence[int], options: EvaluateOptions) -> lis
 
 
 def same_tokens(codec: Codec, other: Codec) -> bool:
-    """True if both turn text into the same tokens."""
+    """True if both codecs encode text to the same tokens."""
     if isinstance(codec, ByteCodec) or isinstance(other, ByteCodec):
         return type(codec) is type(other)
     return cast(Any, codec).content == cast(Any, other).content

@@ -1,4 +1,4 @@
-"""Options of an evaluation. Imports nothing heavy: the command line reads its defaults from here."""
+"""Options of an evaluation. The module imports nothing slow, because the command line reads its defaults."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ TASKS = ("needle", "variables", "words")
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is measured of each model.
+    """Options of an evaluation.
 
     Args:
-        teacher: a model with the same tokens, measured too, from which the others' distributions are told.
-        text: held-out UTF-8 files or patterns of them, all of which is read; none: the held-out part of Python's standard library.
-        tokens: tokens of the text at most, from its beginning.
-        context: tokens that a model sees of the text at a time, each time from an empty state.
-        tasks: of ``"needle"`` (a number among sentences), ``"variables"`` (a chain of assignments), ``"words"`` (the most frequent word).
-        lengths: tokens of the prompts of tasks, and of those that state and speed are measured behind.
+        teacher: a model with the same tokens, evaluated too, from which the distance of the other models' distributions is measured.
+        text: held-out UTF-8 files or glob patterns; empty: the held-out part of Python's standard library.
+        tokens: maximum number of tokens of the text, from its beginning.
+        context: tokens of the text in one window; each window starts from an empty state.
+        tasks: ``"needle"`` (a number among sentences), ``"variables"`` (a chain of assignments), ``"words"`` (the most frequent word).
+        lengths: prompt lengths in tokens, for tasks and for the measurement of state and speed.
         samples: prompts of each task and length.
-        decode: tokens that are decoded to measure the speed; 0: speed and state are left out.
-        device: where the models run; None: the accelerator if there is one.
-        seed: of the prompts.
-        out: folder of report.json and report.html; None: neither is written.
+        decode: tokens decoded to measure the speed; 0 skips speed and state.
+        device: device of the models; None: the accelerator if there is one.
+        seed: seed of the prompts.
+        out: folder for report.json and report.html; None writes neither.
 
     Raises:
         ValueError: for values out of range, naming the field.
@@ -35,19 +35,19 @@ class EvaluateOptions:
     text: tuple[str | Path, ...] = option(
         (), "Held-out UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="of Python's standard library"
     )
-    tokens: int = option(100_000, "Tokens of the text at most.", "N", least=2)
-    context: int = option(1024, "Tokens of the text at a time.", "T", least=2)
-    tasks: tuple[str, ...] = option(TASKS, "Tasks of retrieval.", "A,B,...", separated=True, shown="needle,variables,words")
+    tokens: int = option(100_000, "Maximum number of tokens of the text.", "N", least=2)
+    context: int = option(1024, "Tokens of one window of the text.", "T", least=2)
+    tasks: tuple[str, ...] = option(TASKS, "Retrieval tasks.", "A,B,...", separated=True, shown="needle,variables,words")
     lengths: tuple[int, ...] = option((512, 2048), "Tokens of a prompt.", "T,T,...", separated=True, shown="512,2048")
     samples: int = option(20, "Prompts of each task and length.", "N", least=1)
     decode: int = option(64, "Tokens decoded to measure speed; 0: none.", "N", least=0)
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
-    seed: int = option(0, "Of the prompts.", "S", least=0)
+    seed: int = option(0, "Seed of the prompts.", "S", least=0)
     out: Path | None = option(None, "Folder for report.json and report.html.", "DIR", shown="none")
 
     def __post_init__(self) -> None:
         check_fields(self)
         if unknown := [task for task in self.tasks if task not in TASKS]:
-            raise ValueError(f"tasks must be of {', '.join(TASKS)}, but have {unknown[0]!r}")
+            raise ValueError(f"tasks must be among {', '.join(TASKS)}, but have {unknown[0]!r}")
         if short := [length for length in self.lengths if length < 1]:
             raise ValueError(f"lengths must be at least 1 token, but have {short[0]}")

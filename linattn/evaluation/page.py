@@ -13,11 +13,11 @@ from linattn.report.plot import Axis, Heading, Series
 from linattn.report.scales import linear, logarithmic
 from linattn.report.words import figure, memory, memory_tick, percent, tick, tokens
 
-_SAID = {"needle": "Number among sentences", "variables": "Chain of assignments", "words": "Most frequent word"}
+_TITLES = {"needle": "Number among sentences", "variables": "Chain of assignments", "words": "Most frequent word"}
 
 
 def names(report: dict[str, Any]) -> list[str]:
-    """Short names of the models, the teacher's marked."""
+    """Short names of the models, with the teacher marked."""
     paths = [Path(m["name"]) for m in report["models"]]
     short = [p.name for p in paths]
     shown = [n if short.count(n) == 1 else str(p) for n, p in zip(short, paths, strict=True)]
@@ -25,7 +25,7 @@ def names(report: dict[str, Any]) -> list[str]:
 
 
 def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the table, a line for each model."""
+    """Headings and cells of the table, one line per model."""
     first = report["models"][-1]
     heads = ["model", "mixer", "parameters", "bits per byte"]
     heads += ["KL", "top-1"] if report["options"]["teacher"] else []
@@ -45,7 +45,7 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def page(report: dict[str, Any]) -> str:
-    """The whole page."""
+    """Render report.html."""
     heads, lines = rows(report)
     cells = [(named(name, i), line) for i, (name, *line) in enumerate(lines)]
     caption = f"Tasks: share of {report['options']['samples']} prompts answered by the greedy continuation."
@@ -58,7 +58,7 @@ def _charts(report: dict[str, Any]) -> list[Chart]:
     charts = []
     for task in dict.fromkeys(t["task"] for t in report["models"][0]["tasks"]):
         points = [[(t["length"], 100 * t["right"]) for t in m["tasks"] if t["task"] == task] for m in report["models"]]
-        heading = Heading(f"task-{task}", _SAID[task], "Right answers against the length of the prompt.")
+        heading = Heading(f"task-{task}", _TITLES[task], "Right answers against the length of the prompt.")
         charts.append(_chart(heading, report, points, Axis("right, %", linear([0, 100]), tick), lambda right: percent(right / 100)))
     for key, title, label, write, say in (
         ("state_bytes", "State of a sequence", "bytes", memory_tick, memory),
@@ -68,7 +68,7 @@ def _charts(report: dict[str, Any]) -> list[Chart]:
         if any(points):
             values = [y for line in points for _, y in line]
             scale = logarithmic(values, base=2) if key == "state_bytes" else linear(values, zero=True)
-            heading = Heading(key, title, f"{title} behind so many tokens.")
+            heading = Heading(key, title, f"{title} after a prompt of this length.")
             charts.append(_chart(heading, report, points, Axis(label, scale, write), say))
     return charts
 

@@ -1,4 +1,4 @@
-"""One evaluation: every model in its turn, then the table and the page."""
+"""Execution of an evaluation: each model in turn, then the report."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
 
     Args:
         models: runs of ``linattn train``, folders that :func:`linattn.load` reads with their ``tokenizer.json``, or GGUF files.
-        options: what is measured; the teacher is measured too, first.
-        progress: show on stderr how far it is.
+        options: measurements to make; a teacher is measured first.
+        progress: show progress on stderr.
 
     Returns:
-        What report.json holds: ``models``, each with its ``name``, ``mixer``, ``parameters``, ``bits_per_byte``, ``kl`` and ``top1``
+        The content of report.json: ``models``, each with its ``name``, ``mixer``, ``parameters``, ``bits_per_byte``, ``kl`` and ``top1``
         (with a teacher), ``tasks`` and ``decoding``.
 
     Raises:
-        OSError, ValueError: for a model that cannot be read, and for one whose tokens are not the teacher's.
+        OSError, ValueError: for an unreadable model, and for one with other tokens than the teacher.
     """
     options = options or EvaluateOptions()
     if isinstance(models, str | Path) or not models:
@@ -68,7 +68,7 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
 def _measured(path: Path, given: tuple[Any, Any], options: EvaluateOptions, teacher: tuple[Any, Any] | None) -> dict[str, Any]:
     model, codec = given
     if teacher is not None and not measure.same_tokens(codec, teacher[1]):
-        raise ValueError(f"{path} must have the teacher's tokenizer to be compared with it, but has another")
+        raise ValueError(f"{path} must have the teacher's tokenizer, but has another")
     model.eval()
     tokens, size = measure.held_out(options, codec)
     return {

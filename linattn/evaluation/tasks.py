@@ -1,4 +1,4 @@
-"""Retrieval in plain text, in the manner of RULER (arXiv 2404.06654): a prompt of a wanted length and the words that must follow it."""
+"""Retrieval tasks in plain text, similar to RULER (arXiv 2404.06654): a prompt of a given length and the expected continuation."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def prompts(task: str, codec: Codec, length: int, count: int, seed: int) -> list
     """Make ``count`` prompts of ``task`` with at most ``length`` tokens, answer included.
 
     Raises:
-        ValueError: where not even the question fits.
+        ValueError: if the question alone is longer than ``length``.
     """
-    rng = random.Random(f"{task} {length} {seed}")  # noqa: S311  (nothing secret)
+    rng = random.Random(f"{task} {length} {seed}")  # noqa: S311  (not for cryptography)
     return [_fitted(_TASKS[task], codec, length, rng) for _ in range(count)]
 
 
-Made = tuple[list[str], str, str]  # sentences that have to stand in the prompt, the question, the answer
+Made = tuple[list[str], str, str]  # required sentences of the prompt, the question, the answer
 
 
 def _needle(rng: random.Random) -> Made:
@@ -42,7 +42,7 @@ def _needle(rng: random.Random) -> Made:
 
 
 def _variables(rng: random.Random) -> Made:
-    """Follow a chain of three assignments, beside another chain."""
+    """Follow a chain of three assignments, with another chain as distractor."""
     names = rng.sample(_NAMES, 6)
     numbers = rng.sample(range(1000, 10_000), 2)
     chains = [names[:3], names[3:]]
@@ -51,7 +51,7 @@ def _variables(rng: random.Random) -> Made:
 
 
 def _words(rng: random.Random) -> Made:
-    """Name the word that comes most often: six times, where four others come twice."""
+    """Name the most frequent word: it occurs six times, four others twice each."""
     names = rng.sample(_NAMES, 5)
     said = [names[0]] * 6 + names[1:] * 2
     rng.shuffle(said)
@@ -62,12 +62,12 @@ _TASKS: dict[str, Callable[[random.Random], Made]] = {"needle": _needle, "variab
 
 
 def _fitted(make: Callable[[random.Random], Made], codec: Codec, length: int, rng: random.Random) -> Prompt:
-    """As many filler sentences as fit; what matters stands among them at random places, in its order."""
+    """Fill up to ``length`` tokens with sentences, and insert the required ones in order at random positions."""
     facts, question, answer = make(rng)
     wanted = codec.encode(answer)
-    room = length - len(wanted)
-    if len(codec.encode(_joined(facts, question))) > room:
-        raise ValueError(f"lengths must have room for the question, but {length} tokens have none for: {_joined(facts, question)!r}")
+    limit = length - len(wanted)
+    if len(codec.encode(_joined(facts, question))) > limit:
+        raise ValueError(f"lengths must be long enough for the question, but {length} tokens are too few for: {_joined(facts, question)!r}")
     fewest = min(len(codec.encode(" " + sentence)) for sentence in _FILLER)
     filler = [rng.choice(_FILLER) for _ in range(length // fewest + 1)]
     places = sorted(rng.random() for _ in facts)
@@ -78,10 +78,10 @@ def _fitted(make: Callable[[random.Random], Made], codec: Codec, length: int, rn
             parts.insert(round(place * count) + done, fact)
         return codec.encode(_joined(parts, question))
 
-    low, high = 0, len(filler)  # most sentences that fit: a search by halves, for encoding takes its time
+    low, high = 0, len(filler)  # binary search for the most sentences that fit, since encoding is slow
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(tokens(middle)) <= room else (low, middle - 1)
+        low, high = (middle, high) if len(tokens(middle)) <= limit else (low, middle - 1)
     return Prompt(tokens(low), wanted)
 
 

@@ -1,4 +1,4 @@
-"""The engine of experiments: runs of a study over mixers, settings and seeds, a small trainer, processes, and what is kept of them.
+"""Experiment engine: runs of a study over mixers, settings and seeds, a small trainer, worker processes, and saved results.
 
-:mod:`linattn.compare` and :mod:`linattn.reproduce` are two uses of it.
+:mod:`linattn.compare` and :mod:`linattn.reproduce` use it.
 """

@@ -1,4 +1,4 @@
-"""The runner: which runs of a study are missing, doing them, and keeping what came out in report.json."""
+"""Runner: executes the missing runs of a study and saves their results in report.json."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from linattn.report.progress import Progress
 
 
 class Record:
-    """report.json while it grows: what is wanted, what is done.
+    """Record of requested and finished runs in report.json.
 
-    A command's own record makes the report: :meth:`fill` writes what is done into it, :meth:`said` is a line of progress.
+    A subclass builds the report of a command: :meth:`fill` writes the finished runs to it, :meth:`said` formats a line of progress.
     """
 
     def __init__(self, folder: Folder, study: Study, settings: Any) -> None:
@@ -27,15 +27,15 @@ class Record:
         self.report: dict[str, Any] = {}
 
     def runs(self) -> list[Run]:
-        """All runs that are wanted, given what is done."""
+        """List all requested runs, given the finished ones."""
         return self.study.runs(self.settings, self.results())
 
     def results(self) -> list[tuple[Run, Result]]:
-        """The wanted runs that are done, with their results, in the order in which they are wanted."""
+        """List the finished runs with their results, in the order of the requested runs."""
         return [(run, self.done[name]["result"]) for run in self.wanted if (name := key(run)) in self.done]
 
     def missing(self) -> list[Run]:
-        """The wanted runs that are not done; a result may make the study want more."""
+        """List the requested runs that are not finished; results may lead to further requests."""
         while True:
             wanted = self.runs()
             if len(wanted) <= len(self.wanted):
@@ -43,7 +43,7 @@ class Record:
             self.wanted = wanted
 
     def add(self, one: Finished | Failed) -> None:
-        """Keep what came of a run, on disk too."""
+        """Record the outcome of a run, and save it."""
         if isinstance(one, Failed):
             self.failed.append(one)
         else:
@@ -51,11 +51,11 @@ class Record:
         self.save()
 
     def entry(self, one: Finished) -> dict[str, Any]:
-        """The entry of a finished run in the report."""
+        """Entry of a finished run in the report."""
         return {"run": one.run, "result": finite(one.result), "seconds": round(one.seconds, 3)}
 
     def fill(self) -> None:
-        """Write what is done into the report."""
+        """Write the finished runs to the report."""
         raise NotImplementedError
 
     def save(self) -> None:
@@ -64,15 +64,15 @@ class Record:
         self.folder.save(self.report)
 
     def said(self, one: Finished | Failed) -> str:
-        """A few words on what came of a run."""
+        """Summarise the outcome of a run in a line."""
         raise NotImplementedError
 
 
 def run(record: Record, title: str, *, progress: bool, end: float = math.inf) -> bool:
-    """Do what is missing; begin nothing after ``end`` (of time.monotonic), and no further round after a failure.
+    """Execute the missing runs; start none after ``end`` (of time.monotonic), and no further round after a failure.
 
     Returns:
-        Whether nothing is missing.
+        True if all runs are finished.
     """
     bar = Progress(progress)
     while (missing := record.missing()) and time.monotonic() < end and not record.failed:
@@ -84,12 +84,12 @@ def run(record: Record, title: str, *, progress: bool, end: float = math.inf) ->
 
 
 def key(run: Run) -> str:
-    """The key of a run's result: everything that the run says."""
+    """Key of a run's result: the whole run as JSON."""
     return json.dumps(run, sort_keys=True)
 
 
 def finite(value: Any) -> Any:
-    """``value`` with None for what JSON has no number for."""
+    """Replace NaN and infinities in ``value`` by None, for JSON."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

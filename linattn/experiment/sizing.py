@@ -1,4 +1,4 @@
-"""Equal sizes: the feed-forward width at which models with different mixers have equally many parameters."""
+"""Feed-forward widths at which models with different mixers have equal numbers of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 0.02  # between the largest and the smallest model
 
 
 class Unequal(ValueError):
-    """Models that can't have equally many parameters."""
+    """Error for models that cannot have equal numbers of parameters."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Size:
 
 
 def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], int]) -> dict[str, Size]:
-    """Width of each mixer, in steps of one, that comes nearest to ``target`` parameters.
+    """Choose the integer width for each mixer with the number of parameters closest to ``target``.
 
     Args:
-        mixers: their names.
-        target: parameters to come near to.
+        mixers: names of the mixers.
+        target: number of parameters to approximate.
         count: parameters of the model with this mixer and this feed-forward width; linear in the width.
 
     Raises:
-        Unequal: the largest and the smallest differ by more than 2 %, with the figures.
+        Unequal: if the largest and the smallest differ by more than 2 %, stating the numbers.
     """
     sizes = {name: _nearest(target, partial(count, name)) for name in mixers}
     least, most = (f(s.parameters for s in sizes.values()) for f in (min, max))
@@ -47,7 +47,7 @@ def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], 
 
 
 def parameters(build: Callable[[], nn.Module]) -> int:
-    """Number of parameters of a model, which is built without memory."""
+    """Count the parameters of a model on the meta device."""
     with torch.device("meta"):
         return sum(p.numel() for p in build().parameters())
 

@@ -1,6 +1,6 @@
-"""Studies: which runs one wants, how a run is measured, and which table and plots the results make.
+"""Studies: the runs to execute, their measurement, and the table and plots of the results.
 
-The runner, :mod:`linattn.experiment.runner`, knows no study by name: it does the runs and keeps what came out.
+The runner, :mod:`linattn.experiment.runner`, executes any study and saves the results.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Protocol
 from linattn.report.charts import Chart
 from linattn.report.words import figure
 
-Run = dict[str, Any]  # JSON values: everything that one measurement follows from
-Result = dict[str, Any]  # JSON values: what came out
+Run = dict[str, Any]  # JSON values: everything that determines a measurement
+Result = dict[str, Any]  # JSON values: the measured figures
 Row = dict[str, Any]  # a line of the table, by the keys of its columns
 Done = Sequence[tuple[Run, Result]]
 
 
 class LeftOut(Exception):
-    """A measurement that was not made, and why."""
+    """Reason why a measurement was skipped."""
 
 
 class Settings(Protocol):
-    """The fields that the settings of every study, a frozen dataclass, have; the rest are its own."""
+    """Common fields of the settings of studies, which are frozen dataclasses with further fields."""
 
     @property
     def mixers(self) -> tuple[str, ...]: ...  # variants, see linattn.reproduce.variants
@@ -35,9 +35,9 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its key in a row, its heading, and how a value is written; with ``spread`` ± the value of ``key_spread``.
+    """Column of a table: its key in a row, its heading, and the format of a value; with ``spread`` ± the value of ``key_spread``.
 
-    Where values are ranked, the highest is the best unless ``lower_is_better``.
+    In rankings the highest value is the best unless ``lower_is_better``.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Column:
     lower_is_better: bool = False
 
     def cell(self, row: Row) -> str:
-        """The cell of ``row`` in the table; "–" for what was not measured."""
+        """Format the cell of ``row``; "–" for missing values."""
         value = row.get(self.key)
         if value is None:
             return "–"
@@ -57,25 +57,25 @@ class Column:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: one question to the mixers.
+    """Study: one question about the mixers.
 
     Args:
-        title: of its page.
-        question: a sentence or two: what is asked and how it is measured.
-        quick: settings that two cores do in minutes.
-        full: those of the papers, or as near as one GPU gets in an hour.
-        runs: all runs that are wanted, given what is done; asked again until it wants nothing new, so that one result can lead to the
-            next run.
-        measure: does one run, a function of a module, since it may be sent to another process. It may be a generator that yields between
-            the steps of a training and returns the result: on a GPU several of these take turns, each on a stream of its own. Raises
-            :class:`LeftOut` for what can't be measured.
-        rows: the table from the settings and all that is done, with "paper_says" and "source" (None where no paper says anything), and
-            "agrees" where what came out can be held against that.
-        columns: its columns; those three come after them.
-        charts: the plots, from the settings and the rows.
-        notes: what was tried where the papers say something else, and what to know before one quotes a figure.
-        alone: one run at a time in this process with all its threads: for what measures times.
-        strict: whether the error of a run ends all, as it came; else it is written down and the other runs go on. Only with ``alone``.
+        title: title of its page.
+        question: the question and the method, in a few sentences.
+        quick: settings for minutes on two cores.
+        full: settings of the papers, or the closest that one GPU runs in an hour.
+        runs: function from the finished runs to all requested runs; called until it requests nothing new, so that a result can lead to
+            the next run.
+        measure: function of a module, for use in other processes, that executes a run. It may be a generator that yields between
+            training steps and returns the result; on a GPU several of these alternate, each on its own stream. Raises
+            :class:`LeftOut` to skip a measurement.
+        rows: function from the settings and the finished runs to the table, with "paper_says" and "source" (None without a published
+            claim), and "agrees" if the result can be compared with the claim.
+        columns: columns of the table, which precede these three.
+        charts: function from the settings and the rows to the plots.
+        notes: experiments on results that differ from the papers, and caveats.
+        alone: run one at a time in this process with all its threads, for measurements of time.
+        strict: raise errors of runs; otherwise they are recorded and other runs continue. Only with ``alone``.
     """
 
     title: str
@@ -93,7 +93,7 @@ class Study:
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
-        """Columns of the study, the papers' claims, and whether they hold here."""
+        """Columns of the study, of the papers' claims, and of their agreement with the results."""
         return (*self.columns, Column("paper_says", "paper says"), Column("source", "source"), Column("agrees", "so here", _yes_or_no))
 
 
@@ -103,14 +103,14 @@ def shown(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
 
 
 def mean_and_spread(name: str, values: Iterable[float | None]) -> dict[str, float | None]:
-    """``{name: mean, name_spread: sample standard deviation}``; None for the spread of one value, and for both of none."""
+    """Compute ``{name: mean, name_spread: sample standard deviation}``; the spread of one value is None, as are both of no values."""
     known = [v for v in values if v is not None]
     spread = statistics.stdev(known) if len(known) > 1 else None
     return {name: statistics.fmean(known) if known else None, f"{name}_spread": spread}
 
 
 def grouped(done: Done, *keys: str) -> dict[tuple, list[tuple[Run, Result]]]:
-    """Group what is done by the values of ``keys`` in its runs, in the order in which they first came; without what was left out."""
+    """Group the finished runs by the values of ``keys``, in order of first occurrence, without skipped ones."""
     groups: dict[tuple, list[tuple[Run, Result]]] = {}
     for run, result in done:
         if "left_out" not in result:
@@ -127,10 +127,10 @@ def _yes_or_no(value: bool) -> str:
 
 
 def share(value: float) -> str:
-    """A share as people read it: 0.974."""
+    """Format a share with three digits: 0.974."""
     return f"{value:.3f}"
 
 
 def number(value: float) -> str:
-    """Three digits, without an exponent."""
+    """Format a number with three digits, without an exponent."""
     return figure(value)

@@ -1,8 +1,7 @@
-"""The small trainer of experiments: AdamW with a warm-up and a cosine, in memory, without checkpoints.
+"""Small trainer of experiments: AdamW with warm-up and cosine, in memory, without checkpoints.
 
-:mod:`linattn.train` trains on text, with checkpoints on the way and a millisecond of its own for each step, in which a GPU does two of
-these steps. Here a step is nothing but itself, and on a GPU the whole step, optimizer included, is one CUDA graph for each shape of batch.
-What is lost when it is cut off are seconds.
+:mod:`linattn.train` trains on text with checkpoints, and its overhead of a millisecond per step is two of the steps here on a GPU. This
+trainer has no overhead: on a GPU the whole step with the optimizer is one CUDA graph per shape of batch. An interruption loses seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-EAGER = 3  # steps of each shape before it is captured: kernels are compiled and the optimizer makes its state
+EAGER = 3  # eager steps of each shape before capture, which compile kernels and create the optimizer's state
 AHEAD = 4  # steps that the host may be ahead of the GPU
-Schedule = Callable[[int, int], float]  # of the step, from 0, and the number of steps: the share of the peak learning rate
+Schedule = Callable[[int, int], float]  # (step from 0, number of steps) -> share of the peak learning rate
 
 
 def warmup_times_cosine(step: int, steps: int) -> float:
@@ -46,10 +45,10 @@ class Optimization:
 
     Args:
         steps: optimizer steps.
-        learning_rate: its peak.
-        weight_decay: of matrices; not of norms, biases and time constants.
-        schedule: the share of the peak at a step.
-        fused: whether AdamW is torch's fused one, whose rounding differs from that of the others.
+        learning_rate: peak learning rate.
+        weight_decay: factor for matrices; norms, biases and time constants are not decayed.
+        schedule: function of the step that gives the share of the peak.
+        fused: use torch's fused AdamW, whose rounding differs from that of the others.
     """
 
     steps: int
@@ -60,7 +59,7 @@ class Optimization:
 
 
 class Batches:
-    """Rows of some tensors on a device, and memory for one batch of them, where a captured step finds it."""
+    """Tensors on a device, and static memory for one batch of their rows, for a captured step."""
 
     def __init__(self, data: Sequence[Tensor], batch_size: int, device: torch.device) -> None:
         self.data = [t.to(device) for t in data]
@@ -71,13 +70,13 @@ class Batches:
         self.seen = 0
 
     def load(self, rows: Tensor) -> None:
-        """Bring the rows of those numbers into the batch."""
+        """Copy the rows with these indices to the batch."""
         for place, t in zip(self.batch, self.data, strict=True):
             torch.index_select(t, 0, rows, out=place)
 
 
 class Trainer:
-    """The steps of one training of ``model``; ``loss`` of a batch is made smaller.
+    """Training of ``model`` that minimises ``loss`` of a batch.
 
     On a GPU :meth:`replay` captures each shape of batch after :data:`EAGER` steps and replays it from then on.
     """
@@ -101,12 +100,12 @@ class Trainer:
         self.done, self.ahead = 0, deque[torch.cuda.Event]()
 
     def step(self, *batch: object) -> Tensor:
-        """Take a step on ``batch`` and return its loss."""
+        """Run a step on ``batch`` and return its loss."""
         self._set_rate()
         return self._step(*batch)
 
     def replay(self, batches: Batches, rows: Tensor) -> Tensor:
-        """Take a step on the rows with these numbers and return its loss, which the next step on ``batches`` overwrites."""
+        """Run a step on the rows with these indices and return its loss, which the next step on ``batches`` overwrites."""
         self._set_rate()
         batches.load(rows)
         batches.seen += 1
@@ -138,10 +137,10 @@ class Trainer:
         return loss.detach()
 
     def _capture(self, batches: Batches) -> None:
-        """Record the step without doing it."""
+        """Capture the step without executing it."""
         batches.graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream()
-        stream = None if here == torch.cuda.default_stream() else here  # on the default one nothing can be captured
+        stream = None if here == torch.cuda.default_stream() else here  # capture is impossible on the default stream
         with torch.cuda.graph(batches.graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
             batches.loss = self._step(*batches.batch)
 

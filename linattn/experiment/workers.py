@@ -1,4 +1,4 @@
-"""Doing runs in processes of their own: on a CPU one for each core, on a GPU a few, each with several trainings on streams; times alone."""
+"""Execution of runs in processes: one per core on a CPU, a few on a GPU, each with several trainings on streams."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import torch
 from linattn import mixers
 from linattn.experiment.study import LeftOut, Result, Run, Study
 
-GPU_PROCESSES = 3  # so that the others go on while one compiles
-STREAMS = 4  # trainings of a process at once: enough that the small kernels of one leave no room unused
+GPU_PROCESSES = 3  # others continue while one compiles
+STREAMS = 4  # concurrent trainings of a process, enough to fill the GPU with small kernels
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that was done, its result (``{"left_out": reason}`` for what can't be measured) and the seconds from its begin to its end."""
+    """Finished run with its result (``{"left_out": reason}`` if skipped) and its duration in seconds."""
 
     run: Run
     result: Result
@@ -34,18 +34,18 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A run that raised an error: a bug or a machine too small. It is not kept, so that it is tried again."""
+    """Run that raised an error, by a bug or lack of memory. It is not saved, so that it is repeated."""
 
     run: Run
     error: str
 
 
 def work(study: Study, runs: Sequence[Run], end: float) -> Iterator[Finished | Failed]:
-    """Do ``runs``, in no promised order; none is begun after ``end`` (of time.monotonic), but what was begun is finished.
+    """Execute ``runs`` in any order; none starts after ``end`` (of time.monotonic), but started ones are finished.
 
-    In processes of their own, unless the study wants to be alone or there is a mixer that they could not import.
+    Runs are executed in other processes, unless the study is ``alone`` or has a mixer that other processes cannot import.
     """
-    todo = (run for run in runs if time.monotonic() < end)  # asked for one run at a time
+    todo = (run for run in runs if time.monotonic() < end)  # evaluated for one run at a time
     if study.alone or _only_here():
         return (measured(study.measure, run, strict=study.strict) for run in todo)
     count, together = (GPU_PROCESSES, STREAMS) if torch.cuda.is_available() else (cores(), 1)
@@ -60,12 +60,12 @@ def _only_here() -> bool:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Count the processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measured(measure: Callable, run: Run, *, strict: bool = False) -> Finished | Failed:
-    """``measure(run)``, all of it, and how long that took; where that is ``strict``, its errors are raised."""
+    """Execute ``measure(run)`` with its duration; raise its errors if ``strict``."""
     *_, last = steps(measure, run, strict=strict)
     assert last is not None
     return last
@@ -80,7 +80,7 @@ def steps(measure: Callable, run: Run, *, strict: bool = False) -> Generator[Fin
             result = yield from result
     except LeftOut as reason:
         result = {"left_out": str(reason)}
-    except Exception as error:  # of whatever mixer this is; the others go on
+    except Exception as error:  # of any mixer; other runs continue
         if strict:
             raise
         yield Failed(run, f"{type(error).__name__}: {error}")
@@ -89,7 +89,7 @@ def steps(measure: Callable, run: Run, *, strict: bool = False) -> Generator[Fin
 
 
 def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: int) -> Iterator[Finished | Failed]:
-    """``count`` processes that do up to ``together`` runs at once."""
+    """Execute runs in ``count`` processes, up to ``together`` at once in each."""
     context: Any = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
 
@@ -111,7 +111,7 @@ def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: 
             one = _next(results, workers, start)
             begun -= 1
             yield one
-    finally:  # they wait for more, or what they do is of no use any more
+    finally:  # workers are idle, or their runs are no longer needed
         for worker in workers:
             worker.terminate()
             worker.join()
@@ -132,14 +132,14 @@ def _next(results: Any, workers: list[Any], start: Callable[[], Any]) -> Finishe
 
 
 def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
-    """Do what comes until this process is ended; several runs take turns, a step each, every one on its own stream.
+    """Execute runs from the queue until this process is ended; several runs alternate step by step, each on its own stream.
 
-    After an error of the device that no later call recovers from (an illegal access to memory), what is under way fails with it, and
-    this process gives up: else every run that is left would fail here within seconds.
+    After an unrecoverable device error (an illegal access to memory) the current runs fail and this process exits, because all
+    remaining runs would fail here within seconds.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # more would fight over the cores
+    torch.set_num_threads(1)  # processes share the cores
     running: list[tuple[Generator, AbstractContextManager]] = []
     lost = False
     while running or not lost:
@@ -171,7 +171,7 @@ def device_lost() -> bool:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it ends, however that comes: nobody would ever send it another run."""
+    """End this process when its parent ends for any reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -179,5 +179,5 @@ def _end_with_parent() -> None:
 
 
 def _stream() -> AbstractContextManager:
-    """A stream of its own for the kernels of one run."""
+    """Context with a separate stream for the kernels of one run."""
     return torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from linattn.arguments import suggestion
 from linattn.ffn.collect import Report as Report
 from linattn.ffn.collect import added_counts as added_counts
 from linattn.ffn.collect import added_loss as added_loss
@@ -43,7 +44,7 @@ def create(name: str, dim: int, hidden: int | None = None, **options) -> Mixer |
     if name == NONE:
         return None
     if name not in available():
-        raise ValueError(f"no feed-forward is called {name!r}. There are: {', '.join(available())}")
+        raise ValueError(f"no feed-forward is called {name!r}{suggestion(name, available())}")
     if hidden is None:  # its own default, and a plugin's need not have the option
         return registry.create(name, dim=dim, **options)
     if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:

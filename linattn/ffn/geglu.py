@@ -26,6 +26,8 @@ from linattn.mixers.registry import register
 class GeGLU(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` gated channels, by default 3 of D (arXiv 2402.19427, section 2.2)."""
 
+    heads_apart = ()
+
     def __init__(self, dim: int, hidden: int | None = None, *, bias: bool = False) -> None:
         super().__init__(dim)
         hidden = 3 * dim if hidden is None else hidden

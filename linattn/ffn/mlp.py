@@ -31,6 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.
 class MLP(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` channels, by default 4 D; ``activation``: ``"gelu"``, or ``"relu"`` as the first had it."""
 
+    heads_apart = ()
+
     def __init__(self, dim: int, hidden: int | None = None, *, activation: str = "gelu") -> None:
         super().__init__(dim)
         if activation not in ACTIVATIONS:

@@ -26,6 +26,8 @@ from linattn.ops.gated import gated
 class SwiGLU(FeedForward):
     """[.., D] -> [.., D] through ``hidden`` gated channels; by default 8/3 of D, rounded up to a multiple of 32."""
 
+    heads_apart = ()
+
     def __init__(self, dim: int, hidden: int | None = None) -> None:
         super().__init__(dim)
         hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden

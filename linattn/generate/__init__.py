@@ -7,6 +7,6 @@ from linattn.generate.request import Request as Request
 from linattn.generate.sampling import Sampling as Sampling
 from linattn.generate.sampling import probabilities as probabilities
 from linattn.generate.sampling import sample as sample
-from linattn.generate.stream import Tokens as Tokens
 from linattn.generate.stream import stream as stream
 from linattn.generate.text import stream_text as stream_text
+from linattn.generate.tokens import Tokens as Tokens

@@ -10,6 +10,8 @@ from torch import Tensor, fx
 
 from linattn.ops import gpu
 from linattn.ops.linears import linears
+from linattn.ops.quantised import LINEAR as QUANTISED
+from linattn.ops.torch.quantised import Quantised
 
 Node = Any  # fx.Node, whose arguments are untyped
 aten = torch.ops.aten
@@ -79,16 +81,16 @@ def _fuse_narrow(module: fx.GraphModule) -> None:
 def _fuse_linears(graph: fx.Graph) -> None:
     """Fuse the linear maps of one vector into one operation, with the norm before them if they are its only users."""
     groups: dict[Node, list[Node]] = {}
-    for node in calls(graph, aten.linear.default):
-        x, weight, bias = (*node.args, None)[:3]
-        if any(w is not None and w.op != "get_attr" for w in (weight, bias)) or weight.meta["val"].ndim != 2:
+    for node in calls(graph, aten.linear.default, QUANTISED):
+        x, weight, bias = _operands(node)
+        if any(w.op != "get_attr" for w in _nodes(weight, bias)):
             continue
-        if weight.meta["val"].dtype == x.meta["val"].dtype:
+        if not on_gpu(x.meta["val"]) if isinstance(weight, Quantised) else _matrix(weight, x):
             groups.setdefault(x, []).append(node)
     for nodes in groups.values():
         x = nodes[0].args[0]  # by now perhaps a piece of another group
         with graph.inserting_before(nodes[0]):
-            weights, biases = ([_again(graph, (*node.args, None)[i]) for node in nodes] for i in (1, 2))
+            weights, biases = ([_again(graph, _operands(node)[i]) for node in nodes] for i in (1, 2))
             source, options = _normed(graph, x, len(nodes))
             fused = graph.call_function(linears, (source, weights, biases), options)
             for i, node in enumerate(nodes):
@@ -100,8 +102,28 @@ def _fuse_linears(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _again(graph: fx.Graph, node: Node | None) -> Node | None:
-    """Repeat the constant ``node`` here, since nodes come before their users."""
+def _operands(node: Node) -> tuple[Node, Any, Node | None]:
+    """Input, weight and bias of a linear map; a quantised weight is a pair of nodes."""
+    if node.target is not QUANTISED:
+        return (*node.args, None)[:3]
+    x, codes, scale, bias = (*node.args, None)[:4]
+    return x, Quantised(codes, scale), bias
+
+
+def _nodes(*operands: Any) -> list[Node]:
+    """Nodes among ``operands`` and in their pairs."""
+    return [n for given in operands for n in (given if isinstance(given, tuple) else (given,)) if n is not None]
+
+
+def _matrix(weight: Node, x: Node) -> bool:
+    """True if ``weight`` is a matrix in the dtype of ``x``."""
+    return weight.meta["val"].ndim == 2 and weight.meta["val"].dtype == x.meta["val"].dtype
+
+
+def _again(graph: fx.Graph, node: Any) -> Any:
+    """Repeat the constant ``node`` here, or each of a pair, since nodes come before their users."""
+    if isinstance(node, tuple):
+        return Quantised(*(_again(graph, n) for n in node))
     return None if node is None else constant(graph, str(node.target), node.meta["val"])
 
 

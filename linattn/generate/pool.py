@@ -12,14 +12,16 @@ from torch import Tensor
 
 from linattn.arguments import described, whole
 from linattn.data.codec import Codec
-from linattn.generate import sampling
+from linattn.generate import captured, sampling
 from linattn.generate.pending import Pending
+from linattn.generate.pool_lookup import PoolLookup
 from linattn.generate.prefixes import PrefixCache
+from linattn.generate.reading import PATIENCE, Batches
 from linattn.generate.request import Prompt, Request, Stops
-from linattn.generate.rows import Rows
+from linattn.generate.rows import Rows, fresh_state, shapes_of
 from linattn.generate.sampling import Sampling
 from linattn.generate.stream import as_prompt, language_model
-from linattn.ops.checks import check_tokens
+from linattn.ops.checks import check_tokens, flag
 from linattn.state import State
 
 
@@ -31,8 +33,9 @@ class Pool:
     """States of up to ``slots`` sequences of one model. Each step of decoding advances all of them by a token.
 
     A prompt is read beside the decoding sequences, at most ``block`` tokens of all prompts between two steps, in pieces that end at
-    multiples of ``block``. With ``prefix_bytes`` the states behind those pieces are kept, the most recently used ones, and a later
-    prompt with the same beginning starts behind it; its logits have the same bits as if the pool had read it alone from the start.
+    multiples of ``block``. A GPU reads pieces of several prompts as one batch, for which a prompt waits a few steps. With
+    ``prefix_bytes`` the states behind those pieces are kept, the most recently used ones, and a later prompt with the same beginning
+    starts behind it; on a CPU its logits have the same bits as if the pool had read it alone from the start, on a GPU up to rounding.
 
     Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
     a matrix product may be ordered differently for another number of rows.
@@ -47,6 +50,7 @@ class Pool:
         queue: requests that may wait for a slot.
         context: tokens of one sequence, prompt included, for models with layers that keep every token; others have no limit.
         codec: decodes tokens, for ``Request.text`` and for stops that are texts.
+        lookup: draft several tokens of each sequence from an earlier place of its text and verify them in one call, where that pays.
 
     Raises:
         TypeError: for ``model`` or ``codec`` of another kind.
@@ -55,7 +59,7 @@ class Pool:
 
     def __init__(
         self, model: Any, slots: int = 64, prefix_bytes: int = 0, *, block: int = 256, queue: int = 1024, context: int = 4096,
-        codec: Codec | None = None,
+        codec: Codec | None = None, lookup: bool = False,
     ) -> None:  # fmt: skip
         self._model = language_model("model", model)
         self._slots, self._block = whole("slots", slots, 1), whole("block", block, 1)
@@ -63,8 +67,10 @@ class Pool:
         if codec is not None and not hasattr(codec, "stream"):
             raise TypeError(f"codec must have stream(), as those of linattn.data have, but came as {described(codec)}")
         self._codec, self._device = codec, model.lm_head.weight.device
-        self._fresh = _fresh(model)
+        self._fresh = fresh_state(model)
         self._rows = Rows(model, self._fresh, self._slots, self._context)
+        self._batches = _batches(model, self._fresh, self._block, self._rows)
+        self._waited = PATIENCE  # steps since the last batch of pieces
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
         self._reading: list[Prompt] = []  # each has the slot of its first request
@@ -72,7 +78,8 @@ class Pool:
         self._active: list[Request] = []  # in the order of their rows
         self._pending: deque[Pending] = deque()  # tokens that are computed and not yet known here
         self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not returned yet
-        self._ahead = int(self._device.type == "cuda")  # steps that a GPU computes while earlier tokens are taken in
+        self._lookup = PoolLookup(model, self._rows) if flag("lookup", lookup) else None  # which needs all tokens known
+        self._ahead = int(self._device.type == "cuda" and not lookup)  # steps that a GPU computes while earlier tokens are taken in
         self._lock = threading.RLock()
 
     @property
@@ -143,6 +150,8 @@ class Pool:
         """
         if self._rows.changed():
             self._prefixes.clear()
+            if self._batches is not None:
+                self._batches.clear()
         while True:
             with self._lock:
                 if not self._found and self._busy:
@@ -213,24 +222,36 @@ class Pool:
             self._join(*self._ready.popleft())
         while self._waiting and self.free and not self._ready:
             self._reading.append(self._waiting.popleft())
-        if self._reading:
-            self._read()
-        if self._active:
+        if self._reading and self._due(pieces := self._pieces()):
+            self._read(pieces)
+        self._waited += 1
+        if self._lookup is not None:
+            self._settle()
+            self._take(self._lookup.advance(self._active) if self._active else [])
+        elif self._active:
             logits = self._rows.step(len(self._active))
             tokens = self._rows.tokens[: len(self._active)]
             sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
             self._pending.append(Pending(list(self._active), tokens))
         self._settle(self._ahead if self._active else 0)
 
-    def _read(self) -> None:
-        """Read the next pieces of the prompts; where one ends, its requests get their first token and join."""
-        pieces = self._pieces()
+    def _due(self, pieces: list[tuple[Prompt, int]]) -> bool:
+        """True if ``pieces`` are a full batch, hold a whole block, or have waited long enough; without batches they never wait."""
+        if self._batches is None or not self._active or self._waited >= PATIENCE:
+            return True
+        longest = max(n for _, n in pieces)
+        full = len(pieces) == self._batches.rows(longest) or len(pieces) < len(self._reading)
+        return full or longest == self._block
+
+    def _read(self, pieces: list[tuple[Prompt, int]]) -> None:
+        """Read ``pieces`` of prompts; where one ends, its requests get their first token and join."""
+        self._waited = 0
         hidden = self._prefill(pieces)
         for (prompt, n), last in zip(pieces, hidden, strict=True):
             prompt.done += n
             if prompt.done < len(prompt.ids):
                 if prompt.keys:
-                    self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state)
+                    self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
                 continue
             logits = self._model.lm_head(last)  # [1, V]
             self._reading.remove(prompt)
@@ -244,14 +265,16 @@ class Pool:
             self._join(*self._ready.popleft())
 
     def _pieces(self) -> list[tuple[Prompt, int]]:
-        """Prompts to read from now, with the number of tokens of each: together at most a block."""
-        left, pieces = self._block, []
+        """Prompts to read from now, with the number of tokens of each: one batch, or together at most a block."""
+        left, longest = self._block, 0
+        pieces: list[tuple[Prompt, int]] = []
         for prompt in self._reading:
             found, state = self._prefixes.find(prompt.keys, prompt.done // self._block)
             if state is not None:
                 prompt.done, prompt.state = found, state
             n = min(len(prompt.ids) - prompt.done, self._block)
-            if n > left:
+            longest = max(longest, n)
+            if n > left if self._batches is None else len(pieces) >= self._batches.rows(longest):
                 break
             pieces.append((prompt, n))
             left -= n
@@ -261,6 +284,12 @@ class Pool:
 
     def _prefill(self, pieces: list[tuple[Prompt, int]]) -> list[Tensor]:
         """Read ``pieces`` in one call and replace the states of their prompts; returns the last hidden state [1, D] of each."""
+        if self._batches is not None:
+            own = [(p.ids[p.done : p.done + n], None if p.state is self._fresh else p.state) for p, n in pieces]
+            last, after = self._batches.read(own)
+            for (prompt, _), state in zip(pieces, after, strict=True):
+                prompt.state = state
+            return list(last.split(1))
         ids = torch.tensor([[i for p, n in pieces for i in p.ids[p.done : p.done + n]]], device=self._device)
         if len(pieces) == 1:
             hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
@@ -281,11 +310,23 @@ class Pool:
         while len(self._pending) > keep:
             requests, tokens = self._pending.popleft().values()
             for request, token in zip(requests, tokens, strict=True):
-                if not request.done:
-                    request.accept(token)
-                    self._found.append((request, token))
-                    if request.done:
-                        self._remove(request)
+                self._accept(request, [token])
+
+    def _take(self, new: list[list[int]]) -> None:
+        """Take in the ``new`` tokens of each active request."""
+        for request, tokens in zip(list(self._active), new, strict=True):
+            self._accept(request, tokens)
+
+    def _accept(self, request: Request, tokens: Sequence[int]) -> None:
+        """Give ``request`` its next ``tokens``; it leaves if it ends, and the tokens behind are dropped."""
+        if request.done:
+            return
+        for token in tokens:
+            request.accept(token)
+            self._found.append((request, token))
+            if request.reason is not None:
+                self._remove(request)
+                return
 
     def _remove(self, request: Request) -> None:
         """Take ``request`` out of the queue or free its slot."""
@@ -323,45 +364,21 @@ class Pool:
     def _check_state(self, state: State | None, tokens: int) -> None:
         if state is not None and not isinstance(state, State):
             raise TypeError(f"state must be a linattn.State, but came as {described(state)}")
-        if state is not None and (state.rows != 1 or _shapes(state, self._rows.names) != _shapes(self._fresh, self._rows.names)):
+        if state is not None and (state.rows != 1 or shapes_of(state, self._rows.names) != shapes_of(self._fresh, self._rows.names)):
             raise ValueError("state must be one row of a state of this pool's model, but its tensors or their shapes differ")
         total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
         if self._rows.growing and total > self._context:
             raise ValueError(f"prompt and new tokens are {total}, but a layer keeps every token and context={self._context}")
 
 
+def _batches(model: Any, fresh: State, block: int, rows: Rows) -> Batches | None:
+    """Batches for reading prompts on a GPU; None elsewhere, where a piece costs what its tokens cost, and for states that grow."""
+    if fresh.position.device.type != "cuda" or rows.growing or captured.refusal(model) is not None:
+        return None
+    return Batches(model.model, fresh, block)
+
+
 def _is_request(request: Any) -> Request:
     if not isinstance(request, Request):
         raise TypeError(f"request must be what submit returned, but came as {described(request)}")
     return request
-
-
-def _shapes(state: State, names: Sequence[tuple[str, ...]]) -> Any:
-    """Names, dtypes and shapes of a state's tensors without rows and, for those in ``names``, slots; None for another number of layers."""
-    if len(state.layers) != len(names):
-        return None
-    return [
-        [(name, t.dtype, t.shape[2:] if name in own else t.shape[1:]) for name, t in layer.items()]
-        for layer, own in zip(state.layers, names, strict=True)
-    ]
-
-
-@torch.inference_mode(mode=False)
-@torch.no_grad()
-def _fresh(model: Any) -> State:
-    """State of one row before its first token.
-
-    Raises:
-        ValueError: naming the layer whose state grows in a way that slots cannot hold, or whose rows depend on each other.
-    """
-    from linattn.generate import captured
-
-    for name, module in model.named_modules():
-        if getattr(module, "eval_capacity", None) is not None:
-            raise ValueError(f"model cannot be pooled: {name} has an eval_capacity, so that a token's output depends on the other rows")
-    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.lm_head.weight.device)
-    fresh = model.model(ids[:, :0], return_state=True)[1]
-    grown = captured.growth(model.model, fresh, model.model(ids, fresh, return_state=True)[1])
-    if grown is not None:
-        raise ValueError(f"model cannot be pooled: {grown}")
-    return fresh

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from linattn.arguments import described
+from linattn.arguments import described, whole
 from linattn.ops.checks import check_mask, packed_lengths, tensor
 
 if TYPE_CHECKING:
     from linattn.models import Backbone
     from linattn.state import State
+    from linattn.state.store import PrefixStore
+
+Tell = Callable[[int], object]  # is called with the number of tokens that have been read of each row, after every segment
 
 PREFILL = 4096  # tokens of a segment: a longer prompt takes no more memory
 
 
 @torch.no_grad()
 def prefill(
-    model: Backbone, ids: Tensor, state: State | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> tuple[Tensor, State]:
+    model: Backbone, ids: Tensor, state: State | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    piece: int | None = None, tell: Tell | None = None,
+) -> tuple[Tensor, State]:  # fmt: skip
     """Read ``ids`` [B, T], T at least 1; returns the hidden states [B, t, D] of the last segment and the state after it.
 
     ``state`` is the state after earlier tokens, ``mask`` [B, T] bool marks real tokens, and with ``cu_seqlens`` [N + 1] B is 1 and N
-    sequences lie end to end.
+    sequences lie end to end. ``piece`` is the number of tokens of a segment, 4,096 by default, which bounds the memory; ``tell`` is called
+    with the number of tokens read so far after each.
     """
+    size = PREFILL if piece is None else whole("piece", piece, 1)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a backbone, as the model of a linattn.LanguageModel is, but came as {described(model)}")
     if tensor("ids", ids).ndim != 2 or not ids.shape[1]:
@@ -34,10 +41,37 @@ def prefill(
         check_mask("mask", mask, ids)
     if cu_seqlens is not None:
         packed_lengths(cu_seqlens, ids)
-    for start in range(0, ids.shape[1], PREFILL):
-        piece = ids[:, start : start + PREFILL]
-        end = start + piece.shape[1]
+    for start in range(0, ids.shape[1], size):
+        segment = ids[:, start : start + size]
+        end = start + segment.shape[1]
         own = None if cu_seqlens is None else cu_seqlens.clamp(start, end) - start  # a sequence that lies elsewhere is empty here
-        hidden, state = model(piece, state, return_state=True, mask=None if mask is None else mask[:, start:end], cu_seqlens=own)
+        hidden, state = model(segment, state, return_state=True, mask=None if mask is None else mask[:, start:end], cu_seqlens=own)
+        if tell is not None:
+            tell(end)
     assert state is not None
     return hidden, state
+
+
+@torch.no_grad()
+def resume(
+    model: Any, rows: Sequence[Sequence[int]], count: int, store: PrefixStore, *, piece: int | None = None, tell: Tell | None = None
+) -> tuple[int, State | None]:
+    """Read the first ``count`` tokens of each of ``rows`` from the longest prefix whose state is in ``store``.
+
+    States are stored behind every ``piece`` tokens (4,096 by default), so that a prompt which is edited later is read from the last such
+    place before the change. Returns ``count``, and the state; (0, None) for no token.
+    """
+    size = PREFILL if piece is None else whole("piece", piece, 1)
+    done, state = store.find(model, [row[:count] for row in rows])
+    if tell is not None and done:
+        tell(done)
+    device = model.lm_head.weight.device
+    while done < count:
+        end = min(count, done - done % size + size)  # other prompts pass through multiples of it too
+        _, state = prefill(model.model, torch.tensor([row[done:end] for row in rows], device=device), state, piece=size)
+        for i, row in enumerate(rows):
+            store.put(model, row[:end], state.select([i]))
+        done = end
+        if tell is not None:
+            tell(done)
+    return done, state

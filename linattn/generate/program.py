@@ -13,10 +13,12 @@ from torch import Tensor, fx
 from linattn.generate.fusion import UNARY, Node
 from linattn.generate.step_graph import step_in_place
 from linattn.ops import one_query
-from linattn.ops.cpu import linear_attention
+from linattn.ops.cpu import library, linear_attention
 from linattn.ops.cpu import linears as cpu
 from linattn.ops.linears import linears
 from linattn.ops.memory import dense
+from linattn.ops.quantised import ROWS
+from linattn.ops.torch.quantised import Quantised
 
 Step = Callable[[], Any]
 FEW = 1 << 12  # elements
@@ -66,6 +68,10 @@ class Program:
             y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
+        if target is ROWS and args[3] in library.DTYPES and args[2].dtype == torch.int64 and library.refusal(args[2]) is None:
+            y, run = cpu.bound_rows(Quantised(*args[:2]), self._dense(args[2]), args[3])
+            self._first(run)
+            return y
         if target in UNARY and len(args) == 1 and not kwargs and _few(args[0]):
             y, run = cpu.bound_steps(self._dense(args[0]), [(UNARY[target], None)])
             self._first(run)
@@ -84,8 +90,9 @@ class Program:
         x, weights, biases = args
         options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": (), **kwargs}
         constants = [t for t in _tensors((biases, options["finish"])) if not t.is_contiguous()]
-        self.copied += [*(w for w in weights if w.stride(1) != 1), *constants]
-        weights = [w if w.stride(1) == 1 else w.contiguous() for w in weights]
+        copied = [w for w in weights if not isinstance(w, Quantised) and w.stride(1) != 1]
+        self.copied += [*copied, *constants]
+        weights = [w.contiguous() if any(w is c for c in copied) else w for w in weights]
         biases = [b if b is None else b.contiguous() for b in biases]
         y, run = cpu.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
         self._first(run)
@@ -105,8 +112,10 @@ class Program:
 
 
 def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """True if norm, gate, bias and residual have one dtype, as the kernels require."""
-    return len({t.dtype for name, given in (("", args), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
+    """True if norm, gate, bias, residual and plain weights have one dtype, as the kernels require."""
+    x, weights, biases = args
+    plain = x, biases, [w for w in weights if not isinstance(w, Quantised)]
+    return len({t.dtype for name, given in (("", plain), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
 
 
 def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001

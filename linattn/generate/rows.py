@@ -10,7 +10,7 @@ moved to the front together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,14 +65,14 @@ class Rows:
         length = capacity.taken(state, self.names) or 0
         if length > self._used:
             self._shift(length)
+        places, values = [self.tokens[row]], [token[0]]
         for own, layer, names in zip(self._buffers.layers, state.layers, self.names, strict=True):
             for name, t in layer.items():
                 if name in names:
                     own[name][row].zero_()
-                    own[name][row, self._used - length : self._used] = t[0]
-                else:
-                    own[name][row] = t[0]
-        self.tokens[row] = token[0]
+                places.append(own[name][row, self._used - length : self._used] if name in names else own[name][row])
+                values.append(t[0])
+        torch._foreach_copy_(places, values)  # few launches for many layers
         self._lengths[row] = length
 
     def read(self, row: int) -> State:
@@ -83,12 +83,21 @@ class Rows:
             for layer, names in zip(self._buffers.layers, self.names, strict=True)
         )
 
+    def read_first(self, count: int) -> State:
+        """Copy of the states of the first ``count`` rows, with the slots of the longest; those that a row has not read are not valid."""
+        kept = slice(self._used - max(self._lengths[:count]), self._used)
+        return State(
+            {name: (t[:count, kept] if name in names else t[:count]).clone() for name, t in layer.items() if name != TAKEN}
+            for layer, names in zip(self._buffers.layers, self.names, strict=True)
+        )
+
     def leave(self, row: int, last: int) -> None:
         """Put the row ``last`` in the place of ``row``, and zeros in its own."""
-        for t in (self.tokens, *self._tensors()):
-            if row != last:
-                t[row].copy_(t[last])
-            t[last].zero_()
+        tensors = [self.tokens, *self._tensors()]
+        ends = [t[last] for t in tensors]
+        if row != last:
+            torch._foreach_copy_([t[row] for t in tensors], ends)
+        torch._foreach_zero_(ends)
         self._lengths[row], self._lengths[last] = self._lengths[last], 0
         if not any(self._lengths):
             self._use(0)
@@ -175,3 +184,32 @@ def _written(model: Any, views: State, tokens: Tensor) -> Tensor:
             t.copy_(new[name])
     tokens.copy_(logits.argmax(-1))
     return logits
+
+
+def shapes_of(state: State, names: Sequence[tuple[str, ...]]) -> Any:
+    """Names, dtypes and shapes of a state's tensors without rows and, for those in ``names``, slots; None for another number of layers."""
+    if len(state.layers) != len(names):
+        return None
+    return [
+        [(name, t.dtype, t.shape[2:] if name in own else t.shape[1:]) for name, t in layer.items()]
+        for layer, own in zip(state.layers, names, strict=True)
+    ]
+
+
+@torch.inference_mode(mode=False)
+@torch.no_grad()
+def fresh_state(model: Any) -> State:
+    """State of one row before its first token.
+
+    Raises:
+        ValueError: naming the layer whose state grows in a way that slots cannot hold, or whose rows depend on each other.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "eval_capacity", None) is not None:
+            raise ValueError(f"model cannot be pooled: {name} has an eval_capacity, so that a token's output depends on the other rows")
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.lm_head.weight.device)
+    fresh = model.model(ids[:, :0], return_state=True)[1]
+    grown = captured.growth(model.model, fresh, model.model(ids, fresh, return_state=True)[1])
+    if grown is not None:
+        raise ValueError(f"model cannot be pooled: {grown}")
+    return fresh

@@ -43,7 +43,7 @@ def generator(seed: int | None, device: str | torch.device = "cpu") -> torch.Gen
     try:
         made = torch.Generator(place)
     except (RuntimeError, AssertionError):
-        raise ValueError(f"device {device!r} is not on this machine") from None
+        raise ValueError(f"device {device!r} is not available on this machine") from None
     if seed is None:
         made.seed()
         return made
@@ -111,4 +111,9 @@ def _check(logits: Tensor, sampling: Sampling) -> None:
 
 def draw(p: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw tokens [B] int64 from probabilities [B, V], as ``torch.multinomial`` does but without a synchronisation."""
-    return (p / torch.empty_like(p).exponential_(1, generator=generator)).argmax(-1)
+    return drawn(p, torch.empty_like(p).exponential_(1, generator=generator))
+
+
+def drawn(p: Tensor, noise: Tensor) -> Tensor:
+    """Draw tokens [B] int64 from probabilities [B, V] by ``noise`` [B, V] of the exponential distribution: equal noise, equal tokens."""
+    return (p / noise).argmax(-1)

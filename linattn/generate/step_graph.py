@@ -21,7 +21,7 @@ import linattn.ops.short_convolution  # noqa: F401  registers the operators that
 from linattn.generate import fusion
 from linattn.generate.fusion import Node, calls, constant, fuse, is_node
 from linattn.ops.convolution_step import step_
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Flat
 
 aten = torch.ops.aten
 _CALL = "call_function"
@@ -103,17 +103,15 @@ _NORMALIZED = 12
 
 def step_in_place(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     """Step of the recurrence that writes the final states over the initial ones; takes its operator's arguments on either device."""
-    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments[:13]
-    if fusion.on_gpu(v):
+    call = Flat(*arguments[:13])
+    if fusion.on_gpu(call.v):
         from linattn.ops.triton import decode
 
-        erase = None if read is None else (read, write)
-        inputs = Inputs(q, k, v, scale, decay, beta, erase, bonus, normalized, True, initial, initial_z, True, cu)
-        out = decode.step_(inputs, overlapped=True)  # a step has each state once, and steps follow one another
+        out = decode.step_(call.inputs(), overlapped=True)  # a step has each state once, and steps follow one another
         return out.o, out.denominator
     from linattn.ops.cpu.linear_attention import bound_step
 
-    o, denominator, run = bound_step(*arguments[:13])
+    o, denominator, run = bound_step(*call)
     run()
     return o, denominator
 

@@ -1,6 +1,13 @@
 """Hugging Face classes of :mod:`linattn.models`: importing this module registers the model with the Auto classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from linattn.extras import missing
+
+try:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(missing("transformers", "linattn.hf"), name="transformers") from None
 
 from linattn.hf.cache import StateCache as StateCache
 from linattn.hf.config import LMConfig as LMConfig

@@ -9,11 +9,11 @@ from linattn.state import State
 
 
 class StateCache(Cache):
-    """Cache with a :class:`linattn.State` and the number of columns of the batch (padding included) that it has read.
+    """Cache with a :class:`linattn.State` and the number of columns of the batch, with padding, that the model has read.
 
-    ``generate()`` counts columns, selects rows for beams and repeats rows; the layers' tensors belong to the mixers,
-    so there are no layers here. ``ahead``: shorter rows have also read tokens behind those columns. ``kept``: the caller
-    keeps the cache and may continue from it after ``generate()``. ``prompt``: its state and columns after the prompt, meanwhile.
+    ``generate()`` counts columns, selects rows for beams and repeats rows. The cache has no layers, because the mixers own the tensors.
+    ``ahead``: shorter rows have also read tokens after those columns. ``kept``: the caller keeps the cache and may continue from it
+    after ``generate()``. ``prompt``: state and columns after the prompt, during generation.
     """
 
     prompt: tuple[State, int] | None = None
@@ -55,4 +55,4 @@ class StateCache(Cache):
             self.state = self.state.fork(repeats)
 
     def crop(self, tokens_to_remove: int) -> None:
-        raise ValueError("a recurrent state cannot forget its last tokens: keep a copy of the state from before them")
+        raise ValueError("a recurrent state cannot forget its last tokens: keep a copy of the earlier state")

@@ -1,8 +1,10 @@
-"""Captured steps in ``generate`` without beams: transformers' own loop takes more time per token than a step does."""
+"""Captured steps in ``generate`` without beams, because transformers' loop takes more time per token than a step."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,48 +15,74 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from linattn.generate.captured import Choice, hooked
+from linattn.generate.drafter import Source
+from linattn.generate.noise import Rule
 from linattn.generate.sampling import draw
-from linattn.generate.stream import Tokens
+from linattn.generate.speculate import Speculated
+from linattn.generate.tokens import Tokens
 from linattn.hf.cache import StateCache
+from linattn.state import State
 
 _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # use logits alone
-_ALIKE = (MaxLengthCriteria, EosTokenCriteria)  # criteria whose limits can be read
+_KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)  # criteria whose limits can be read
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def refusal(
     model: Any, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, synced: bool, cache: Any
 ) -> str | None:
-    """Reason why transformers' own loop has to generate; None if a captured step can."""
+    """Reason why transformers' loop must generate; None if a captured step can."""
     if hooked(model):
         return "the model has hooks or a replaced forward, which that loop calls for every token"
     if other := [type(p).__name__ for p in processors if type(p) not in _WARPERS]:
-        return f"{', '.join(other)} may read the tokens before"
-    if other := [type(c).__name__ for c in criteria if type(c) not in _ALIKE]:
+        return f"{', '.join(other)} may read earlier tokens"
+    if other := [type(c).__name__ for c in criteria if type(c) not in _KNOWN_CRITERIA]:
         return f"{', '.join(other)} reads every token"
     if not isinstance(cache, StateCache):
         return "there is no cache"
     if wanted := [name for name in _RECORDS if config.return_dict_in_generate and getattr(config, name)]:
-        return f"{', '.join(wanted)} is wanted of every token"
+        return f"{', '.join(wanted)} is requested for every token"
     return "several processes wait for each other" if synced else None
+
+
+@dataclass(frozen=True)
+class Assistance:
+    """Drafts by ``model``, or by prompt lookup of at most ``count`` tokens if it is None."""
+
+    model: Any
+    count: int | None
+
+    def tokens(self, model: Any, read: Tensor, mask: Tensor | None, token: Tensor, limit: int, rule: Rule, stops: tuple[int, ...],
+               state: State | None) -> Speculated:  # fmt: skip
+        """Tokens behind ``token`` [B], which follows the prompts ``read`` [B, T] with the mask of their last columns."""
+        keep = torch.ones_like(read, dtype=torch.bool) if mask is None else mask[:, -read.shape[1] :].bool()
+        before = [row[kept].tolist() for row, kept in zip(read, keep, strict=True)]
+        tokens = Speculated(model, token[:, None], limit, rule, stops, state, Source(self.model, before), single=False)
+        tokens.longest = self.count if self.model is None and self.count is not None else tokens.longest
+        return tokens
 
 
 def sample(
     model: Any, ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any, streamer: Any,
-    kwargs: dict[str, Any],
+    kwargs: dict[str, Any], assistance: Assistance | None = None,
 ) -> Any:  # fmt: skip
-    """Generate as ``GenerationMixin._sample`` does, in the cases that :func:`refusal` admits: new tokens behind ``ids`` [B, T].
+    """Generate as ``GenerationMixin._sample`` does, in the cases that :func:`refusal` allows: new tokens after ``ids`` [B, T].
 
-    Tokens and random numbers equal those of its own loop; the cache has read all but the last token.
+    Tokens and random numbers equal those of transformers' loop; the cache has read all tokens but the last. ``assistance`` drafts tokens.
     """
     stops, limit = _stops(criteria), min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)) - ids.shape[1]
     choice = _choice(processors, config.do_sample, stops)
+    mask = kwargs.get("attention_mask")
     out = model._prefill(ids, config, kwargs)
     cache: StateCache = out.past_key_values
     token: Tensor | None = choice.choose(out.logits[:, -1])
     assert token is not None
     del out
-    tokens = Tokens(model, token[:, None], limit - 1, choice, cache.state, single=False, ahead=False)
+    if assistance is None:
+        tokens = Tokens(model, token[:, None], limit - 1, choice, cache.state, single=False, ahead=False)
+    else:
+        rule = Rule(partial(_probabilities, processors) if config.do_sample else None)
+        tokens = assistance.tokens(model, ids, mask, token, limit - 1, rule, stops, cache.state)
     tokens.mark_ended(token)
     ended, pad, found = torch.zeros_like(token, dtype=torch.bool), config._pad_token_tensor, []
     while token is not None:
@@ -83,17 +111,25 @@ def ends(new: Tensor, criteria: StoppingCriteriaList, config: Any) -> Tensor:
     stops, pad = _stops(criteria), config._pad_token_tensor
     stopped = torch.isin(new, torch.tensor(stops, dtype=new.dtype, device=new.device)).long()
     real = stopped.cumsum(1) - stopped == 0
-    if stops and any(type(c) not in _ALIKE for c in criteria):  # a text, say: beside end tokens it is padding that follows
+    if stops and any(type(c) not in _KNOWN_CRITERIA for c in criteria):  # such as a stop text: padding follows it
         real &= (new != pad.to(new.device)).long().flip(1).cummax(1).values.flip(1).bool() | stopped.bool()
     return real.sum(1)
 
 
 def _choice(processors: LogitsProcessorList, do_sample: bool, stops: tuple[int, ...]) -> Choice:
     def choose(logits: Tensor) -> Tensor:
-        scores = logits.to(torch.float32, copy=True)
-        for processor in processors:
-            scores = processor(None, scores)
-        return draw(scores.softmax(-1)) if do_sample else scores.argmax(-1)
+        return draw(_probabilities(processors, logits)) if do_sample else _scores(processors, logits).argmax(-1)
 
     name: Hashable = (do_sample, *((type(p).__name__, *sorted(vars(p).items())) for p in processors))
     return Choice(choose, name, None, stops)
+
+
+def _scores(processors: LogitsProcessorList, logits: Tensor) -> Tensor:
+    scores = logits.to(torch.float32, copy=True)
+    for processor in processors:
+        scores = processor(None, scores)
+    return scores
+
+
+def _probabilities(processors: LogitsProcessorList, logits: Tensor) -> Tensor:
+    return _scores(processors, logits).softmax(-1)

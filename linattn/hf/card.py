@@ -26,14 +26,14 @@ A language model made with linattn {version}: {parameters:,} parameters in {dtyp
 |---|---|
 {facts}
 
-## Its mixers
+## Mixers
 
 {mixers}
 
-## Using it
+## Usage
 
 ```python
-import linattn  # makes the Auto classes know the model
+import linattn  # registers the model with the Auto classes
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -63,7 +63,7 @@ def text(model: Any, name: str) -> str:
         "Mixer of each layer": config.mixer,
         "Feed-forward of each layer": config.ffn,
         "Norm": f"{config.norm}, {config.block}",
-        "Embedding and head": "one matrix" if config.tie_embeddings else "a matrix each",
+        "Embedding and head": "tied" if config.tie_embeddings else "separate",
     }
     growing = any(not info.recurrent for info in used)
     return _CARD.format(
@@ -77,5 +77,5 @@ def text(model: Any, name: str) -> str:
             f"- `{info.name}`: {info.title}" + (f" ([arXiv {info.arxiv}](https://arxiv.org/abs/{info.arxiv}))" if info.arxiv else "")
             for info in used
         ),
-        memory="grows with what it reads" if growing else "of one size, however much it has read",
+        memory="grows with the tokens read" if growing else "has a constant size",
     )

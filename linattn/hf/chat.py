@@ -1,4 +1,4 @@
-"""Chat templates: the text that a turn adds to a conversation whose past is in a state."""
+"""Chat templates: the text that a turn adds to a conversation whose earlier turns are in a state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from linattn.hf import gguf
 
-_REPLY = "\ue000reply\ue000"  # of a private range, which no template has
+_REPLY = "\ue000reply\ue000"  # private-use characters, which no template contains
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
@@ -18,18 +18,18 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 
     Raises:
         OSError: if there is none.
-        ValueError: for a GGUF file whose tokenizer is of a kind that is not read.
+        ValueError: for a GGUF file with an unsupported kind of tokenizer.
     """
     path = Path(path)
     if path.suffix == gguf.SUFFIX and not path.is_dir():
         return gguf.tokenizer_of(gguf.GGUFFile(path))
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} is no folder with a tokenizer, nor a GGUF file")
+        raise FileNotFoundError(f"{path} is neither a folder with a tokenizer nor a GGUF file")
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 class Chat:
-    """Chat template of a tokenizer; ``stops`` are the tokens that end a reply, ``end`` is the text of the one that the template has there.
+    """Chat template of a tokenizer. ``stops``: tokens that end a reply; ``end``: text of the end token that the template writes.
 
     Raises:
         ValueError: for a tokenizer without a template or without an end token.
@@ -41,23 +41,23 @@ class Chat:
         known = ends if isinstance(ends, list) else [ends]
         self.stops = tuple(sorted({token for token in (*known, tokenizer.eos_token_id) if token is not None}))
         if not self.stops:
-            raise ValueError("the tokenizer has no end token, so no reply would end")
+            raise ValueError("the tokenizer has no end token, so replies would not end")
         self._tokenizer: Any = tokenizer
         behind = self._behind("-")
         texts = [str(self._tokenizer.decode([token])) for token in self.stops]
         self.end = next((text for text in texts if behind.startswith(text)), "")
 
     def first(self, text: str) -> str:
-        """Render what comes before the first reply."""
+        """Render the text before the first reply."""
         return self._render([{"role": "user", "content": text}])
 
     def later(self, text: str) -> str:
-        """Render what comes between a reply, ``end`` included, and the next one."""
+        """Render the text between a reply, including ``end``, and the next reply."""
         return self._behind(text).removeprefix(self.end)
 
     def _behind(self, text: str) -> str:
-        said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _REPLY}, {"role": "user", "content": text}]
-        return self._render(said).partition(_REPLY)[2]
+        turns = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _REPLY}, {"role": "user", "content": text}]
+        return self._render(turns).partition(_REPLY)[2]
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

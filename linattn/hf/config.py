@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
 from linattn import models
+from linattn.arguments import closest
 
 
 class LMConfig(models.LMConfig, PreTrainedConfig):
@@ -38,8 +38,8 @@ class LMConfig(models.LMConfig, PreTrainedConfig):
         """Raise TypeError for keywords that resemble our fields; transformers itself admits any keyword."""
         ours = [*(f.name for f in fields(models.LMConfig)), *self.attribute_map]
         for name in kwargs:
-            close = difflib.get_close_matches(name, ours, 1, 0.75)
+            close = closest(name, ours, 0.75)
             if close and name not in self.attribute_map:
-                raise TypeError(f"LMConfig has no field {name!r}; did you mean {close[0]!r}?")
+                raise TypeError(f"LMConfig has no field {name!r}; did you mean {close!r}?")
         PreTrainedConfig.__post_init__(self, **kwargs)
         self.check()

@@ -1,4 +1,4 @@
-"""Backbone that answers the keywords of transformers' models, and how they become those of the backbone."""
+"""Backbone with the keywords of transformers' models, and their translation to the backbone's own."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Call:
         if labels is None:
             return None
         if sharding.active() is not None:
-            raise ValueError("labels are shifted here, beyond the cut too, under context_parallel: use linattn.parallel.token_loss")
+            raise ValueError("labels cannot be given under context_parallel, which splits rows: use linattn.parallel.token_loss")
         shape("labels", tensor("labels", labels), "[B, T]", tuple(self.shape))
         dtype("labels", labels, torch.int64)
         if isinstance(logits_to_keep, Tensor) or logits_to_keep:
             came = "indices" if isinstance(logits_to_keep, Tensor) else logits_to_keep
-            raise ValueError(f"labels want the logits of every token, so logits_to_keep must be 0 beside them, but is {came}")
+            raise ValueError(f"logits_to_keep must be 0 with labels, which need the logits of every token, but is {came}")
         if self.cu_seqlens is None:
             return labels
         first = positions(self.cu_seqlens, labels.numel()) == 0
@@ -79,7 +79,7 @@ def _real(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
 
 
 class Answers:
-    """Calls of a backbone in transformers' terms, for the models around it and for the backbone itself."""
+    """Base with a forward pass in transformers' keywords, for models around a backbone and for the backbone itself."""
 
     config: LMConfig
     training: bool
@@ -126,13 +126,13 @@ class Answers:
     ) -> Call:
         """Arguments of a call, with the config's values in place of None; ``packed`` as for :func:`linattn.hf.packing.sequences`."""
         if self.config.output_attentions if output_attentions is None else output_attentions:
-            raise ValueError("output_attentions: no weights are ever formed here; linattn.mixing_matrix computes those of one mixer")
+            raise ValueError("output_attentions must not be True; linattn.mixing_matrix computes the weights of one mixer")
         tokens, cache = _tokens(input_ids, inputs_embeds), past_key_values
         if cache is not None and not isinstance(cache, StateCache):
             raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
         mask = _real(attention_mask, tokens)
         said_by, cu_seqlens = sequences(tokens, mask=mask, fresh=cache is None or cache.state is None, **packed)
-        mask = None if cu_seqlens is not None and said_by == "position_ids" else mask  # which has then no padding
+        mask = None if cu_seqlens is not None and said_by == "position_ids" else mask  # without padding then
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         recording = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return Call(input_ids, inputs_embeds, mask, cache, use_cache, cu_seqlens, bool(recording))
@@ -174,9 +174,9 @@ class Answers:
 
 
 class Decoder(Answers, Backbone):
-    """Backbone within a model of transformers; ``input_ids=`` or ``inputs_embeds=`` make it answer as ``AutoModel`` does.
+    """Backbone within a model of transformers; with ``input_ids=`` or ``inputs_embeds=`` it behaves as ``AutoModel``.
 
-    Code that takes a model apart calls it so, such as TRL's trainers, to form logits by itself.
+    TRL's trainers, for example, call it so to compute logits themselves.
     """
 
     def __init__(self, config: LMConfig) -> None:

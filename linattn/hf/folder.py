@@ -14,39 +14,45 @@ from typing import Any
 
 from torch import Tensor
 
+from linattn.models.quantised import METHOD
 from linattn.state import damage, write_tensors
+from linattn.state.files import sync
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-TOKENIZER = (  # the files of one, which go along as they are and are not looked into
+TOKENIZER = (  # files of a tokenizer, copied unchanged
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tiktoken.model",
 )  # fmt: skip
 WORD = r"[A-Za-z0-9_-]+"  # of a variant
 FLOATS = ("F64", "F32", "F16", "BF16")
+CODES = ("I8", "U8")  # of quantised weights
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Content of a folder's ``config.json``; raise an error for other paths and for weights that cannot be read safely."""
+    """Read a folder's ``config.json``; raise an error for other paths and for weights that cannot be read safely."""
     if folder.suffix in PICKLES:
-        raise ValueError(f"{folder} is a pickle, which can run code when it is read: only folders with safetensors files are")
+        raise ValueError(f"{folder} is a pickle, which can run code when read: give a folder with safetensors files")
     if not folder.is_dir():
         kind = f"is a file: give the folder that holds it and {CONFIG}" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"{folder} {kind}")
     content = _json(_inside(folder, CONFIG))
-    if content.get("quantization_config") is not None:
-        raise ValueError(f"{folder} holds a quantised model; only weights of {', '.join(FLOATS)} are read")
+    found = content.get("quantization_config")
+    if found is not None and (not isinstance(found, dict) or found.get("quant_method") != METHOD):
+        raise ValueError(
+            f"{folder} holds a model quantised by another program, but weights must be {', '.join(FLOATS)} or quantised by linattn quantize"
+        )
     return content
 
 
 def generation_of(folder: Path) -> dict[str, Any] | None:
-    """Content of a folder's ``generation_config.json``, end tokens and sampling; None if it has none."""
+    """Read a folder's ``generation_config.json``, with end tokens and sampling; None if there is none."""
     return _json(_inside(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else None
 
 
 def tokenizer_of(folder: Path) -> dict[str, Path]:
-    """Files of a folder's tokenizer by name; empty if it has none."""
+    """Find the files of a folder's tokenizer, by name; empty if there are none."""
     if not folder.is_dir():
         raise FileNotFoundError(f"tokenizer must be a folder with a tokenizer, but {folder} is not one")
     return {name: _inside(folder, name) for name in TOKENIZER if os.path.lexists(folder / name)}
@@ -54,7 +60,7 @@ def tokenizer_of(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def weights_of(folder: Path, variant: str | None = None) -> Iterator[Weights]:
-    """Weights of a folder, those of a ``variant`` if named, read on demand; a checksum in a file is compared at once."""
+    """Open the weights of a folder, or of its ``variant``, to be read on demand; checksums in the files are compared at once."""
     if variant is not None and not (isinstance(variant, str) and re.fullmatch(WORD, variant)):
         raise ValueError(f"variant must be a word in the names of files, such as 'fp16', but came as {variant!r}")
     with ExitStack() as stack:
@@ -78,11 +84,11 @@ class Weights:
                 raise ValueError(f"{path} {problem}")
             there = set(opened.keys())
             if names is not None and (lacking := sorted(names - there)):
-                raise ValueError(f"{path} lacks weights that {_variant(INDEX, variant)} says it has: {listed(lacking)}")
+                raise ValueError(f"{path} lacks weights that {_variant(INDEX, variant)} lists: {listed(lacking)}")
             self._where |= {name: (opened, name) for name in (there if names is None else names)}
         for name, (opened, _) in self._where.items():
-            if (dtype := opened.get_slice(name).get_dtype()) not in FLOATS:
-                raise ValueError(f"{folder}: {name} is kept as {dtype}; only weights of {', '.join(FLOATS)} are read")
+            if (dtype := opened.get_slice(name).get_dtype()) not in (CODES if name.endswith(".codes") else FLOATS):
+                raise ValueError(f"{folder}: {name} has dtype {dtype}, but weights must be {', '.join(FLOATS)}")
 
     def rename(self, aliases: Mapping[str, str], ignored: str | None = None) -> None:
         """Drop weights that ``ignored`` matches, and rename the others by the patterns of ``aliases``."""
@@ -110,37 +116,36 @@ class Weights:
         return opened.get_tensor(there)
 
 
-def write(folder: Path, told: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor], copied: Mapping[str, Path]) -> None:
-    """Make ``folder`` atomically: a JSON file for each of ``told``, one of weights, and files ``copied`` from elsewhere.
+def write(folder: Path, contents: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor], copied: Mapping[str, Path]) -> None:
+    """Write ``folder`` atomically: a JSON file for each of ``contents``, one of weights, and the files ``copied`` from elsewhere.
 
     Raises:
         FileExistsError: if ``folder`` exists.
         FileNotFoundError: if its parent folder does not exist.
     """
     if folder.exists():
-        raise FileExistsError(f"{folder} is there already: give another place, or remove it")
+        raise FileExistsError(f"{folder} already exists: choose another folder, or remove it")
     if not folder.parent.is_dir():
-        raise FileNotFoundError(f"{folder} cannot be written: there is no folder {folder.parent}")
+        raise FileNotFoundError(f"{folder} cannot be written: {folder.parent} does not exist")
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.part")
     aside.mkdir()
     try:
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
         write_tensors(aside / WEIGHTS, own, {"format": "pt"})
-        for name, content in told.items():
+        for name, content in contents.items():
             (aside / name).write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         for name, source in copied.items():
             shutil.copyfile(source, aside / name)
-        for path in (aside / WEIGHTS, *(aside / name for name in (*told, *copied)), *([aside] if os.name != "nt" else [])):
-            synced(path)
+        for path in (aside / WEIGHTS, *(aside / name for name in (*contents, *copied)), aside):
+            sync(path)
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    if os.name != "nt":  # Windows has no handle of a folder, and its rename is already ordered
-        synced(folder.parent)
+    sync(folder.parent)
 
 
 def listed(names: list[str], most: int = 8) -> str:
-    """First names, and the number of further ones."""
+    """Join the first names with the number of remaining ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -151,7 +156,7 @@ def _variant(name: str, variant: str | None) -> str:
 
 
 def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
-    """Names that each file of weights should have; None: all that it has."""
+    """Map each file of weights to the names to read from it; None: all."""
     weights, index = _variant(WEIGHTS, variant), _variant(INDEX, variant)
     if os.path.lexists(folder / weights):
         return {weights: None}
@@ -163,7 +168,7 @@ def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
         if pickles:
             raise ValueError(
-                f"{folder} has its weights in {listed(pickles)}: a pickle can run code when it is read, so only safetensors is. "
+                f"{folder} has its weights in {listed(pickles)}: a pickle can run code when read, so only safetensors files are. "
                 "Convert it once where you trust it, by transformers' save_pretrained"
             )
         raise FileNotFoundError(f"{folder} has neither {weights} nor {index}")
@@ -174,9 +179,9 @@ def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Path of the file ``name``, which must really be in ``folder``."""
+    """Path of the file ``name``, after checking that it is inside ``folder``."""
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise ValueError(f"{folder} names the file {name!r}, which is not in it")
+        raise ValueError(f"{folder} names the file {name!r}, which is outside of it")
     path = folder / name
     if path.is_symlink() and path.resolve().parent != folder.resolve():
         raise ValueError(
@@ -185,7 +190,7 @@ def _inside(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no file {name}")
     if name.endswith(PICKLES) or (name not in TOKENIZER and not name.endswith((".safetensors", ".json"))):
-        raise ValueError(f"{path} is no safetensors file, and nothing else is read")
+        raise ValueError(f"{path} is not a safetensors file")
     return path
 
 
@@ -202,12 +207,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, but holds a {type(content).__name__}")
     return content
-
-
-def synced(path: Path) -> None:
-    """Sync ``path`` to the disk."""
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

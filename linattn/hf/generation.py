@@ -1,4 +1,4 @@
-"""Generation from a state: ``generate()`` continues from tokens read before the prompt, or from a state in a folder."""
+"""Generation from a state: ``generate()`` continues from earlier tokens, or from a saved state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
 
-from linattn.generate.prefill import PREFILL, prefill
+from linattn.generate.prefill import prefill, resume
+from linattn.generate.stream import check_draft
 from linattn.hf import captured
 from linattn.hf.cache import StateCache
 from linattn.hf.packing import ENDS, begun_again, check_places, new_places
@@ -33,20 +35,20 @@ class StateGenerationMixin(GenerationMixin):
         state: State | None = None,
         prefixes: Prefixes | None = None,
     ) -> State:
-        """Read tokens; the state after them can be passed to ``generate(..., state=state)`` any number of times.
+        """Read tokens and return the state after them, which ``generate(..., state=state)`` accepts any number of times.
 
         Args:
             input_ids: [T] or [B, T]; or a list of prompts of any lengths, which are packed and read in one pass.
-            attention_mask: [B, T], 0 for padding; for tensors alone.
-            state: what has been read before, a row for each prompt.
-            prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts behind the longest prefix whose state is
-                there, and the states that all prompts have passed through are kept in it.
+            attention_mask: [B, T], 0 for padding; only for tensors.
+            state: state before the tokens, one row per prompt.
+            prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts after the longest stored prefix, and the
+                states of new prefixes are stored.
 
         Returns:
             A state with a row for each prompt.
         """
         if prefixes is not None and state is not None:
-            raise ValueError("prefixes holds states from the beginning on, so state must be None beside it")
+            raise ValueError("state must be None with prefixes, which hold states from the beginning")
         if attention_mask is not None and (
             not isinstance(input_ids, Tensor) or not isinstance(attention_mask, Tensor) or attention_mask.shape != input_ids.shape
         ):
@@ -77,15 +79,15 @@ class StateGenerationMixin(GenerationMixin):
     def generate(
         self: Any, inputs: Tensor | None = None, *args: Any, state: State | None = None, prefixes: Prefixes | None = None, **kwargs: Any
     ) -> Any:
-        """transformers' ``generate``, with these differences.
+        """Generate as transformers does, with these additions.
 
         Args:
-            inputs: as there; prompts may be padded on either side, and come back as they were with the new tokens behind them.
-            state: what has been read before ``inputs`` (which then are the tokens after it, at least one), a row for each prompt;
-                from :meth:`prefill`, ``State.load`` or an earlier call's ``past_key_values.state``, which has read all columns of
-                its ``sequences`` but the last one, and no filler behind the end of a row. It is not changed.
-            prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts behind the longest prefix whose state is
-                there, and the states that all prompts have passed through, and that of a single continuation, are kept in it.
+            inputs: prompts, which may be padded on either side; they are returned unchanged, followed by the new tokens.
+            state: state before ``inputs``, which must have at least one token, with one row per prompt; from :meth:`prefill`,
+                ``State.load`` or an earlier call's ``past_key_values.state``, which has read all columns of its ``sequences``
+                but the last one, and no padding after the end of a row. It is not changed.
+            prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts after the longest stored prefix, and the
+                states of new prefixes, and of a single continuation, are stored.
         """
         if inputs is not None and kwargs.get("input_ids") is None:
             inputs, kwargs["input_ids"] = None, inputs
@@ -112,16 +114,17 @@ class StateGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self: Any, input_ids: Any, *args: Any, inputs_embeds: Any = None, tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare inputs as transformers does, but drop the tokenizer for stop texts, which transformers passes on to every step.
+        """Prepare inputs as transformers does, without the tokenizer for stop texts, which transformers passes to every step.
 
-        Positions are dropped too: mixers count them themselves, and for a prompt they would only mark packed sequences.
+        Positions are dropped too: mixers compute them, and for a prompt they would only mark packed sequences.
         """
         kwargs.pop("position_ids", None)
         return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
 
     def _prefill(self: Any, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Prefill as transformers does; from a cache ahead of its columns only unread tokens are read. Until here the mask is the prompts'
-        own, for penalties that look at those.
+        """Prefill as transformers does; a cache ahead of its columns only reads the remaining tokens.
+
+        The mask is that of the prompts until here, because penalties read it.
         """
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         if mask is not None and isinstance(cache, StateCache) and cache.ahead and cache.state is not None:
@@ -137,7 +140,7 @@ class StateGenerationMixin(GenerationMixin):
         self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
         streamer: Any = None, **model_kwargs: Any,
     ) -> Any:  # fmt: skip
-        """Sample as transformers does, by a captured step where nothing has to inspect single tokens."""
+        """Sample as transformers does, by a captured step unless something must inspect single tokens."""
         cache = model_kwargs.get("past_key_values")
         if captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
             out = captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
@@ -145,15 +148,49 @@ class StateGenerationMixin(GenerationMixin):
             out = cast(Any, super())._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
-        if isinstance(cache, StateCache) and cache.prompt is not None:
-            new = (out if isinstance(out, Tensor) else out.sequences)[:, input_ids.shape[1] :]
-            self._forget_filler(cache, *cache.prompt, new, captured.ends(new, stopping_criteria, generation_config))
-            cache.prompt = None
+        self._finish(cache, input_ids, out, stopping_criteria, generation_config)
         return out
 
-    def _forget_filler(self: Any, cache: StateCache, state: State, seen: int, new: Tensor, ends: Tensor) -> None:
-        """Read ``new`` [B, n] again behind the prompt's ``state`` where rows have ended, at ``ends`` [B], before others: they
-        have read filler since, and a state can't take back what it has read.
+    def _assisted_decoding(  # the arguments of transformers' own
+        self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
+        streamer: Any = None, inputs_tensor: Any = None, assistant_model: Any = None, assistant_tokenizer: Any = None,
+        tokenizer: Any = None, **model_kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Speculative decoding by ``assistant_model``, or by prompt lookup without one; any number of prompts.
+
+        Tokens are those of plain decoding, with a seed sampled ones too: a draft is right where it is the token that is drawn there.
+
+        Raises:
+            ValueError: for settings that need single tokens, such as a repetition penalty; the message names them.
+        """
+        cache = model_kwargs.get("past_key_values")
+        if (why := captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache)) is not None:
+            raise ValueError(f"assisted generation verifies several tokens at once, but {why}")
+        if assistant_model is not None:
+            check_draft(assistant_model, self)
+        assistance = captured.Assistance(assistant_model, generation_config.prompt_lookup_num_tokens)
+        out = captured.sample(
+            self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs, assistance=assistance
+        )
+        self._finish(cache, input_ids, out, stopping_criteria, generation_config)
+        return out
+
+    def _validate_generation_mode(self, generation_mode: Any, *args: Any) -> None:
+        """Check as transformers does, which refuses to assist recurrent models: its own loop cannot take back what a state has read."""
+        assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
+        cast(Any, super())._validate_generation_mode(GenerationMode.SAMPLE if assisted else generation_mode, *args)
+
+    def _finish(self: Any, cache: Any, input_ids: Tensor, out: Any, stopping_criteria: Any, generation_config: Any) -> None:
+        """Take filler out of the cache if its prompt's state was kept for that."""
+        if isinstance(cache, StateCache) and cache.prompt is not None:
+            new = (out if isinstance(out, Tensor) else out.sequences)[:, input_ids.shape[1] :]
+            self._without_padding(cache, *cache.prompt, new, captured.ends(new, stopping_criteria, generation_config))
+            cache.prompt = None
+
+    def _without_padding(self: Any, cache: StateCache, state: State, seen: int, new: Tensor, ends: Tensor) -> None:
+        """Recompute the state of rows that ended before others, by reading the first ``ends`` [B] tokens of ``new`` [B, n] again.
+
+        These rows have read padding since, which a state cannot undo.
         """
         read = new[:, : cache.seen - seen]
         mask = torch.arange(read.shape[1], device=new.device) < ends[:, None]
@@ -168,18 +205,18 @@ class StateGenerationMixin(GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         if generation_config.use_cache is False:
             if cache is not None:
-                raise ValueError("use_cache=False reads everything from the beginning for each token: give no state, prefixes or cache")
+                raise ValueError("use_cache=False reads all tokens again for each new one: omit state, prefixes and past_key_values")
             return True
         if cache is None:
             model_kwargs["past_key_values"] = StateCache(kept=False)
-        elif isinstance(cache, StateCache) and cache.batch_size == batch_size:  # rows of beams and of several samples stand side by side
+        elif isinstance(cache, StateCache) and cache.batch_size == batch_size:  # beams and samples of a prompt are adjacent rows
             copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             if copies > 1:
                 cache.batch_repeat_interleave(copies)
         return True
 
     def _pad_left(self: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
-        """Put padding before the real tokens, as transformers needs it; returns where each column came from if any has moved."""
+        """Move padding before the real tokens, as transformers requires; returns the source of each column, None if none has moved."""
         ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
         if mask is None and ids is not None:
             mask = self._padding(ids, args, kwargs)
@@ -193,39 +230,32 @@ class StateGenerationMixin(GenerationMixin):
         return order
 
     def _padding(self: Any, ids: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
-        """Mask that transformers would use by default: padding has a token of its own."""
+        """Default mask of transformers: padding is marked by the padding token; None without padding."""
         given = kwargs.get("generation_config") or (args[0] if args else None)
         pad, eos = (_setting(name, kwargs, given, self.generation_config) for name in ("pad_token_id", "eos_token_id"))
         ends = eos if isinstance(eos, list) else [eos]
         return None if pad is None or pad in ends or not bool((ids == pad).any()) else ids.ne(pad).long()
 
     def _resumed(self: Any, store: PrefixStore, rows: list[list[int]], ids: Tensor) -> dict[str, Any]:
-        """Cache from which ``generate`` continues after the tokens that all rows of ``ids`` [B, T] have read."""
+        """Cache after the stored prefixes of ``ids`` [B, T], from which ``generate`` continues."""
         width = ids.shape[1]
         lengths = [len(row) for row in rows]
         done, state = self._through(store, rows, min(lengths) - 1)
-        seen = width - (max(lengths) - done) if done else 0  # columns that no row needs any more
+        seen = width - (max(lengths) - done) if done else 0  # columns that every row has read
         return {"past_key_values": StateCache(state, seen, ahead=seen > 0, kept=False)}
 
     def _through(self: Any, store: PrefixStore, rows: list[list[int]], count: int) -> tuple[int, State | None]:
         """Read the first ``count`` tokens of each row, starting from the longest prefix in ``store``, which keeps the new prefixes."""
-        done, state = store.find(self, [row[:count] for row in rows])
-        while done < count:
-            end = min(count, done - done % PREFILL + PREFILL)  # other prompts pass through multiples of PREFILL too
-            _, state = prefill(self.model, torch.tensor([row[done:end] for row in rows], device=self.device), state)
-            for i, row in enumerate(rows):
-                store.put(self, row[:end], state.select([i]))
-            done = end
-        return done, state
+        return resume(self, rows, count, store)
 
 
 def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any]) -> None:
     ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
     given = embeddings if ids is None else ids
     if (state is not None) + (prefixes is not None) + (kwargs.get("past_key_values") is not None) > 1:
-        raise ValueError("state, prefixes and past_key_values each say what has been read: give generate one of them")
+        raise ValueError("state, prefixes and past_key_values exclude each other: give generate one of them")
     if prefixes is not None and (ids is None or embeddings is not None):
-        raise ValueError("prefixes goes by tokens: give generate input_ids, and no inputs_embeds")
+        raise ValueError("prefixes needs tokens: give generate input_ids without inputs_embeds")
     if ids is not None and (not isinstance(ids, Tensor) or ids.ndim != 2):
         raise ValueError(f"input_ids must be a tensor [B, T], but came {_came(ids)}")
     read, mask = ids if embeddings is None else embeddings, kwargs.get("attention_mask")
@@ -239,7 +269,7 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
             raise ValueError(f"input_ids must be a prompt [B, T] of at least one token, but came with shape {list(ids.shape)}")
         return
     if given is None or not given.shape[1]:
-        raise ValueError("a state does not know which token comes next: give generate the tokens after it, at least one")
+        raise ValueError("input_ids must have at least one token after the state")
     _check_rows(state, len(given))
 
 
@@ -255,14 +285,14 @@ def _check_places(kwargs: dict[str, Any]) -> None:
         padding = None if mask is None else mask[:, mask.shape[1] - tokens.shape[1] :]
         packed = packed or (None if begun_again(new_places(places), padding) is None else "position_ids")
     if packed is not None:
-        raise ValueError(f"{packed} packs sequences into one row, but generate wants a row for each prompt; prefill packs a list of them")
+        raise ValueError(f"{packed} packs sequences into one row, but generate needs one row per prompt; prefill packs a list of prompts")
 
 
 def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:
     """Check a mask [B, T] for prompts of ``shape``; columns of tokens in a cache (``past``) may precede."""
     fits = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]
     if not fits or mask.shape[1] < shape[1] or (mask.shape[1] > shape[1] and not past):
-        wanted = f"a tensor of the prompts' shape {list(shape)}{', what past_key_values has read before it' if past else ''}"
+        wanted = f"a tensor of the prompts' shape {list(shape)}{', after the columns that past_key_values has read' if past else ''}"
         raise ValueError(f"attention_mask must be {wanted}, but came {_came(mask)}")
 
 
@@ -270,7 +300,7 @@ def _check_unread(seen: int, name: str, read: Tensor, mask: Tensor | None) -> No
     """Check that the tokens in a cache precede the new ones, in the prompts or, if those are the new tokens alone, in the mask."""
     columns = read.shape[1] if mask is None or name == "inputs_embeds" else mask.shape[1]
     if seen and (columns <= seen or read.shape[1] not in (columns, columns - seen)):
-        wanted = f"what past_key_values has read, {seen} columns, and at least one more"
+        wanted = f"the {seen} columns that past_key_values has read and at least one more"
         raise ValueError(f"{name} must be {wanted}, but came with shape {list(read.shape)}")
 
 
@@ -288,11 +318,11 @@ def _check_rows(state: State | None, rows: int) -> None:
     if state is not None and not isinstance(state, State):
         raise TypeError(f"state must be a linattn.State, but came as {type(state).__name__}")
     if state is not None and state.rows != rows:
-        raise ValueError(f"state must have a row for each prompt, {rows}, but came with {state.rows}")
+        raise ValueError(f"state must have {rows} rows, one per prompt, but came with {state.rows}")
 
 
 def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
-    """Real tokens of each prompt."""
+    """List the tokens of each prompt, without padding."""
     if isinstance(ids, Tensor):
         keep = torch.ones_like(ids) if mask is None else mask
         shape = -1, ids.shape[-1]
@@ -303,7 +333,7 @@ def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
         rows = [ids] if len(ids) and isinstance(ids[0], Integral) else list(ids)
         rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in rows]
     if (other := next((token for row in rows for token in row if not isinstance(token, Integral)), None)) is not None:
-        raise TypeError(f"input_ids must be tokens, as a tokenizer makes them, but hold {other!r}")
+        raise TypeError(f"input_ids must be integers, but contain {other!r}")
     if not rows or not all(rows):
         raise ValueError("every prompt must have at least one token")
     return rows
@@ -312,11 +342,11 @@ def _rows(ids: Any, mask: Tensor | None) -> list[list[int]]:
 def _order(mask: Tensor, seen: int) -> Tensor | None:
     """Order [B, T] of columns that moves padding before the real tokens; None if the last column is real.
 
-    The first ``seen`` columns, which a cache has read, stay.
+    The first ``seen`` columns, which a cache has read, keep their place.
     """
     new = mask[:, seen:].bool()
     if not bool(new.any(1).all()):
-        raise ValueError("attention_mask must leave every prompt at least one real token, but a row is padding alone")
+        raise ValueError("attention_mask must leave every prompt at least one real token, but a row has only padding")
     if bool(new[:, -1].all()):
         return None
     before = torch.arange(seen, device=mask.device).expand(len(mask), -1)

@@ -19,11 +19,13 @@ from linattn import models
 from linattn.arguments import known_device, typed
 from linattn.hf import folder as folders
 from linattn.hf import gguf
+from linattn.hf import remedy as remedies
 from linattn.hf.config import LMConfig
 from linattn.hf.convert import Family, family
 from linattn.hf.convert.table import Line, same
 from linattn.hf.folder import listed
 from linattn.hf.model import LinattnForCausalLM
+from linattn.models import quantised
 from linattn.models.memory import FLOAT, language_parameters, require
 
 
@@ -37,25 +39,25 @@ def load(
     """Load a published model as one of ours, with the same logits.
 
     ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
-    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or one that a model of this library was saved to;
-    ``linattn.load("model.gguf")`` reads a file of llama.cpp (``linattn.hf.gguf``). In place of a folder the configuration alone gives
-    a new model of that kind, with random weights. ``generate`` follows the folder's ``generation_config.json`` for sampling and
+    flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or a saved model of this library;
+    ``linattn.load("model.gguf")`` reads a file of llama.cpp (``linattn.hf.gguf``). A configuration in place of a folder creates a new
+    model with random weights. ``generate`` follows the folder's ``generation_config.json`` for sampling and
     end tokens.
 
     Args:
         path_or_config: the folder or GGUF file, a config of transformers or of linattn, or the content of a ``config.json``.
         dtype: dtype of the weights; None keeps that of the folder (float32 for a new model and for quantised weights). Time constants
             stay in float32 at least.
-        device: where the model goes.
-        variant: variant of the folder's weights, in ``model.VARIANT.safetensors``, as in transformers; of a folder alone.
+        device: device of the model.
+        variant: variant of the folder's weights, in ``model.VARIANT.safetensors``, as in transformers; only for folders.
 
     Returns:
         The model in evaluation mode.
 
     Raises:
         OSError: if there is no such folder or it lacks a file.
-        ImportError: for a GGUF file where the ``gguf`` package is not installed.
-        ValueError: for an unknown family or option, for weights that are missing, not expected or of another shape, for
+        ImportError: for a GGUF file if the ``gguf`` package is not installed.
+        ValueError: for an unknown family or option, for weights that are missing, unexpected or of another shape, for
             damaged files, pickles and links out of the folder. Names and shapes are checked before any weight is read.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -64,7 +66,7 @@ def load(
     if isinstance(path_or_config, str | os.PathLike):
         model = _read(Path(path_or_config), variant, dtype)
     elif variant is not None:
-        raise ValueError(f"variant needs a folder, but came with a config and as {variant!r}")
+        raise ValueError(f"variant must be None with a config, but came as {variant!r}")
     else:
         config = config_of(path_or_config)
         parameters = language_parameters(config)
@@ -91,21 +93,21 @@ def export(model: nn.Module, model_type: str, path: str | os.PathLike[str], *, t
     target = family(model_type)
     if not isinstance(model, models.LanguageModel | LinattnForCausalLM):
         raise TypeError(f"model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as {type(model).__name__}")
-    ours, weights = model.config, model.state_dict()
+    ours, weights = model.config, quantised.floats(model)
     content = their_config(ours, target)
     content["dtype"] = str(weights["model.embedding.weight"].dtype).removeprefix("torch.")
-    told = {folders.CONFIG: content}
+    contents = {folders.CONFIG: content}
     if isinstance(model, LinattnForCausalLM) and model.generation_config is not None:
-        told[folders.GENERATION] = json.loads(model.generation_config.to_json_string())
+        contents[folders.GENERATION] = json.loads(model.generation_config.to_json_string())
     copied = {} if tokenizer is None else folders.tokenizer_of(Path(tokenizer))
     theirs: dict[str, Tensor] = {}
     for line in target.lines(ours):
         theirs |= zip(line.theirs, line.write([weights[name] for name in line.ours]), strict=True)
-    folders.write(Path(path), told, theirs, copied)
+    folders.write(Path(path), contents, theirs, copied)
 
 
 def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMConfig:
-    """Our config of the model in ``given``: a config of ours, of theirs, or the content of a ``config.json``."""
+    """Convert ``given`` to our config: a config of this library, of transformers, or the content of a ``config.json``."""
     if isinstance(given, LMConfig):
         return given
     if isinstance(given, models.LMConfig):
@@ -120,8 +122,8 @@ def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMC
             return LMConfig.from_dict(content)
         source = family(kind)
         return LMConfig(**source.fields(source.config_of(content)))
-    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:  # it may hold anything
-        raise ValueError(f"the config cannot be understood: {error}") from None
+    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:  # a config may contain anything
+        raise ValueError(f"the config is invalid: {error}") from None
 
 
 def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
@@ -129,37 +131,57 @@ def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
     try:
         content = {"model_type": target.model_type, **target.config(ours)}
         complete = target.config_of(content)
-        again = _hollow(models.LMConfig(**{k: v for k, v in target.fields(complete).items() if k in _FIELDS}))
+        again = models.LMConfig(**{k: v for k, v in target.fields(complete).items() if k in _FIELDS})
+        differences = list(_differences(_hollow(ours), _hollow(again)))
     except (ValueError, LookupError, StrictDataclassError) as error:
-        raise ValueError(f"{target.model_type} cannot express this model: {error}") from None
-    if differences := list(_differences(_hollow(ours), again)):
-        raise ValueError(f"{target.model_type} cannot express this model: {listed(differences)}")
-    told = json.loads(complete.to_json_string(use_diff=False)) if isinstance(complete, PreTrainedConfig) else content
-    return told | {"architectures": [target.architecture]}
+        reason = f"it has layers of {', '.join(dict.fromkeys(ours.mixer_names))}" if isinstance(error, StrictDataclassError) else str(error)
+        advice = f"for --to {target.model_type} train with {remedies.layers_for(target)}"
+        raise ValueError(f"{target.model_type} cannot express this model: {reason}; {advice}") from None
+    if differences:
+        words = remedies.remedy(ours, again)
+        advice = f"; for --to {target.model_type} train with {words}" if words else ""
+        raise ValueError(f"{target.model_type} cannot express this model: {remedies.distinct(differences)}{advice}")
+    full = json.loads(complete.to_json_string(use_diff=False)) if isinstance(complete, PreTrainedConfig) else content
+    return full | {"architectures": [target.architecture]}
 
 
 _FIELDS = {f.name for f in fields(models.LMConfig)}
-_NAMES = 64  # of weights that do not fit; a layer has fewer, experts apart
+_NAMES = 64  # most names in an error; a layer without experts has fewer weights
 _LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 
 
 def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> LinattnForCausalLM:
     with _opened(path, variant) as (content, generation, weights):
         try:
-            for name in _depths(content):  # before anything is made of them
+            for name in _depths(content):  # before memory is allocated
                 if isinstance(count := content.get(name), int) and count > len(weights.names):
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
             config = config_of(content)
             model = _empty(config)
+            if (told := content.get("quantization_config")) is not None:
+                if content["model_type"] != LMConfig.model_type:
+                    raise ValueError(f"quantization_config is read for {LMConfig.model_type} models alone")
+                quantised.prepare(model, told)
+                model._tied_weights_keys = {}
             state = _state(model, content["model_type"], weights)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     model.load_state_dict(state, assign=True)
-    if config.tie_embeddings:
+    if quantised.formats(model):
+        quantised.tie(model)
+    elif config.tie_embeddings:
         model.lm_head.weight = model.model.embedding.weight
     if generation is not None:
         model.generation_config = generation
-    return _moved(model, dtype or state["model.embedding.weight"].dtype)  # at once: some weights are wider than the embedding
+    return _moved(model, dtype or _dtype(content, state))  # some weights have a wider dtype than the embedding
+
+
+def _dtype(content: dict[str, Any], state: dict[str, Tensor]) -> torch.dtype:
+    """Dtype of the embedding, or the one that the config names for a model whose embedding is quantised."""
+    if "model.embedding.weight" in state:
+        return state["model.embedding.weight"].dtype
+    named = getattr(torch, str(content.get("dtype")), None)
+    return named if isinstance(named, torch.dtype) and named.is_floating_point else torch.float32
 
 
 @contextmanager
@@ -181,21 +203,21 @@ def _opened(path: Path, variant: str | None) -> Iterator[tuple[dict[str, Any], G
 
 
 def _depths(content: dict[str, Any]) -> tuple[str, ...]:
-    """Names under which a ``config.json`` counts layers. xLSTM's class keeps a default beside the one that it uses."""
+    """Keys of a ``config.json`` that count layers. xLSTM's class also saves the default of a key that it does not use."""
     return ("num_blocks",) if content.get("model_type") == "xlstm" and content.get("num_blocks") is not None else _LAYERS
 
 
 def _generation(path: Path) -> GenerationConfig | None:
-    """Generation settings of a folder; None if it has none besides its config."""
+    """Read a folder's generation settings; None if it has none besides its config."""
     content = folders.generation_of(path)
     try:
         return None if content is None else GenerationConfig.from_dict(content)
-    except (ValueError, TypeError, AttributeError) as error:  # it may hold anything
-        raise ValueError(f"{path}: {folders.GENERATION} cannot be understood: {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:  # the file may contain anything
+        raise ValueError(f"{path}: {folders.GENERATION} is invalid: {error}") from None
 
 
 def _empty(config: LMConfig) -> LinattnForCausalLM:
-    """Build the model of ``config`` on the meta device; sizes that no tensor can have are a ValueError."""
+    """Build the model of ``config`` on the meta device; raise ValueError for sizes that no tensor can have."""
     try:
         with torch.device("meta"):
             return LinattnForCausalLM(config)
@@ -214,10 +236,11 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
     if model_type == LMConfig.model_type:
         embedding, head = "model.embedding.weight", "lm_head.weight"
         lines = [same(name, name) for name in hollow if not (tied and name == head)]
+        tied = tied and head in hollow
     else:
-        experts = model.config.ffn_options.get("experts", {}).get("count", 0)  # not what theirs says, which also counts what no layer has
+        experts = model.config.ffn_options.get("experts", {}).get("count", 0)  # their config may count experts although no layer has any
         merged = [count for name in weights.names if name.endswith(".experts.down_proj") for count in weights.shape(name)[:1]]
-        if experts > max(len(weights.names), *merged, 0):  # before there is a name for each
+        if experts > max(len(weights.names), *merged, 0):  # before a name is built for each
             raise ValueError(f"{folders.CONFIG} counts {experts} experts in a layer, but there are {len(weights.names)} weights")
         source = family(model_type)
         (embedding, head), lines = source.tied, source.lines(model.config)
@@ -231,7 +254,7 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
     for line in lines:
         if line.ours:
             own = line.read([weights[name] for name in line.theirs], [hollow[name].shape for name in line.ours])
-            state |= zip(line.ours, own if len(own) == 1 else [t.clone() for t in own], strict=True)  # parts of one tensor each their own
+            state |= zip(line.ours, own if len(own) == 1 else [t.clone() for t in own], strict=True)  # own memory for parts of one tensor
     if tied:
         state["lm_head.weight"] = state["model.embedding.weight"]
         if head in weights.names and not torch.equal(weights[head], weights[embedding]):
@@ -251,10 +274,10 @@ def _check(weights: folders.Weights, lines: list[Line], hollow: dict[str, Tensor
                 missing.append(name)
             elif weights.shape(name) != tuple(t.shape):
                 wrong.append(f"{name} {list(weights.shape(name))} where {list(t.shape)} was wanted")
-    told = {"missing": missing, "not expected": sorted(weights.names - known), "of another shape": wrong}
-    if any(told.values()):
+    found = {"missing": missing, "not expected": sorted(weights.names - known), "of another shape": wrong}
+    if any(found.values()):
         raise ValueError(
-            "the weights do not fit the config. " + ". ".join(f"{k[0].upper()}{k[1:]}: {listed(v, _NAMES)}" for k, v in told.items() if v)
+            "the weights do not fit the config. " + ". ".join(f"{k[0].upper()}{k[1:]}: {listed(v, _NAMES)}" for k, v in found.items() if v)
         )
 
 
@@ -271,7 +294,7 @@ def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
         if type(other) is not type(module):
             yield f"{name or 'it'} is {type(module).__name__}, but would be {type(other).__name__ if other is not None else 'nothing'}"
             continue
-        was, would_be = _told(module), _told(other)
+        was, would_be = _settings(module), _settings(other)
         yield from (
             f"{f'{name}.' if name else ''}{key} is {was.get(key)!r}, but would be {would_be.get(key)!r}"
             for key in sorted(was.keys() | would_be.keys())
@@ -280,7 +303,7 @@ def _differences(ours: nn.Module, again: nn.Module) -> Iterator[str]:
     yield from (f"{name} is nothing, but would be {type(other).__name__}" for name, other in theirs.items())
 
 
-def _told(module: nn.Module) -> dict[str, Any]:
+def _settings(module: nn.Module) -> dict[str, Any]:
     """Numbers, strings, options and shapes of a module."""
     kinds = (int, float, str, tuple, list, dict)
     own = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(module).items() if isinstance(v, kinds) and key[0] != "_"}

@@ -34,7 +34,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _supports_context_parallel = False  # torch's own, which carries no state; linattn.parallel.context_parallel does
+    _supports_context_parallel = False  # torch's, which exchanges no states; linattn.parallel.context_parallel does
     accepts_loss_kwargs = True
     _is_stateful = True
     _no_split_modules = ["Block"]  # noqa: RUF012  (as the base class declares it)
@@ -43,9 +43,9 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
         super().__init__(config)
         self.model = Decoder(config)
         mixers = [(place, m) for place, m in self.named_modules() if isinstance(m, Mixer)]
-        # searched for as regular expressions, so whole: another part may have a weight of that name, or with that in its name
+        # regular expressions that match whole names, because other modules may have weights with similar names
         self._keep_in_fp32_modules_strict = [rf"^{place}\.{name}$" for place, m in mixers for name in m.keep_float32]
-        self._hollow = self.model.embedding.weight.is_meta  # from_pretrained builds without memory, then fills
+        self._hollow = self.model.embedding.weight.is_meta  # from_pretrained builds on the meta device, then loads
 
     @property
     def _backbone(self) -> Backbone:
@@ -53,7 +53,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
 
     @property
     def _supports_sdpa(self) -> bool:  # type: ignore[override]
-        """True where some layers attend to a cache, which they do by torch's scaled dot product; transformers asks."""
+        """True if some layers attend to a cache by torch's scaled dot product; read by transformers."""
         return any(not mixers.info(name).recurrent for name in self.config.mixer_names)
 
     @classmethod
@@ -103,9 +103,9 @@ def _kept(logits_to_keep: int | Tensor) -> slice | Tensor | None:
     return slice(-logits_to_keep, None) if logits_to_keep else None
 
 
-def _weight(labels: Tensor, items: Tensor | int | None) -> Tensor | float:
+def _weight(labels: Tensor, items: Tensor | int | None, aligned: bool) -> Tensor | float:
     """Share of this batch in the ``items`` by which the losses of several batches are divided: 1 for a batch on its own."""
-    return 1.0 if items is None else (labels[:, 1:] != -100).sum() / items
+    return 1.0 if items is None else ((labels if aligned else labels[:, 1:]) != -100).sum() / items
 
 
 class LinattnModel(LinattnPreTrainedModel):
@@ -129,7 +129,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.lm_head = head(self.model, config)
-        self.token_loss: TokenLoss | None = None  # in its place transformers' loss of all logits, which are then returned
+        self.token_loss: TokenLoss | None = None  # None: transformers' loss of all logits, which are then returned
         self.post_init()
 
     def _loss(self, given: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
@@ -175,41 +175,42 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         Args:
             input_ids: [B, T].
             attention_mask: [B, past + T], 0 for padding on either side; only its last T columns are read.
-            past_key_values: a :class:`StateCache`; it is brought up to date in place.
+            past_key_values: a :class:`StateCache`, updated in place.
             inputs_embeds: [B, T, D] in place of ``input_ids``.
             labels: [B, T], the tokens themselves (they are shifted here), -100 for tokens without a loss.
             use_cache: return the state as ``past_key_values``; by default outside training.
-            logits_to_keep: only the last so many positions get logits; 0: all. Or their indices.
+            logits_to_keep: number of last positions to compute logits for, 0 for all; or their indices.
             num_items_in_batch: divide the summed loss by this instead of the number of labels.
-            cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end, of which none sees another; of each the first token is no
-                label. The state has N rows.
+            cu_seqlens: [N + 1]: B is 1 and N isolated sequences lie end to end; the first token of each is not a label. The state
+                has N rows.
             output_hidden_states: return the input of each layer and the output of the last norm, [B, T, D] each.
-            output_attentions: refused if true.
+            output_attentions: must not be True.
             return_dict: return an output with names, else a tuple; by default the config's value.
-            position_ids: [B, T] or [1, T] int: where a position does not follow the one before by 1 a packed sequence begins, as
-                transformers' own masks hold it, in rows of any number. Beside padding they say nothing, and mixers count positions
-                themselves. On a GPU they are read, a synchronisation that ``cu_seqlens`` avoids.
+            position_ids: [B, T] or [1, T] int: a packed sequence begins where a position is not the previous one plus 1, as in
+                transformers' masks. They are ignored beside padding, and mixers compute positions themselves. Reading them
+                synchronises with a GPU; ``cu_seqlens`` avoids that.
             packing: transformers' other keywords for packed rows, those of :class:`linattn.hf.packing.Packing`.
 
         Raises:
             TypeError: for an unknown keyword.
-            ValueError: for shapes that do not fit and for two arguments that pack differently.
+            ValueError: for wrong shapes, and for two arguments that pack differently.
         """
         asked = self._call(
             input_ids, inputs_embeds, attention_mask, past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
             output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
         )  # fmt: skip
-        labels, kept = asked.labels(labels, logits_to_keep), _kept(logits_to_keep)
-        with reports() if labels is not None and self.training else nullcontext(()) as told:
+        aligned = self.token_loss is not None and self.token_loss.aligned
+        labels, kept = labels if aligned else asked.labels(labels, logits_to_keep), _kept(logits_to_keep)
+        with reports() if labels is not None and self.training else nullcontext(()) as reported:
             hidden, cache, between = self._hidden(asked)
         chunked = labels is not None and self.token_loss is not None
         logits = None if chunked else self.lm_head(hidden if kept is None else hidden[:, kept])
         loss = None
         if labels is not None:
             loss = self._loss(hidden if logits is None else logits, labels, num_items_in_batch)
-            if told:
-                loss = loss + added_loss(told) * _weight(labels, num_items_in_batch)
-        for r in told:  # passed on to reports() around this call
+            if reported:
+                loss = loss + added_loss(reported) * _weight(labels, num_items_in_batch, aligned)
+        for r in reported:  # pass on to an enclosing reports()
             report(r.losses, r.counts)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=between)
         return self._out(out, return_dict)

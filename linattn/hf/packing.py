@@ -1,4 +1,4 @@
-"""Forms in which transformers marks several sequences in one row, and their borders."""
+"""Forms in which transformers marks several sequences in one row, and their boundaries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linattn.ops.checks import dtype, packed_lengths, shape, tensor, values_visible
 
-PACKED = "cu_seq_lens_q"  # transformers' name for where packed sequences begin and end
+PACKED = "cu_seq_lens_q"  # transformers' name for the boundaries of packed sequences
 
 
 class Packing(TypedDict, total=False):
@@ -28,7 +28,7 @@ class Packing(TypedDict, total=False):
 
 
 ENDS = (PACKED, "cu_seq_lens_k")
-PLACES = ("seq_idx", "position_ids")  # which have a number for each token
+PLACES = ("seq_idx", "position_ids")  # arguments with a number for each token
 
 
 def sequences(
@@ -40,31 +40,31 @@ def sequences(
     given: Packing,
     fresh: bool,
 ) -> tuple[str, Tensor | None]:
-    """Borders ``cu_seqlens`` [N + 1] of all rows of ``tokens`` [B, T, ...] put end to end, or None, with the argument's name before.
+    """Find the boundaries ``cu_seqlens`` [N + 1] of all rows of ``tokens`` [B, T, ...] end to end, or None, after their argument's name.
 
-    Several arguments are compared where that needs no synchronisation; otherwise the first counts, and positions and indices,
-    whose values have to be read, come last.
+    Several arguments are compared if that needs no synchronisation; otherwise the first one counts, and positions and indices,
+    whose values must be read, come last.
 
     Raises:
-        TypeError: for an unknown keyword, and for a value that is no tensor.
-        ValueError: for another shape or dtype, invalid ends, arguments that contradict each other, and the labels of context
+        TypeError: for an unknown keyword, and for a value that is not a tensor.
+        ValueError: for another shape or dtype, invalid ends, arguments that contradict each other, and ``shift_labels`` of context
             or sequence parallel training.
     """
-    if "shift_labels" in given:  # each process would begin its part of a row from nothing, and learn something else
-        raise ValueError("shift_labels are for rows split over several processes, between which no state is passed: give labels")
+    if "shift_labels" in given:  # each process would start its part of a row from an empty state
+        raise ValueError("shift_labels belong to rows split over processes, which exchange no states here: give labels")
     for name in given:
         if name not in Packing.__annotations__:
             raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
-    said: dict[str, Any] = {
+    given_packing: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
         **{name: given.get(name) for name in (*ENDS, "seq_idx")},
         "position_ids": position_ids,
     }
     by, cu = "", None
-    for name, t in said.items():
+    for name, t in given_packing.items():
         if t is not None:
             (check_places if name in PLACES else packed_lengths)(t, tokens, name)
-    for name, t in said.items():
+    for name, t in given_packing.items():
         if t is None or not (cu is None or values_visible(cu)):
             continue
         again = _ends(name, t, tokens, mask)
@@ -76,7 +76,7 @@ def sequences(
 
 
 def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Borders ``cu_seqlens`` [N + 1] given by the argument ``name``; None for positions that do not restart."""
+    """Boundaries ``cu_seqlens`` [N + 1] given by the argument ``name``; None for positions that do not restart."""
     if name not in PLACES:
         return t
     if not t.shape[1]:
@@ -93,19 +93,19 @@ def check_places(t: Any, tokens: Tensor, name: str) -> None:
 
 
 def _agree(name: str, cu: Tensor, other: str, again: Tensor, exactly: bool) -> None:
-    """Raise ValueError for two contradicting arguments; if not ``exactly``, a continuing sequence may follow the one before by chance."""
-    wanted, came = (sorted(set(t.tolist())) for t in (cu, again))  # without empty sequences, which only some can tell of
+    """Raise ValueError for two contradicting arguments; if not ``exactly``, a continuing sequence may seem to restart by chance."""
+    wanted, came = (sorted(set(t.tolist())) for t in (cu, again))  # without empty sequences, which some forms cannot express
     if wanted != came and (exactly or not set(came) <= set(wanted)):
         raise ValueError(f"{other} must begin sequences where {name} does, {wanted}, but begins them at {came}")
 
 
 def new_places(places: Tensor) -> Tensor:
-    """Mask [B, T - 1], true where a position [B, T] does not follow the one before, the rule of transformers' own masks."""
+    """Mask [B, T - 1], True where a position [B, T] is not the previous one plus 1, as in transformers' masks."""
     return places.diff() != 1
 
 
 def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Compute :func:`borders` of positions that restart, or None. Beside padding, which has positions too, they are ignored.
+    """Compute :func:`borders` of positions that restart; None if none does, or beside padding, which has positions too.
 
     The number of sequences is known only from the values, which synchronises with a GPU.
     """
@@ -115,7 +115,7 @@ def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def borders(starts: Tensor) -> Tensor:
-    """Borders ``cu_seqlens`` [N + 1] of rows put end to end; starts [B, T - 1] is True where the next token begins a sequence."""
+    """Boundaries ``cu_seqlens`` [N + 1] of rows put end to end; starts [B, T - 1] is True where the next token begins a sequence."""
     first = F.pad(starts, (1, 0), value=True).flatten()
     return F.pad(first.nonzero()[:, 0], (0, 1), value=first.shape[0])
 

@@ -1,4 +1,4 @@
-"""File beside saved weights by which ``trust_remote_code=True`` finds our classes where nothing has imported linattn."""
+"""File beside saved weights through which ``trust_remote_code=True`` finds our classes without an import of linattn."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ AUTO_MAP = {
     auto: f"{FILE.removesuffix('.py')}.{name}"
     for auto, name in {"AutoConfig": "LMConfig", "AutoModel": "LinattnModel", "AutoModelForCausalLM": "LinattnForCausalLM"}.items()
 }
-# transformers reads the imports of such a file first, and where the package is missing says what to install
-_CONTENT = '''"""Classes of this model, which the package linattn has: pip install "linattn[hf]"."""
+# transformers checks the imports of this file first, and reports a missing package
+_CONTENT = '''"""Classes of this model, from the package linattn: pip install "linattn[hf]"."""
 
 from linattn.hf import LinattnForCausalLM, LinattnModel, LMConfig
 '''
 
 
 def write(folder: str | os.PathLike[str]) -> None:
-    """Write the file into ``folder``, which is there."""
+    """Write the file to ``folder``, if it exists."""
     if (path := Path(folder)).is_dir():
         (path / FILE).write_text(_CONTENT, encoding="utf-8")

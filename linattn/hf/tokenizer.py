@@ -7,18 +7,18 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from linattn.data.codec import BYTES, CODEC, ByteCodec, Codec, TokenizerCodec
 
-NUL = "\0"  # the byte that no text has
+NUL = "\0"  # a byte that texts do not contain
 
 
 def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizerFast:
-    """Make the tokenizer with the tokens of ``codec``; ``save_pretrained`` puts it beside a model.
+    """Build the tokenizer with the tokens of ``codec``; ``save_pretrained`` writes it beside a model.
 
     Args:
         codec: codec of a run, as :func:`linattn.train.load_run` returns it.
-        end: the token that ends a text and pads, which a ``tokenizer.json`` does not name; of bytes it is the byte 0.
+        end: end and padding token, which a ``tokenizer.json`` does not name; the byte 0 for bytes.
 
     Raises:
-        ValueError: for an ``end`` that ``codec`` does not have as one token.
+        ValueError: if ``end`` is not a single token of ``codec``.
     """
     if isinstance(codec, ByteCodec):
         if end not in (None, NUL):
@@ -34,10 +34,10 @@ def tokenizer_of(codec: Codec, *, end: str | None = None) -> PreTrainedTokenizer
 
 
 def _of_bytes() -> PreTrainedTokenizerFast:
-    """Make the tokenizer of bytes, where token b is the byte b."""
+    """Build the tokenizer of bytes, where token b is the byte b."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    letters = bytes_to_unicode() | {0: NUL}  # its own letter would be found in texts that have it
+    letters = bytes_to_unicode() | {0: NUL}  # the default letter may occur in texts
     inner = Tokenizer(models.BPE({letter: byte for byte, letter in letters.items()}, []))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
     return PreTrainedTokenizerFast(

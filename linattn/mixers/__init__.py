@@ -18,3 +18,21 @@ from linattn.mixers.registry import available as available
 from linattn.mixers.registry import create as create
 from linattn.mixers.registry import info as info
 from linattn.mixers.registry import register as register
+
+
+def __getattr__(name: str) -> type[Mixer]:
+    """Class of a registered mixer by its name, such as ``linattn.mixers.GLA``; no mixer is imported for other names."""
+    from linattn.arguments import suggestion
+    from linattn.mixers.registry import classes
+
+    found = classes() if name[0].isupper() else {}
+    if name not in found:
+        known = [*found, *(own for own in globals() if not own.startswith("_"))]
+        raise AttributeError(f"module 'linattn.mixers' has no attribute {name!r}{suggestion(name, known, ' ')}".rstrip())
+    return found[name]
+
+
+def __dir__() -> list[str]:
+    from linattn.mixers.registry import classes
+
+    return sorted({*globals(), *classes()})

@@ -14,27 +14,19 @@ from linattn.mixers.fault import explain_failure
 from linattn.mixers.sharded import ShardedContext
 from linattn.ops import flops, linear_attention, sharding
 from linattn.ops.checks import flag, packed_lengths, tensor, values_visible
+from linattn.ops.inputs import Form, Terms
 
 if TYPE_CHECKING:
     from linattn.mixers.registry import Info
 
 
 @dataclass(frozen=True)
-class Recurrence:
+class Recurrence(Terms):
     """Arguments of :func:`linattn.linear_attention`, with its shapes and meanings, as a mixer's ``project`` returns them.
 
     ``skip`` [B, T, H, V] is added to the output of the recurrence (the D of state-space models).
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    decay: Tensor | None = None
-    beta: Tensor | None = None
-    erase: tuple[Tensor, Tensor] | None = None
-    bonus: Tensor | None = None
-    normalize: bool | float | str = False
-    scale: float | None = None
     skip: Tensor | None = None
 
     def masked(self, valid: Tensor | None) -> Recurrence:
@@ -67,12 +59,18 @@ class Mixer(nn.Module):
 
     info: ClassVar[Info]
     keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that stay at least float32 in every conversion: time constants
+    gates: ClassVar[tuple[str, ...]] = (  # names of own linear maps that make decays and write strengths, which are not quantised
+        "decay_proj", "dt_proj", "a_proj", "b_proj", "beta_proj", "f_proj", "i_proj", "gates_proj", "rate_proj", "tau_proj", "level_proj",
+    )  # fmt: skip
     shares: ClassVar[bool] = False  # layers of this kind pass a tensor up through the model: see ``forward``
     adds_loss: ClassVar[bool] = False  # reports losses of its own, see ``linattn.ffn.reports``
     packs: ClassVar[bool] = True  # ``mix`` supports packed sequences; otherwise each comes to it as a row
     shards: ClassVar[bool | None] = None  # the class's own ``mix`` and ``attend`` run under context parallelism; None: not known to
+    # Each head's part of every projection stands on its own, so processes can share the heads (:mod:`linattn.parallel.heads`): the
+    # fused projections, each with the attributes that size its sections, such as "qkv_proj: keys keys values". None: it does not.
+    heads_apart: ClassVar[tuple[str, ...] | None] = None
     causal: bool = True  # set by ``register``, and by mixers that support both
-    form: str = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; results are equal
+    form: Form = "auto"  # of the recurrence: "parallel", "chunk" or "recurrent"; results are equal
     piece: int | None = None  # tokens per block where scores are held for each; results are equal
 
     dim: int | None = None  # the model's width; set by ``create`` if the mixer does not set it
@@ -191,13 +189,13 @@ class Mixer(nn.Module):
             return_shared: return the triple (y, state or None, tensor for the next layer), of a mixer that ``shares``.
 
         Raises:
-            ValueError: for a shape that does not fit, for a state of another mixer, for ``mask`` with ``cu_seqlens``, and for a
-                state, given or asked for, where ``causal`` is false.
+            ValueError: for a wrong shape, for a state of another mixer, for ``mask`` with ``cu_seqlens``, and for a given or requested
+                state if ``causal`` is false.
         """
         self.check_width("x", x)
         flag("return_state", return_state)
         if not self.causal and (return_state or state is not None):
-            raise ValueError("causal=False has no state: every token reads all tokens, so none can come in a later call")
+            raise ValueError("causal=False has no state, because every token reads all tokens of the call")
         if (layout := sharding.active()) is not None:
             self.check_sharded(mask, cu_seqlens)
             carry: CallContext = ShardedContext(layout, x, state, returning=return_state, shared=shared)
@@ -220,7 +218,7 @@ class Mixer(nn.Module):
     def _mix_real(
         self, x: Tensor, mask: Tensor, state: State | None, returning: bool, cu: Tensor | None, shared: Tensor | None
     ) -> tuple[Tensor, CallContext]:
-        """Mix each row's real tokens at its front, zeros behind them, and put the outputs back in their places."""
+        """Move each row's real tokens to its front, mix them, and move the outputs back."""
         if cu is not None:
             raise ValueError("mask and cu_seqlens exclude each other: packed sequences have no padding")
         front, order = to_front(x, mask)
@@ -236,21 +234,21 @@ class Mixer(nn.Module):
         return layout.from_rows(self.mix(rows, carry)), carry
 
     def check_sharded(self, mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> None:
-        """Refuse what does not run under context parallelism: see :attr:`shards`."""
+        """Raise NotImplementedError or ValueError for calls that context parallelism does not support: see :attr:`shards`."""
         if not self._shards():
             name = self.info.name if hasattr(type(self), "info") else type(self).__name__
-            raise NotImplementedError(f"{name} does not run under context_parallel: it is no recurrence that processes can join")
+            raise NotImplementedError(f"{name} does not run under context_parallel: it has no form for a sequence split over processes")
         if mask is not None:
-            raise ValueError("mask cannot be cut among processes: pack the real tokens and give cu_seqlens to Layout.of")
+            raise ValueError("mask cannot be used under context_parallel: pack the real tokens and give cu_seqlens to Layout.of")
         if cu_seqlens is not None:
-            raise ValueError("cu_seqlens belong to the layout under context_parallel, which has those of the whole: give them to Layout.of")
+            raise ValueError("cu_seqlens cannot be given under context_parallel: give those of the whole sequence to Layout.of")
 
     def _shards(self) -> bool:
-        """Whether each of ``mix`` and ``attend`` is the base's, or of a class that says so or has heirs that do."""
+        """True if ``mix`` and ``attend`` are the base's, or defined by a class that sets :attr:`shards` or whose subclasses do."""
         cls = type(self)
         owners = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("mix", "attend")]
         saying = [c for c in cls.__mro__ if vars(c).get("shards")]
-        if cls.shards is False or not (self.causal or saying):  # what reads all tokens may sum over them anywhere
+        if cls.shards is False or not (self.causal or saying):  # bidirectional mixers may sum over all tokens anywhere
             return False
         return all(owner is Mixer or any(issubclass(c, owner) for c in saying) for owner in owners)
 

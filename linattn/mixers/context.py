@@ -148,7 +148,7 @@ class CallContext:
         return (token - self.cu_seqlens[n] + self.start[n])[None]
 
     def to_rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Lay ``x`` out with one row a sequence, its tokens first and zeros behind: [rows, T, ...], and a mask [rows, T] (None: all real).
+        """Lay ``x`` out with one row per sequence, padded by zeros at the end: [rows, T, ...], and a mask [rows, T] (None: all real).
 
         Packed sequences get T slots each: reading the longest length would synchronise with the device.
         """
@@ -182,7 +182,7 @@ class CallContext:
 
     def before(self, name: str, x: Tensor, n: int) -> Tensor | None:
         """Tokens that :meth:`context` puts before each row of ``x``, [B, n, D], for unpacked sequences; None for zeros."""
-        assert self.cu_seqlens is None, "packed sequences lie one after the other: they have a context, but none before all"
+        assert self.cu_seqlens is None, "packed sequences have a context each, but none before the first token"
         old = self.get(name)
         old = None if old is None else old.to(x.dtype)
         if self.returning:
@@ -225,7 +225,7 @@ class CallContext:
 
 
 def to_front(x: Tensor, mask: Tensor, name: str = "mask") -> tuple[Tensor, Tensor]:
-    """Move each row's real tokens of x [B, T, D] to its front, zeros behind them; also returns the order for :func:`from_front`.
+    """Move each row's real tokens of x [B, T, D] to its front, followed by zeros; also returns the order for :func:`from_front`.
 
     Raises:
         ValueError: if ``mask``, called ``name``, is not torch.bool [B, T].

@@ -1,4 +1,4 @@
-"""Cost of a mixer, derived from the mixer itself on tensors without storage, for any mixer alike."""
+"""Cost of any mixer, measured by running it on tensors without storage."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Cost:
 
     ``flops`` counts multiplications and additions (a product of matrices [m, k] and [k, n] is 2mkn) of one pass over
     ``batch`` sequences of ``tokens``, and ``step_flops`` those of one more token in each of them: linear maps, convolutions
-    and the recurrence token by token; softmax over the tokens that causality admits. Gates and norms are not counted.
+    and the recurrence token by token; softmax over the visible tokens. Gates and norms are not counted.
     A backward pass is about twice as much again.
 
     ``state_bytes`` is the size of the state that ``mixer(x, return_state=True)`` returns after ``tokens`` tokens in ``dtype``:
     every tensor of it, positions (int64) and float32 states included. ``softmax_cache_bytes`` is the same for softmax
     attention of the same width with as many key-value heads as heads. A mixer without states, such as a bidirectional one, has
-    neither steps nor state: both are None. ``tokens`` is then the length of the sequence and of the context, or the places of a grid
-    as near to a square as can be.
+    neither steps nor state: both are None. ``tokens`` is then the length of the sequence and of the context, or the size of a nearly
+    square grid.
     """
 
     name: str
@@ -46,18 +46,18 @@ class Cost:
 
 
 def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16, **options) -> Cost:
-    """Parameters, operations and bytes of state of the mixer ``name``; ``options`` are those of ``create``.
+    """Compute parameters, operations and bytes of state of the mixer ``name``; ``options`` are those of ``create``.
 
-    No tensor is ever stored, so most mixers take no longer for ``tokens=1_000_000`` than for 100.
+    No tensor is stored, so that most mixers take no longer for ``tokens=1_000_000`` than for 100.
 
     Raises:
-        ValueError: for a name that is not registered, for ``tokens`` and ``batch`` that are no integers of at least 0, and for a ``dtype``
-            that is none of floating point.
+        ValueError: for a name that is not registered, for ``tokens`` and ``batch`` that are not integers of at least 0, and for a ``dtype``
+            that is not floating point.
         TypeError: for an option that the mixer does not have.
     """
     for argument, value in (("tokens", tokens), ("batch", batch)):
         if whole(argument, value, 0) > _MOST:
-            raise ValueError(f"{argument} may be {_MOST:,} at most, but came as {value:,}")
+            raise ValueError(f"{argument} must be at most {_MOST:,}, but came as {value:,}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a torch.dtype of floating point, but came as {dtype!r}")
     mixer, cache_bytes = _on_meta(name, dim, dtype, options), _softmax_cache_bytes(dim, tokens, batch, dtype)
@@ -65,7 +65,7 @@ def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype
         mixer = mixer.to_empty(device="cpu")
         for module in mixer.modules():
             if isinstance(module, _BatchNorm):
-                module.eval()  # of a single place it has no statistics
+                module.eval()  # batch norms need several positions in training
         x = torch.empty(batch, tokens, dim, dtype=dtype)
         resumable = mixer.causal and mixer.info.kind == "sequence"
         return Cost(
@@ -95,6 +95,6 @@ def _on_meta(name: str, dim: int, dtype: torch.dtype, options: dict) -> Mixer:
 def _state_bytes(mixer: Mixer, x: Tensor) -> int:
     """Bytes of the state after running the mixer: on one token if the state does not grow, in large segments if it works piece by piece."""
     if mixer.piece is not None:
-        mixer.piece = 1 << 16  # small pieces spare memory, of which nothing is taken here
+        mixer.piece = 1 << 16  # pieces only limit memory, which is not allocated here
     _, state = mixer(x[:, :1] if mixer.info.recurrent else x, return_state=True)
     return sum(t.nbytes for t in state.values())

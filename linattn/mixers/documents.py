@@ -15,7 +15,7 @@ DOCUMENTS = {
     "004": "From softmax to linear and gated attention, state spaces and Mamba",
 }
 
-# What is no mixer of the register but something else here: title, documents, and where it is.
+# Systems that are not registered mixers: title, documents, and implementation.
 _ELSEWHERE = (
     ("Key-value cache", "000 002", "linattn.State, of softmax"),
     ("Any similarity in place of softmax", "000 003 004", "linattn.ops.features"),
@@ -55,7 +55,7 @@ _NEIGHBOURS = (
 class Named:
     """System, and the :data:`DOCUMENTS` that name it.
 
-    ``name`` is its name for ``linattn.mixers.create``, None for a system that is no mixer; ``where`` is its place.
+    ``name`` is its name for ``linattn.mixers.create``, None if it is not a mixer; ``where`` is its implementation.
     """
 
     name: str | None

@@ -31,7 +31,7 @@ def explain_failure(forward: Forward) -> Forward:
             return forward(self, *args, **kwargs)
         except _FAILURES as error:
             said = str(error)
-            if any(said.startswith(f"{name} must be ") for name in signature.parameters):  # ours, which stays as it is
+            if any(said.startswith(f"{name} must be ") for name in signature.parameters):  # already names the argument
                 raise
             line = _fault(self, signature, (self, *args), kwargs)
             if line is None:
@@ -44,7 +44,7 @@ def explain_failure(forward: Forward) -> Forward:
 def _fault(module: nn.Module, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     try:
         given = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # too few, too many or unknown ones: Python's own words say so
+    except TypeError:  # missing, superfluous or unknown arguments, which Python reports
         return None
     weights = [*module.parameters(), *module.buffers()]
     for name, value in given.items():
@@ -85,7 +85,7 @@ def _state_fault(module: nn.Module, state: Any, given: dict[str, Any]) -> str | 
     try:
         with torch.no_grad():
             _, own = module(torch.zeros_like(x[:, :1]), return_state=True)
-    except Exception:  # whatever it is, the state is not known to be the reason
+    except Exception:  # the state is not known to be the reason
         return None
     pairs = (
         [("", own, state)]

@@ -16,6 +16,7 @@ from linattn.arguments import described, whole
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext, State
 from linattn.mixers.fault import tensor_fault
+from linattn.ops.inputs import Form
 
 
 def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
@@ -80,7 +81,7 @@ class Forms:
 def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-9, seed: int = 0) -> Forms:
     """Check in float64 that a mixer gives the same values and gradients however it is run.
 
-    One pass in every form of the recurrence (parallel, chunk, recurrent) and pieces with the state handed on are compared
+    One pass in every form of the recurrence (parallel, chunk, recurrent) and in pieces with the state passed on are compared
     with single steps: outputs, the last state, and the gradients of both for the tokens and every parameter.
 
     Args:
@@ -101,11 +102,11 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
     if x is not None:
         mixer.check_width("x", x)
     if not mixer.causal:
-        raise ValueError(f"mixer must go token by token, but {type(mixer).__name__} is not causal: it has one pass over all tokens")
+        raise ValueError(f"mixer must be causal, but {type(mixer).__name__} has only a pass over all tokens")
     mixer = copy.deepcopy(mixer).double()
     if x is None:
         if mixer.dim is None:
-            raise ValueError("x must be given for a mixer that does not know its width: it has no dim")
+            raise ValueError("x must be given for a mixer without the attribute dim")
         x = torch.randn(2, 100, mixer.dim, generator=torch.Generator().manual_seed(seed))
     if x.is_meta:
         raise ValueError("x must hold numbers, but is on meta")
@@ -126,8 +127,8 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
     return report
 
 
-def _ways(mixer: Mixer, tokens: int) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, form of the recurrence and the borders of the pieces."""
+def _ways(mixer: Mixer, tokens: int) -> Iterator[tuple[str, Form, list[int]]]:
+    """Iterate over ways to run a mixer: name, form of the recurrence, boundaries of the pieces."""
     if type(mixer).mix is Mixer.mix and type(mixer).attend is Mixer.attend:
         yield from ((form, form, [0, tokens]) for form in ("parallel", "chunk", "recurrent"))
     else:
@@ -137,7 +138,7 @@ def _ways(mixer: Mixer, tokens: int) -> Iterator[tuple[str, str, list[int]]]:
 
 
 def _run(mixer: Mixer, x: Tensor, borders: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs and last state of the segments between ``borders``, and the gradients of both along a random direction."""
+    """Run the segments between ``borders``: outputs and last state, and the gradients of both along a random direction."""
     state: State = {}
     pieces = []
     for start, stop in pairwise(borders):

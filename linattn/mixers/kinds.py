@@ -65,9 +65,9 @@ class CrossMixer(Mixer):
             self.check_sharded()
         self.check_width("x", x)
         if (context is None) == (state is None):
-            raise ValueError("one of context and state must be given: the tokens to attend to, or an earlier call's state of them")
+            raise ValueError("either context or state must be given")
         if context is None and context_mask is not None:
-            raise ValueError("context_mask goes with context, but came with a state, which knows what is real")
+            raise ValueError("context_mask must be None with a state, which holds the mask")
         across = Context(x.new_zeros(x.shape[0], 0, x.shape[2])) if context is None else self._context(x, context, context_mask)
         lengths, order = None, None
         if mask is not None:

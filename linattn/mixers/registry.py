@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
 import warnings
@@ -15,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from linattn.arguments import beyond_memory, described, mismatch, typed, whole, written
+from linattn.arguments import beyond_memory, described, mismatch, suggestion, typed, whole, written
 from linattn.mixers.base import Mixer
 from linattn.mixers.taxonomy import FAMILIES
 
@@ -65,8 +64,8 @@ class Info:
     exemptions: dict[str, str] = field(default_factory=dict)  # conformance check -> reason
     growth: str = "n"  # of time and memory with the number of tokens, one of GROWTHS
     symmetry: str | None = None  # what commutes with it where it is not causal: permutations of tokens, or shifts, far from the ends
-    families: tuple[str, ...] = ()  # of taxonomy.FAMILIES, where it has others than the FAMILY of the package that its file lies in
-    chinese: dict[str, str] = field(default_factory=dict, repr=False)  # what stands here in English, or a clause of it -> Chinese
+    families: tuple[str, ...] = ()  # from taxonomy.FAMILIES, if they differ from the FAMILY of its package
+    chinese: dict[str, str] = field(default_factory=dict, repr=False)  # English text of a field, or a clause of it -> Chinese
 
     @property
     def options(self) -> list[str]:
@@ -84,7 +83,7 @@ class Info:
         return self.kind == "sequence" and (not self.causal or "causal" in self.options)
 
 
-_PACKAGES = ("linattn.mixers", "linattn.ffn")  # every file in them and their folders is imported when mixers are asked for by name
+_PACKAGES = ("linattn.mixers", "linattn.ffn")  # all files in them are imported when a mixer is looked up by name
 _registered: dict[str, Info] = {}
 _loading = RLock()
 _loaded = False
@@ -140,7 +139,7 @@ def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Copy ``value``, a list as a tuple, so that what is registered cannot change."""
+    """Copy ``value``, a list as a tuple, so that registered facts cannot change."""
     return tuple(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
 
 
@@ -154,19 +153,24 @@ def available() -> list[str]:
     return sorted(_registered)
 
 
+def classes() -> dict[str, type[Mixer]]:
+    """Classes of the library's own mixers, by the names of the classes."""
+    _load()
+    return {entry.cls.__name__: entry.cls for entry in _registered.values() if entry.cls.__module__.startswith(_PACKAGES)}
+
+
 def info(name: str) -> Info:
     """Facts about the mixer ``name``.
 
     Raises:
-        ValueError: for a name that is not registered; the message lists the names.
+        ValueError: for a name that is not registered; the message names the closest one.
     """
     _load()
     if not isinstance(name, str):
         raise TypeError(f"name must be that of a mixer, a string, but came as {described(name)}")
     if name not in _registered:
-        close = difflib.get_close_matches(name, _registered, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"no mixer is called {name!r}{hint} there are {', '.join(sorted(_registered))}")
+        listed = "; `linattn list` and linattn.mixers.available() show all of them"
+        raise ValueError(f"no mixer is called {name!r}{suggestion(name, sorted(_registered), listed)}")
     return _registered[name]
 
 
@@ -184,7 +188,8 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     whole("dim", dim, 1)
     for option in options:
         if option not in known.options:
-            raise TypeError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(known.options) or 'none but dim'}")
+            otherwise = f"; its options are: {', '.join(['dim', *known.options])}"
+            raise TypeError(f"mixer {name!r} has no option {option!r}{suggestion(option, known.options, otherwise)}")
     _check_types(known, options)
     dtype = torch.get_default_dtype()
     wide = torch.promote_types(dtype, torch.float32)
@@ -194,7 +199,7 @@ def create(name: str, *, dim: int, **options) -> Mixer:
     except (RuntimeError, TypeError, MemoryError) as error:
         if not beyond_memory(error):
             raise
-        raise ValueError(f"dim = {dim} and options = {options} ask for more than there is memory for") from error
+        raise ValueError(f"dim = {dim} and options = {options} need more memory than there is") from error
     finally:
         torch.set_default_dtype(dtype)
     mixer.dim = dim
@@ -222,5 +227,5 @@ def _load() -> None:
         for point in entry_points(group=GROUP):
             try:
                 point.load()
-            except Exception as error:  # whatever a stranger's module raises
+            except Exception as error:  # third-party modules may raise anything
                 warnings.warn(f"mixer plugin {point.name} ({point.value}) did not load: {error}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""Call context of a mixer that has one process's part of the tokens, under :func:`linattn.parallel.context_parallel`."""
+"""Call context of a mixer under :func:`linattn.parallel.context_parallel`, with one process's tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from linattn.ops.sharding import Cut
 
 
 class ShardedContext(CallContext):
-    """States are those of the whole sequences; positions and the tokens before are those of the whole, too."""
+    """Call context in which states, positions and previous tokens are those of the whole sequences."""
 
     sharded = True
 
@@ -22,7 +22,7 @@ class ShardedContext(CallContext):
         if self.tokens != layout.length:
             raise ValueError(f"x must have this process's {layout.length} tokens under context_parallel, but came with {list(x.shape)}")
         if layout.cu_seqlens is not None and self.batch != 1:
-            raise ValueError(f"x must have one row, for the layout packs sequences, but came with {list(x.shape)}")
+            raise ValueError(f"x must have one row, because the layout packs sequences, but came with {list(x.shape)}")
         self.layout = layout
         self.rows = self.batch if layout.cu_seqlens is None else len(layout.cu_seqlens) - 1
         self.begin(state)
@@ -33,7 +33,7 @@ class ShardedContext(CallContext):
 
     @property
     def counts(self) -> Tensor:
-        """Number of tokens of each row in all processes, [rows] int64."""
+        """Number of tokens of each row, summed over processes, [rows] int64."""
         return self.layout.counts(self._device).expand(self.rows)
 
     @property
@@ -52,13 +52,13 @@ class ShardedContext(CallContext):
         return longer[:, :-1] if places is None else longer.index_select(1, places - 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, attention: Callable[..., Tensor]) -> Tensor:
-        """Softmax attention of q [B, T, H, K] to the keys and values of all processes; ``attention`` takes q, k, v and a mask."""
+        """Compute softmax attention of q [B, T, H, K] to the keys and values of all processes; ``attention`` takes q, k, v and a mask."""
         if self.returning or not self.fresh:
             self.append("k", k)
         return self.layout.attend(q, k, v, causal, attention)
 
     def append(self, name: str, new: Tensor) -> Any:
-        raise NotImplementedError(f"{name!r} grows with the tokens and is kept by no process under context_parallel: call without a state")
+        raise NotImplementedError(f"{name!r} grows with the tokens and cannot be returned under context_parallel: call without a state")
 
     def to_rows(self, x: Tensor) -> Any:
         raise NotImplementedError("no process holds a whole row under context_parallel")

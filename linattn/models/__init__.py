@@ -1,6 +1,4 @@
-"""Stacks of mixers and feed-forwards: one language backbone for every mixer, one model of images, one of histories,
-one from sequence to sequence.
-"""
+"""Models of any mixer: language, images, recommendation, and sequence to sequence."""
 
 from linattn.models.config import LMConfig as LMConfig
 from linattn.models.language import Backbone as Backbone

@@ -13,14 +13,16 @@ from linattn.models.config import LMConfig
 
 
 def norm(config: LMConfig) -> nn.Module:
-    """A new norm over the channels."""
+    """Create a norm over the channels."""
     kinds = {"rms": RMSNorm, "zero_centered_rms": ZeroCenteredRMSNorm, "layer": nn.LayerNorm}
     return kinds[config.norm](config.dim, eps=config.norm_eps)
 
 
 class Block(nn.Module):
-    """[B, T, D] -> [B, T, D]. Before-norm: x + f(norm(x)). After-norm: norm(x + f(x)). Normed: y + f(y), y = norm(x).
-    Sandwich: x + norm(f(norm(x))), each with a weight of its own.
+    """Block of a mixer and a feed-forward, [B, T, D] -> [B, T, D].
+
+    Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)). Normed: y + f(y), y = norm(x). Sandwich: x + norm(f(norm(x))), where each
+    norm has its own weight.
 
     Reversible: [B, T, 2 D] -> [B, T, 2 D], see :mod:`linattn.models.reversible`.
     """
@@ -48,9 +50,9 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor] | None, Tensor | None]:
-        """``shared`` is what the block below with the same mixer passed on, if it passes something on.
+        """Run the block. ``shared`` is the tensor passed on by the previous block with the same mixer, if any.
 
-        Returns the output, the mixer's state (None unless asked for) and what is passed on to the next one.
+        Returns the output, the mixer's state (None unless requested) and the tensor to pass on.
         """
         if self.kind == "reversible":
             first, second = x.chunk(2, -1)

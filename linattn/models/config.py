@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from linattn import ffn, mixers
+from linattn.arguments import described
 from linattn.mixers.registry import Info
 from linattn.models import pattern
 from linattn.models.stack import Misfit, StackConfig, check_known, from_preset
 
 NORMS, BLOCKS = ("rms", "zero_centered_rms", "layer"), ("pre", "post", "normed", "sandwich", "reversible")
 
-# Stacks as their papers have them, where that is more than the name of a mixer.
+# Stacks of papers that need more than the name of a mixer.
 PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2402.18668: a fifth of the layers each, the rest convolutions; the window is the paper's (its training configs have 129).
-    # Their models have as many heads as 64 divides dim, and ffn_dim = 2 dim.
+    # Their models have dim / 64 heads and ffn_dim = 2 dim.
     "based": {
         "mixer": "base_conv, based, softmax, base_conv*2",
         "mixer_options": {"softmax": {"window": 64}},
     },
-    # arXiv 1706.03762: its block. Its positions are sinusoids added to the embedding; here queries and keys are turned by them.
+    # arXiv 1706.03762: its block, with rotary positions in place of sinusoids added to the embedding.
     "transformer": {
         "mixer": "softmax",
         "mixer_options": {"softmax": {"bias": True, "out_bias": True}},
@@ -35,7 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mixer": "mamba, softmax",
         "mixer_options": {"softmax": {"window": 2048}},
     },
-    # arXiv 2405.05254: the second half of the layers looks at one cache, which the first of them makes.
+    # arXiv 2405.05254: the second half of the layers attends to one cache, which the first of these layers computes.
     "yoco": {
         "halves": ("gated_retnet", "yoco"),
     },
@@ -60,20 +61,20 @@ class LMConfig(StackConfig):
         mixer: a pattern of mixer names such as ``"gla*3, softmax"``; it repeats until the layers are filled.
         ffn: a pattern of feed-forward names, ``"none"`` among them, repeated likewise.
         mixer_options: for each mixer name the options of its constructor, e.g. ``{"gla": {"heads": 8}}``.
-        ffn_dim: inner width of the feed-forwards; None leaves it to each (8/3 of dim for SwiGLU).
-        ffn_options: for each feed-forward name the options of its constructor, e.g. ``{"experts": {"count": 8}}``; they go
-            before ``ffn_dim``.
-        layer_options: for every layer a dict of options of its mixer, which go before those in ``mixer_options``; None: none.
+        ffn_dim: inner width of the feed-forwards; None: the default of each (8/3 of dim for SwiGLU).
+        ffn_options: for each feed-forward name the options of its constructor, e.g. ``{"experts": {"count": 8}}``; they
+            override ``ffn_dim``.
+        layer_options: for every layer a dict of options of its mixer, which override ``mixer_options``; None: no such options.
         norm: ``"rms"``, ``"zero_centered_rms"`` (RMS norm that stores its weight's distance from 1) or ``"layer"``.
-        norm_eps: what those norms add to the mean square or the variance.
+        norm_eps: added to the mean square or the variance in these norms.
         block: ``"pre"``: x + f(norm(x)) and a norm after the last block; ``"post"``: norm(x + f(x)); ``"normed"``: y + f(y)
             with y = norm(x) and a norm after the last block (MiniMax); ``"sandwich"``: x + norm(f(norm(x))) and a norm after the last
             block (Gemma 3); ``"reversible"``: two streams whose blocks can be run backwards, and the norm of their mean after the
             last one (Reformer): training needs no more memory for more layers.
         residual_scales: for names of mixers and feed-forwards the pair [a, b] where a x + b f(x) replaces x + f(x).
         embedding_norm: a norm after the embedding (RWKV).
-        embedding_scale: factor of what comes from the embedding (Gemma: the root of dim).
-        logit_soft_cap: c lets logits x be c tanh(x / c); None: x.
+        embedding_scale: factor of the embedding's output (Gemma: the root of dim).
+        logit_soft_cap: c replaces logits x by c tanh(x / c); None: no cap.
         tie_embeddings: one matrix for embedding and head.
 
     Raises:
@@ -99,24 +100,24 @@ class LMConfig(StackConfig):
 
     @classmethod
     def preset(cls, name: str, **fields: Any) -> Self:
-        """A paper's stack, one of ``PRESETS``: ``LMConfig.preset("based", dim=1024, layers=25)``.
+        """Build a paper's stack, one of ``PRESETS``: ``LMConfig.preset("based", dim=1024, layers=25)``.
 
-        ``fields`` come before those of the preset; ``mixer_options`` are put together, mixer by mixer.
+        ``fields`` override those of the preset; ``mixer_options`` are merged mixer by mixer.
 
         Raises:
-            ValueError: with the names that there are.
+            ValueError: for an unknown name, listing the known ones.
         """
         return from_preset(cls, PRESETS, name, fields)
 
     def options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
+        """Options of the mixer of layer number ``layer``, with the defaults that its class has for that layer."""
         return super().options_of(layer) | ({} if self.layer_options is None else self.layer_options[layer])
 
     def roles(self) -> dict[str, tuple[str, Misfit]]:
         return {"mixer": ("a language model needs causal mixers of sequences", _misfit)}
 
     def check(self) -> None:
-        """Refuse what no model can be made of."""
+        """Raise ValueError or TypeError for invalid fields."""
         super().check()
         for name in ("norm_eps", "embedding_scale") + (() if self.logit_soft_cap is None else ("logit_soft_cap",)):
             value = getattr(self, name)
@@ -126,8 +127,9 @@ class LMConfig(StackConfig):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, but came as {getattr(self, name)!r}")
         for name, choices in (("norm", NORMS), ("block", BLOCKS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but came as {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in choices:  # an array compares number by number
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but came as {described(value)}")
         names = pattern.parse(self.mixer, "mixer")
         for name, options in self.mixer_options.items():
             _check_causal(f"mixer_options[{name!r}]", options)
@@ -139,9 +141,9 @@ class LMConfig(StackConfig):
     def _check_reversible(self, names: list[str]) -> None:
         """Check that a reversible block has both branches, each a function of one stream."""
         if ffn.NONE in pattern.parse(self.ffn, "ffn"):
-            raise ValueError(f"ffn must be in every layer where block is 'reversible', but came as {self.ffn!r}")
+            raise ValueError(f"ffn must be in every layer if block is 'reversible', but came as {self.ffn!r}")
         if self.residual_scales:
-            raise ValueError(f"residual_scales must be empty where block is 'reversible', but came as {self.residual_scales!r}")
+            raise ValueError(f"residual_scales must be empty if block is 'reversible', but came as {self.residual_scales!r}")
         for name in pattern.parse(self.ffn, "ffn"):
             if mixers.info(name).cls.adds_loss:
                 raise ValueError(f"ffn: {name!r} adds to the loss, which block = 'reversible' runs without a graph")
@@ -164,7 +166,7 @@ class LMConfig(StackConfig):
         known = list(dict.fromkeys([*names, *pattern.parse(self.ffn, "ffn")]))
         for name, pair in self.residual_scales.items():
             if name not in known:
-                raise ValueError(f"residual_scales speaks of {name!r}, but the model is made of {', '.join(known)}")
+                raise ValueError(f"residual_scales names {name!r}, but the model has {', '.join(known)}")
             if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(n, int | float) for n in pair):
                 raise ValueError(f"residual_scales[{name!r}] must be two numbers [a, b], but came as {pair!r}")
 

@@ -1,4 +1,4 @@
-"""A model in a folder: model.safetensors and config.json, and nothing that could run."""
+"""Model in a folder: model.safetensors and config.json, without executable content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def save(folder: str | os.PathLike[str], model: nn.Module, config: dict[str, Any]) -> None:
-    """Write ``model`` and what it was made from into ``folder``, which is made if it is not there; the weights come last."""
+    """Write ``model`` and its ``config`` to ``folder``, which is created if missing; the weights are written last."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG) as aside:
@@ -32,8 +32,8 @@ def read_config(folder: str | os.PathLike[str], model_type: str) -> dict[str, An
     """Read config.json of a model of ``model_type`` from ``folder``, without that entry.
 
     Raises:
-        OSError: where there is none.
-        ValueError: where it says something else.
+        OSError: if there is none.
+        ValueError: if it is not the config of such a model.
     """
     path = Path(folder) / CONFIG
     try:
@@ -41,20 +41,20 @@ def read_config(folder: str | os.PathLike[str], model_type: str) -> dict[str, An
     except ValueError:
         content = None
     if not isinstance(content, dict) or content.pop("model_type", None) != model_type:
-        raise ValueError(f"{path} is no config of a {model_type} model")
+        raise ValueError(f"{path} is not the config of a {model_type} model")
     return content
 
 
 def read_weights(path: Path, build: Callable[[], Model], tied: frozenset[str] = frozenset()) -> Model:
-    """``build()`` with the weights in ``path``; shapes are compared in the file's header before any memory is taken.
+    """Build a model and load the weights in ``path``; shapes are compared with the file's header before memory is allocated.
 
     Args:
         path: a safetensors file.
-        build: makes the model; called once without memory and once in earnest.
-        tied: names that the file may lack, since they are other weights once more.
+        build: creates the model; called once on the meta device and once to be loaded.
+        tied: names that the file may lack, because they are tied to other weights.
 
     Raises:
-        ValueError: where the file is damaged (its checksum is compared, where it has one) or of another model, with the first weight
+        ValueError: if the file is damaged (its checksum is compared, if it has one) or of another model, naming the first weight
             that differs.
     """
     from safetensors import SafetensorError, safe_open
@@ -79,7 +79,7 @@ def read_weights(path: Path, build: Callable[[], Model], tied: frozenset[str] = 
 
 
 class SavedModel(nn.Module):
-    """A model that is saved into a folder of its own: model.safetensors and config.json."""
+    """Base of models that are saved to a folder: model.safetensors and config.json."""
 
     MODEL_TYPE: ClassVar[str]  # in config.json
     CONFIG: ClassVar[type[Any]]
@@ -90,16 +90,16 @@ class SavedModel(nn.Module):
         self.config = config
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write model.safetensors and config.json into ``folder``."""
+        """Write model.safetensors and config.json to ``folder``."""
         save(folder, self, {"model_type": self.MODEL_TYPE, **asdict(self.config)})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Self:
-        """The model in ``folder``, ready to be asked (``eval``).
+        """Load the model in ``folder``, in evaluation mode.
 
         Raises:
-            OSError: where there is none.
-            ValueError: where it is damaged or something else.
+            OSError: if there is none.
+            ValueError: if it is damaged or not such a model.
         """
         config = cls.CONFIG(**read_config(folder, cls.MODEL_TYPE))
         return read_weights(Path(folder) / WEIGHTS, lambda: cls(config)).to(device).eval()

@@ -1,4 +1,4 @@
-"""The language model: embedding, blocks, head. One backbone for every mixer; hybrids are a pattern of its config."""
+"""Language model: embedding, blocks, head. One backbone serves every mixer; hybrids are patterns in its config."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Backbone(nn.Module):
         self._mixers = config.mixer_names
         self.dim, self.scale = config.dim, config.embedding_scale
         self.reversible = config.block == "reversible"
-        self.norm = None if config.block == "post" else norm(config)  # after-norm blocks end in one
+        self.norm = None if config.block == "post" else norm(config)  # post-norm blocks end in a norm
         self.gradient_checkpointing = False
-        self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # transformers puts its own here
+        self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # replaced by transformers
         nn.init.normal_(self.embedding.weight, std=0.02)
         for block in blocks:
             _soften(block, config.layers)
@@ -50,41 +50,49 @@ class Backbone(nn.Module):
         """Run the stack on ``ids`` [B, T], or on ``embeddings`` [B, T, D] in their place.
 
         Args:
-            state: what an earlier call returned: the tokens continue that one's sequences.
-            return_state: whether the second value is the state after the last token; None otherwise.
+            state: state returned by an earlier call, whose sequences the tokens continue.
+            return_state: return the state after the last token as the second value, which is None otherwise.
             mask: [B, T] bool, True = real token.
             cu_seqlens: [N + 1]: B is 1 and N sequences lie end to end.
 
         Raises:
-            ValueError: for ``ids`` that are no integers [B, T] or, where they may be looked at, no tokens of the vocabulary, for
+            ValueError: for ``ids`` that are not integers [B, T] or, if values can be read, not tokens of the vocabulary, for
                 ``embeddings`` of another width, and for a state of another model.
         """
         if state is not None and not isinstance(state, State):
-            raise TypeError(f"state must be a linattn.State, as an earlier call returned it, but came as {type(state).__name__}")
+            raise TypeError(f"state must be a linattn.State, as returned by an earlier call, but came as {type(state).__name__}")
         flag("return_state", return_state)
         if state is not None and len(state.layers) != len(self.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, but the model has {len(self.layers)}")
         if embeddings is None:
-            check_tokens("ids", ids, len(self.embedding.weight))
+            check_tokens("ids", ids, self._vocabulary)
         elif embeddings.ndim != 3 or embeddings.shape[-1] != self.dim:
             raise ValueError(f"embeddings must be [B, T, {self.dim}], but came with shape {list(embeddings.shape)}")
-        x = self.embedding(ids) if embeddings is None else embeddings
-        x = x if self.scale == 1 else x * self.scale
-        x = x if self.embedding_norm is None else self.embedding_norm(x)
-        if self.reversible:
-            x = torch.cat([x, x], -1)  # two streams that start alike
-            if state is None and not return_state and self.training and torch.is_grad_enabled():
-                return self._joined(through(self.layers, x, mask=mask, cu_seqlens=cu_seqlens)), None
+        x = self.entered(self.embedding(ids) if embeddings is None else embeddings)
+        if self.reversible and state is None and not return_state and self.training and torch.is_grad_enabled():
+            return self.joined(through(self.layers, x, mask=mask, cu_seqlens=cu_seqlens)), None
         states = []
-        shared: dict[str, Tensor | None] = {}  # for each mixer that does so what its last layer passed on
+        shared: dict[str, Tensor | None] = {}  # tensor passed on by the last layer of each mixer that shares one
         for i, (layer, mixer) in enumerate(zip(self.layers, self._mixers, strict=True)):
             old = None if state is None else state.layers[i]
             x, new, shared[mixer] = self._run(layer, x, old, shared.get(mixer), return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
             states.append(new or {})
-        return self._joined(x), State(states) if return_state else None
+        return self.joined(x), State(states) if return_state else None
 
-    def _joined(self, x: Tensor) -> Tensor:
-        """The hidden states [B, T, D] of what the last block gave."""
+    def entered(self, x: Tensor) -> Tensor:
+        """Convert ``x``, embeddings [B, T, D], to the input of the first block."""
+        x = x if self.scale == 1 else x * self.scale
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        return torch.cat([x, x], -1) if self.reversible else x  # two streams that start equal
+
+    @property
+    def _vocabulary(self) -> int:
+        """Number of tokens of the embedding, which adapters may have wrapped; a quantised one is not unpacked for it."""
+        count = getattr(self.embedding, "num_embeddings", None)
+        return len(self.embedding.weight) if count is None else int(count)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """Convert the last block's output to hidden states [B, T, D]."""
         x = x.unflatten(-1, (2, -1)).mean(-2) if self.reversible else x
         return x if self.norm is None else self.norm(x)
 
@@ -94,12 +102,12 @@ class Backbone(nn.Module):
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             return self._gradient_checkpointing_func(
                 sharding.bound(partial(layer, **how)), x, old, shared
-            )  # reentrant ones pass no keywords on
+            )  # reentrant checkpoints do not pass keywords on
         return layer(x, old, shared, **how)
 
 
 class LanguageModel(nn.Module):
-    """``model(ids)`` -> logits; works with nothing but torch. :mod:`linattn.hf` is the same model for transformers."""
+    """Language model ``model(ids)`` -> logits, which needs only torch. :mod:`linattn.hf` has the same model for transformers."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
@@ -116,7 +124,7 @@ class LanguageModel(nn.Module):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, State]:
-        """Logits [B, T, vocab] of the token after each of ``ids`` [B, T]; the pair (logits, state) with ``return_state``.
+        """Compute logits [B, T, vocab] of the token after each of ``ids`` [B, T]; the pair (logits, state) with ``return_state``.
 
         ``state`` continues an earlier call, ``mask`` [B, T] bool marks real tokens, ``cu_seqlens`` [N + 1] packs N sequences.
         """
@@ -126,7 +134,7 @@ class LanguageModel(nn.Module):
 
 
 class Head(nn.Linear):
-    """[.., D] -> logits [.., vocab], softly capped if the config says so."""
+    """Output layer [.., D] -> logits [.., vocab], with the soft cap of the config."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__(config.dim, config.vocab_size, bias=False)
@@ -138,7 +146,7 @@ class Head(nn.Linear):
 
 
 def head(model: Backbone, config: LMConfig) -> nn.Linear:
-    """The output layer of ``model``, tied to its embedding if the config says so."""
+    """Create the output layer of ``model``, tied to its embedding if the config says so."""
     linear = Head(config)
     nn.init.normal_(linear.weight, std=0.02)
     if config.tie_embeddings:
@@ -148,7 +156,7 @@ def head(model: Backbone, config: LMConfig) -> nn.Linear:
 
 @torch.no_grad()
 def _soften(block: Block, layers: int) -> None:
-    """Scale what enters the residual stream by 1/√(2·layers), so that its variance does not grow with depth at the start."""
+    """Scale the initial weights that write to the residual stream by 1/√(2·layers), so that its variance does not grow with depth."""
     for branch, name in ((block.mixer, "o_proj"), (block.ffn, "down_proj")):
         out = getattr(branch, name, None)
         weight = out.weight if isinstance(out, nn.Linear) else out

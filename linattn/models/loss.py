@@ -1,4 +1,4 @@
-"""Loss of the next token from hidden states, a chunk of tokens at a time: the logits of all tokens never exist at once."""
+"""Loss of the next token from hidden states, computed in chunks of tokens, so that the logits of all tokens never exist at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from linattn.models.language import Head
 
 IGNORED = -100  # label of a token without a loss, as in torch
-CHUNK_BYTES = 1 << 28  # of float32 logits, unless a chunk is given
+CHUNK_BYTES = 1 << 28  # float32 logits of a chunk by default
 
 
 @dataclass(frozen=True)
@@ -20,28 +20,29 @@ class TokenLoss:
     """Cross entropy of the next token, with the z-loss of PaLM (arXiv 2204.02311, section 5) in training.
 
     Args:
-        chunk: tokens whose logits are formed at a time.
-        z: factor of the squared logarithm of the softmax's denominator; 0: no such loss.
+        chunk: tokens whose logits are computed at a time.
+        z: factor of the squared logarithm of the softmax's denominator; 0: no z-loss.
+        aligned: labels are already those of each position's next token, as where processes share a sequence.
     """
 
     chunk: int
     z: float = 0.0
+    aligned: bool = False
 
     def __call__(self, hidden: Tensor, head: Head, labels: Tensor, items: Tensor | int | None = None) -> Tensor:
-        """Loss of ``hidden`` [B, T, D] under ``labels`` [B, T], the tokens themselves; a scalar, float32 at least.
+        """Compute the loss of ``hidden`` [B, T, D] for ``labels`` [B, T], the unshifted tokens; a scalar in at least float32.
 
         Args:
             hidden: outputs of the backbone.
-            head: the output layer; its ``training`` says whether the z-loss is added.
-            labels: tokens, -100 for those without a loss; each position is compared with the next one's.
+            head: the output layer; the z-loss is added if it is in training mode.
+            labels: tokens, -100 for those without a loss; each position is compared with the next one's, unless ``aligned``.
             items: the sum is divided by this instead of the number of labels.
         """
-        next_tokens = F.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
+        next_tokens = (labels if self.aligned else F.pad(labels, (0, 1), value=IGNORED)[:, 1:]).flatten()
         count = (next_tokens != IGNORED).sum() if items is None else items
         z = self.z if head.training else 0.0
         cap = 0.0 if head.soft_cap is None else head.soft_cap
-        total, *_ = _ChunkedLoss.apply(hidden.flatten(0, 1), head.weight, next_tokens, self.chunk, z, cap)
-        return total / count
+        return _summed(hidden.flatten(0, 1), head.weight, next_tokens, self.chunk, z, cap) / count
 
 
 def chunk_of(tokens: int, vocab_size: int) -> int:
@@ -50,8 +51,14 @@ def chunk_of(tokens: int, vocab_size: int) -> int:
     return tokens if tokens <= most else 1 << (most.bit_length() - 1)
 
 
+@torch.compiler.disable  # under torch.compile on a GPU (torch 2.11) every gradient of a training was zero
+def _summed(*inputs: Any) -> Tensor:
+    total, *_ = _ChunkedLoss.apply(*inputs)
+    return total
+
+
 class _ChunkedLoss(torch.autograd.Function):
-    """Sum of the losses of hidden [N, D] with weight [V, D] and targets [N]; the gradients are formed with the loss, chunk by chunk."""
+    """Sum of the losses of hidden [N, D] with weight [V, D] and targets [N]; the gradients are computed with the loss, chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, z: float, cap: float) -> tuple[Tensor, ...]:

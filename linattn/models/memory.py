@@ -1,4 +1,4 @@
-"""Lower bound of a model's memory, checked before allocation: sizes that no machine holds end in one line."""
+"""Lower bound of a model's memory, checked before allocation, so that impossible sizes end in one line of error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FLOAT, HALF = 4, 2
 
 
 def language_parameters(config: LMConfig) -> int:
-    """About how many parameters a language model of ``config`` has, from one block of each make, which is built without memory.
+    """Estimate the number of parameters of a language model of ``config``, from one block of each kind on the meta device.
 
     Raises:
-        ValueError: for options and sizes that do not fit, as the model itself, and for a tensor that is larger than any memory.
+        ValueError: for invalid options and sizes, as the model itself, and for a tensor larger than any memory.
     """
     mixer_names, ffn_names = pattern.parse(config.mixer, "mixer"), pattern.parse(config.ffn, "ffn")
     period = config.layers if config.layer_options else min(config.layers, math.lcm(len(mixer_names), len(ffn_names)))
@@ -39,52 +39,53 @@ def language_parameters(config: LMConfig) -> int:
 
 
 def stack_parameters(build: Callable[[int], nn.Module], layers: int) -> int:
-    """Parameters of ``build(layers)``, a stack of equal layers, from those of one and of two layers."""
+    """Count the parameters of ``build(layers)``, a stack of equal layers, from stacks of one and two layers."""
     one, two = built_parameters(lambda: build(1)), built_parameters(lambda: build(2))
     return one + (layers - 1) * (two - one)
 
 
 def built_parameters(build: Callable[[], nn.Module]) -> int:
-    """Parameters of what ``build`` makes, without memory."""
+    """Count the parameters of ``build()`` on the meta device."""
     try:
         with torch.device("meta"):
             return sum(p.numel() for p in build().parameters())
-    except RuntimeError as error:  # of torch: more bytes than 64 bits count
-        raise ValueError(f"a tensor of it would be larger than any memory: {' '.join(str(error).split())}") from None
+    except RuntimeError as error:  # torch: a byte count beyond 64 bits
+        raise ValueError(f"one of its tensors would be larger than any memory: {' '.join(str(error).split())}") from None
 
 
-def require_training(config: LMConfig, *, tokens: int, chunk: int) -> None:
-    """Refuse a training that cannot fit: its parameters, and what a batch leaves for the backward pass at the very least.
+def require_training(config: LMConfig, *, tokens: int, chunk: int, shards: int = 1) -> None:
+    """Check that memory suffices for a training: its parameters, and the least that a batch saves for the backward pass.
 
     Args:
         config: the model.
-        tokens: those of one forward pass.
-        chunk: those of them whose logits exist at a time.
+        tokens: tokens of one forward pass.
+        chunk: tokens whose logits exist at a time.
+        shards: processes that share parameters, gradients and optimizer.
 
     Raises:
-        ValueError: what it would take and what there is.
+        ValueError: stating the required and the available memory.
     """
     parameters = language_parameters(config)
     kept = HALF * tokens * config.layers * config.dim + FLOAT * min(chunk, tokens) * config.vocab_size  # each block's input, and the logits
     require(
-        TRAINED * parameters + kept,
+        TRAINED * parameters // shards + kept,
         f"{parameters:,} parameters (dim {config.dim:,}, layers {config.layers:,}) and batches of {tokens:,} tokens",
     )
 
 
 def require(nbytes: int, what: str) -> None:
-    """Refuse ``what`` where it takes more than the memory that there is.
+    """Check that ``nbytes`` of memory are available for ``what``.
 
     Raises:
-        ValueError: with both.
+        ValueError: stating both sizes if not.
     """
     there = available()
     if there is not None and nbytes > there:
-        raise ValueError(f"{what} take at least {_told(nbytes)} of memory, but there are {_told(there)}")
+        raise ValueError(f"{what} take at least {_in_units(nbytes)} of memory, but there are {_in_units(there)}")
 
 
 def available() -> int | None:
-    """Bytes that this process can still take: of the accelerator if there is one, else of the host; None where that is unknown."""
+    """Bytes that this process can still allocate, on the accelerator if there is one, else on the host; None if unknown."""
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]
     limits = [limit for limit in (_free(), _allowed()) if limit is not None]
@@ -119,7 +120,7 @@ def _shortened(config: LMConfig, layers: int) -> LMConfig:
     return LMConfig(**{**given, "layers": layers})
 
 
-def _told(nbytes: int) -> str:
+def _in_units(nbytes: int) -> str:
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
         if nbytes >= size:
             return f"{nbytes / size:,.1f} {unit}"

@@ -1,16 +1,16 @@
-"""Patterns of layers: ``"gla*3, softmax"`` names what stands in each layer and repeats until the layers are filled."""
+"""Patterns of layers: ``"gla*3, softmax"`` names the mixer of each layer and repeats until all layers are filled."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-MOST = 1_000_000  # layers of one period: each has a place in a list
+MOST = 1_000_000  # layers of one period, which is a list
 _ENTRY = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-]*)\s*(?:\*\s*(?P<count>\d+))?\s*")
 
 
 def parse(text: str, argument: str) -> list[str]:
-    """The names of one period: ``"gla*3, softmax"`` -> gla, gla, gla, softmax. ``argument`` names the pattern in errors."""
+    """Parse a pattern to the names of one period: ``"gla*3, softmax"`` -> gla, gla, gla, softmax. Errors name ``argument``."""
     if not isinstance(text, str):
         raise TypeError(f'{argument} must be a pattern such as "gla*3, softmax", but came as {type(text).__name__}')
     names: list[str] = []
@@ -20,7 +20,7 @@ def parse(text: str, argument: str) -> list[str]:
             raise ValueError(f'{argument} must be names with optional counts such as "gla*3, softmax", but came as {text!r}')
         count = int(match["count"] or 1)
         if count < 1:
-            raise ValueError(f"{argument} counts from 1, but {entry.strip()!r} asks for {count} layers in {text!r}")
+            raise ValueError(f"{argument} must have counts of at least 1, but {entry.strip()!r} has {count} in {text!r}")
         if len(names) + count > MOST:
             raise ValueError(f"{argument} may name at most {MOST:,} layers, but {entry.strip()!r} asks for {count:,}")
         names += [match["name"]] * count
@@ -33,7 +33,7 @@ def fill(names: list[str], layers: int) -> list[str]:
 
 
 def halves(first: str, second: str, layers: Any) -> str:
-    """The pattern of ``layers`` whose first half is ``first`` and whose second is ``second``; of an odd number the first has one more."""
-    if not isinstance(layers, int) or layers < 2:  # one layer, or a number that the config refuses
+    """Pattern of ``layers`` with ``first`` in the first half, rounded up, and ``second`` in the rest."""
+    if not isinstance(layers, int) or layers < 2:  # one layer, or an invalid number, which the config reports
         return first
     return f"{first}*{layers - layers // 2}, {second}*{layers // 2}"

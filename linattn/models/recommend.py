@@ -1,4 +1,4 @@
-"""The model of what comes next: the items somebody took, blocks of any mixer, a score for every item (SASRec, arXiv 1808.09781)."""
+"""Sequential recommendation: a history of items, blocks of any mixer, a score for every next item (SASRec, arXiv 1808.09781)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RecommendConfig(stack.StackConfig):
     """A stack of blocks over the items of a history, each a mixer along time and a feed-forward per item, around residuals.
 
     Args:
-        items: how many there are.
-        length: of the longest history that is looked at; of longer ones the latest items are.
+        items: number of items.
+        length: longest history; longer ones are cut to their latest items.
         mixer: a pattern of names of sequence mixers such as ``"linrec*3, softmax"``; it repeats until the layers are filled.
-        causal: whether an item sees the earlier ones and itself, or, as in LinRec's official code, the whole history. Then what comes
-            next can be learned at the end of a history only: anywhere else the item that is asked for would be seen.
-        dropout: share of channels zeroed, while it learns, behind the embedding and in every branch.
+        causal: True: an item sees itself and earlier ones; False: the whole history, as in LinRec's official code. Then only the
+            item after the end of a history can be learned, because other targets would be visible.
+        dropout: share of channels zeroed in training, after the embedding and in every branch.
         dim, layers, ffn, mixer_options, ffn_dim, ffn_options: as in :class:`linattn.models.StackConfig`.
 
     Raises:
@@ -45,7 +45,7 @@ class RecommendConfig(stack.StackConfig):
         return {"mixer": (wanted, stack.sequence_misfit(self.causal))}
 
     def check(self) -> None:
-        """Refuse what no model can be made of."""
+        """Raise ValueError or TypeError for invalid fields."""
         check_fields(self)
         stack.check_dropout(self.dropout)
         super().check()
@@ -55,7 +55,7 @@ class RecommendConfig(stack.StackConfig):
 
 
 class RecommendModel(SavedModel):
-    """``model(histories)`` -> scores [B, T, items] of what comes after each item: products with the embedding that read the items."""
+    """Model ``model(histories)`` -> scores [B, T, items] of the item after each position: products with the item embeddings."""
 
     MODEL_TYPE = "linattn-recommend"
     CONFIG = RecommendConfig
@@ -72,10 +72,10 @@ class RecommendModel(SavedModel):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, histories: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Scores of every item after each place of ``histories`` [B, T] int64; ``mask`` [B, T] bool, True = a real item.
+        """Score every item after each position of ``histories`` [B, T] int64; ``mask`` [B, T] bool, True = a real item.
 
         Raises:
-            ValueError: for histories that are longer than ``length``.
+            ValueError: for histories longer than ``length``.
         """
         return self.hidden(histories, mask) @ self.embedding.weight.T
 
@@ -89,7 +89,7 @@ class RecommendModel(SavedModel):
             check_mask("mask", mask, histories)
         places = torch.arange(histories.shape[1], device=histories.device)
         if mask is not None:
-            places = (mask.cumsum(1) - 1).clamp(min=0)  # padding may stand anywhere: places count real items
+            places = (mask.cumsum(1) - 1).clamp(min=0)  # positions count real items, because padding may be anywhere
         x = self.dropout(self.embedding(histories) * self.config.dim**0.5 + self.positions(places))
         for layer in self.layers:
             mixer, feed = cast(nn.ModuleDict, layer).values()
@@ -98,7 +98,7 @@ class RecommendModel(SavedModel):
 
     @torch.inference_mode()
     def recommend(self, histories: list[Tensor], count: int = 10) -> Tensor:
-        """Return the ``count`` likeliest next items of each history [n], [B, count], likeliest first; items taken before stay in."""
+        """Return the ``count`` most likely next items of each history [n], [B, count], best first, earlier items included."""
         items, mask = padded(histories, self.config.length)
         last = mask.sum(1) - 1
         hidden = self.hidden(items.to(self.embedding.weight.device), mask.to(self.embedding.weight.device))
@@ -107,15 +107,15 @@ class RecommendModel(SavedModel):
 
 
 def padded(histories: list[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """The latest ``length`` items of each history side by side, [B, T], and which are real, [B, T] bool: padding stands behind.
+    """Stack the latest ``length`` items of each history, [B, T], with padding behind; also the mask of real items, [B, T] bool.
 
     Raises:
-        ValueError: for no history, and for one without items.
+        ValueError: for an empty list, and for a history without items.
     """
     if not histories:
-        raise ValueError("histories must be at least one, but none came")
+        raise ValueError("histories must hold at least one history, but came empty")
     if any(len(history) == 0 for history in histories):
-        raise ValueError("histories must have at least one item each, but one came with none")
+        raise ValueError("histories must have at least one item each, but one is empty")
     items = nn.utils.rnn.pad_sequence([history[-length:] for history in histories], batch_first=True)
     lengths = torch.tensor([min(len(history), length) for history in histories])
     return items, torch.arange(items.shape[1]) < lengths[:, None]

@@ -1,7 +1,8 @@
-"""Reversible blocks (RevNet, arXiv 1707.04585; Reformer, arXiv 2001.04451, section 3): what came in follows from what came out.
+"""Reversible blocks (RevNet, arXiv 1707.04585; Reformer, arXiv 2001.04451, section 3), whose inputs are computed from their outputs.
 
-Two streams x₁, x₂, side by side as [B, T, 2 D]: y₁ = x₁ + mixer(norm(x₂)), y₂ = x₂ + ffn(norm(y₁)). Training keeps the output of the
-last block alone, and on the way back makes each block's input of its output, so that memory does not grow with depth.
+Two streams x₁, x₂, side by side as [B, T, 2 D]: y₁ = x₁ + mixer(norm(x₂)), y₂ = x₂ + ffn(norm(y₁)). Training saves only
+the output of the last block, and the backward pass recomputes each block's input from its output, so that memory does not grow
+with depth.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from linattn.ops import sharding
 
 
 def through(blocks: nn.ModuleList, x: Tensor, **how: Any) -> Tensor:
-    """Run reversible ``blocks`` on x [B, T, 2 D] without states, keeping nothing between them; ``how``: mask and cu_seqlens."""
+    """Run reversible ``blocks`` on x [B, T, 2 D] without states, saving no activations between them; ``how``: mask and cu_seqlens."""
     return _Through.apply(x, blocks, how, *(p for block in blocks for p in block.parameters()))
 
 
@@ -29,7 +30,7 @@ class _Through(torch.autograd.Function):
         for block in blocks:
             x, _, _ = block(x, **how)
         ctx.save_for_backward(x)
-        return x.clone()  # nobody may write into what the way back starts from
+        return x.clone()  # a copy, because the backward pass starts from the output
 
     @staticmethod
     @once_differentiable
@@ -44,7 +45,7 @@ class _Through(torch.autograd.Function):
 
 
 def _back(block: Any, y: Tensor, grad: Tensor, how: dict[str, Any]) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """The input of a block, and the gradients of it and of its parameters, from its output ``y`` and the gradient of that."""
+    """Compute a block's input, the gradient of it, and those of its parameters, from its output ``y`` and the output's gradient."""
     parameters = list(block.parameters())
     (y1, y2), (d1, d2) = y.chunk(2, -1), grad.chunk(2, -1)
     to_y1, first, f = _of_branch(block.ffn_branch, y1, d2, parameters)
@@ -55,7 +56,7 @@ def _back(block: Any, y: Tensor, grad: Tensor, how: dict[str, Any]) -> tuple[Ten
 
 
 def _of_branch(branch: Any, x: Tensor, grad: Tensor, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor | None], Tensor]:
-    """The gradients of x and of ``parameters`` (None for those of the other branch) where that of branch(x) is ``grad``; and branch(x)."""
+    """Backpropagate ``grad`` through branch(x): gradients of x and of ``parameters`` (None for the other branch's), and branch(x)."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = branch(x)

@@ -1,6 +1,6 @@
 """Sequence-to-sequence models: an encoder, a decoder and cross attention, each of any mixer.
 
-To choose the mixer of each of the three on its own is modular linearized attention (arXiv 2304.08453).
+Choosing the mixer of each part separately is modular linearized attention (arXiv 2304.08453).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ STOP = 0  # the token that begins a target and ends it
 
 @dataclass(kw_only=True)
 class Seq2SeqConfig(stack.StackConfig):
-    """An encoder of the source and a decoder of the target, both with residuals; a decoder's block looks at the encoder's output.
+    """Config of an encoder of the source and a decoder of the target, whose blocks attend to the encoder's output.
 
     Args:
-        source_vocab, target_vocab: numbers of tokens; token 0 begins and ends a target and is padding of both.
-        length: of the longest source and of the longest target, the stop token included.
+        source_vocab, target_vocab: numbers of tokens; token 0 begins and ends a target and is the padding of both.
+        length: longest source and longest target, stop token included.
         layers: blocks of the encoder, and of the decoder.
-        encoder: a pattern of sequence mixers; those that can read both ways do, the others read from left to right.
+        encoder: a pattern of sequence mixers, bidirectional ones if they support it.
         decoder: a pattern of causal sequence mixers.
         cross: a pattern of cross mixers, one for each of the decoder's blocks.
-        ffn: a pattern of feed-forward names, ``"none"`` among them, of both.
-        ratio: target tokens for each of the source, as they are expected: a target's length is not known while it is written, and
-            cosFormer, and places that are spread over ``length``, need to know it.
-        spread: places of tokens are drawn at random from ``length`` while it learns, in order, and spread evenly over them later, so
-            that lengths never seen have no places never seen (arXiv 2305.16843); False: places are counted from 0.
-        dropout: share of channels zeroed, while it learns, behind the embeddings and in every branch.
+        ffn: a pattern of feed-forward names, which may include ``"none"``, of both.
+        ratio: expected number of target tokens per source token: the target's length is unknown during decoding, but cosFormer and
+            positions spread over ``length`` need it.
+        spread: draw sorted random positions below ``length`` in training and space them evenly in evaluation, so that new lengths
+            have no new positions (arXiv 2305.16843); False: count positions from 0.
+        dropout: share of channels zeroed in training, after the embeddings and in every branch.
         dim, mixer_options, ffn_dim, ffn_options: as in :class:`linattn.models.StackConfig`.
 
     Raises:
@@ -63,15 +63,15 @@ class Seq2SeqConfig(stack.StackConfig):
         return _ROLES
 
     def check(self) -> None:
-        """Refuse what no model can be made of."""
+        """Raise ValueError or TypeError for invalid fields."""
         check_fields(self)
         stack.check_dropout(self.dropout)
         if not isinstance(self.ratio, int | float) or isinstance(self.ratio, bool) or not 0 < self.ratio < math.inf:
-            raise ValueError(f"ratio must be a number above 0, target tokens for each of the source, but came as {self.ratio!r}")
+            raise ValueError(f"ratio must be a number above 0, target tokens per source token, but came as {self.ratio!r}")
         super().check()
         for name, options in self.mixer_options.items():
             if "causal" in options:
-                raise ValueError(f"mixer_options[{name!r}]: what is causal follows from the role, but causal is {options['causal']!r}")
+                raise ValueError(f"mixer_options[{name!r}]: causal follows from the role and must be omitted, but is {options['causal']!r}")
 
 
 def _encodes(known: Info) -> str | None:
@@ -90,7 +90,7 @@ _ROLES: dict[str, tuple[str, stack.Misfit]] = {
 
 
 class Encoder(nn.Module):
-    """x [B, T, D] -> the same, every block a mixer and a feed-forward."""
+    """Stack of blocks, each a mixer and a feed-forward, [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """x [B, Tt, D] and the encoded source [B, Ts, D] -> [B, Tt, D], causal; goes on from a state, which knows the source."""
+    """Causal stack from x [B, Tt, D] and the encoded source [B, Ts, D] to [B, Tt, D]; continues from a state that holds the source."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def step(self, x: Tensor, known: list[tuple[State, State]] | tuple[Tensor, Tensor | None]) -> tuple[Tensor, list[tuple[State, State]]]:
-        """The same of the next tokens. ``known`` is what the last step returned, before the first the encoded source and its mask."""
+        """Decode the next tokens. ``known``: states from the previous step; at first the encoded source and its mask."""
         states: list[tuple[State, State]] = []
         for i, (mixer, cross, feed) in enumerate(zip(self.mixers, self.crosses, self.ffns, strict=True)):
             if isinstance(known, list):
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
 
 
 class Seq2SeqModel(SavedModel):
-    """``model(source, target)`` -> logits [B, Tt, target_vocab]; :meth:`decode` writes a target, token by token."""
+    """Model ``model(source, target)`` -> logits [B, Tt, target_vocab]; :meth:`decode` generates a target token by token."""
 
     MODEL_TYPE = "linattn-seq2seq"
     CONFIG = Seq2SeqConfig
@@ -151,12 +151,12 @@ class Seq2SeqModel(SavedModel):
 
     @explain_failure
     def forward(self, source: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits of the token after each of ``target`` [B, Tt], which begins with the stop token.
+        """Compute logits of the token after each of ``target`` [B, Tt], which begins with the stop token.
 
         Args:
             source: tokens [B, Ts] int64.
-            target: tokens [B, Tt] int64; padding may stand behind them.
-            mask: [B, Ts] bool, True = a real token of the source; padding may stand anywhere.
+            target: tokens [B, Tt] int64, with padding behind them.
+            mask: [B, Ts] bool, True = a real token of the source; padding may be anywhere.
 
         Raises:
             ValueError: for sources and targets longer than ``length``.
@@ -170,7 +170,7 @@ class Seq2SeqModel(SavedModel):
         return self.head(self.decoder(x, encoded, mask))
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The source as the decoder sees it, [B, Ts, D]."""
+        """Encode the source for the decoder, [B, Ts, D]."""
         check_tokens("source", source, self.config.source_vocab)
         if mask is not None:
             check_mask("mask", mask, source)
@@ -178,10 +178,10 @@ class Seq2SeqModel(SavedModel):
 
     @torch.inference_mode()
     def decode(self, source: Tensor, mask: Tensor | None = None, *, max_tokens: int | None = None) -> list[Tensor]:
-        """The likeliest target of each source, greedily, in a state that does not grow where the mixers are recurrent.
+        """Decode the target of each source greedily, with a state of constant size if the mixers are recurrent.
 
-        ``source`` [B, Ts] and ``mask`` are as in a call. Returns for each row its tokens, up to ``max_tokens`` (``length`` - 1 if
-        None) and without the stop token.
+        ``source`` [B, Ts] and ``mask`` are as in a call. Returns the tokens of each row, at most ``max_tokens`` (``length`` - 1 if
+        None), without the stop token.
         """
         most = self.config.length - 1 if max_tokens is None else max_tokens
         if not 0 <= most < self.config.length:
@@ -210,12 +210,12 @@ class Seq2SeqModel(SavedModel):
     def _embedded(
         self, tokens: Tensor, table: nn.Embedding, places: nn.Embedding, counts: Tensor, start: int = 0, mask: Tensor | None = None
     ) -> Tensor:
-        """``tokens`` [B, T], the first real one at place ``start`` of ``counts`` [B], as vectors."""
+        """Embed ``tokens`` [B, T], the first real one at position ``start`` of ``counts`` [B]."""
         if start + tokens.shape[1] > self.config.length:
-            raise ValueError(f"a source or target may have {self.config.length} tokens, but came with {start + tokens.shape[1]}")
+            raise ValueError(f"a source or target may have at most {self.config.length} tokens, but came with {start + tokens.shape[1]}")
         at = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         if mask is not None:
-            at = start + (mask.cumsum(1) - 1).clamp(min=0)  # places count real tokens
+            at = start + (mask.cumsum(1) - 1).clamp(min=0)  # positions count real tokens
         if self.config.spread:
             at = self._drawn(tokens) if self.training else self._spread(at, counts)
         return self.dropout(table(tokens) + places(at))
@@ -226,13 +226,13 @@ class Seq2SeqModel(SavedModel):
         return order[:, : tokens.shape[1]].sort(1).values
 
     def _spread(self, at: Tensor, counts: Tensor) -> Tensor:
-        """Places ``at`` [T] or [B, T] of ``counts`` [B] in the middle of equal shares of all places: [B, T]."""
+        """Spread positions ``at`` [T] or [B, T] of ``counts`` [B] tokens evenly over ``length``: [B, T]."""
         share = (at + 0.5) / counts.clamp(min=1)[:, None]
         return (share * self.config.length).long().clamp(max=self.config.length - 1)
 
 
 def _counts(source: Tensor, mask: Tensor | None) -> Tensor:
-    """Real tokens of each row, [B]."""
+    """Count the real tokens of each row, [B]."""
     return torch.full((len(source),), source.shape[1], device=source.device) if mask is None else mask.sum(1)
 
 

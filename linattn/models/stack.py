@@ -1,4 +1,4 @@
-"""The parts that all models share: the config of a stack of blocks, its checks, and residual branches."""
+"""Parts of all models: the config of a stack of blocks, its checks, and residual branches."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor, nn
 
 from linattn import ffn, mixers
+from linattn.arguments import suggestion
 from linattn.mixers.registry import Info
 from linattn.models import pattern
 
-Misfit = Callable[[Info], str | None]  # what is wrong with a mixer in its place; None: nothing
+Misfit = Callable[[Info], str | None]  # reason why a mixer is unsuitable; None: suitable
 Config = TypeVar("Config", bound="StackConfig")
 
 _EXAMPLES = {"mixer_options": '{"gla": {"heads": 8}}', "ffn_options": '{"experts": {"count": 8}}'}
@@ -20,16 +21,16 @@ _EXAMPLES = {"mixer_options": '{"gla": {"heads": 8}}', "ffn_options": '{"experts
 
 @dataclass(kw_only=True)
 class StackConfig:
-    """A stack of blocks, each of mixers and a feed-forward: the fields that the configs of all models have.
+    """Config of a stack of blocks, each of mixers and a feed-forward: the fields common to all models.
 
     Args:
         dim: width D of the model.
         layers: number of blocks.
         ffn: a pattern of feed-forward names, ``"none"`` among them; it repeats until the layers are filled.
         mixer_options: for each mixer name the options of its constructor, e.g. ``{"gla": {"heads": 8}}``.
-        ffn_dim: inner width of the feed-forwards; None leaves it to each (8/3 of dim for SwiGLU).
-        ffn_options: for each feed-forward name the options of its constructor, e.g. ``{"experts": {"count": 8}}``; they go
-            before ``ffn_dim``.
+        ffn_dim: inner width of the feed-forwards; None: the default of each (8/3 of dim for SwiGLU).
+        ffn_options: for each feed-forward name the options of its constructor, e.g. ``{"experts": {"count": 8}}``; they
+            override ``ffn_dim``.
     """
 
     dim: int = 64
@@ -45,31 +46,31 @@ class StackConfig:
         self.check()
 
     def names(self, role: str = "mixer") -> list[str]:
-        """The name in each layer of the pattern in the field ``role``."""
+        """Expand the pattern in the field ``role`` to the name in each layer."""
         return pattern.fill(pattern.parse(getattr(self, role), role), self.layers)
 
     @property
     def mixer_names(self) -> list[str]:
-        """The mixer of each layer."""
+        """Name of each layer's mixer."""
         return self.names("mixer")
 
     @property
     def ffn_names(self) -> list[str]:
-        """The feed-forward of each layer."""
+        """Name of each layer's feed-forward."""
         return self.names("ffn")
 
     def options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the mixer of layer number ``layer``, those that its class gives to a layer in that place among them."""
+        """Options of the mixer of layer number ``layer``, with the defaults that its class has for that layer."""
         names = self.mixer_names
         name = names[layer]
         return mixers.info(name).cls.placed(names[:layer].count(name), names.count(name)) | self.mixer_options.get(name, {})
 
     def ffn_options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the feed-forward of layer number ``layer``."""
+        """Options of the feed-forward of layer number ``layer``."""
         return {"hidden": self.ffn_dim} | self.ffn_options.get(self.ffn_names[layer], {})
 
     def feed_forward(self, layer: int) -> nn.Module | None:
-        """A new feed-forward for layer number ``layer``."""
+        """Create the feed-forward of layer number ``layer``; None for ``"none"``."""
         return ffn.create(self.ffn_names[layer], self.dim, **self.ffn_options_of(layer))
 
     def roles(self) -> dict[str, tuple[str, Misfit]]:
@@ -77,13 +78,13 @@ class StackConfig:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Refuse what no model can be made of."""
+        """Raise ValueError or TypeError for invalid fields."""
         sizes = (*self.SIZES, "dim", "layers", *(() if self.ffn_dim is None else ("ffn_dim",)))
         check_whole(**{name: getattr(self, name) for name in sizes})
         ffns = pattern.parse(self.ffn, "ffn")
         for name in ffns:
             if name not in ffn.available():
-                raise ValueError(f"ffn: no feed-forward is called {name!r}. There are: {', '.join(ffn.available())}")
+                raise ValueError(f"ffn: no feed-forward is called {name!r}{suggestion(name, ffn.available())}")
         used: list[str] = []
         for role, (wanted, misfit) in self.roles().items():
             names = pattern.parse(getattr(self, role), role)
@@ -95,21 +96,21 @@ class StackConfig:
         self._check_options("ffn_options", ffns, "the feed-forwards are", ffn.options)
 
     def _check_options(self, argument: str, used: Iterable[str], they: str, known: Callable[[str], list[str]]) -> None:
-        """Refuse options of what is not ``used``, and options that do not exist."""
+        """Raise ValueError for options of names that are not ``used``, and for unknown options."""
         given, used = getattr(self, argument), list(dict.fromkeys(used))
         if not isinstance(given, dict):
             raise TypeError(f"{argument} must be a dict such as {_EXAMPLES[argument]}, but came as {given!r}")
         for name, options in given.items():
             if name not in used or name == ffn.NONE:
-                raise ValueError(f"{argument} speaks of {name!r}, but {they} {', '.join(used)}")
+                raise ValueError(f"{argument} names {name!r}, but {they} {', '.join(used)}")
             check_known(f"{argument}[{name!r}]", name, options, known(name))
 
 
 def from_preset(cls: type[Config], presets: Mapping[str, Mapping[str, Any]], name: str, fields: dict[str, Any]) -> Config:
-    """The config of the class ``cls`` that ``presets`` have under ``name``; ``fields`` go before it, ``mixer_options`` are merged.
+    """Build the config ``cls`` of the preset ``name``; ``fields`` override it, ``mixer_options`` are merged.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: for an unknown name, listing the known ones.
     """
     if not isinstance(name, str) or name not in presets:
         raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(presets))}")
@@ -127,7 +128,7 @@ def from_preset(cls: type[Config], presets: Mapping[str, Mapping[str, Any]], nam
 
 
 class Residual(nn.Module):
-    """x + f(norm(x)), of what comes out a share zeroed while it learns (SASRec, arXiv 1808.09781, section 3.2)."""
+    """Residual branch x + dropout(f(norm(x))) (SASRec, arXiv 1808.09781, section 3.2)."""
 
     def __init__(self, branch: nn.Module, dim: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -142,46 +143,46 @@ class Residual(nn.Module):
 
 
 def residual_ffn(config: StackConfig, layer: int, dropout: float) -> nn.Module:
-    """The feed-forward of layer number ``layer`` around a residual; the identity where it has none."""
+    """Create the residual feed-forward of layer number ``layer``; the identity if it has none."""
     feed = config.feed_forward(layer)
     return nn.Identity() if feed is None else Residual(feed, config.dim, dropout)
 
 
 def sequence_mixer(name: str, *, dim: int, causal: bool, **options: Any) -> mixers.Mixer:
-    """The mixer ``name`` of sequences, causal or reading both ways."""
+    """Create the sequence mixer ``name``, causal or bidirectional."""
     return mixers.create(name, dim=dim, **options) if causal else mixers.create_bidirectional(name, dim=dim, **options)
 
 
 def sequence_misfit(causal: bool) -> Misfit:
-    """A test for sequence mixers, causal or not: it returns what is wrong with a mixer, None if nothing is."""
+    """Build the test for sequence mixers, causal or bidirectional."""
 
     def misfit(known: Info) -> str | None:
         if known.kind != "sequence":
             return f"is of the kind {known.kind}"
         if known.cls.shares:
             return "passes a tensor on from layer to layer"
-        return None if (known.resumable if causal else known.bidirectional) else "is causal" if known.causal else "reads both ways"
+        return None if (known.resumable if causal else known.bidirectional) else "is causal" if known.causal else "is bidirectional"
 
     return misfit
 
 
 def check_whole(**numbers: Any) -> None:
-    """Refuse what is no integer of at least 1."""
+    """Raise ValueError unless all ``numbers`` are integers of at least 1."""
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, but came as {value!r}")
 
 
 def check_dropout(value: Any) -> None:
-    """Refuse what is no share below 1."""
+    """Raise ValueError unless ``value`` is a share from 0 to below 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
         raise ValueError(f"dropout must be a share from 0 to below 1, but came as {value!r}")
 
 
 def check_known(argument: str, name: str, options: Any, known: list[str]) -> None:
-    """Refuse ``options`` of ``name`` that are no dict or that are not among those ``known``."""
+    """Raise unless ``options`` of ``name`` are a dict whose keys are among ``known``."""
     if not isinstance(options, dict):
         raise TypeError(f"{argument} must be a dict of options, but came as {options!r}")
     for option in options:
         if option not in known:
-            raise ValueError(f"{argument}: {name} has no option {option!r}. There are: {', '.join(known)}")
+            raise ValueError(f"{argument}: {name} has no option {option!r}{suggestion(option, known)}")

@@ -1,4 +1,4 @@
-"""The image model: patches, blocks of any mixer that lets a token read all others, the mean, a head."""
+"""Image model: patches, blocks of any bidirectional mixer, the mean over tokens, a head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from linattn.ops.checks import tensor
 
 NORMS = ("layer", "rms", "prepbn", "none")
 
-# Stacks as their papers have them, where that is more than the name of a mixer.
+# Stacks of papers that need more than the name of a mixer.
 PRESETS: dict[str, dict[str, Any]] = {
     "efficientvit": {"mixer": "efficientvit, mbconv", "ffn": "none", "norm": "none"},  # arXiv 2205.14756: a block is two of our layers
     "slab": {"mixer": "slab", "ffn": "mlp", "norm": "prepbn", "norm_eps": 1e-6},  # arXiv 2405.11582, its DeiT
@@ -33,20 +33,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(kw_only=True)
 class ImageConfig(StackConfig):
-    """A stack of blocks over the patches of an image, each a mixer of tokens and a feed-forward per token, around residuals.
+    """Config of a stack of residual blocks over the patches of an image, each a mixer and a feed-forward per token.
 
     Args:
-        image_size: height and width, in pixels, of the images learned from. Others may come: learned positions are drawn to their size.
-        patch_size: pixels on a side of what becomes a token.
-        overlap: whether a token sees a window of 2 patch_size - 1 pixels in place of its patch alone (PVTv2, arXiv 2106.13797).
-        channels: of a pixel; 1 for grey, 3 for colours.
-        classes: that images are told apart into.
+        image_size: height and width in pixels of training images. Learned positions are interpolated for other sizes.
+        patch_size: side of a patch in pixels; each patch is a token.
+        overlap: tokens see windows of 2 patch_size - 1 pixels in place of single patches (PVTv2, arXiv 2106.13797).
+        channels: channels of a pixel; 1 for grey, 3 for colours.
+        classes: number of classes.
         mixer: a pattern of names such as ``"focused*2, agent"``: grid mixers, and sequence mixers with ``causal=False``, for which the
-            tokens stand row by row. It repeats until the layers are filled. Their options ``grid`` and ``causal`` are given by the model.
-        norm: ``"layer"``, ``"rms"``, ``"none"`` or ``"prepbn"``, which turns into a batch norm while it learns and can then be folded
-            away (SLAB, arXiv 2405.11582).
-        norm_eps: what norms add to the mean square or the variance.
-        norm_steps: steps of training over which ``"prepbn"`` turns.
+            tokens are ordered row by row. It repeats until the layers are filled. The model sets the options ``grid`` and ``causal``.
+        norm: ``"layer"``, ``"rms"``, ``"none"`` or ``"prepbn"``, which becomes a batch norm during training, so that it can be
+            folded into other layers (SLAB, arXiv 2405.11582).
+        norm_eps: added to the mean square or the variance in norms.
+        norm_steps: training steps over which ``"prepbn"`` becomes a batch norm.
         dim, layers, ffn, mixer_options, ffn_dim, ffn_options: as in :class:`linattn.models.StackConfig`.
 
     Raises:
@@ -70,25 +70,25 @@ class ImageConfig(StackConfig):
     def __post_init__(self) -> None:
         if not isinstance(self.image_size, tuple | list) or len(self.image_size) != 2:
             raise ValueError(f"image_size must be a height and a width, but came as {self.image_size!r}")
-        self.image_size = cast("tuple[int, int]", tuple(self.image_size))  # JSON knows lists only
+        self.image_size = cast("tuple[int, int]", tuple(self.image_size))  # JSON has lists only
         self.check()
 
     @classmethod
     def preset(cls, name: str, **fields: Any) -> Self:
-        """A paper's stack, one of ``PRESETS``: ``ImageConfig.preset("efficientvit", dim=128, layers=8)``; ``fields`` come before its own.
+        """Build a paper's stack, one of ``PRESETS``: ``ImageConfig.preset("efficientvit", dim=128, layers=8)``; ``fields`` override it.
 
         Raises:
-            ValueError: with the names that there are.
+            ValueError: for an unknown name, listing the known ones.
         """
         return from_preset(cls, PRESETS, name, fields)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tokens in a column and in a row of an image of ``image_size``."""
+        """Height and width in tokens of an image of ``image_size``."""
         return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
 
     def options_of(self, layer: int) -> dict[str, Any]:
-        """The options of the mixer of layer number ``layer``, the grid among them."""
+        """Options of the mixer of layer number ``layer``, with the grid."""
         grid = {"grid": self.grid} if "grid" in mixers.info(self.mixer_names[layer]).options else {}
         return grid | super().options_of(layer)
 
@@ -96,7 +96,7 @@ class ImageConfig(StackConfig):
         return {"mixer": ("an image model needs mixers of a grid, or of a sequence both ways", _misfit)}
 
     def check(self) -> None:
-        """Refuse what no model can be made of."""
+        """Raise ValueError or TypeError for invalid fields."""
         check_fields(self)
         check_whole(image_size=min(self.image_size))
         super().check()
@@ -106,7 +106,7 @@ class ImageConfig(StackConfig):
             raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, but came as {self.norm!r}")
         for name, options in self.mixer_options.items():
             if options.get("causal"):
-                raise ValueError(f"mixer_options[{name!r}]: every token of an image reads all others, but causal is {options['causal']!r}")
+                raise ValueError(f"mixer_options[{name!r}]: causal must be False for images, but is {options['causal']!r}")
 
 
 def _misfit(known: Info) -> str | None:
@@ -116,7 +116,7 @@ def _misfit(known: Info) -> str | None:
 
 
 class ImageBlock(nn.Module):
-    """x + mixer(norm(x)), then x + ffn(norm(x)): tokens [B, height * width, D] -> the same."""
+    """Block x + mixer(norm(x)), then x + ffn(norm(x)), of tokens [B, height * width, D]."""
 
     def __init__(self, config: ImageConfig, layer: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class ImageBlock(nn.Module):
 
 
 class ImageModel(SavedModel):
-    """``model(images)`` -> logits [B, classes] for images [B, channels, height, width]."""
+    """Model ``model(images)`` -> logits [B, classes] for images [B, channels, height, width]."""
 
     MODEL_TYPE = "linattn-image"
     CONFIG = ImageConfig
@@ -147,10 +147,10 @@ class ImageModel(SavedModel):
         self.head = nn.Linear(config.dim, config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes].
+        """Compute logits [B, classes].
 
         Raises:
-            ValueError: for images of other channels than the config's, or whose sides are no multiples of its patch size.
+            ValueError: for images with other channels than the config's, or with sides that are not multiples of its patch size.
         """
         return self.head(self.norm(self.features(images)).mean(1))
 

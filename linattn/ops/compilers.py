@@ -1,4 +1,4 @@
-"""Marks that torch's compilers read on functions, set without importing torch._dynamo, which takes a second."""
+"""Attributes of functions that torch's compilers read, set without importing torch._dynamo, which takes a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant_result(function: F) -> F:
-    """``function`` itself, whose result is always the same: as ``torch.compiler.assume_constant_result``."""
+    """Mark ``function`` as returning a constant, as ``torch.compiler.assume_constant_result`` does."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -19,6 +19,6 @@ def constant_result(function: F) -> F:
 def exporting() -> bool:
     """True while ``torch.export`` is tracing.
 
-    ``torch.compiler.is_exporting()`` is true in every graph that torch 2.11 compiles; the flag that it stands for is not.
+    ``torch.compiler.is_exporting()`` is True in every graph that torch 2.11 compiles; the underlying flag is not.
     """
     return torch.compiler._is_exporting_flag

@@ -1,4 +1,4 @@
-"""A token of the short convolution, with its state moved on in place: what a loop that decodes runs, captured or not."""
+"""Decoding step of the short convolution, which updates its state in place."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def step_(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, size: int = 0, normed: int = 0, eps: float = 0.0,
     overlapped: bool = False,
 ) -> Tensor:  # fmt: skip
-    """``silu(bias + Σ_i weight_i x_i)`` over the last of ``state`` [B, S, D] and ``x`` [B, 1, D], the next of them. It forgets its first.
+    """``silu(bias + Σ_i weight_i x_i)`` over the last tokens of ``state`` [B, S, D] and ``x`` [B, 1, D], which is appended to the state.
 
     ``weight`` is [D, 1, W], W at least 2 and at most S + 1; the first ``normed`` channels, in heads of ``size``, are divided by
     √(Σ y² + eps). [B, 1, D].
 
-    ``overlapped``: on Hopper the state is read while the launches before may still run, for who knows that none of them writes to it.
+    ``overlapped``: on Hopper read the state while earlier launches may still run; only valid if none of them writes to it.
     """
     batch, slots, width = state.shape
     if x.shape != (batch, 1, width) or weight.shape[:2] != (width, 1) or not 2 <= weight.shape[2] <= slots + 1:

@@ -1,4 +1,4 @@
-"""The pattern of sentences with definitions behind them (arXiv 2408.09075): a definition is linked with its word alone."""
+"""Pattern of sentences followed by definitions (arXiv 2408.09075): a definition interacts only with its word."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Definitions(Pattern):
 
 
 def definitions(sentence: int, spans: Iterable[tuple[int, int, int, int]]) -> Pattern:
-    """The first ``sentence`` tokens see each other; a definition sees itself and its word, and is seen by both, by no one else.
+    """Build the pattern: the first ``sentence`` tokens see each other; a definition sees itself and its word, and only these see it.
 
     Args:
-        sentence: number of tokens of the sentence; definitions stand behind it.
+        sentence: number of tokens of the sentence, which precedes the definitions.
         spans: for each definition (first, last, start, stop): the word is the tokens from first to before last, its definition those
             from start to before stop.
 
     Raises:
-        ValueError: for a word outside of the sentence, and for definitions that are inside of it or overlap.
+        ValueError: for a word outside of the sentence, and for definitions inside of it or overlapping.
     """
     known, end = tuple(spans), sentence
     for first, last, start, stop in sorted(known, key=lambda span: span[2]):
         if not 0 <= first < last <= sentence:
-            raise ValueError(f"spans must have words among the {sentence} tokens of the sentence, but came with {first} to {last}")
+            raise ValueError(f"spans must have words inside the {sentence} tokens of the sentence, but came with {first} to {last}")
         if not end <= start < stop:
-            raise ValueError(f"spans must have definitions one behind the other, from {end} on here, but came with {start} to {stop}")
+            raise ValueError(f"spans must have definitions in order without overlap, here from {end} on, but came with {start} to {stop}")
         end = stop
     return Definitions(sentence, known)

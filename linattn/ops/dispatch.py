@@ -1,6 +1,6 @@
-"""Choice of the backend that runs a call, with the reasons why the others do not, for every operation.
+"""Choice of the backend that runs a call of any operation, with the reasons why the others do not.
 
-The choice follows the tensors alone: their device, their dtypes, the options of the call. Nothing is imported before it is needed.
+The choice depends only on the devices and dtypes of the tensors and on the options of the call. Backends are imported on demand.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, gpu, tracing
+from linattn.ops.inputs import Backend, Form
 
 BACKENDS: tuple[str, ...] = ("triton", "cpu", "torch", "reference")  # in the order in which auto asks them
-Refusal = Callable[..., str | None]  # of a backend's name, whether it was asked for by it, and a call: why it does not run that, or None
+Refusal = Callable[..., str | None]  # (backend, True if the caller named it, *call) -> reason why it does not run the call, or None
 
 
 def choose(backend: str, refusal: Refusal, *call: Any) -> str:
-    """The backend that runs ``call``: the one asked for, or the first that does not refuse.
+    """Choose the backend that runs ``call``: the named one, or the first that does not refuse.
 
     Raises:
-        ValueError: ``backend`` is none, or refuses the call.
+        ValueError: if ``backend`` is unknown or refuses the call.
     """
     if not isinstance(backend, str) or (backend != "auto" and backend not in BACKENDS):
         checks.choice("backend", backend, ("auto", *BACKENDS))
@@ -36,25 +37,24 @@ def choose(backend: str, refusal: Refusal, *call: Any) -> str:
 def device_refusal(x: Tensor, asked: bool) -> str | None:
     """Reason why no GPU kernel runs on the device of ``x``, or None.
 
-    On a CPU the kernels only ever run under Triton's interpreter, and only when asked for.
+    On a CPU the kernels run only under Triton's interpreter, and only if the caller named the backend.
     """
     return gpu.refusal(x.device, asked)
 
 
 def gpu_refusal(x: Tensor, asked: bool) -> str | None:
-    """Reason why no GPU kernel runs ``x`` now, whatever it computes, or None."""
+    """Reason why no GPU kernel of any operation runs on ``x``, or None."""
     return device_refusal(x, asked) or tracing.refusal()
 
 
 def definition_refusal(asked: bool) -> str | None:
-    """Reason why the reference does not run a call."""
-    return None if asked else "it is the definition that the others are tested against; it runs when asked for"
+    """Reason why the reference does not run a call; None if the caller named it."""
+    return None if asked else "it is the definition for tests, which runs only if named"
 
 
 def refusal(name: str, asked: bool, x: Tensor, kernels: Callable[[str], Any], call: Sequence[Any], *, defined: bool = False) -> str | None:
-    """Reason why the backend ``name`` does not run ``call``, or None. torch runs every call; ``kernels`` have the other refusals.
-
-    ``defined``: there is a definition apart from the operations of torch.
+    """Reason why the backend ``name`` does not run ``call``, or None. torch runs every call; ``kernels`` maps
+    a name to a module with the function ``refusal``. ``defined``: the operation has a reference beside the portable form.
     """
     if name == "torch":
         return None
@@ -67,18 +67,18 @@ def refusal(name: str, asked: bool, x: Tensor, kernels: Callable[[str], Any], ca
 
 
 class Explained(NamedTuple):
-    """A checked call of an operation, as :func:`explain` takes it."""
+    """Checked call of an operation for :func:`explain`."""
 
     title: str
     device: torch.device
     refusal: Refusal
     call: tuple[Any, ...]
-    form: Callable[..., str] | None = None  # that a backend runs the call in, of its name and the call
-    off: Callable[..., list[str]] | None = None  # what the GPU's kernels would be faster by and have not, of the call
+    form: Callable[..., str] | None = None  # (backend, *call) -> form that the backend takes
+    off: Callable[..., list[str]] | None = None  # (*call) -> lines on optimizations that the GPU kernels do not get
 
 
 def explained(op: Callable[..., Any], x: Tensor, refusal: Refusal, *call: Any, more: str = "") -> Explained:
-    """A call of ``op`` on ``x``."""
+    """Describe a call of ``op`` on ``x`` for :func:`explain`."""
     return Explained(f"{op.__name__} on {x.device}, {x.dtype}, {list(x.shape)}{more}", x.device, refusal, call)
 
 
@@ -86,26 +86,27 @@ _explained: dict[Callable[..., Any], Callable[..., Explained]] = {}
 
 
 def explains(op: Callable[..., Any], checked: Callable[..., Explained]) -> None:
-    """Have :func:`explain` know ``op``; ``checked`` makes a call of its arguments by name, and refuses what ``op`` refuses."""
+    """Register ``op`` for :func:`explain`; ``checked`` takes its arguments by name and raises as ``op`` does."""
     _explained[op] = checked
 
 
-def explain(*args: Any, form: str = "auto", backend: str = "auto", **kwargs: Any) -> str:
-    """Print, for the arguments of :func:`linattn.linear_attention`, which backend and form run and why each other does not,
-    and what makes the GPU kernels faster elsewhere and is off here.
+def explain(*args: Any, form: Form = "auto", backend: Backend = "auto", **kwargs: Any) -> str:
+    """Print which backend and form run the arguments of :func:`linattn.linear_attention`, why the others do not, and which
+    optimizations of the GPU kernels are off.
 
-    Of another operation, the function comes first: ``linattn.explain(linattn.selective_scan, x, dt, ...)``. Returns the printed text.
+    For another operation, the function is the first argument: ``linattn.explain(linattn.selective_scan, x, dt, ...)``. Returns the
+    printed text.
     """
     op, args = (args[0], args[1:]) if args and callable(args[0]) else (_named("linear_attention"), args)
     if op not in _explained:
         others = ", ".join(sorted(f.__name__ for f in _explained if f.__name__ != "linear_attention"))
-        raise ValueError(f"explain knows linear_attention, whose name may be left out, and {others}, but came with {op!r}")
+        raise ValueError(f"explain knows linear_attention, the default, and {others}, but came with {op!r}")
     taken = signature(op).parameters
     for name, value, those in (("form", form, "linear_attention"), ("backend", backend, "operations that let it be chosen")):
         if name in taken:
             kwargs[name] = value
         elif value != "auto":
-            raise ValueError(f"{name} is for {those}: {op.__name__} has none, but it came as {value!r}")
+            raise ValueError(f"{name} must be 'auto' for {op.__name__}, because it is only for {those}, but came as {value!r}")
     given = signature(op).bind(*args, **kwargs)
     given.apply_defaults()
     text = "\n".join(_lines(_explained[op](**given.arguments), backend))

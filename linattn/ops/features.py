@@ -1,4 +1,4 @@
-"""Feature maps: what stands in for the exponential of q·k, one side of it at a time."""
+"""Feature maps of queries and keys, whose products approximate or replace the exponential of q·k."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def elu1(x: Tensor) -> Tensor:
-    """elu(x) + 1 of the Linear Transformer (arXiv 2006.16236): x + 1 above zero and eˣ below, where it keeps every digit."""
+    """elu(x) + 1 of the Linear Transformer (arXiv 2006.16236): x + 1 above zero and eˣ below, where no digits are lost."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def squares(x: Tensor) -> Tensor:
-    """[..., d] -> [..., d (d + 1) / 2] with ``squares(q) · squares(k) = (q · k)²``: each pair of channels once, √2 on those that differ."""
+    """[..., d] -> [..., d (d + 1) / 2] with ``squares(q) · squares(k) = (q · k)²``: each pair of channels once, √2 on unequal ones."""
     size = x.shape[-1]
     first, second = torch.triu_indices(size, size, device=x.device)
     twice = x.new_full((), math.sqrt(2))
@@ -49,6 +49,6 @@ def orthogonal_gaussian(rows: int, columns: int, *, generator: torch.Generator |
     """
     full = torch.randn(-(-rows // columns), columns, columns, generator=generator, device=device)
     directions, triangle = torch.linalg.qr(full)
-    directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # else not uniform over rotations
+    directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # for a uniform distribution over rotations
     lengths = torch.randn(rows, columns, generator=generator, device=device).norm(dim=-1, keepdim=True)
     return directions.mT.flatten(0, 1)[:rows] * lengths

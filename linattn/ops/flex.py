@@ -1,4 +1,4 @@
-"""Patterns by torch's flex_attention: blocks of pairs in which nothing is seen are skipped, and no scores are written down."""
+"""Patterns by torch's flex_attention, which skips blocks without visible pairs and stores no scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from linattn.ops.tiles import NOTHING
 if TYPE_CHECKING:
     from linattn.ops.pattern import Part, Pattern
 
-BLOCK = 128  # queries and keys of a block; what is skipped is skipped as a whole
+BLOCK = 128  # queries and keys of a block, the unit of skipping
 LEAST_SIZE = 16  # channels of a head that the kernel needs
 
 
@@ -27,7 +27,7 @@ def serves(q: Tensor, v: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | None, scale: float) -> Tensor:
-    """Compute :func:`linattn.ops.pattern.attend`: each part alone, its tokens in the order of its tiles, then combined."""
+    """Compute :func:`linattn.ops.pattern.attend`: each part separately, with tokens in the order of its tiles, then combined."""
     outputs, logs = [], []
     for part in pattern.parts(q.shape[1], q.device):
         if not part.pairs:
@@ -47,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, lengths: Tensor | 
 
 
 def block_mask(part: Part, rows: Tensor, columns: Tensor, lengths: Tensor | None) -> BlockMask:
-    """Mask of the blocks with a pair of ``part``, for queries in the order ``rows`` [T] and keys in the order ``columns`` [T]."""
+    """Mask of the blocks that contain a pair of ``part``, for queries in the order ``rows`` [T] and keys in the order ``columns`` [T]."""
     length = rows.shape[0]
     touched = (_blocks(part.queries, rows).T @ _blocks(part.keys, columns)) > 0  # [T / BLOCK, T / BLOCK]
     counts, blocks = touched.sum(-1, dtype=torch.int32), touched.int().argsort(dim=-1, descending=True, stable=True).int()
@@ -61,7 +61,7 @@ def block_mask(part: Part, rows: Tensor, columns: Tensor, lengths: Tensor | None
 
 
 def _order(places: Tensor, length: int) -> Tensor:
-    """The tokens [T] in the order in which they first stand in ``places`` [G, C]; those that do not, last."""
+    """Order tokens [T] by their first occurrence in ``places`` [G, C]; tokens that do not occur come last."""
     flat = places.flatten()
     first = flat.new_full((length + 1,), flat.shape[0])
     index = torch.where(flat < 0, length, flat)
@@ -83,10 +83,10 @@ def _run(q: Tensor, part: Part) -> Callable:
 
 @cache
 def compiled(*_kinds: type) -> Callable:
-    """A compiled function for each kind of mask: torch compiles one at most 8 times, and then quietly lets it write down all pairs."""
+    """Compile a function for each kind of mask: torch recompiles a function at most 8 times, and then silently stores all pairs."""
 
     def attention(*args, **options):
         return flex_attention(*args, **options)
 
-    attention.__code__ = attention.__code__.replace()  # by which torch counts: without it all kinds had one
+    attention.__code__ = attention.__code__.replace()  # torch counts recompilations by code object
     return torch.compile(attention)

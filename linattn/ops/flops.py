@@ -1,4 +1,4 @@
-"""Counting floating point operations with torch's own counter, which is told what our operators do."""
+"""Counting of floating-point operations with torch's counter, extended by formulas for our operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def counter() -> FlopCounterMode:
-    """A context within which operations are counted; its module loads triton, so it is imported when it is wanted."""
+    """Context that counts operations; imports its module on demand, because that loads triton."""
     from torch.utils.flop_counter import FlopCounterMode
 
     _tell()
@@ -34,7 +34,7 @@ def _tell() -> None:
     def backward(_, x_shape, __, weight_shape, *___, **____) -> int:
         return 4 * prod(x_shape) * weight_shape[2]
 
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch knows the kernels of GPUs alone
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch counts only the GPU kernels
     if fused not in flop_registry:
 
         @register_flop_formula(fused)

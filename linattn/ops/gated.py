@@ -1,7 +1,7 @@
-"""Door of gates: that of SwiGLU, and a sigmoid.
+"""Gates: the gate of SwiGLU, and a sigmoid.
 
-On a CPU in eager mode it is one kernel forward and one backward, which starts from the two inputs alone; elsewhere it is
-written as operations of torch, which compilers and the captured step of decoding fuse.
+On a CPU in eager mode they are one forward and one backward kernel, which saves only the two inputs; elsewhere they are
+operations of torch, which compilers and the captured decoding step fuse.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _CPU = torch.device("cpu")
 
 
 def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
-    """``silu(gate) ⊙ x``, without ``swish`` ``sigmoid(gate) ⊙ x``, both [...] of any one shape; the kernels round the result once."""
-    # The same with gradients and without: what is run again in a backward pass has to give what it gave.
+    """Compute ``silu(gate) ⊙ x``, or ``sigmoid(gate) ⊙ x`` without ``swish``, for equal shapes [...]; kernels round the result once."""
+    # Equal with and without gradients, because checkpointing must reproduce the forward pass.
     if dispatch.choose("auto", _refusal, gate, x) == "cpu":
         return cast(Tensor, KERNELS(gate, x, swish))
     return portable(gate, x, swish)
 
 
 def portable(gate: Tensor, x: Tensor, swish: bool = True) -> Tensor:
-    """The definition, in operations of torch."""
+    """Compute the definition in operations of torch."""
     return (F.silu(gate) if swish else torch.sigmoid(gate)) * x
 
 
@@ -39,10 +39,10 @@ def _refusal(name: str, _: bool, gate: Tensor, x: Tensor) -> str | None:
     if name == "reference":
         return "the definition is written in operations of torch"
     if name == "triton":
-        return "it has no kernel of its own: compilers and captured steps fuse operations of torch"
+        return "it has no kernel: compilers and captured steps fuse operations of torch"
     if x.device != _CPU:
         return "it runs on the CPU only"
-    return "a compiler fuses what stands around a gate with it" if torch.compiler.is_compiling() else KERNELS.refusal(gate, x)
+    return "a compiler fuses the gate with its neighbours" if torch.compiler.is_compiling() else KERNELS.refusal(gate, x)
 
 
 def _load() -> ModuleType:

@@ -1,7 +1,7 @@
-"""Support of a device for the GPU kernels, and the limits of its card.
+"""Support of the GPU kernels on a device, and the limits of the device.
 
-The kernels are for NVIDIA GPUs of compute capability 8.0 (Ampere) and later. Each device is asked about by its own index, so that
-two different GPUs in one machine each get what suits them.
+The kernels require NVIDIA GPUs of compute capability 8.0 (Ampere) or later. Devices are queried by index, so that different GPUs in
+one machine get suitable configurations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Card(NamedTuple):
-    """Compute capability, bytes of shared memory that one program can have, and multiprocessors of a device."""
+    """Compute capability, bytes of shared memory per program, and multiprocessors of a device."""
 
     capability: tuple[int, int]
     shared: int
@@ -32,7 +32,7 @@ class Card(NamedTuple):
         return 10 * self.capability[0] + self.capability[1]
 
 
-INTERPRETER = Card((0, 0), 1 << 40, 1)  # what Triton's interpreter allows
+INTERPRETER = Card((0, 0), 1 << 40, 1)  # limits of Triton's interpreter
 
 
 @constant_result
@@ -44,18 +44,18 @@ def refusal(device: torch.device, asked: bool = False) -> str | None:
 
 @constant_result
 def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability; (0, 0) where the kernels do not run on a GPU, whatever its maker's numbers say."""
+    """Compute capability of a supported GPU; (0, 0) for all other devices."""
     return card(device).capability
 
 
 def card(device: torch.device) -> Card:
-    """Limits of the card of a device, or those of the interpreter where the kernels do not run on a GPU."""
+    """Limits of a device; those of the interpreter if the kernels do not run on a GPU."""
     found = _found(device, True)
     return INTERPRETER if isinstance(found, str) else found
 
 
 def _found(device: torch.device, asked: bool) -> Card | str:
-    """The card, or why the kernels do not run on it."""
+    """The card, or the reason why the kernels do not run on it."""
     if device == _CURRENT:
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
     return _known(device, asked)
@@ -64,18 +64,18 @@ def _found(device: torch.device, asked: bool) -> Card | str:
 @cache
 def _known(device: torch.device, asked: bool) -> Card | str:
     if device.type == "xpu":
-        return "it needs an NVIDIA GPU, and this is one of Intel's (XPU)"
+        return "it needs an NVIDIA GPU, and this is an Intel GPU (XPU)"
     if device.type != "cuda" and not (device.type == "cpu" and asked and INTERPRETED):
         return "it needs an NVIDIA GPU"
     hip: str | None = getattr(torch.version, "hip", None)
     if hip is not None and device.type == "cuda":
-        return "it needs an NVIDIA GPU, and this is one of AMD's (ROCm), for which its kernels are not written"
+        return "it needs an NVIDIA GPU, and this is an AMD GPU (ROCm), which its kernels do not support"
     if (reason := _triton_refusal()) is not None:
         return reason
     if device.type == "cpu":
         return INTERPRETER
     if INTERPRETED:
-        return "TRITON_INTERPRET=1 is set, under which kernels run on a CPU alone"
+        return "TRITON_INTERPRET=1 is set, with which kernels run only on a CPU"
     return _nvidia(device)
 
 

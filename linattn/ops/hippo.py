@@ -1,11 +1,11 @@
 """HiPPO (arXiv 2008.07669): state spaces whose state is the best polynomial, or Fourier, memory of their input.
 
 Every function returns A [K, K] and B [K] in float64. The continuous system ``x' = A x + B u`` keeps in x the coefficients of
-u's past in an orthonormal basis; :func:`basis` evaluates that basis, so that ``basis(measure, K, s) @ x`` is the past again:
+u's past in an orthonormal basis; :func:`basis` evaluates that basis, so that ``basis(measure, K, s) @ x`` reconstructs the past:
 
-* ``legs``: all of the past [0, t] alike. Its system is ``x' = (A x + B u) / t``; s in [0, 1] is the place in [0, t].
-* ``legt``, ``fourier``: the last unit of time; s in [0, 1] is how long ago. For a window of length w divide A and B by w.
-* ``lagt``: the past faded by exp(-s / 2); s >= 0 is how long ago.
+* ``legs``: all of the past [0, t] with equal weight. Its system is ``x' = (A x + B u) / t``; s in [0, 1] is the position in [0, t].
+* ``legt``, ``fourier``: the last unit of time; s in [0, 1] is the age. For a window of length w divide A and B by w.
+* ``lagt``: the past faded by exp(-s / 2); s >= 0 is the age.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MEASURES: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {"legs": legs, "le
 
 
 def basis(measure: str, size: int, s: Tensor) -> Tensor:
-    """The functions whose coefficients are the state, at the places ``s`` [...]: [..., K]; see the head of this module."""
+    """Evaluate the basis functions at ``s`` [...]: [..., K]; see the module's description."""
     if measure not in MEASURES:
         raise ValueError(f"measure must be one of {', '.join(MEASURES)}, but came as {measure!r}")
     _checked(size)
@@ -94,7 +94,7 @@ def nplr(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _recursion(size: int, x: Tensor, step: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
-    """Orthogonal polynomials by their three terms; step(0, 1, 0) is the one of degree 1."""
+    """Evaluate orthogonal polynomials by their three-term recursion; step(0, 1, 0) is the polynomial of degree 1."""
     values, before = [torch.ones_like(x)], torch.zeros_like(x)
     for n in range(size - 1):
         values.append(step(n, values[-1], before))
@@ -112,7 +112,7 @@ def _legendre(size: int) -> Tensor:
 
 def _even(size: int) -> None:
     if _checked(size) % 2:
-        raise ValueError(f"size of fourier must be even, a cosine and a sine each, but came as {size}")
+        raise ValueError(f"size of fourier must be even, for pairs of cosine and sine, but came as {size}")
 
 
 def _checked(size: int) -> int:

@@ -1,18 +1,18 @@
-"""The public door of the recurrence: check the arguments once, choose a backend, divide by the normaliser."""
+"""Public function of the recurrence: checks the arguments, chooses a backend, divides by the normaliser."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, recurrence, sharding
-from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.inputs import Backend, Form, Given, Inputs, Outputs
 
 _Pair = tuple[Tensor, Tensor]
-FORMS = ("auto", "parallel", "chunk", "recurrent")
+FORMS: tuple[str, ...] = get_args(Form)
 
 
 class _Options(TypedDict, total=False):
@@ -26,8 +26,8 @@ class _Options(TypedDict, total=False):
     causal: bool
     initial_state: Tensor | _Pair | None
     cu_seqlens: Tensor | None
-    form: str
-    backend: str
+    form: Form
+    backend: Backend
 
 
 @overload
@@ -80,18 +80,18 @@ def linear_attention(
     initial_state: Tensor | tuple[Tensor, Tensor] | None = None,
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
-    form: str = "auto",
-    backend: str = "auto",
+    form: Form = "auto",
+    backend: Backend = "auto",
 ):
-    r"""Linear attention in its general recurrent form, exact however strong the decay.
+    r"""Compute linear attention in its general recurrent form, exactly for any decay.
 
     ``S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t`` and ``o_t = scale · q_t S_t``, with every term optional.
 
     Args:
         q, k: queries and keys [B, T, Hk, K]. Head ``h`` of ``v`` reads head ``h // (H / Hk)``.
         v: values [B, T, H, V]. q, k and v have one dtype: float64, float32, bfloat16 or float16.
-        decay: natural logarithm of α, at most 0; -inf resets a state that is finite (0 times a NaN or an infinity is NaN, so
-            those end with their sequence in ``cu_seqlens`` alone). [H] or [H, K] constant, [B, T, H] per head,
+        decay: natural logarithm of α, at most 0; -inf resets a finite state (0 times a NaN or an infinity is NaN, so
+            these persist until their sequence ends in ``cu_seqlens``). [H] or [H, K] constant, [B, T, H] per head,
             [B, T, H, K] per channel. Like ``beta``, ``erase`` and ``bonus`` in the dtype of q or in float32.
         beta: [B, T, H], the delta rule on the decayed state ``D = Diag(α) S_{t-1}``:
             ``S_t = D + β k_tᵀ (v_t − k_t D)`` (arXiv 2406.06484, 2412.06464).
@@ -101,10 +101,10 @@ def linear_attention(
         normalize: divide by ``q_t z_t + eps``, where q is scaled and z is the decayed sum of k. True: eps 1e-6; a float
             (0.0 too): that eps; ``"return"``: give ``(o, q_t z_t)`` undivided, the second [B, T, H] in the dtype of the states.
         scale: factor of q; K ** -0.5 if None.
-        causal: False lets every query read the same total; then q may have a length of its own (cross attention).
+        causal: False: every query reads the same total; q may then have another length (cross attention).
         initial_state: S [N, H, K, V] in float32 (float64 for float64); with ``normalize`` the pair (S, z), z [N, H, K].
         return_state: return ``(o, S)``, with ``normalize`` ``(o, (S, z))``.
-        cu_seqlens: [N + 1] integers: B is 1 and N sequences, empty ones allowed, lie end to end; none sees another.
+        cu_seqlens: [N + 1] integers: B is 1 and N sequences, empty ones allowed, lie end to end, isolated from each other.
         form: ``"parallel"`` (quadratic), ``"chunk"``, ``"recurrent"``, or ``"auto"``. They give the same numbers.
         backend: ``"reference"`` (the definition), ``"torch"`` (every device), ``"cpu"`` (native, in float32; differentiable once),
             ``"triton"`` (NVIDIA GPUs from Ampere on; float32 is multiplied in three tf32 parts, as is float16 with ``beta`` or
@@ -114,12 +114,10 @@ def linear_attention(
         ``o`` [B, T, H, V] in the dtype of v (with ``normalize="return"`` the pair), and the state if asked for.
 
     Raises:
-        ValueError: for shapes, dtypes, devices and values that do not fit, and for combinations without a meaning.
+        ValueError: for invalid shapes, dtypes, devices and values, and for arguments that exclude each other.
     """
-    inputs, mode = checks.call(
-        q, k, v, decay=decay, beta=beta, erase=erase, bonus=bonus, normalize=normalize, scale=scale, causal=causal,
-        initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens,
-    )  # fmt: skip
+    given = Given(q, k, v, decay, beta, erase, bonus, normalize, scale, causal, initial_state, return_state, cu_seqlens)
+    inputs, mode = checks.call(given)
     checks.choice("form", form, FORMS)
     run = _runs(dispatch.choose(backend, refusal, inputs, form), inputs, form)
     with checks.no_autocast(v):
@@ -158,7 +156,7 @@ def refusal(name: str, asked: bool, inputs: Inputs, form: str) -> str | None:
 
 
 def form_of(name: str, inputs: Inputs, form: str) -> str:
-    """The form that the backend ``name`` takes: of the portable one for ``auto`` a step for one token, chunks for more."""
+    """Form that the backend ``name`` takes. ``auto`` in the portable backend: recurrent for one token, chunks for more."""
     if name == "triton":
         from linattn.ops.triton import linear_attention as kernels
 
@@ -171,7 +169,7 @@ def form_of(name: str, inputs: Inputs, form: str) -> str:
 
 
 def _runs(name: str, inputs: Inputs, form: str) -> Callable[[Inputs], Outputs]:
-    """The function that runs ``inputs``."""
+    """Function of the backend ``name`` that runs ``inputs``."""
     if name == "triton":
         from linattn.ops.triton import linear_attention as kernels
 
@@ -194,7 +192,7 @@ def _off(inputs: Inputs, form: str) -> list[str]:
 
 
 def _explained(form: str, backend: str, **given: Any) -> dispatch.Explained:  # noqa: ARG001  every op's has a backend
-    inputs, _ = checks.call(**given)
+    inputs, _ = checks.call(Given(**given))
     checks.choice("form", form, FORMS)
     q, v = inputs.q, inputs.v
     title = f"linear_attention on {v.device}, {v.dtype}, q {list(q.shape)}, v {list(v.shape)}"

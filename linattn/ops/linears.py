@@ -1,4 +1,4 @@
-"""Linear maps of few vectors, which cost what reading their weights costs: several in one operation, with what stands around them."""
+"""Linear maps of few vectors, whose cost is reading the weights: several maps in one operation, fused with neighbouring operations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from linattn.ops import dispatch
-from linattn.ops.torch.linears import Biases, Finish, Steps, finished, portable
+from linattn.ops.torch.linears import Biases, Finish, Matrix, Steps, finished, portable
 
 
 def linears(
     x: Tensor,
-    weights: Sequence[Tensor],
+    weights: Sequence[Matrix],
     biases: Biases,
     *,
     norm: Tensor | None = None,
@@ -26,21 +26,21 @@ def linears(
     finish: Finish = (),
     counters: Tensor | None = None,
 ) -> list[Tensor]:
-    """``n(x) Wᵀ + b`` for each of ``weights``; without gradients. n is the identity, or with ``size`` an RMS norm.
+    """Compute ``n(x) Wᵀ + b`` for each of ``weights``, without gradients. n is the identity, or with ``size`` an RMS norm.
 
     Args:
         x: [..., K].
-        weights: [N, K] each, in the dtype of x.
+        weights: [N, K] each, in the dtype of x, or quantised (:class:`linattn.ops.torch.quantised.Quantised`).
         biases: [N] or None, one for each weight.
         norm, eps, size: each ``size`` neighbours of x are divided by the root of their mean square plus eps, and multiplied by
             ``norm`` [size] or [K], None: ones.
-        gate: [..., K], whose SiLU the normed x is multiplied with.
-        residual: [..., N], added to the one product.
-        gated: the two products a and b become one, ``silu(a) ⊙ b``.
+        gate: [..., K]; the normed x is multiplied by its SiLU.
+        residual: [..., N], added to the only product.
+        gated: combine the two products a and b to ``silu(a) ⊙ b``.
         finish: for each product names of ``FINISHES`` (torch/linears.py), with a number or a tensor [N] for those
             that take two; what has any is float32.
-        counters: int32 zeros, which kernels of a GPU count with and leave as zeros: no other stream may have them meanwhile. With None
-            they do without, and so are slower with several x.
+        counters: int32 zeros for GPU kernels, which leave them as zeros; no other stream may use them at the same time. None is
+            slower with several x.
 
     Returns:
         [..., N] for each weight, contiguous; one tensor if ``gated``.
@@ -53,7 +53,9 @@ def linears(
     return products
 
 
-def _refusal(name: str, asked: bool, x: Tensor, weights: Sequence[Tensor]) -> str | None:
+def _refusal(name: str, asked: bool, x: Tensor, weights: Sequence[Matrix]) -> str | None:
+    if name == "triton" and not all(isinstance(w, Tensor) for w in weights):
+        return "it takes no quantised matrices"
     return dispatch.refusal(name, asked, x, _load, (x, *weights))
 
 
@@ -67,7 +69,7 @@ def _load(name: str) -> ModuleType:
     return triton
 
 
-def _explained(x: Tensor, weights: Sequence[Tensor], **_: Any) -> dispatch.Explained:
+def _explained(x: Tensor, weights: Sequence[Matrix], **_: Any) -> dispatch.Explained:
     return dispatch.explained(linears, x, _refusal, x, weights, more=f", {len(weights)} weights")
 
 
@@ -75,7 +77,7 @@ dispatch.explains(linears, _explained)
 
 
 def stepped(x: Tensor, steps: Steps) -> Tensor:
-    """``x`` [..., N] after ``steps``, in float32 (float64 for float64): on a CPU, without gradients, in one kernel."""
+    """Apply ``steps`` to ``x`` [..., N] in float32 (float64 for float64), without gradients; one kernel on a CPU."""
     if x.device.type == "cpu":
         from linattn.ops.cpu import linears as cpu
 

@@ -1,8 +1,8 @@
-"""Public doors of linear time-invariant systems: convolution with any kernel, and a system with its state in and out.
+"""Public functions of linear time-invariant systems: convolution with any kernel, and a system with initial and final state.
 
 A system is ``h_t = A h_{t-1} + B u_t``, ``y_t = Re(C h_t)``, one for each channel; its impulse response C A^l B is a kernel as
-long as the sequence. :func:`long_conv` convolves with a kernel that has no state. :func:`lti` knows the state, so that within
-chunks it convolves by matrix products and between them carries the state: exactly causal, and no slower than the transforms.
+long as the sequence. :func:`long_conv` convolves with an arbitrary kernel, without a state. :func:`lti` convolves by matrix
+products inside chunks and carries the state between them: exactly causal, and not slower than Fourier transforms.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SIZE = 64  # tokens of a chunk
 _DOUBLE = (torch.float64, torch.complex128)
 
 
-@sharding.refuses("its kernel reaches over the whole sequence")
+@sharding.refuses("its kernel spans the whole sequence")
 def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
-    """Causal convolution ``y_t = sum over s <= t of kernel_{t-s} u_s`` by real fast Fourier transforms.
+    """Compute the causal convolution ``y_t = sum over s <= t of kernel_{t-s} u_s`` by real fast Fourier transforms.
 
-    Transforms have the first length of at least T + L - 1 that is a product of 2, 3, 5 and 7. A transform spreads rounding
-    over the whole sequence: later tokens change earlier outputs, though by no more than rounding does, 1e-7 of the largest
-    in float32; a NaN reaches every token of its own channel.
+    The length of the transforms is the smallest product of 2, 3, 5 and 7 that is at least T + L - 1. Transforms spread rounding
+    errors over the whole sequence: later tokens change earlier outputs by up to 1e-7 of the largest one in float32, and a NaN
+    reaches every token of its channel.
 
     Args:
         u: [B, T, D], or [B, T, D, V] for V signals through each channel's kernel.
@@ -46,13 +46,13 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
     tokens = u.shape[1]
     taps = kernel[:tokens]
     if u.numel() == 0 or taps.numel() == 0:
-        return torch.zeros_like(u) + u[:, :0].sum() + kernel[:0].sum()  # zeros that have gradients, zeros too
+        return torch.zeros_like(u) + u[:, :0].sum() + kernel[:0].sum()  # zeros with gradients of zero
     wide = torch.float64 if torch.float64 in (u.dtype, kernel.dtype) else torch.float32
     n = fast_length(tokens + taps.shape[0] - 1)
     spectrum = torch.fft.rfft(taps.to(wide).mT, n)  # [D, n / 2 + 1]
     signal = torch.fft.rfft(u.to(wide).movedim(1, -1), n)  # [B, D, (V,) n / 2 + 1]
     y = torch.fft.irfft(signal * (spectrum if u.ndim == 3 else spectrum[:, None]), n)[..., :tokens]
-    # One copy: to() leaves what has the dtype already as it lies, in the memory of whole transforms.
+    # A copy, since to() may return a view that keeps the transforms in memory.
     return y.movedim(-1, 1).to(u.dtype, memory_format=torch.contiguous_format).contiguous()
 
 
@@ -96,13 +96,13 @@ def lti(
         u: [B, T, D], or [B, T, D, V] for V signals through each channel's system.
         A: [D, K] natural logarithms of a diagonal transition, real or complex, finite, with a real part of at most 0; or
             [D, K, K] the transition itself, whose powers must stay bounded.
-        B: [D, K], what an input writes.
-        C: [D, K], how the state is read. Of a conjugate pair one is kept and its C doubled.
+        B: [D, K], weights of the input in the state.
+        C: [D, K], weights of the state in the output. Of a conjugate pair one is given with twice its C.
         initial_state: [N, D, K], or [N, D, K, V], in the dtype of A: float32, or float64 if u or A is, or their complex kind.
         return_state: also return the state after the last token of each sequence.
         lengths: [B] integers: only the first ``lengths[b]`` tokens of row b are real; the state is that after them, and
-            outputs behind them mean nothing.
-        cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end. Each is given a row of T tokens of its own.
+            later outputs are undefined.
+        cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end. Each is padded to a row of T tokens.
 
     Returns:
         y in the shape and dtype of u; and the state if asked for.
@@ -140,8 +140,8 @@ def lti(
 
 
 def impulse_response(A: Tensor, B: Tensor, C: Tensor, tokens: int) -> Tensor:
-    """The kernel real(C A^l B), l < ``tokens``, of :func:`lti`'s system: [T, D]. ``long_conv(u, kernel)`` is ``lti(u, A, B, C)``."""
-    inner = 1 << (tokens.bit_length() // 2)  # near the root of T, so that neither side is long
+    """Compute the kernel real(C A^l B), l < ``tokens``, of :func:`lti`: [T, D]. ``long_conv(u, kernel)`` is ``lti(u, A, B, C)``."""
+    inner = 1 << (tokens.bit_length() // 2)  # near the root of T, so that both factors are short
     system = _system(A, B, C)
     written = system.powers_of(system.b, inner)  # [D, c, K]
     read = system.powers_of(system.c, -(-tokens // inner), inner, left=True)  # [D, T / c, K]
@@ -170,7 +170,7 @@ def fast_length(n: int) -> int:
 
 
 class _System:
-    """B and C [D, K], and the powers A^(2^k) of the transition, multiplied to vectors that are rows [D, ..., K]."""
+    """B and C [D, K], and products of the powers A^(2^k) of the transition with rows [D, ..., K]."""
 
     def __init__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         self.a, self.b, self.c = a, b, c
@@ -195,7 +195,7 @@ class _System:
 
 
 class _Diagonal(_System):
-    """A is the logarithms of a diagonal [D, K]."""
+    """System whose A holds the logarithms of a diagonal [D, K]."""
 
     def times(self, k: int, h: Tensor, left: bool = False) -> Tensor:
         factor = torch.exp(self.a * 2.0**k)
@@ -203,7 +203,7 @@ class _Diagonal(_System):
 
 
 class _Dense(_System):
-    """A is matrices [D, K, K]; powers by squaring."""
+    """System whose A holds matrices [D, K, K]; powers by squaring."""
 
     def __init__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         super().__init__(a, b, c)
@@ -220,9 +220,9 @@ def _system(A: Tensor, B: Tensor, C: Tensor) -> _System:
 
 
 def _run(system: _System, u: Tensor, state: Tensor, lengths: Tensor | None, returning: bool) -> tuple[Tensor, Tensor]:
-    """``u`` [B, T, D, V] in the real dtype of the system, ``state`` [B, D, K, V]: y as u, and the last state if wanted.
+    """``u`` [B, T, D, V] in the real dtype of the system, ``state`` [B, D, K, V]: y like u, and the last state if ``returning``.
 
-    Inside, the channels come first, so that each chunk is a row of its channel's matrix.
+    Channels come first inside, so that each chunk is a row of its channel's matrix.
     """
     batch, tokens, channels, signals = u.shape
     if u.numel() == 0:
@@ -253,13 +253,13 @@ def _run(system: _System, u: Tensor, state: Tensor, lengths: Tensor | None, retu
 
 
 def _toeplitz(kernel: Tensor) -> Tensor:
-    """[D, c] -> [D, c, c], entry i - j of the kernel, 0 above the diagonal."""
+    """Toeplitz matrices [D, c, c] of kernels [D, c]: entry i - j of the kernel, 0 above the diagonal."""
     c = kernel.shape[1]
     return F.pad(kernel, (c - 1, 0)).unfold(1, c, 1).flip(-1)
 
 
 def _accumulated(system: _System, h: Tensor, k: int) -> Tensor:
-    """Running ``s_j = A^(2^k) s_{j-1} + h_j`` over the third axis of [D, M, n, K]: after each pair, then what is between pairs."""
+    """Running ``s_j = A^(2^k) s_{j-1} + h_j`` over the third axis of [D, M, n, K], by pairs."""
     n = h.shape[2]
     if n == 1:
         return h
@@ -271,7 +271,7 @@ def _accumulated(system: _System, h: Tensor, k: int) -> Tensor:
 
 
 def _last_of_each(system: _System, u: Tensor, before: Tensor, backwards: Tensor, lengths: Tensor, size: int) -> Tensor:
-    """The state [D, B V, K] after each row's own number of tokens: the one before its last chunk, and what the chunk brought."""
+    """State [D, B V, K] after each row's number of tokens: the state before its last chunk plus the chunk's part."""
     row, rest = torch.arange(u.shape[0], device=u.device), lengths % size
     whole = before[:, row, :, lengths // size].transpose(0, 1)  # [D, B, V, K]
     for k in range(size.bit_length() - 1):
@@ -282,17 +282,17 @@ def _last_of_each(system: _System, u: Tensor, before: Tensor, backwards: Tensor,
 
 
 def _reals(rows: Tensor) -> Tensor:
-    """Complex [..., K] as real [..., 2 K]: real(a · b) is the product of those of conj(a) and b."""
+    """View complex [..., K] as real [..., 2 K], where real(a · b) is the product of conj(a) and b."""
     return torch.view_as_real(rows.resolve_conj()).flatten(-2) if rows.is_complex() else rows
 
 
 def _like(rows: Tensor, like: Tensor) -> Tensor:
-    """Back from reals where ``like`` is complex."""
+    """Invert :func:`_reals` if ``like`` is complex."""
     return torch.view_as_complex(rows.unflatten(-1, (-1, 2))) if like.is_complex() else rows
 
 
 def _unpack(x: Tensor, cu: Tensor) -> tuple[Tensor, Tensor]:
-    """A row of T tokens for each packed sequence, and the lengths of the sequences."""
+    """Pad each packed sequence to a row of T tokens; also returns the lengths."""
     lengths, token = cu.diff().long(), torch.arange(x.shape[1], device=x.device)
     if x.shape[1] == 0:
         return x.expand(lengths.shape[0], *x.shape[1:]), lengths
@@ -317,7 +317,7 @@ def _signal(u: Tensor) -> None:
 
 
 def _check_system(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> torch.dtype:
-    """The dtype of the state."""
+    """Check the system; returns the dtype of the state."""
     channels = u.shape[2]
     if checks.tensor("A", A, u).ndim not in (2, 3) or A.shape[0] != channels or A.shape[1] != A.shape[-1]:
         raise ValueError(f"A must have shape [D, K] or [D, K, K] with D = {channels} of u, but came with {list(A.shape)}")
@@ -327,7 +327,7 @@ def _check_system(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> torch.dtype:
         if not (t.is_complex() or t.is_floating_point()):
             raise ValueError(f"{name} must be floating point or complex, but came as {t.dtype}")
         if t.is_complex() and not A.is_complex():
-            raise ValueError(f"{name} is {t.dtype}, which needs a complex A, but A came as {A.dtype}")
+            raise ValueError(f"A must be complex because {name} is {t.dtype}, but came as {A.dtype}")
     if A.ndim == 2:
         checks.not_positive("A", A.real if A.is_complex() else A)
     double = any(t.dtype in _DOUBLE for t in (u, A))

@@ -1,6 +1,6 @@
-"""Tensors in memory as kernels read it: conjugates and negatives resolved, numbers dense.
+"""Conversion of tensors to the raw memory that kernels read: dense, with conjugate and negative views resolved.
 
-The imaginary part of a conjugate is a view that turns the signs of another tensor: in memory its numbers have the other sign.
+The imaginary part of a conjugate is a view whose numbers have the opposite sign in memory.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def dense(t: Tensor) -> Tensor:
-    """``t`` contiguous, with its own signs in memory."""
+    """Return ``t`` contiguous, with resolved signs."""
     return t.resolve_neg().contiguous()
 
 
 def turned(*tensors: Tensor | None) -> str | None:
     """Reason why a kernel that reads raw memory does not take ``tensors``, or None."""
-    return "a tensor is a view that turns the signs of another" if any(t is not None and t.is_neg() for t in tensors) else None
+    return "a tensor is a negative view of another" if any(t is not None and t.is_neg() for t in tensors) else None

@@ -1,7 +1,7 @@
-"""Door of the norms over a head's channels: RMS norm, with a swish gate behind it or without, and division by the length.
+"""Norms over a head's channels: RMS norm, optionally with a swish gate, and division by the length.
 
-On a GPU and on a CPU, outside of compiled graphs, each is one kernel forward and one backward that keep nothing but the inputs;
-elsewhere they are written as operations of torch, which a compiler fuses.
+On a GPU and on a CPU, outside of compiled graphs, each is one forward and one backward kernel that save only the inputs;
+elsewhere they are operations of torch, which a compiler fuses.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, tracing
+from linattn.ops.inputs import Backend
 from linattn.ops.operator import Operator, Pass, by_definition, refused, register
 from linattn.ops.torch.norms import norm as portable
 
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: str = "auto") -> Tensor:
-    """``x / √(mean x² + eps) * weight * silu(gate)`` over the last axis; sums in float32 (float64 for float64).
+def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None, *, eps: float, backend: Backend = "auto") -> Tensor:
+    """Compute ``x / √(mean x² + eps) * weight * silu(gate)`` over the last axis, with sums in float32 (float64 for float64).
 
     Args:
         x: [..., V], or [..., H, V].
-        weight: [V], or [H, V] for a weight of its own in each head; None: ones.
+        weight: [V], or [H, V] for a weight per head; None: ones.
         gate: in the shape of x; None: no gate.
         eps: added to the mean.
         backend: ``"torch"``, ``"cpu"``, ``"triton"``, or ``"auto"``: the kernels where they run the call, else torch.
 
     Returns:
-        In the shape of x and its dtype, or the wider one of x and the gate.
+        A tensor in the shape of x, in the wider dtype of x and the gate.
 
     Raises:
         ValueError: naming the argument, what came and what was wanted.
@@ -38,7 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, gate: Tensor | None = None
 
 
 def _checked(x: Tensor, weight: Tensor | None, gate: Tensor | None) -> torch.dtype:
-    """The dtype of the result."""
+    """Check the arguments; returns the dtype of the result."""
     _floating(x=x, weight=weight, gate=gate)
     if weight is not None:
         checks.shape("weight", checks.tensor("weight", weight, x), "[V] or [H, V]", tuple(x.shape[-1:]), tuple(x.shape[-2:]))
@@ -47,8 +48,8 @@ def _checked(x: Tensor, weight: Tensor | None, gate: Tensor | None) -> torch.dty
     return x.dtype if gate is None else torch.promote_types(x.dtype, gate.dtype)
 
 
-def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: str = "auto") -> Tensor:
-    """``x / √(Σ x² + eps)`` over the last axis, computed in float32 (float64 for float64) and rounded once, to ``dtype``."""
+def unit_length(x: Tensor, *, eps: float, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
+    """Compute ``x / √(Σ x² + eps)`` over the last axis in float32 (float64 for float64) and rounded once, to ``dtype``."""
     _floating(x=x)
     return _run(x, None, None, eps, False, dtype, backend)
 
@@ -81,7 +82,7 @@ def _load(name: str) -> ModuleType:
 
 def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name in KERNELS and torch.compiler.is_compiling():
-        return "a compiler fuses what stands around a norm with it"
+        return "a compiler fuses the norm with its neighbours"
     return dispatch.refusal(name, asked, x, KERNELS.__getitem__, (x, weight, gate, dtype))
 
 
@@ -108,7 +109,7 @@ KERNELS = {name: _operator(name) for name in ("triton", "cpu")}
 
 
 def _either(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
-    """The GPU's kernel or, where it refuses, operations of torch: what was traced once may run anywhere."""
+    """Run the GPU kernel or, if it refuses, operations of torch, because a traced graph may run on any device."""
     refused = _refusal("triton", False, x, weight, gate, dtype)
     y: Tensor = (portable if refused else KERNELS["triton"].load().forward)(x, weight, gate, eps, mean, dtype)
     return y.contiguous()

@@ -1,8 +1,8 @@
-"""Softmax attention of one query a row to a cache with room, as a decoding step has it: it reads every key once, and that is all it takes.
+"""Softmax attention of one query per row to a preallocated cache, as in a decoding step; each key is read once.
 
-Heads that share their keys look at them together, as if they were several queries of one head. On a CPU only the slots that are taken
-are read. A GPU's step is captured before that is known and reads all of them, in pieces with programs of their own: torch's kernel has
-one program for all slots of a head where there is a mask, and most of the GPU would wait.
+Heads that share keys are computed together, as several queries of one head. On a CPU only the slots in use are read. A captured
+GPU step reads all slots, in pieces for separate programs, because with a mask torch's kernel has only one program per head and leaves
+most of the GPU idle.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from linattn.ops.operator import refused, register
 
-PIECE = 256  # slots that are read at once on a GPU
+PIECE = 256  # slots of a piece on a GPU
 
 
 def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-    """Attention of q [B, 1, H, K] to k [B, S, Hk, K] and v [B, S, Hk, V] where ``seen`` [B, S] bool: [B, 1, H, V].
+    """Compute attention of q [B, 1, H, K] to k [B, S, Hk, K] and v [B, S, Hk, V] with mask ``seen`` [B, S] bool: [B, 1, H, V].
 
-    H is a multiple of Hk; every row sees a slot, and none sees one behind number ``taken`` [B], the same in every row. Nothing of the
-    size of k is made where the slots of a head lie side by side in memory. There are no gradients.
+    H is a multiple of Hk; every row sees at least one slot, and none beyond the ``taken`` [B] slots, equal in all rows. No copy of k
+    is made if the slots of a head are adjacent in memory. There are no gradients.
     """
     if q.device.type == "cpu":
         return cast(Tensor, operator(q, k, v, seen, taken))
@@ -31,7 +31,7 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> T
 
 
 def of_taken(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-    """:func:`one_query` where it may be looked how many slots are taken."""
+    """Compute :func:`one_query` if the number of slots in use can be read."""
     n = int(taken[0]) + 1
     keys, values = k[:, :n].transpose(1, 2), v[:, :n].transpose(1, 2)  # [B, Hk, n, ...]
     return F.scaled_dot_product_attention(_together(q, k), keys, values, attn_mask=seen[:, None, None, :n]).flatten(1, 2)[:, None]
@@ -41,7 +41,7 @@ def _fake(q: Tensor, _: Tensor, v: Tensor, *__: Tensor) -> Tensor:
     return q.new_empty(*q.shape[:3], v.shape[3])
 
 
-# An operator, so that tracing does not ask how many slots are taken.
+# An operator, so that tracing does not read the number of slots in use.
 operator = register(
     "one_query", "(Tensor q, Tensor k, Tensor v, Tensor seen, Tensor taken) -> Tensor", of_taken, _fake,
     gradient=refused("linattn::one_query has no gradients"),
@@ -49,10 +49,10 @@ operator = register(
 
 
 def in_pieces(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, size: int) -> Tensor:
-    """Attention of q [B, Hk, G, K] to k, v [B, Hk, S, ...] where ``seen`` [B, S] bool: [B, Hk, G, V].
+    """Compute attention of q [B, Hk, G, K] to k, v [B, Hk, S, ...] with mask ``seen`` [B, S] bool: [B, Hk, G, V].
 
-    The slots are worked on in pieces of ``size``, all at once where that does not divide them; scores and sums are float32 (float64 for
-    float64).
+    The slots are processed in pieces of ``size``, or as one piece if ``size`` does not divide them; scores and sums are float32
+    (float64 for float64).
     """
     parts = k.shape[2] // size if k.shape[2] % size == 0 else 1
     apart = (*k.shape[:2], parts)  # B, Hk, P
@@ -65,12 +65,12 @@ def in_pieces(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, size: int) -> Tenso
 
 
 def _together(q: Tensor, k: Tensor) -> Tensor:
-    """q [B, 1, H, K] as the queries of each head of k [B, S, Hk, K]: [B, Hk, G, K]."""
+    """Group q [B, 1, H, K] by the heads of k [B, S, Hk, K]: [B, Hk, G, K]."""
     return q[:, 0].unflatten(1, (k.shape[2], -1))
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``a`` [N, I, J] times ``b`` [N, J, L], in float32 (float64 for float64)."""
+    """Multiply ``a`` [N, I, J] by ``b`` [N, J, L] in float32 (float64 for float64)."""
     if a.dtype in (torch.float32, torch.float64):
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())

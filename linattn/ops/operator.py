@@ -1,7 +1,7 @@
-"""Kernels as operators of torch: what a forward and a backward pass take and give as data, one registration, one autograd.Function.
+"""Kernels as operators of torch: signatures of forward and backward pass as data, one registration, one autograd.Function.
 
-An :class:`Operator` runs its kernels directly where nothing watches and nobody wants gradients, through :class:`Kernels` where
-gradients are wanted, and as ``torch.ops.linattn.name`` where something traces.
+An :class:`Operator` runs its kernels directly without gradients in eager mode, through :class:`Kernels` with gradients, and as
+``torch.ops.linattn.name`` under tracing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def register(
     gradient: Callable[..., Any] | None = None, keep: Callable[..., None] | None = None,
     tags: Sequence[torch.Tag] = (),
 ) -> Any:  # fmt: skip
-    """``torch.ops.linattn.name``, which calls ``run`` on devices of ``key``; ``fake`` gives its results without memory.
+    """Register ``torch.ops.linattn.name``, which calls ``run`` on devices of ``key``; ``fake`` makes its results without memory.
 
-    ``gradient(ctx, *cotangents)`` is its backward pass, and ``keep(ctx, inputs, output)`` saves what that takes. By hand, because
-    ``torch.library.custom_op`` adds 10 us of Python to every call.
+    ``gradient(ctx, *cotangents)`` is its backward pass, for which ``keep(ctx, inputs, output)`` saves tensors.
+    ``torch.library.custom_op`` would add 10 us of Python to every call.
     """
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
     _library.impl(name, run, key)
@@ -42,7 +42,7 @@ def register(
 
 
 def refused(why: str) -> Callable[..., Any]:
-    """The ``gradient`` of an operator that has none."""
+    """Build the ``gradient`` of an operator without one, which raises NotImplementedError with the reason ``why``."""
 
     def gradient(*_: Any) -> Any:
         raise NotImplementedError(why)
@@ -54,40 +54,40 @@ class Pass(NamedTuple):
     """A pass of kernels as an operator of torch."""
 
     schema: str
-    name: str = ""  # that it is registered by; none: it is not
+    name: str = ""  # name of registration; empty: not registered
 
 
 class Plan(NamedTuple):
     """Arguments of the backward pass, as indices into the inputs of the forward pass followed by its results."""
 
-    kept: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # tensors, and behind them options
-    tensors: int  # how many
-    flags: tuple[int, ...]  # inputs that it is asked of whether their gradients are wanted
-    order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of (*kept, *cotangents, *flags), as the backward pass takes them
-    gradients: tuple[int, ...]  # inputs that it gives the gradients of
-    like: int  # among the tensors
-    inputs: int  # how many
+    kept: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # tensors, followed by options
+    tensors: int  # number of saved tensors
+    flags: tuple[int, ...]  # inputs for which it gets a flag: True if their gradient is wanted
+    order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # (*kept, *cotangents, *flags) -> arguments of the backward pass
+    gradients: tuple[int, ...]  # inputs whose gradients it returns
+    like: int  # index among the saved tensors
+    inputs: int  # number of inputs
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A forward pass of kernels, and the backward pass that belongs to it.
+    """Forward pass of kernels with its backward pass.
 
     Args:
-        load: the module of the kernels, with functions ``refusal``, ``forward``, ``backward``, and, for what is registered, ``outputs``
-            and ``gradients``. None stands for a result that there is not; of a registered operator it is an empty tensor.
-        forward, backward: the passes. An argument of the backward pass goes by its name: that of an argument or a result of the
-            forward pass; ``d_`` or ``d`` and a result for its cotangent; ``of_`` or ``d`` and an argument for whether its gradient is
-            wanted.
+        load: imports the module of the kernels, with functions ``refusal``, ``forward``, ``backward`` and, if registered, ``outputs``
+            and ``gradients``. A missing result is None; a registered operator returns an empty tensor in its place.
+        forward, backward: the passes. The name of an argument of the backward pass is that of an argument or result of the forward
+            pass; ``d_`` or ``d`` with a result for its cotangent; ``of_`` or ``d`` with an argument for a flag that is True if its
+            gradient is wanted.
         results: names of the results of the forward pass.
-        gradients: names of the arguments that the backward pass gives the gradients of.
-        like: the argument or result in whose shape and dtype a missing first cotangent is zeros.
-        key: the dispatch key of the devices that the kernels run on.
-        keeps: the last argument says whether the forward pass keeps what its gradients take; calls leave it out.
-        recorded: the function of ``load`` that the registered forward pass runs, where it is not ``forward``.
-        saves: the inputs as they are saved, of the inputs and the results, where others may stand in for them.
-        derivative: the backward pass in operations of torch, of the first cotangent, the tensors and the options.
-        once: why there are no gradients of gradients, where there is no ``derivative``.
+        gradients: names of the arguments whose gradients the backward pass returns.
+        like: the argument or result that a missing first cotangent is zeros like.
+        key: dispatch key of the kernels' devices.
+        keeps: the last argument of the forward pass is a flag to save for backward; calls omit it.
+        recorded: function of ``load`` for the registered forward pass, if not ``forward``.
+        saves: function from inputs and results to the inputs to save, if others can replace them.
+        derivative: the backward pass in operations of torch, from the first cotangent, the tensors and the options.
+        once: reason why there are no second derivatives, without a ``derivative``.
     """
 
     load: Callable[[], Any]
@@ -102,7 +102,7 @@ class Operator:
     saves: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None
     derivative: Derivative | None = None
     once: str = ""
-    tensors: slice = field(init=False)  # places of the tensors among the arguments
+    tensors: slice = field(init=False)  # indices of the tensors among the arguments
     plan: Plan = field(init=False)
     registered: tuple[Any, Any] = field(init=False, default=(None, None))
 
@@ -116,7 +116,7 @@ class Operator:
 
     @cached_property
     def kernels(self) -> Any:
-        """The kernels that ``load`` returns, for calls in eager mode."""
+        """Module that ``load`` returns, cached for calls in eager mode."""
         return self.load()
 
     def refusal(self, *call: Any) -> str | None:
@@ -139,7 +139,7 @@ class Operator:
         return register(one.name, one.schema, run, fake, key=self.key, gradient=gradient, keep=keep)
 
     def _whole(self, name: str) -> Callable[..., Any]:
-        """The function ``name`` of the kernels with an empty tensor for None."""
+        """Function ``name`` of the kernels with empty tensors in place of None."""
 
         def run(*given: Any) -> Any:
             results = getattr(self.load(), name)(*given)
@@ -152,7 +152,7 @@ class Operator:
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         if self.keeps and not inputs[-1]:
-            raise RuntimeError(f"linattn::{self.forward.name} has kept nothing for its gradients, as its last argument says")
+            raise RuntimeError(f"linattn::{self.forward.name} was called without saving for backward, as its last argument says")
         if self.saves is not None:
             inputs = self.saves(inputs, output)
         kept = self.plan.kept((*inputs, *output) if isinstance(output, tuple) else (*inputs, output))
@@ -168,7 +168,7 @@ class Operator:
         arguments = plan.order((*given, *[needed[i] for i in plan.flags]) if plan.flags else given)
         if torch.is_grad_enabled() or tracing.traced(first, saved[plan.like]) or torch._C._is_any_autocast_enabled():
             with checks.no_autocast(first):
-                found = self._watched(arguments, tracing.traced(first, saved[plan.like]))
+                found = self._differentiable_backward(arguments, tracing.traced(first, saved[plan.like]))
         else:
             found = self.kernels.backward(*arguments)
         gradients: list[Tensor | None] = [None] * plan.inputs
@@ -178,10 +178,10 @@ class Operator:
         return tuple(gradients)
 
     def _differentiate_recorded(self, ctx: Any, *cotangents: Tensor | None) -> Gradients:
-        return self._differentiate(ctx, *map(_there, cotangents))
+        return self._differentiate(ctx, *map(_present, cotangents))
 
-    def _watched(self, arguments: tuple[Any, ...], traced: bool) -> Gradients:
-        """The backward pass where something traces, or a second derivative may be asked for."""
+    def _differentiable_backward(self, arguments: tuple[Any, ...], traced: bool) -> Gradients:
+        """Run the backward pass under tracing, or if a second derivative may be taken."""
         again = torch.is_grad_enabled()
         if self.derivative is not None and (again or (traced and not self.backward.name)):
             count = 1 + len(self.plan.gradients)
@@ -191,7 +191,7 @@ class Operator:
 
 
 class Kernels(torch.autograd.Function):
-    """The kernels of the :class:`Operator` that comes last, with no operator of torch, which costs more than they take on short inputs."""
+    """Autograd function of the :class:`Operator` in the last argument, without the overhead of an operator of torch."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -206,7 +206,7 @@ class Kernels(torch.autograd.Function):
 
 
 def by_definition(definition: Callable[..., Tensor]) -> Derivative:
-    """The ``derivative`` of an operator whose tensors and options ``definition`` takes, in operations of torch."""
+    """Build the ``derivative`` of an operator from its ``definition`` in operations of torch, with the same tensors and options."""
 
     def derivative(cotangent: Tensor, tensors: Sequence[Any], options: Sequence[Any]) -> Gradients:
         create = torch.is_grad_enabled()
@@ -265,9 +265,9 @@ def _source(name: str, arguments: Sequence[str], results: Sequence[str]) -> tupl
             return "cotangent", about
         if about != name and about in arguments:
             return "flag", about
-    raise ValueError(f"a backward pass takes {name}, of which its forward pass knows nothing")
+    raise ValueError(f"the backward pass takes {name}, which is neither an argument nor a result of the forward pass")
 
 
-def _there(cotangent: Tensor | None) -> Tensor | None:
+def _present(cotangent: Tensor | None) -> Tensor | None:
     """Replace the cotangent of an empty tensor, which stands for a missing result, by None."""
     return None if cotangent is None or (cotangent.ndim == 1 and cotangent.shape[0] == 0) else cotangent

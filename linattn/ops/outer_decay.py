@@ -2,7 +2,8 @@
 
 S_t = (α_tᵀ β_t) ⊙ S_{t-1} + k_tᵀ v_t          o_t = q_t S_t
 
-Not an option of :func:`linattn.linear_attention`: β would reach every kernel there, for one system. Plain torch on every device.
+This is not an option of :func:`linattn.linear_attention`, because every kernel there would need β for a single system. It runs in
+operations of torch on every device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, sharding
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Given, Inputs
 from linattn.ops.torch.chunk import Step, carry, size_for
 from linattn.ops.torch.decay import ChannelDecay, halves
 from linattn.ops.torch.layout import layout_of
@@ -32,10 +33,10 @@ def outer_decay(
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``S_t = exp(key_decay_t)ᵀ exp(value_decay_t) ⊙ S_{t-1} + k_tᵀ v_t`` and ``o_t = scale · q_t S_t``, chunk by chunk.
+    """Compute ``S_t = exp(key_decay_t)ᵀ exp(value_decay_t) ⊙ S_{t-1} + k_tᵀ v_t`` and ``o_t = scale · q_t S_t`` in chunks.
 
-    Exact however strong the decays: no exponent that is formed is above 0, where the quadratic form of the literature, with keys
-    divided by the product of all α and values by that of all β, overflows.
+    Exact for any decay, because no exponent is above 0; the quadratic form of the literature, which divides keys by the product of
+    all α and values by that of all β, overflows.
 
     Args:
         q, k: [B, T, H, K]. v: [B, T, H, V]. One dtype: float64, float32, bfloat16 or float16.
@@ -50,9 +51,10 @@ def outer_decay(
         ``o`` [B, T, H, V] in the dtype of v, and the state if asked for.
 
     Raises:
-        ValueError: for shapes, dtypes, devices and values that do not fit.
+        ValueError: for invalid shapes, dtypes, devices and values.
     """
-    inputs, _ = checks.call(q, k, v, scale=scale, initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens)
+    given = Given(q, k, v, scale=scale, initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens)
+    inputs, _ = checks.call(given)
     if k.shape[2] != v.shape[2]:
         raise ValueError(f"q and k must have as many heads as v, {v.shape[2]}, but came with {k.shape[2]}")
     for name, t, wanted, like in (("key_decay", key_decay, "[B, T, H, K]", k), ("value_decay", value_decay, "[B, T, H, V]", v)):
@@ -86,7 +88,7 @@ def _chunks(inputs: Inputs, key_decay: Tensor, value_decay: Tensor) -> tuple[Ten
 def _within(q: Tensor, k: Tensor, v: Tensor, a: ChannelDecay, b: ChannelDecay) -> Tensor:
     """Output of each token from its own chunk: itself, and for h = 1, 2, 4, ... the h tokens of the first half of its block of 2h.
 
-    Between the halves every decay is a part before the border times a part behind it, for rows and columns alike.
+    Between the halves every decay is the product of a part before and a part after the boundary, for rows and columns.
     """
     o = (q * k).sum(-1, keepdim=True) * v
     for level, ((a_later, a_earlier), (b_later, b_earlier)) in enumerate(zip(a.borders, b.borders, strict=True)):

@@ -1,8 +1,8 @@
-"""Softmax attention in which a pattern says who sees whom: drawn, counted and run from one function of two positions.
+"""Softmax attention under a pattern: a function of two positions from which attention is drawn, counted and computed.
 
-A pattern is composed of a few: ``(local(64) | strided(64)) & causal()``. Its :meth:`Pattern.sees` is the definition. Its
-:meth:`Pattern.parts` say where those pairs lie, as tiles of queries that share their keys, so that nothing is computed for all n²
-pairs: each tile gathers its keys, and a query that has keys in several parts puts their softmaxes together by their sums.
+Patterns are composed: ``(local(64) | strided(64)) & causal()``. :meth:`Pattern.sees` is the definition. :meth:`Pattern.parts` list the
+pairs as tiles of queries with shared keys, so that not all n² pairs are computed: each tile gathers its keys, and the softmaxes of a
+query with keys in several parts are combined by their denominators.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,12 +20,13 @@ from linattn.arguments import whole
 from linattn.ops import checks, sharding
 from linattn.ops.tiles import Tiles, attention
 
-LEAST = 64  # queries of a tile, at least, where a pattern leaves the choice
+Way = Literal["auto", "tiles", "flex", "dense"]
+LEAST = 64  # minimum of queries per tile, if the pattern allows it
 
 
 @dataclass(frozen=True)
 class Part:
-    """The pairs that ``within`` sees and none of ``without`` does, and tiles that hold them all."""
+    """Pairs that ``within`` sees and no pattern in ``without`` sees, with tiles that contain them."""
 
     queries: Tensor  # [G, C]: positions; -1 is none
     keys: Tensor  # [G, M]
@@ -36,7 +38,7 @@ class Part:
         return self.queries.shape[0] * self.queries.shape[1] * self.keys.shape[1]
 
     def seen(self, lengths: Tensor | int) -> Tensor:
-        """Mask of the keys of its tile that each query sees, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
+        """Mask of the keys that each query sees in its tile, [G, C, M] or, with ``lengths`` [B], [B, G, C, M]."""
         length = lengths[:, None, None, None] if isinstance(lengths, Tensor) else lengths
         query, key = self.queries[:, :, None], self.keys[:, None]
         seen = self.within.sees(query, key, length) & (query >= 0) & (key >= 0) & (key < length)
@@ -44,22 +46,22 @@ class Part:
 
 
 class Pattern(ABC):
-    """The pairs of tokens of a sequence in which one sees the other. ``a & b`` is the intersection, ``a | b`` the union."""
+    """Set of pairs of tokens (query, key) in a sequence. ``a & b`` is the intersection, ``a | b`` the union."""
 
     @abstractmethod
     def sees(self, query: Tensor, key: Tensor, length: Tensor | int) -> Tensor:
         """True if the token at position ``query`` sees the one at ``key``, in a sequence of ``length``: int64, broadcast -> bool.
 
-        Written so that no two Python numbers meet: torch 2.11's compiler of masks has no code for a sum or a negative of them.
+        Implementations must not combine two Python numbers: torch 2.11's compiler of masks supports neither their sum nor a negative.
         """
 
     @abstractmethod
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
-        """Tiles that hold every pair seen among ``length`` tokens exactly once; in each part a query is in one tile at most."""
+        """Tiles that contain every seen pair among ``length`` tokens once; in each part a query is in at most one tile."""
 
     @property
     def reach(self) -> int | None:
-        """Largest distance back that a token sees, in positions; None if it has no bound."""
+        """Largest distance to an earlier token that is seen; None if unbounded."""
         return None
 
     def __and__(self, other: Pattern) -> Pattern:
@@ -69,7 +71,7 @@ class Pattern(ABC):
         return Either(self, other)
 
     def mask(self, length: int, device: torch.device | None = None) -> Tensor:
-        """The picture: [T, T] bool, query down, key across."""
+        """Mask [T, T] bool of all pairs, rows for queries and columns for keys."""
         token = torch.arange(length, device=device)
         return self.sees(token[:, None], token, length)
 
@@ -80,7 +82,7 @@ class Pattern(ABC):
 
 @dataclass(frozen=True)
 class Both(Pattern):
-    """The intersection of two patterns."""
+    """Intersection of two patterns."""
 
     first: Pattern
     second: Pattern
@@ -102,7 +104,7 @@ class Both(Pattern):
 
 @dataclass(frozen=True)
 class Either(Pattern):
-    """The union of two patterns."""
+    """Union of two patterns."""
 
     first: Pattern
     second: Pattern
@@ -122,7 +124,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Everything(Pattern):
-    """Full attention: every token sees all or, if ``causal``, those up to itself."""
+    """Full attention: every token sees all tokens or, if ``causal``, those up to itself."""
 
     causal: bool = False
 
@@ -136,7 +138,7 @@ class Everything(Pattern):
 
 @dataclass(frozen=True)
 class Local(Pattern):
-    """Tokens no more than ``before`` steps of ``dilation`` earlier and ``after`` later, a multiple of ``dilation`` away."""
+    """Tokens at multiples of ``dilation``, up to ``before`` steps earlier and ``after`` steps later."""
 
     before: int
     after: int
@@ -150,7 +152,7 @@ class Local(Pattern):
         return (steps <= self.before) & (steps + self.after >= 0) & (back % self.dilation == 0)
 
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
-        classes = max(min(self.dilation, length), 1)  # tokens of one residue are a sequence in which the window has no gaps
+        classes = max(min(self.dilation, length), 1)  # tokens with the same residue form a sequence without gaps in the window
         own = -(-length // classes)
         size = max(min(-(-(self.before + self.after) // LEAST) * LEAST or LEAST, own), 1)
         start = torch.arange(0, own, size, device=device)
@@ -166,7 +168,7 @@ class Local(Pattern):
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """The tokens of the same block of ``size``, the ``before`` ones ahead of it and the ``after`` ones behind it."""
+    """Tokens of the same block of ``size``, with ``before`` tokens ahead of it and ``after`` tokens behind it."""
 
     size: int
     before: int = 0
@@ -188,7 +190,7 @@ class Blocks(Pattern):
 
 @dataclass(frozen=True)
 class OtherBlocks(Pattern):
-    """The tokens of the block of ``size`` that comes ``shift`` blocks later, the first after the last (BlockBERT's permutations)."""
+    """Tokens of the block of ``size`` that is ``shift`` blocks later, cyclically (BlockBERT's permutations)."""
 
     size: int
     shift: int
@@ -199,7 +201,7 @@ class OtherBlocks(Pattern):
         return key // self.size == (query // self.size + self.shift) % count
 
     def parts(self, length: int, device: torch.device | None = None) -> list[Part]:
-        # those that wrap round arrive in the first blocks, at a query that depends on the length of the row
+        # blocks wrap around to the first ones at a query that depends on the row's length
         ahead = Ahead(self.size, self.shift)
         every, first = torch.arange(length, device=device)[None], torch.arange(min(self.shift * self.size, length), device=device)[None]
         return [*ahead.parts(length, device), Part(every, first, self, (ahead,))]
@@ -207,7 +209,7 @@ class OtherBlocks(Pattern):
 
 @dataclass(frozen=True)
 class Ahead(Pattern):
-    """The tokens of the block ``shift`` later, without wrapping round."""
+    """Tokens of the block that is ``shift`` blocks later, without wrapping around."""
 
     size: int
     shift: int
@@ -223,7 +225,7 @@ class Ahead(Pattern):
 
 @dataclass(frozen=True)
 class Strided(Pattern):
-    """The tokens a multiple of ``stride`` away: on a grid of that width, those of the same column."""
+    """Tokens at multiples of ``stride``: on a grid of that width, those of the same column."""
 
     stride: int
 
@@ -238,7 +240,7 @@ class Strided(Pattern):
 
 @dataclass(frozen=True)
 class Columns(Pattern):
-    """The ``last`` tokens of every block of ``size``, seen by all (the summaries of Sparse Transformers' fixed pattern)."""
+    """The ``last`` tokens of every block of ``size``, seen by all tokens (summaries of Sparse Transformers' fixed pattern)."""
 
     size: int
     last: int
@@ -254,7 +256,7 @@ class Columns(Pattern):
 
 @dataclass(frozen=True)
 class First(Pattern):
-    """The first ``count`` tokens: they are seen by all, or, ``seeing``, they see all."""
+    """The first ``count`` tokens, seen by all tokens, or with ``seeing`` seeing all tokens."""
 
     count: int
     seeing: bool
@@ -270,8 +272,10 @@ class First(Pattern):
 
 @dataclass(frozen=True)
 class GridBlocks(Pattern):
-    """On a grid of ``width`` with tokens row by row: those of the same block of ``rows`` times ``columns``, of the ``above`` rows over it
-    and ``below`` rows under it, and of ``beside`` columns on both sides (Image Transformer, 2-D local attention).
+    """Tokens of the same block of ``rows`` times ``columns`` on a grid of ``width``, ordered row by row, and of its neighbourhood.
+
+    The neighbourhood has ``above`` rows over the block, ``below`` rows under it, and ``beside`` columns on both sides (Image
+    Transformer, 2-D local attention).
     """
 
     width: int
@@ -304,61 +308,62 @@ class GridBlocks(Pattern):
 
 
 def causal() -> Pattern:
-    """A token and all before it."""
+    """Pattern of each token and all earlier ones."""
     return Everything(causal=True)
 
 
 def local(before: int, after: int = 0, dilation: int = 1) -> Pattern:
-    """A token, the ``before`` ones before it and the ``after`` ones after it, neighbours ``dilation`` tokens apart (Longformer)."""
+    """Pattern of each token, ``before`` earlier and ``after`` later ones, ``dilation`` tokens apart (Longformer)."""
     return Local(whole("before", before, 0), whole("after", after, 0), whole("dilation", dilation, 1))
 
 
 def strided(stride: int) -> Pattern:
-    """Every ``stride``-th token, counted from the one that sees (Sparse Transformer)."""
+    """Pattern of every ``stride``-th token, counted from the query (Sparse Transformer)."""
     return Strided(whole("stride", stride, 1))
 
 
 def summaries(size: int, last: int = 1) -> Pattern:
-    """The ``last`` tokens of every block of ``size`` (with ``blocks(size)``, the fixed pattern of Sparse Transformers)."""
+    """Pattern of the ``last`` tokens of every block of ``size`` (with ``blocks(size)``, the fixed pattern of Sparse Transformers)."""
     return Columns(whole("size", size, 1), whole("last", last, 1, size))
 
 
 def blocks(size: int, *, before: int = 0, after: int = 0, shift: int = 0) -> Pattern:
-    """The block of ``size`` that a token is in with ``before`` tokens ahead of it and ``after`` behind it; or the one ``shift`` later."""
+    """Pattern of the token's block of ``size`` with ``before`` tokens ahead and ``after`` behind; or of the block ``shift`` later."""
     whole("size", size, 1)
     for name, value in (("before", before), ("after", after), ("shift", shift)):
         whole(name, value, 0)
     if shift and (before or after):
-        raise ValueError(f"shift is for blocks alone, but came as {shift} with before = {before} and after = {after}")
+        raise ValueError(f"shift must be 0 with before or after, but came as {shift} with before = {before} and after = {after}")
     return OtherBlocks(size, shift) if shift else Blocks(size, before, after)
 
 
 def global_tokens(count: int) -> Pattern:
-    """The first ``count`` tokens see all and are seen by all (Longformer)."""
+    """Pattern in which the first ``count`` tokens see all tokens and are seen by all (Longformer)."""
     return First(whole("count", count, 0), seeing=True) | First(count, seeing=False)
 
 
-@sharding.refuses("a pattern sees pairs of tokens of all processes")
+@sharding.refuses("a pattern needs pairs of tokens of different processes")
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, lengths: Tensor | None = None, scale: float | None = None, backend: str = "auto"
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, lengths: Tensor | None = None, scale: float | None = None, backend: Way = "auto"
 ) -> Tensor:
-    """Softmax attention of q, k [B, T, H, K] and v [B, T, H, V] where ``pattern`` sees: [B, T, H, V].
+    """Compute softmax attention of q, k [B, T, H, K] and v [B, T, H, V] under ``pattern``: [B, T, H, V].
 
     Args:
-        pattern: who sees whom; a token that sees none gets 0.
-        lengths: [B] int, the first so many tokens of each row are real: the others are not seen.
-        scale: of q; K ** -0.5.
+        q, k, v: queries, keys and values.
+        pattern: pairs to attend to; a token that sees no token gets 0.
+        lengths: [B] int, numbers of real tokens at the front of each row; others are not seen.
+        scale: factor of q; K ** -0.5 if None.
         backend: ``"tiles"``: gathered keys, on every device; ``"flex"``: torch's flex_attention, on a GPU; ``"dense"``: the definition, all
-            pairs with a mask; ``"auto"``: flex on a GPU where it serves, else tiles.
+            pairs with a mask; ``"auto"``: flex on a GPU if it supports the call, else tiles.
 
     Raises:
-        ValueError: for shapes, dtypes and lengths that do not fit and a backend that there is not.
-        TypeError: for what is no tensor or no pattern.
+        ValueError: for invalid shapes, dtypes and lengths, and an unknown backend.
+        TypeError: for arguments that are not tensors or patterns.
     """
     checks.attended(q, k, v, lengths)
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern must be a Pattern, as local(64) and causal() are, but came as {type(pattern).__name__}")
-    checks.choice("backend", backend, ("auto", "tiles", "flex", "dense"))
+        raise TypeError(f"pattern must be a Pattern, such as local(64) or causal(), but came as {type(pattern).__name__}")
+    checks.choice("backend", backend, get_args(Way))
     scale = q.shape[3] ** -0.5 if scale is None else checks.number("scale", scale)
     if backend == "flex" or (backend == "auto" and q.is_cuda):
         from linattn.ops import flex  # it takes a second to import
@@ -379,7 +384,7 @@ def _runs(start: Tensor, count: int, length: int) -> Tensor:
 
 
 def _around(start: Tensor, count: int, length: int) -> Tensor:
-    """The positions of ``count`` from each of ``start`` [G] on that there are, and perhaps some more, but no more than ``length``."""
+    """At least the existing ones of ``count`` positions from each of ``start`` [G] on, and at most ``length`` positions."""
     count = min(count, length)
     return start.clamp(0, length - count)[:, None] + torch.arange(count, device=start.device)
 
@@ -389,5 +394,5 @@ def _inside(places: Tensor, length: int) -> Tensor:
 
 
 def joined(patterns: Sequence[Pattern]) -> Pattern:
-    """Return the union of ``patterns``."""
+    """Build the union of ``patterns``."""
     return reduce(lambda a, b: a | b, patterns)

@@ -1,4 +1,4 @@
-"""The kernels of the recurrence as operators: on a CPU a walk of the tokens, on a GPU chunks of them."""
+"""Operators of the recurrence's kernels: token by token on a CPU, in chunks on a GPU."""
 
 from __future__ import annotations
 

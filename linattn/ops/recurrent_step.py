@@ -1,4 +1,4 @@
-"""A few tokens of the recurrence, with its state moved on in place: what a loop that decodes calls."""
+"""Decoding step of the recurrence for a few tokens, which updates its state in place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from linattn.ops import checks, dispatch, sharding, tracing
 from linattn.ops.cpu import library
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Backend, Flat, Given
 from linattn.ops.linear_attention import linear_attention
 from linattn.ops.norms import unit_length
 
 
-@sharding.refuses("it decodes, which one process does with the state of the whole sequence")
+@sharding.refuses("decoding needs the state of the whole sequence in one process")
 def recurrent_step_(
     state: Tensor,
     q: Tensor,
@@ -25,13 +25,13 @@ def recurrent_step_(
     beta: Tensor | None = None,
     scale: float | None = None,
     unit: float | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
-    """:func:`linattn.linear_attention` from ``state`` [B, H, K, V] on, which its last state takes the place of.
+    """Run :func:`linattn.linear_attention` from ``state`` [B, H, K, V], and overwrite it with the final state.
 
     Args:
         state: contiguous, float32 (float64 for float64).
-        q, k, v, decay, beta, scale, backend: as there; what is at most 0 is not looked at.
+        q, k, v, decay, beta, scale, backend: as there; the values of ``decay`` are not checked.
         unit: an eps; q and k are first divided by √(Σ x² + eps).
 
     Returns:
@@ -51,23 +51,23 @@ def recurrent_step_(
         state.copy_(last)
         return o
     if not _fits(*tensors):
-        checks.call(q, k, v, decay=decay, beta=beta, scale=scale, initial_state=state)  # says what does not
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
+        checks.call(Given(q, k, v, decay, beta, scale=scale, initial_state=state))  # raises with the reason
+    call: Any = (q, k, v, decay, beta, None, None, None, state, None, None, k.shape[-1] ** -0.5 if scale is None else scale, False)
     if name == "triton":
         from linattn.ops.triton import decode
 
-        return decode.step_(Inputs(q, k, v, scale, decay, beta, initial=state, return_state=True), unit=unit).o
+        return decode.step_(Flat(*call).inputs(), unit=unit).o
     from linattn.ops.cpu import linear_attention as native
 
-    if unit is not None:  # of both in one call, which takes longer to begin than to end
-        q, k = unit_length(torch.cat([q, k], 2), eps=unit, dtype=v.dtype).chunk(2, 2)
-    o, _, run = native.bound_step(q, k, v, decay, beta, None, None, None, state, None, None, scale, False)
+    if unit is not None:  # both in one call, because launching dominates
+        call = (*unit_length(torch.cat([q, k], 2), eps=unit, dtype=v.dtype).chunk(2, 2), *call[2:])
+    o, _, run = native.bound_step(*call)
     run()
     return o
 
 
 def _refusal(name: str, asked: bool, tensors: tuple[Tensor | None, ...]) -> str | None:
-    """Reason why no kernel runs the step in place, or None. The public recurrence, which runs it otherwise, may still choose a kernel."""
+    """Reason why no kernel runs the step in place, or None; the public recurrence, used otherwise, may still choose a kernel."""
     if name in ("torch", "reference"):
         return None
     state = tensors[0]
@@ -75,7 +75,7 @@ def _refusal(name: str, asked: bool, tensors: tuple[Tensor | None, ...]) -> str 
     if name == "triton" and (reason := dispatch.gpu_refusal(state, asked)) is not None:
         return reason
     if state.dtype != torch.float32 or not state.is_contiguous() or state.is_neg() or state.numel() == 0:
-        return "it moves a contiguous float32 state on"
+        return "it updates contiguous float32 states only"
     if name == "cpu":
         return library.refusal(*tensors)
     from linattn.ops.triton import decode
@@ -102,7 +102,7 @@ def _fits(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, 
 def _explained(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, scale: float | None, **_: Any
 ) -> dispatch.Explained:  # fmt: skip
-    checks.call(q, k, v, decay=decay, beta=beta, scale=scale, initial_state=state)
+    checks.call(Given(q, k, v, decay, beta, scale=scale, initial_state=state))
     title = f"recurrent_step_ on {state.device}, {v.dtype}, state {list(state.shape)}"
     return dispatch.Explained(title, state.device, _refusal, ((state, q, k, v, decay, beta),))
 

@@ -1,4 +1,4 @@
-"""Public doors of the elementwise recurrences: the sum and the maximum of what came, faded by a decay."""
+"""Public functions of the elementwise recurrences: decayed sum and decayed maximum."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, sharding
+from linattn.ops.inputs import Backend
 from linattn.ops.operator import EVERYWHERE, Operator, Pass
 from linattn.ops.torch import scan as portable
 
@@ -19,7 +20,7 @@ class _Options(TypedDict, total=False):
 
     initial_state: Tensor | None
     cu_seqlens: Tensor | None
-    backend: str
+    backend: Backend
 
 
 @overload
@@ -36,17 +37,17 @@ def diagonal_scan(
     initial_state: Tensor | None = None,
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``h_t = exp(decay_t) h_{t-1} + b_t``, elementwise (HGRN, minGRU, S4D, S5, LRU, RG-LRU).
+    """Compute ``h_t = exp(decay_t) h_{t-1} + b_t`` elementwise (HGRN, minGRU, S4D, S5, LRU, RG-LRU).
 
     Args:
         decay: natural logarithm, [B, T, D] or constant [D]; float32 or float64 and at most 0, or complex with a real part
-            of at most 0. -inf resets a state that is finite; of a NaN or an infinity only ``cu_seqlens`` is sure to be free.
-        b: [B, T, D], on its own dtype: any floating one, complex only beside a complex decay. Behind an infinity the
-            states of its channel and sequence are infinite in the definition, while decays are finite, and NaN from the other
-            backends, which weigh a state by 1 and by exp(decay) - 1.
-        initial_state: [N, D] in the dtype that sums are kept in: float32 (float64 if decay or b is), or its complex kind.
+            of at most 0. -inf resets a finite state; a NaN or an infinity only ends with its sequence in ``cu_seqlens``.
+        b: [B, T, D], in any floating dtype, complex only beside a complex decay. After an infinity the states of its channel
+            and sequence are infinite in the reference, while decays are finite, but NaN in the other backends, which weight a state
+            by 1 and by exp(decay) - 1.
+        initial_state: [N, D] in the dtype of sums: float32 (float64 if decay or b is), or its complex kind.
         return_state: also return the last state of each sequence [N, D].
         cu_seqlens: [N + 1] integers: B is 1 and N sequences lie end to end.
         backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"triton"`` and ``"cpu"`` (kernels of a GPU and of a
@@ -80,9 +81,9 @@ def running_max(
     initial_state: Tensor | None = None,
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``m_t = max(decay_t + m_{t-1}, gate_t)``, elementwise: the stabiliser of exponential gates (mLSTM, RWKV-4).
+    """Compute ``m_t = max(decay_t + m_{t-1}, gate_t)`` elementwise: the stabiliser of exponential gates (mLSTM, RWKV-4).
 
     With it ``exp(gate_t - m_t)`` and ``exp(decay_t + m_{t-1} - m_t)`` are at most 1, so a sum with exponential weights is
     kept exactly by a recurrence whose decays are at most 0.
@@ -94,7 +95,7 @@ def running_max(
         return_state, cu_seqlens, backend: as in :func:`diagonal_scan`.
 
     Returns:
-        m [B, T, D] in the dtype that the state has; and the last m of each sequence [N, D] if asked for.
+        m [B, T, D] in the dtype of the state; and the last m of each sequence [N, D] if asked for.
 
     Raises:
         ValueError: naming the argument, what came and what was wanted.
@@ -105,7 +106,7 @@ def running_max(
 
 
 class _Call(NamedTuple):
-    """A checked call: ``kind`` is ``"sum"`` or ``"maximum"``, ``wide`` the dtype of its states."""
+    """Checked call: ``kind`` is ``"sum"`` or ``"maximum"``, ``wide`` the dtype of its states."""
 
     kind: str
     decay: Tensor
@@ -127,7 +128,7 @@ class _Call(NamedTuple):
     def refusal(self, name: str, asked: bool) -> str | None:
         """Reason why the backend ``name`` does not run the call, or None if it does; ``asked``: the caller named the backend."""
         if name in KERNELS and self.wide != torch.float32:
-            return f"its states are float32, and those of this call {self.wide}"
+            return f"its states are float32, but those of this call are {self.wide}"
         return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self[:5], defined=True)
 
 
@@ -136,7 +137,7 @@ def _sum(decay: Tensor, b: Tensor, initial: Tensor | None, cu: Tensor | None) ->
     if not (complex_ or decay.dtype in checks.DTYPES):
         raise ValueError(f"decay must be floating point or complex, but came as {decay.dtype}")
     if checks.tensor("b", b).is_complex() and not complex_:
-        raise ValueError(f"b is {b.dtype}, which needs a complex decay, but decay came as {decay.dtype}")
+        raise ValueError(f"decay must be complex because b is {b.dtype}, but came as {decay.dtype}")
     if not (b.dtype in checks.DTYPES or b.is_complex()):
         raise ValueError(f"b must be floating point or complex, but came as {b.dtype}")
     return _checked("sum", decay, "b", b, initial, cu)
@@ -180,7 +181,7 @@ def _triton() -> ModuleType:
 
 
 def _saved(inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> Sequence[Any]:
-    """The states in the place of x where they are sums: they have its shape and dtype, and a sum's gradients never read it."""
+    """Inputs with x replaced by the states if they are sums, whose gradients do not need x."""
     return (*inputs[:2], output[0], *inputs[3:]) if inputs[0] == "sum" else inputs
 
 

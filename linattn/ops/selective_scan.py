@@ -1,4 +1,4 @@
-"""Public door of the selective scan (Mamba): a diagonal recurrence whose step, input and output maps come from the token."""
+"""Public function of the selective scan (Mamba): a diagonal recurrence whose time step, input and output maps depend on the token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, sharding, tracing
+from linattn.ops.inputs import Backend
 from linattn.ops.operator import Operator, Pass
 from linattn.ops.torch import selective_scan as portable
 
@@ -22,7 +23,7 @@ class _Options(TypedDict, total=False):
     z: Tensor | None
     initial_state: Tensor | None
     cu_seqlens: Tensor | None
-    backend: str
+    backend: Backend
 
 
 @overload
@@ -55,21 +56,21 @@ def selective_scan(
     initial_state: Tensor | None = None,
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``h_t = exp(Δ_t A) ⊙ h_{t-1} + (Δ_t x_t) B_t`` and ``y_t = h_t C_t + D x_t``: S6, the scan of Mamba (arXiv 2312.00752).
+    """Compute ``h_t = exp(Δ_t A) ⊙ h_{t-1} + (Δ_t x_t) B_t`` and ``y_t = h_t C_t + D x_t``: S6, the scan of Mamba (arXiv 2312.00752).
 
-    Each of the ``D`` channels of x has a state of ``N`` numbers; B and C are shared by all channels. As in the paper's code B is
-    discretised by Euler's rule, Δ B, and not by the zero-order hold of its text.
+    Each of the ``D`` channels of x has a state of ``N`` numbers; B and C are shared by all channels. B is discretised by
+    Euler's rule, Δ B, as in the paper's code, not by the zero-order hold of its text.
 
     Args:
         x: inputs [B, T, D]: float64, float32, bfloat16 or float16.
-        dt: time steps Δ [B, T, D], at least 0 (after bias and softplus); 0 passes the state on unchanged and writes nothing.
+        dt: time steps Δ [B, T, D], at least 0 (after bias and softplus); 0 leaves the state unchanged.
         A: [D, N], at most 0.
         B, C: [B, T, N].
-        D: [D], how much of x passes by the state; None: nothing.
+        D: [D], weight of x in y beside the state; None: 0.
         bias, softplus: Δ is ``dt + bias``, [D], and the softplus of that, in the dtype of sums.
-        z: a gate [B, T, D], y times silu(z); None: none. On a CPU all three are part of the kernel where nobody wants gradients.
+        z: a gate [B, T, D], y times silu(z); None: no gate. On a CPU all three are part of the kernel where no gradients are wanted.
         initial_state: [rows, D, N] in float32 (float64 for float64).
         return_state: return ``(y, h)``, h the last states [rows, D, N].
         cu_seqlens: [rows + 1] integers: the batch is 1 and its sequences, empty ones allowed, lie end to end.
@@ -87,25 +88,29 @@ def selective_scan(
     """
     checks.flag("softplus", softplus)
     checks.flag("return_state", return_state)
+    call = _Call(x, dt, A, B, C, D, initial_state, cu_seqlens)
     if bias is not None or softplus or z is not None:
-        y, last = _gated(x, dt, A, B, C, D, initial_state, cu_seqlens, bias, softplus, z, backend)
+        y, last = _gated(call, bias, softplus, z, backend)
     else:
-        y, last = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens).run(backend)
+        _check(call)
+        y, last = call.run(backend)
     return (y, last) if return_state else y
 
 
-def _gated(x, dt, a, b, c, d, initial, cu, bias, softplus: bool, z, backend: str) -> tuple[Tensor, Tensor]:
+def _gated(call: _Call, bias: Tensor | None, softplus: bool, z: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
     """Run the scan with the operations before and after it, inside the kernel or around it."""
-    call = _checked(x, dt, a, b, c, d, initial, cu, positive=True)  # a bias may make them so
-    _check_gated(x, bias, z)
-    tensors = (x, dt, a, b, c, d, initial, bias, z)
-    inside = softplus and not tracing.wanted(*tensors) and not tracing.traced(*tensors, cu)
+    _check(call, positive=True)  # a bias may make them so
+    _check_gated(call.x, bias, z)
+    tensors = (*call, bias, z)
+    inside = softplus and not tracing.wanted(*tensors) and not tracing.traced(*tensors)
     if inside and dispatch.choose(backend, call.refusal) == "cpu":
         from linattn.ops.cpu import selective_scan as native
 
-        return native.gated(*call, bias=bias, softplus=True, z=z)[:2]
-    y, last = _checked(x, _step(x, dt, bias, softplus), a, b, c, d, initial, cu).run(backend)
-    return (y if z is None else (y * F.silu(z)).to(x.dtype)), last
+        return native.gated(call, bias=bias, softplus=True, z=z)[:2]
+    call = call._replace(dt=_step(call.x, call.dt, bias, softplus))
+    _check(call)
+    y, last = call.run(backend)
+    return (y if z is None else (y * F.silu(z)).to(call.x.dtype)), last
 
 
 def _check_gated(x: Tensor, bias: Tensor | None, z: Tensor | None) -> None:
@@ -117,7 +122,7 @@ def _check_gated(x: Tensor, bias: Tensor | None, z: Tensor | None) -> None:
 
 
 def _step(x: Tensor, dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """Δ [B, T, D], in the dtype of sums."""
+    """Compute Δ [B, T, D] in the dtype of sums."""
     with checks.no_autocast(x):
         step = dt.to(_wide(x))
         step = step if bias is None else step + bias.to(step.dtype)
@@ -125,7 +130,7 @@ def _step(x: Tensor, dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 
 class _Call(NamedTuple):
-    """A checked call."""
+    """The tensors of a call, in the order of the operators."""
 
     x: Tensor
     dt: Tensor
@@ -137,7 +142,7 @@ class _Call(NamedTuple):
     cu_seqlens: Tensor | None
 
     def run(self, backend: str) -> tuple[Tensor, Tensor]:
-        """Outputs and last states, by the backend that ``backend`` leads to."""
+        """Compute outputs and last states by the backend that ``backend`` selects."""
         name = dispatch.choose(backend, self.refusal)
         if name in KERNELS:
             y, last, _ = KERNELS[name](*self)
@@ -157,13 +162,16 @@ class _Call(NamedTuple):
         return dispatch.refusal(name, asked, self.x, KERNELS.__getitem__, self, defined=True)
 
 
-def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, **_: Any) -> dispatch.Explained:
+def _explained(*, bias: Tensor | None, softplus: bool, z: Tensor | None, **given: Any) -> dispatch.Explained:
     checks.flag("softplus", softplus)
     inside = bias is not None or softplus
-    call = _checked(x, dt, A, B, C, D, initial_state, cu_seqlens, positive=inside)
+    call = _Call(*(given[name] for name in ("x", "dt", "A", "B", "C", "D", "initial_state", "cu_seqlens")))
+    _check(call, positive=inside)
+    x, A = call.x, call.a
     _check_gated(x, bias, z)
     if inside:
-        call = _checked(x, _step(x, dt, bias, softplus), A, B, C, D, initial_state, cu_seqlens)
+        call = call._replace(dt=_step(x, call.dt, bias, softplus))
+        _check(call)
     title = f"selective_scan on {x.device}, {x.dtype}, x {list(x.shape)}, A {list(A.shape)}"
     return dispatch.Explained(title, x.device, call.refusal, ())
 
@@ -171,7 +179,9 @@ def _explained(x, dt, A, B, C, D, bias, softplus, z, initial_state, cu_seqlens, 
 dispatch.explains(selective_scan, _explained)
 
 
-def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:
+def _check(call: _Call, positive: bool = False) -> None:
+    """Raise ValueError or TypeError unless the arguments fit; ``positive``: the time steps are positive whatever ``dt`` is."""
+    x, dt, a, b, c, d, initial, cu = call
     if checks.tensor("x", x).ndim != 3:
         raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
     checks.dtype("x", x, *checks.DTYPES)
@@ -193,7 +203,6 @@ def _checked(x, dt, a, b, c, d, initial, cu, positive: bool = False) -> _Call:
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[rows, D, N]", (_rows(x, cu), width, size))
         checks.dtype("initial_state", initial, wide)
-    return _Call(x, dt, a, b, c, d, initial, cu)
 
 
 def _cpu() -> ModuleType:

@@ -1,4 +1,4 @@
-"""A token of the selective scan (Mamba, Mamba-2), with its state moved on in place: what a loop that decodes calls."""
+"""Decoding step of the selective scan (Mamba, Mamba-2), which updates its state in place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, sharding, tracing
+from linattn.ops.inputs import Backend
 from linattn.ops.torch import selective_step as portable
+from linattn.ops.torch.selective_step import Step
 
 
-@sharding.refuses("it decodes, which one process does with the state of the whole sequence")
+@sharding.refuses("decoding needs the state of the whole sequence in one process")
 def selective_step_(
     state: Tensor,
     x: Tensor,
@@ -27,11 +29,11 @@ def selective_step_(
     bias: Tensor | None = None,
     softplus: bool = False,
     limit: tuple[float, float] = (0.0, math.inf),
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
-    """``h ← exp(Δ A) ⊙ h + (Δ x) B`` in the place of ``state``, and ``y = (h C + D x) ⊙ silu(z)``, where Δ may be made of ``dt``.
+    """Update ``state`` by ``h ← exp(Δ A) ⊙ h + (Δ x) B`` and compute ``y = (h C + D x) ⊙ silu(z)``, with Δ from ``dt``.
 
-    In one kernel, on a GPU and a CPU, whatever the strides: what is one for all channels of a head may come expanded.
+    One kernel on a GPU and a CPU, for any strides: values shared by the channels of a head may be expanded tensors.
 
     Args:
         state: [B, D, N] or, in heads, [B, H, P, N], in float32 (float64 for float64).
@@ -39,7 +41,7 @@ def selective_step_(
         dt: as x; Δ = ``dt + bias``, its softplus with ``softplus``, kept within ``limit``.
         A: at most 0, [D, N] or [H, P, N].
         B, C: [B, N], or one for each of G groups of heads, [B, G, N].
-        D, bias: [D] or [H, P]; None: nothing.
+        D, bias: [D] or [H, P]; None: 0.
         z: as x; None: no gate.
         backend: ``"torch"`` (every device; ``"reference"`` is the same), ``"cpu"``, ``"triton"`` (kernels), or ``"auto"``: the kernels
             where they run the call, else torch. They have no gradients: where those are wanted torch's operations run.
@@ -50,15 +52,15 @@ def selective_step_(
     Raises:
         ValueError: naming the argument, what came and what was wanted.
     """
-    others = (x, dt, A, B, C, D, bias, z)
-    _check(state, *others)
-    if tracing.wanted(state, *others) or tracing.traced(state, *others):
+    call = Step(state, x, dt, bias, A, B, C, D, z, softplus, limit)
+    _check(call)
+    if tracing.wanted(*call.tensors) or tracing.traced(*call.tensors):
         backend = "torch"
-    name = dispatch.choose(backend, _refusal, state, others)
+    name = dispatch.choose(backend, _refusal, call.tensors)
     if name in ("cpu", "triton"):
-        return cast(Tensor, _load(name).step_(state, *others, softplus, limit))
+        return cast(Tensor, _load(name).step_(call))
     with checks.no_autocast(state):
-        return portable.step_(state, *others, softplus, limit)
+        return portable.step_(call)
 
 
 def _load(name: str) -> ModuleType:
@@ -71,14 +73,13 @@ def _load(name: str) -> ModuleType:
     return kernels
 
 
-def _refusal(name: str, asked: bool, state: Tensor, others: tuple[Any, ...]) -> str | None:
-    return None if name == "reference" else dispatch.refusal(name, asked, state, _load, (state, *others))
+def _refusal(name: str, asked: bool, tensors: tuple[Any, ...]) -> str | None:
+    return None if name == "reference" else dispatch.refusal(name, asked, tensors[0], _load, tensors)
 
 
-def _check(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None
-) -> None:
-    """A few comparisons if all fits; if not, they say in words what does not."""
+def _check(call: Step) -> None:
+    """Raise ValueError unless shapes, devices and the state's dtype fit; a few comparisons where they do."""
+    state, x, dt, bias, a, b, c, d, z = call[:9]
     full = state.shape
     if len(full) not in (3, 4):
         raise ValueError(f"state must have shape [B, D, N] or [B, H, P, N], but came with {list(full)}")
@@ -103,10 +104,10 @@ def _check(
 def _explained(
     state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None, **_: Any
 ) -> dispatch.Explained:
-    others = (x, dt, A, B, C, D, bias, z)
-    _check(state, *others)
+    call = Step(state, x, dt, bias, A, B, C, D, z)
+    _check(call)
     title = f"selective_step_ on {state.device}, {x.dtype}, state {list(state.shape)}"
-    return dispatch.Explained(title, state.device, _refusal, (state, others))
+    return dispatch.Explained(title, state.device, _refusal, (call.tensors,))
 
 
 dispatch.explains(selective_step_, _explained)

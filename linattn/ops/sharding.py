@@ -1,7 +1,7 @@
-"""Calls on one process's part of a sequence: which layout is active, and what an operation does then.
+"""Context parallelism of operations: the active layout, and decorators for operations with and without a sharded form.
 
-:func:`linattn.parallel.context_parallel` activates a layout. An operation decorated by :func:`shards` then runs the layout's form of it,
-and one decorated by :func:`refuses` raises. Under torch's own context parallelism, which knows nothing of states, both raise.
+:func:`linattn.parallel.context_parallel` activates a layout. An operation decorated by :func:`shards` then runs its sharded form, and
+one decorated by :func:`refuses` raises. Under torch's own context parallelism, which does not exchange states, both raise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TORCH = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
 class Cut(Protocol):
-    """A sequence cut into parts that processes hold, as operations and mixers see it: :class:`linattn.parallel.context.Part`."""
+    """Protocol of a sequence shared by processes, for operations and mixers: :class:`linattn.parallel.context.Part`."""
 
     @property
     def length(self) -> int:
@@ -29,35 +29,35 @@ class Cut(Protocol):
 
     @property
     def cu_seqlens(self) -> tuple[int, ...] | None:
-        """Borders of the whole's packed sequences; None: every row is one sequence."""
+        """Boundaries of packed sequences of the whole; None: every row is one sequence."""
 
     def run(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the operation ``name``, whose form for one process is ``op``, on this process's tokens."""
+        """Run the operation ``name``, whose single-process form is ``op``, on this process's tokens."""
 
     def repeated(self, n: int) -> Cut:
-        """The layout in which every token stands for ``n``."""
+        """Layout with ``n`` tokens in the place of each."""
 
     def counts(self, device: torch.device) -> Tensor:
         """Tokens of each sequence, [N] int64."""
 
     def positions(self, device: torch.device) -> Tensor:
-        """Place of each of this process's tokens in its sequence, [T] int64."""
+        """Position of each of this process's tokens in its sequence, [T] int64."""
 
     def sequence(self, device: torch.device) -> Tensor:
         """Index of the sequence of each of this process's tokens, [T] int64."""
 
     def halo(self, x: Tensor, n: int, old: Tensor | None, returning: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Put before each run of tokens the ``n`` before it: the longer tokens, places of x's own in them, the last ``n`` of all."""
+        """Prepend the ``n`` previous tokens to each segment: the longer tokens, indices of x's own tokens, the last ``n`` of all."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, attention: Callable[..., Tensor]) -> Tensor:
-        """Softmax attention of this process's queries to the keys of all; ``attention`` takes q, k, v and a mask."""
+        """Compute softmax attention of this process's queries to all keys; ``attention`` takes q, k, v and a mask."""
 
 
-_active: Cut | None = None  # a plain global: backward passes recompute checkpointed layers in threads of their own
+_active: Cut | None = None  # a plain global, because backward passes recompute checkpointed layers in other threads
 
 
 def active() -> Cut | None:
-    """The layout that calls run under; None outside of context parallelism.
+    """Return the active layout; None outside of context parallelism.
 
     Raises:
         RuntimeError: under torch's own context parallelism.
@@ -68,18 +68,18 @@ def active() -> Cut | None:
 
 
 def refuse_torch() -> None:
-    """Raise RuntimeError under torch's own ``context_parallel``, which cuts tokens but carries no state between processes."""
+    """Raise RuntimeError under torch's own ``context_parallel``, which splits tokens but exchanges no states between processes."""
     module = sys.modules.get(_TORCH)
     if module is not None and F.scaled_dot_product_attention in getattr(module, "_replaced_functions", ()):
         raise RuntimeError(
-            "torch's context_parallel carries no state from one process to the next, so a recurrent layer would be wrong: "
+            "torch's context_parallel exchanges no states between processes, so recurrent layers would be wrong: "
             "use linattn.parallel.context_parallel(layout)"
         )
 
 
 @contextmanager
 def activated(layout: Cut | None) -> Iterator[None]:
-    """Run calls within under ``layout``; None: as in a single process."""
+    """Context in which calls run under ``layout``; None: as in a single process."""
     global _active
     before, _active = _active, layout
     try:
@@ -90,13 +90,13 @@ def activated(layout: Cut | None) -> Iterator[None]:
 
 @contextmanager
 def repeated(n: int) -> Iterator[None]:
-    """Within it operations take ``n`` tokens for each token of the sequence, as several steps a token are."""
+    """Context in which operations take ``n`` tokens for each token of the sequence, as for several steps per token."""
     with activated(_active if _active is None or n == 1 else _active.repeated(n)):
         yield
 
 
 def bound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` under the layout that is active now, whenever it is called: activation checkpointing calls it again in backward."""
+    """Bind ``function`` to the layout that is active now, because activation checkpointing calls it again in the backward pass."""
     layout = _active
     if layout is None:
         return function
@@ -109,7 +109,7 @@ def bound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shards(op: Op) -> Op:
-    """Decorate a public operation of which :meth:`Cut.run` knows a form for a cut sequence."""
+    """Decorate a public operation that has a sharded form in :meth:`Cut.run`."""
 
     @wraps(op)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def shards(op: Op) -> Op:
 
 
 def refuses(why: str) -> Callable[[Op], Op]:
-    """Decorate a public operation that has no form for a cut sequence."""
+    """Decorate a public operation without a sharded form, so that it raises NotImplementedError with the reason ``why``."""
 
     def decorate(op: Op) -> Op:
         @wraps(op)

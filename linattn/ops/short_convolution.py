@@ -1,8 +1,8 @@
-"""Door of the short convolution that stands before many recurrences: each channel on its own, over a few tokens, with its SiLU.
+"""Short convolution before many recurrences: depthwise over a few tokens, with SiLU.
 
-Whatever runs it, x comes and y goes with the channels last, so that neither is copied into another order, and backward starts
-from the inputs alone. On a CPU a compiler is given the sum of shifted products, which it fuses with what stands around; of the
-kernels for a GPU it gets an operator, since its own sums over all tokens, for the weight's gradient, take longer than they save.
+All backends keep channels last in x and y, so that neither is copied, and save only the inputs for backward. On a CPU compilers get
+the sum of shifted products, which they fuse with neighbouring operations; on a GPU they get an operator, because their own sums over
+all tokens, for the weight's gradient, cost more than fusion saves.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, sharding, tracing
+from linattn.ops.inputs import Backend
 from linattn.ops.operator import Operator, Pass, by_definition
 from linattn.ops.torch import short_convolution as portable
 
@@ -27,16 +28,16 @@ def short_convolution(
     *,
     before: Tensor | None = None,
     activation: bool = True,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
-    """``y_t = silu(bias + sum over i < W of weight_i x_{t - (W - 1) + i})``: causal, depthwise, the last tap meets the token itself.
+    """Compute ``y_t = silu(bias + sum over i < W of weight_i x_{t - (W - 1) + i})``, causal and depthwise.
 
     Args:
         x: [B, T, D], any T.
-        weight: [D, 1, W], as that of a depthwise ``nn.Conv1d``; may be float32 (float64) beside half-precision x.
-        bias: [D], None for none.
+        weight: [D, 1, W], as in a depthwise ``nn.Conv1d``; may be float32 (float64) beside half-precision x.
+        bias: [D]; None: 0.
         before: [B, W - 1, D], the tokens before the first in the dtype of x; None: zeros.
-        activation: False leaves the SiLU out.
+        activation: False omits the SiLU.
         backend: ``"reference"`` (token by token), ``"torch"`` (every device), ``"cpu"`` (native), ``"triton"`` (GPU), or ``"auto"``: the
             kernels where they run the call, else torch.
 
@@ -58,7 +59,7 @@ def short_convolution(
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, activation: bool) -> None:
     if not isinstance(activation, bool):
-        raise ValueError(f"activation must be True (its SiLU) or False, but came as {activation!r}")
+        raise ValueError(f"activation must be True (SiLU) or False, but came as {activation!r}")
     if checks.tensor("x", x).ndim != 3:
         raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
     checks.dtype("x", x, *checks.DTYPES)
@@ -100,7 +101,7 @@ def _kernels(backend: str) -> ModuleType:
 
 
 class _Chosen:
-    """The kernels that the last argument names; the portable blocks are some, too."""
+    """Kernels of the backend in the last argument, which may be the portable blocks."""
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:

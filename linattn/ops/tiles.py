@@ -1,4 +1,4 @@
-"""Attention over tiles: groups of queries, each beside the keys that it may see. What fixed and learned patterns both run on."""
+"""Attention over tiles, groups of queries with the keys that they may see, for fixed and learned patterns."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NOTHING = -1e30  # logarithm of a sum over no key: finite, so that differences of two are no NaN
-ALONE = -1e5  # the score of a token with itself, where it is the key to its own query
+NOTHING = -1e30  # logarithm of an empty sum: finite, so that differences are not NaN
+ALONE = -1e5  # score of a token with itself in shared queries and keys
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """G tiles of C queries and M keys, places in the sequence, -1 for none; a query is in one tile at most.
+    """G tiles of C queries and M keys, as positions in the sequence, -1 for none; a query is in at most one tile.
 
     ``queries`` [G, C], ``keys`` [G, M] and ``seen`` [G, C, M] or [B, G, C, M] bool.
     """
@@ -26,9 +26,9 @@ class Tiles:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Tiles], scale: float) -> Tensor:
-    """Softmax over all keys that a query sees in all ``parts``, which must not have a pair in common: [B, T, H, V].
+    """Compute softmax attention over the keys that a query sees in all ``parts``, which must be disjoint: [B, T, H, V].
 
-    q [B, T, H, K], k [B, S, H, K], v [B, S, H, V]. A query that sees none gets 0.
+    q [B, T, H, K], k [B, S, H, K], v [B, S, H, V]. A query that sees no key gets 0.
     """
     if not q.shape[1]:
         return v
@@ -52,7 +52,7 @@ def _gathered(t: Tensor, places: Tensor) -> Tensor:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float) -> Tensor:
-    """The softmax of each tile alone, [B G, H, C, V]."""
+    """Compute the attention of each tile separately, [B G, H, C, V]."""
     seen = tiles.seen.expand(q.shape[0], -1, -1, -1).flatten(0, 1)[:, None]  # [B G, 1, C, M]
     none = ~seen.any(-1, keepdim=True)
     q, k, v = _gathered(q, tiles.queries), _gathered(k, tiles.keys), _gathered(v, tiles.keys)
@@ -60,23 +60,24 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float) -> Tenso
 
 
 def _summed(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float) -> tuple[Tensor, Tensor]:
-    """The same, and the logarithm of what the softmax divides by, [B G, H, C, 1], :data:`NOTHING` where no key is seen."""
+    """Compute :func:`_fused` and the logarithm of the softmax's denominator, [B G, H, C, 1], :data:`NOTHING` if no key is seen."""
     seen = tiles.seen.expand(q.shape[0], -1, -1, -1).flatten(0, 1)[:, None]
     o, log = summed(scale * _gathered(q, tiles.queries), _gathered(k, tiles.keys), _gathered(v, tiles.keys), seen)
     return o, log[..., None]
 
 
 def summed(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Softmax of q [..., C, K] over k [..., M, K] where ``seen`` [..., C, M], of v [..., M, V]: [..., C, V], and the logarithm of what it
-    divides by, [..., C], in float32 (float64 for float64): 0 and :data:`NOTHING` where nothing is seen.
+    """Compute attention of q [..., C, K] to k [..., M, K] and v [..., M, V] with mask ``seen`` [..., C, M].
 
-    ``own`` [..., C, M] is where a key is the query itself: it counts next to nothing, unless nothing else is seen.
+    Returns the output [..., C, V] and the logarithm of the softmax's denominator [..., C], in float32 (float64 for float64): 0 and
+    :data:`NOTHING` where nothing is seen. ``own`` [..., C, M] marks keys that are the query itself, whose weight is negligible unless
+    no other key is seen.
     """
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
     if own is not None:
         scores = torch.where(own, ALONE, scores)
     scores = scores.masked_fill(~seen, NOTHING)
-    most = scores.detach().amax(-1, keepdim=True).clamp(min=NOTHING / 2)  # so that what is not seen is 0 where nothing is
+    most = scores.detach().amax(-1, keepdim=True).clamp(min=NOTHING / 2)  # so that weights are 0 where nothing is seen
     weights = (scores - most).exp()
     total = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
     o = (weights.to(v.dtype) @ v).to(scores.dtype) / total

@@ -12,8 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from linattn.arguments import described
 from linattn.models import Backbone
 from linattn.parallel.kept import replicate
+from linattn.parallel.tensor import distribute, share_heads
 
-DIMENSIONS = ("dp", "cp")
+DIMENSIONS = ("dp", "cp", "tp")
 
 
 def parallelize(
@@ -21,13 +22,15 @@ def parallelize(
 ) -> nn.Module:
     """Shard a language model over ``mesh``, in place, block by block.
 
-    Gradients are averaged over all processes of the mesh, those that share a sequence among them, as
-    :func:`linattn.parallel.token_loss` counts on. Parameters in a mixer's ``keep_float32`` stay whole and float32.
+    Tensor parallelism, the dimension ``"tp"``, comes first: each of its processes has some heads of each mixer, some channels of each
+    feed-forward, and all of embedding, norms and head. The parameters of a process are then sharded over ``"dp"`` and ``"cp"``.
+    Gradients are averaged over these, those that share a sequence among them, as :func:`linattn.parallel.token_loss` expects.
+    Parameters in a mixer's ``keep_float32`` stay unsharded and float32.
 
     Args:
         model: a :class:`linattn.LanguageModel` or its transformers kind, the same in every process.
         mesh: with dimensions named ``"dp"``, processes with sequences of their own, or ``"cp"``, processes that share one
-            (:func:`linattn.parallel.context_parallel`), or both.
+            (:func:`linattn.parallel.context_parallel`), and ``"tp"``, processes that share the heads; at least one of them.
         checkpoint: keep no activations within blocks, and compute them again in the backward pass.
         compile_blocks: compile each block; exchanges between processes stay outside of the graphs.
         dtype: of parameters in the forward and backward pass, e.g. ``torch.bfloat16``; gradients are then summed in float32.
@@ -36,7 +39,8 @@ def parallelize(
         ``model``.
 
     Raises:
-        ValueError: for a mesh with other dimensions, and for a model without such blocks.
+        ValueError: for a mesh with other dimensions, for a model without such blocks, and, naming it, for a mixer whose heads cannot
+            be shared.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh, but came as {described(mesh)}")
@@ -48,15 +52,36 @@ def parallelize(
         raise ValueError(f"model must have one linattn backbone, but {type(model).__name__} has {len(backbones)}")
     (backbone,) = backbones
     if backbone.reversible:
-        raise ValueError("model must not be reversible: its backward pass reads parameters that fully_shard has put away")
+        raise ValueError("model must not be reversible: its backward pass reads parameters that fully_shard has freed")
+    tp = mesh["tp"] if "tp" in names and mesh.size(names.index("tp")) > 1 else None
+    if tp is not None and compile_blocks:
+        raise ValueError("compile_blocks does not run with tensor parallelism: blocks swap their parameters for this process's parts")
     backbone.gradient_checkpointing = checkpoint or backbone.gradient_checkpointing
     if compile_blocks:
         for block in backbone.layers:
             block.compile(dynamic=False)  # checkpoints must find the graph of the forward pass again
-    one = mesh if mesh.ndim == 1 else mesh._flatten("_".join(names))
+    gradients = None if tp is None else share_heads(model, backbone, tp)
+    one = _others(mesh)
+    kept = replicate(model, one if tp is None else _both(one, tp), gradients)
+    if tp is not None and gradients is not None:
+        distribute(model, backbone, tp, gradients)
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    how: dict[str, Any] = {"mesh": one, "mp_policy": policy, "ignored_params": replicate(model, one)}
+    how: dict[str, Any] = {"mesh": one, "mp_policy": policy, "ignored_params": kept}
     for block in backbone.layers:
         fully_shard(block, **how)
     fully_shard(model, **how)
     return model
+
+
+def _others(mesh: DeviceMesh) -> DeviceMesh:
+    """All processes that do not share heads with each other, as one dimension."""
+    names = [name for name in mesh.mesh_dim_names or () if name != "tp"]
+    if not names:
+        raise ValueError('mesh must have a dimension "dp" or "cp" beside "tp", if only of one process')
+    part = mesh[tuple(names)] if len(names) < mesh.ndim else mesh
+    return part if part.ndim == 1 else part._flatten("_".join(names))
+
+
+def _both(one: DeviceMesh, tp: DeviceMesh) -> DeviceMesh:
+    """``one`` beside ``tp``, as ``fully_shard`` puts them together."""
+    return DeviceMesh._concatenate([one, tp])

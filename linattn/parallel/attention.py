@@ -1,4 +1,4 @@
-"""Softmax attention by gathered keys and values: each process keeps its queries and reads the keys of all."""
+"""Softmax attention with gathered keys and values: each process keeps its queries and attends to the keys of all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one collective of context parallelism: an all-gather whose gradient is the sum of what all processes ask for."""
+"""The collective of context parallelism: an all-gather whose gradient is the sum over all processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Tie(torch.autograd.Function):
-    """The identity of its first argument; the others get gradients of zero, and so their backward passes run."""
+    """Identity of the first argument; the others get gradients of zero, so that their backward passes run."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, *others: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class _Tie(torch.autograd.Function):
 
 
 class _Follow(torch.autograd.Function):
-    """The identity of its first argument, in a graph that leads to the others; they get no gradients of it."""
+    """Identity of the first argument in a graph that leads to the others, which get no gradients from it."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, *others: Tensor) -> Tensor:
@@ -61,17 +61,23 @@ class _Follow(torch.autograd.Function):
 def all_gather(t: Tensor, group: dist.ProcessGroup, of: Sequence[Tensor | None] = ()) -> Tensor:
     """Gather ``t`` [M, ...], of the same shape in every process, as [ranks M, ...]; differentiable once.
 
-    ``of`` are the inputs that ``t`` is made of in some process: every process's graph leads to them, and so its backward pass takes
-    part in the collective wherever that of another does.
+    ``of`` are the inputs from which some process computes ``t``. Every process's graph leads to them, so that all backward passes
+    take part in the collective if one does.
     """
     if t.is_complex():
         return torch.view_as_complex(all_gather(torch.view_as_real(t), group, of))
-    inputs = [o for o in of if o is not None and o.requires_grad] if torch.is_grad_enabled() else []
-    out: Tensor = _Gather.apply(_Follow.apply(t, *inputs) if inputs else t, group)
+    out: Tensor = _Gather.apply(follow(t, of), group)
     return out
 
 
+def follow(t: Tensor, others: Sequence[Tensor | None]) -> Tensor:
+    """``t`` in a graph that leads to ``others``, which get no gradients of it."""
+    inputs = [o for o in others if o is not None and o.requires_grad] if torch.is_grad_enabled() else []
+    found: Tensor = _Follow.apply(t, *inputs) if inputs else t
+    return found
+
+
 def tie(t: Tensor, *others: Tensor | None) -> Tensor:
-    """``t`` with a place for ``others`` in its graph: a collective that one process leaves out of its backward pass stops all others."""
+    """Return ``t`` with ``others`` in its graph: a collective that is missing in one process's backward pass would block all others."""
     held = [o for o in others if o is not None and o.requires_grad]
     return _Tie.apply(t, *held) if held else t

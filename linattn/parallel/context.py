@@ -19,17 +19,17 @@ from linattn.parallel.ops import SHARDED
 
 
 def context_parallel(layout: Layout) -> AbstractContextManager[None]:
-    """Within it each call computes on this process's tokens what one process computes on the whole.
+    """Context in which each call computes this process's tokens as a single process computes the whole sequence.
 
-    Every process of the layout's group makes the same calls, backward passes among them. States that come in and go out are those of
-    the whole sequences, equal in every process. Gradients are those of the sum of all processes' losses: what every process
-    holds alike (parameters, constant decays, initial states) gets this process's share, as in data parallel training.
+    Every process of the layout's group makes the same calls and backward passes. Initial and final states are those of the whole
+    sequences, equal in every process. Gradients are those of the sum of all processes' losses: a tensor that every process holds
+    (parameters, constant decays, initial states) gets this process's share of its gradient, as in data parallel training.
 
     Args:
-        layout: who holds which tokens, a :class:`Layout`.
+        layout: the tokens of each process, a :class:`Layout`.
 
     Raises:
-        TypeError: for what is no layout.
+        TypeError: if ``layout`` is not a :class:`Layout`.
     """
     if not isinstance(layout, Layout):
         raise TypeError(f"layout must be a linattn.parallel.Layout, but came as {described(layout)}")
@@ -38,7 +38,7 @@ def context_parallel(layout: Layout) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """A layout as operations and mixers see it, :class:`linattn.ops.sharding.Cut`."""
+    """Adapter from a layout to the protocol of operations and mixers, :class:`linattn.ops.sharding.Cut`."""
 
     layout: Layout
 
@@ -62,7 +62,7 @@ class Part:
     def sequence(self, device: torch.device) -> Tensor:
         return self.layout.sequence(device)
 
-    # Compilers leave a graph here: what a process sends and reads is Python's work, and differs from process to process.
+    # A graph break: Python code, which differs between processes, decides what is sent and read.
     @torch.compiler.disable
     def run(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return SHARDED[name](self.layout, op, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The exchange of states: one all-gather of what each segment makes from nothing and of its link, and a fold along each sequence.
+"""Exchange of states: one all-gather of each segment's state from an empty start and of its link, and a fold along each sequence.
 
 A segment takes a state S to ``own + link · S``. The link of a recurrence without decay is the identity, that of decays a factor, that
 of rules that erase a matrix [K, K]; for a running maximum · is a sum and + the maximum.
@@ -17,38 +17,42 @@ from linattn.ops.checks import no_autocast
 from linattn.parallel.collectives import all_gather
 from linattn.parallel.layout import Exchange, Layout
 from linattn.parallel.rows import Rows
+from linattn.parallel.scan import scan
 
-Join = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # of own, link and the state before: the state after
+SCAN_ABOVE = 8  # processes, from which on all-gathering everyone's states takes longer than passing them on
+
+Join = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # (own, link, state before) -> state after
 
 
 def added(own: Tensor, link: Tensor | None, state: Tensor) -> Tensor:
-    """``own + link ⊙ state``; a link of None is 1."""
+    """Compute ``own + link ⊙ state``; a link of None is 1."""
     return own + (state if link is None else link * state)
 
 
 def transformed(own: Tensor, link: Tensor | None, state: Tensor) -> Tensor:
-    """``own + link state``, a product of matrices; in float64, which no card rounds to TF32."""
+    """Compute ``own + link state``, a product of matrices, in float64, which no GPU rounds to TF32."""
     assert link is not None
     wide = torch.complex128 if state.is_complex() else torch.float64
     return own + (link.to(wide) @ state.to(wide)).to(own.dtype)
 
 
 def largest(own: Tensor, link: Tensor | None, state: Tensor) -> Tensor:
-    """``max(own, link + state)``."""
+    """Compute ``max(own, link + state)``."""
     assert link is not None
     return torch.maximum(own, link + state)
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """How an operation's state goes through a segment.
+    """Passage of an operation's state through a segment.
 
     Args:
-        shape: of a state, without its rows.
-        own: for segments as :class:`Rows` the states that they make from nothing, [segments, B, *shape].
-        link: their links, [segments, B, ...], and the shape of one; None: the identity.
-        join: puts the two and a state before together.
-        empty: what a state is before the first token.
+        shape: shape of a state, without rows.
+        dtype: dtype of states.
+        own: function from segments, as :class:`Rows`, to their states from an empty start, [segments, B, *shape].
+        link: shape of a link, and the function from segments to links, [segments, B, ...]; None: the identity.
+        join: function from own state, link and state before the segment to the state after it.
+        empty: value of a state before the first token.
     """
 
     shape: tuple[int, ...]
@@ -60,10 +64,10 @@ class Recurrence:
 
 
 class Carried(NamedTuple):
-    """States before this process's segments and after the whole, and what was gathered.
+    """States before this process's segments and after the whole sequences, and the gathered tensor.
 
-    ``before`` [segments, B, ...] is None where all are empty; ``final`` [N B, ...] the last state of every sequence, None unless asked
-    for; ``gathered`` has to stay in the graph of every process, see :func:`linattn.parallel.collectives.tie`.
+    ``before`` [segments, B, ...] is None if all are empty; ``final`` [N B, ...] is the last state of every sequence, None unless
+    requested; ``gathered`` must stay in the graph of every process, see :func:`linattn.parallel.collectives.tie`.
     """
 
     before: Tensor | None
@@ -75,14 +79,16 @@ def carry(layout: Layout, of: Recurrence, inputs: Sequence[Tensor | None], initi
     """Exchange the states of a call on x [B, T, ...].
 
     Args:
-        layout: who holds what.
+        layout: the tokens of each process.
         of: the recurrence.
-        inputs: all that gradients can reach; the first are tokens [B, T, ...] of this process, for their batch and device.
-        initial: [N B, ...] or None; one of N, the number of packed sequences, and B is 1.
-        final: whether last states are wanted.
+        inputs: all tensors that may need gradients; the first has tokens [B, T, ...] of this process and gives batch and device.
+        initial: [N B, ...] for N packed sequences, where B or N is 1, or None.
+        final: also return the last states.
     """
     plan, x = layout.exchange(final), inputs[0]
     assert x is not None
+    if scanned(layout):
+        return _scanned(layout, of, inputs, initial, final=final)
     batch = x.shape[0]
     fresh = initial is None and not any(s.link for s in layout.local)
     with no_autocast(x):
@@ -100,13 +106,48 @@ def carry(layout: Layout, of: Recurrence, inputs: Sequence[Tensor | None], initi
     return Carried(None if fresh else before, state.flatten(0, 1) if final else None, gathered)
 
 
+def scanned(layout: Layout) -> bool:
+    """True where states are exchanged step by step: many processes, each with one part of the same rows."""
+    return layout.ranks > SCAN_ABOVE and layout.order == "contiguous" and layout.cu_seqlens is None
+
+
+def _scanned(layout: Layout, of: Recurrence, inputs: Sequence[Tensor | None], initial: Tensor | None, *, final: bool) -> Carried:
+    """:func:`carry` in logarithmically many steps."""
+    x = cast(Tensor, inputs[0])
+    rows = Rows(layout, tuple(range(len(layout.local))), x.shape[0])
+    with no_autocast(x):
+        identity = None if of.link is None else _identity(of, x)
+        shapes = [of.shape] if of.link is None else [of.shape, of.link[0]]
+        own, *links = (x.new_full((x.shape[0], *shape), of.empty, dtype=of.dtype) for shape in shapes)
+        if identity is not None:
+            links = [identity.expand_as(links[0])]
+        if rows.chosen:
+            own = of.own(rows).to(of.dtype)[0]
+            links = [] if of.link is None else [of.link[1](rows).to(of.dtype)[0].reshape(x.shape[0], *of.link[0])]
+        link = links[0] if links else None
+        state, before, last, whole = scan(own, link, of.join, (of.empty, identity), [*inputs, initial], layout.group)
+        gathered = state
+        if initial is not None:
+            state, last = of.join(state, before, initial), of.join(last, whole, initial)
+    fresh = initial is None and not any(s.link for s in layout.local)
+    return Carried(None if fresh else state[None], last if final else None, gathered)
+
+
+def _identity(of: Recurrence, x: Tensor) -> Tensor:
+    """Link of no tokens."""
+    assert of.link is not None
+    if of.join is transformed:
+        return torch.eye(of.link[0][-1], dtype=of.dtype, device=x.device)
+    return torch.full((), 0.0 if of.join is largest else 1.0, dtype=of.dtype, device=x.device)
+
+
 def _first(own: Tensor, *_: Tensor | None) -> Tensor:
-    """The state after a segment that begins its sequence, from nothing."""
+    """State after the first segment of a sequence, from an empty start."""
     return own
 
 
 def _gathered(layout: Layout, plan: Exchange, of: Recurrence, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Own states and links [slots, B, ...] of all processes, and both as they were gathered."""
+    """Own states and links [slots, B, ...] of all processes, and the gathered tensor that holds both."""
     x = cast(Tensor, inputs[0])
     rows = Rows(layout, plan.mine, x.shape[0])
     makers = [(of.shape, of.own), *([] if of.link is None else [of.link])]
@@ -127,7 +168,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 def _fold(
     layout: Layout, plan: Exchange, join: Join, sent: tuple[Tensor | None, Tensor | None], state: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Last states [N, B, ...] as far as the plan goes, and those before this process's segments."""
+    """Fold by the steps of the plan: the last states [N, B, ...], and the states before this process's segments."""
     own, link = sent
     before: dict[int, Tensor] = {}
     for n, step in enumerate(plan.steps):

@@ -1,4 +1,4 @@
-"""The tokens before each segment, for short convolutions, token shifts and windows; they may come from several processes."""
+"""Tokens before each segment, gathered from other processes, for short convolutions, token shifts and windows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ def halo(layout: Layout, x: Tensor, n: int, old: Tensor | None, returning: bool)
     """Put before each segment of x [B, T, D] the ``n`` tokens before it in its sequence, zeros where there are none.
 
     Args:
-        layout: who holds what.
+        layout: the tokens of each process.
         x: tokens of this process.
-        n: how many tokens.
+        n: number of tokens before each segment.
         old: [N B, n, D], the tokens before the first of every sequence; None: zeros.
-        returning: whether the last ``n`` tokens of every sequence are wanted.
+        returning: also return the last ``n`` tokens of every sequence.
 
     Returns:
-        The longer tokens [B, T + segments n, D]; the places of x's own among them [T], None where they are the last T; and the
-        last ``n`` of every sequence [N B, n, D], None unless wanted.
+        The longer tokens [B, T + segments n, D]; the indices of x's own tokens in it [T], None if they are the last T; and the
+        last ``n`` tokens of every sequence [N B, n, D], None unless requested.
     """
     if n == 0:
         none = x.new_zeros(layout.sequences * x.shape[0], 0, x.shape[2]) if returning else None
         return x, None if len(layout.local) < 2 else torch.arange(x.shape[1], device=x.device), none
     plan, batch = layout.exchange(returning), x.shape[0]
     gathered = _tails(layout, plan, x, n, old) if plan.width else None
-    pool = [x.new_zeros(1, batch, n, x.shape[2])]  # what can be before a segment: nothing, old tokens, tails
+    pool = [x.new_zeros(1, batch, n, x.shape[2])]  # possible contents before a segment: zeros, old tokens, tails of segments
     pool.append(pool[0].expand(layout.sequences, -1, -1, -1) if old is None else old.to(x.dtype).unflatten(0, (layout.sequences, batch)))
     if gathered is not None:
         pool.append(gathered)
@@ -43,12 +43,12 @@ def halo(layout: Layout, x: Tensor, n: int, old: Tensor | None, returning: bool)
 
 
 def _own(layout: Layout, n: int) -> Tensor:
-    """Places of this process's tokens where each segment has ``n`` others before it."""
+    """Indices of this process's tokens after ``n`` tokens are inserted before each segment."""
     return torch.cat([torch.arange(s.length) + s.offset + (i + 1) * n for i, s in enumerate(layout.local)])
 
 
 def _tails(layout: Layout, plan: Exchange, x: Tensor, n: int, old: Tensor | None) -> Tensor:
-    """The last ``n`` tokens of every segment that is sent, zeros before a short one, [slots, B, n, D]."""
+    """Gather the last ``n`` tokens of every segment in the plan, padded with zeros in front, [slots, B, n, D]."""
     batch, width = x.shape[0], x.shape[2]
     tails = []
     for i in plan.mine:
@@ -61,14 +61,14 @@ def _tails(layout: Layout, plan: Exchange, x: Tensor, n: int, old: Tensor | None
 
 
 def _before(layout: Layout, plan: Exchange, n: int) -> list[int]:
-    """Places in the pool of the ``n`` tokens before each segment of this process, then of the last ``n`` of every sequence."""
+    """Indices in the pool: of the ``n`` tokens before each segment of this process, then of the last ``n`` of every sequence."""
     slots = plan.slots
     chains: dict[int, list[Segment]] = {}
     for s in layout.segments:
         chains.setdefault(s.sequence, []).append(s)
 
     def walk(sequence: int, stop: int) -> list[int]:
-        """The last ``n`` tokens of the first ``stop`` segments of ``sequence``, the latest first, then reversed."""
+        """Indices of the last ``n`` tokens of the first ``stop`` segments of ``sequence``."""
         found: list[int] = []
         for s in reversed(chains.get(sequence, [])[:stop]):
             first = (1 + layout.sequences + slots[s]) * n

@@ -1,16 +1,17 @@
-"""Parameters that stay float32 under ``fully_shard``: each process has them whole, and their gradients are averaged."""
+"""Parameters that stay float32 under ``fully_shard``: replicated in each process, with averaged gradients."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from linattn.mixers import Mixer
+from linattn.parallel.tensor import Gradients
 
 
 class _Averaged(torch.autograd.Function):
@@ -29,11 +30,14 @@ class _Averaged(torch.autograd.Function):
         return None, *(p.view_as(c) for p, c in zip(parts, cotangents, strict=True))
 
 
-def replicate(model: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
+def replicate(model: nn.Module, mesh: DeviceMesh, gradients: Gradients | None = None) -> set[nn.Parameter]:
     """Make the ``keep_float32`` parameters of all mixers replicated DTensors, which their mixer sees as plain tensors in its forward pass.
 
-    Returns them, for ``fully_shard``'s ``ignored_params``. As DTensors they go with the sharded ones through optimizers,
-    clipping and checkpoints.
+    ``mesh`` has one dimension, or a second one of tensor parallelism: then ``gradients``, see :mod:`linattn.parallel.tensor`, describe
+    how they are cut there, and lose the parameters that are replicated here.
+
+    Returns these parameters, for ``fully_shard``'s ``ignored_params``. As DTensors they combine with the sharded parameters in
+    optimizers, clipping and checkpoints.
     """
     found: set[nn.Parameter] = set()
     for mixer in model.modules():
@@ -42,17 +46,20 @@ def replicate(model: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
             continue
         for name in names:
             own = getattr(mixer, name)
-            whole = DTensor.from_local(own.detach(), mesh, [Replicate()], run_check=False)
+            cut = [] if gradients is None else [gradients.pop(own)[0]]
+            if any(isinstance(p, Partial) for p in cut):
+                raise ValueError(f"{cast(Mixer, mixer).info.name} does not run under tensor parallelism: all heads share its {name}")
+            whole = DTensor.from_local(own.detach(), mesh, [Replicate(), *cut], run_check=False)
             setattr(mixer, name, nn.Parameter(whole, requires_grad=own.requires_grad))
             found.add(getattr(mixer, name))
-        swap = _Swap(names, mesh.get_group())
+        swap = _Swap(names, mesh.get_group(0))
         mixer.register_forward_pre_hook(swap.plain)
         mixer.register_forward_hook(swap.back, always_call=True)
     return found
 
 
 class _Swap:
-    """Hooks that put plain tensors in the place of a mixer's parameters while it runs."""
+    """Forward hooks that replace a mixer's DTensor parameters by plain tensors while it runs."""
 
     def __init__(self, names: list[str], group: dist.ProcessGroup) -> None:
         self.names, self.group = names, group

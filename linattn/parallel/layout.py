@@ -1,4 +1,4 @@
-"""Who holds which tokens of a sequence that several processes share."""
+"""Assignment of the tokens of a sequence to the processes that share it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ORDERS = ("contiguous", "zigzag")
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of tokens of one sequence in one process: ``start`` to ``stop`` of the whole, from ``offset`` on in its process."""
+    """Consecutive tokens of one sequence in one process: ``start`` to ``stop`` of the whole, at ``offset`` in the process."""
 
     sequence: int
     start: int
     stop: int
     rank: int
     offset: int
-    link: int  # its number, from 0, among those of its sequence
+    link: int  # index of the segment in its sequence
 
     @property
     def length(self) -> int:
@@ -37,13 +37,13 @@ class Segment:
 
     @property
     def own(self) -> slice:
-        """Its tokens in its process."""
+        """Slice of the process's tokens."""
         return slice(self.offset, self.offset + self.length)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the fold along sequences: ``rows`` of states move on by what lies in ``slots``, ``local`` segments begin before it."""
+    """Step of the fold along sequences: ``rows`` of states advance by the contents of ``slots``; ``local`` segments start before it."""
 
     local: tuple[tuple[int, int], ...]  # (segment of this process, row of its sequence)
     rows: tuple[int, ...]
@@ -52,15 +52,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one all-gather of states carries: ``width`` slots of each process, of which this one fills those of ``mine``."""
+    """Plan of one all-gather of states: ``width`` slots of each process, of which this process fills those of ``mine``."""
 
     name: str
     final: bool
     slots: dict[Segment, int]  # of all processes
-    sequences: tuple[int, ...]  # whose states are followed
+    sequences: tuple[int, ...]  # sequences whose states are computed
     mine: tuple[int, ...]  # segments of this process
     width: int
-    chained: bool  # whether a segment that is sent has another before it
+    chained: bool  # True if a sent segment has a predecessor
     steps: tuple[Step, ...]
 
 
@@ -73,8 +73,8 @@ class Layout:
         rank: this process's number in it.
         tokens: length of the whole sequence.
         parts: for each process the runs of tokens (start, stop) that it holds, in their order there.
-        cu_seqlens: borders of packed sequences [N + 1]; None: every row is one sequence.
-        order: as given to :meth:`of`.
+        cu_seqlens: boundaries of packed sequences [N + 1]; None: every row is one sequence.
+        order: order given to :meth:`of`.
     """
 
     group: dist.ProcessGroup
@@ -99,11 +99,11 @@ class Layout:
         Args:
             mesh: one-dimensional, or a process group; every process of it calls this with the same arguments.
             tokens: length of the whole sequence, the same in all rows of a batch.
-            cu_seqlens: [N + 1] int, borders of sequences packed into the whole; they may cross the cuts.
-            order: ``"contiguous"``: process i holds the i-th part; ``"zigzag"``: of twice as many parts the i-th and the i-th last, which
-                shares the work of causal softmax attention evenly.
-            sizes: tokens of each process, zeros allowed; None: as even as can be. Under ``"zigzag"`` each is halved, the first
-                half the longer one.
+            cu_seqlens: [N + 1] int, boundaries of packed sequences, which may span several processes.
+            order: ``"contiguous"``: process i holds the i-th part; ``"zigzag"``: process i holds the i-th and the i-th last of twice
+                as many parts, which balances the work of causal softmax attention.
+            sizes: tokens of each process, zeros allowed; None: as equal as possible. Under ``"zigzag"`` each is halved, and the
+                first half is the longer one.
 
         Raises:
             ValueError: naming the argument, what came and what was wanted.
@@ -140,7 +140,7 @@ class Layout:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """Where sequences begin and end, [N + 1]."""
+        """Boundaries of sequences, [N + 1]."""
         return (0, self.tokens) if self.cu_seqlens is None else self.cu_seqlens
 
     @cached_property
@@ -169,14 +169,14 @@ class Layout:
         return tuple(s for s in self.segments if s.rank == self.rank)
 
     def exchange(self, final: bool) -> Exchange:
-        """What the states of this layout need; ``final``: the last state of every sequence, in every process."""
+        """Plan the exchange of states; ``final``: include the last state of every sequence, in every process."""
         if ("exchange", final) not in self._memo:
             self._memo["exchange", final] = _exchange(self, final)
         found: Exchange = self._memo["exchange", final]
         return found
 
     def repeated(self, n: int) -> Layout:
-        """The layout in which every token stands for ``n``."""
+        """Layout with ``n`` tokens in the place of each."""
         if ("repeated", n) not in self._memo:
             parts = tuple(tuple((n * a, n * b) for a, b in runs) for runs in self.parts)
             cu = None if self.cu_seqlens is None else tuple(n * c for c in self.cu_seqlens)
@@ -185,7 +185,7 @@ class Layout:
         return found
 
     def index(self, name: str, values: Callable[[], Iterable[int] | Tensor], device: torch.device) -> Tensor:
-        """Integers ``values`` [..] on ``device``, made once under ``name``."""
+        """Integer tensor ``values`` on ``device``, cached under ``name``."""
         key = ("index", name, device)
         if key not in self._memo:
             found = values()
@@ -198,7 +198,7 @@ class Layout:
         return self.index("counts", lambda: (b - a for a, b in pairwise(self.borders)), device)
 
     def positions(self, device: torch.device) -> Tensor:
-        """Place of each of this process's tokens in its sequence, [T] int64."""
+        """Position of each of this process's tokens in its sequence, [T] int64."""
         return self.index("positions", lambda: _joined(self.local, lambda s: _from(s.start - self.borders[s.sequence], s.length)), device)
 
     def sequence(self, device: torch.device) -> Tensor:
@@ -206,7 +206,7 @@ class Layout:
         return self.index("sequence", lambda: _joined(self.local, lambda s: torch.full((s.length,), s.sequence)), device)
 
     def shard(self, t: Tensor, dim: int) -> Tensor:
-        """The tokens of this process, of ``t`` with all of them along ``dim``.
+        """Select this process's tokens from ``t``, which has all tokens along ``dim``.
 
         Raises:
             ValueError: unless ``t`` has the layout's number of tokens there.
@@ -216,9 +216,9 @@ class Layout:
         return runs[0] if len(runs) == 1 else torch.cat(runs, dim)
 
     def gather(self, t: Tensor, dim: int) -> Tensor:
-        """All tokens, in the order of the whole sequence, of each process's own ``t`` along ``dim``.
+        """Gather every process's ``t`` along ``dim`` into all tokens, in the order of the whole sequence.
 
-        The gradient sums what all processes ask for: it is that of the sum of their losses.
+        The gradient is that of the sum of all processes' losses.
 
         Raises:
             ValueError: unless ``t`` has this process's number of tokens there.
@@ -232,12 +232,12 @@ class Layout:
         return all_gather(own, self.group, (t,)).index_select(0, self.index("gather", self._places, t.device)).movedim(0, dim)
 
     def _places(self) -> Tensor:
-        """Where each token of the whole sequence lies in the gathered, padded shards, [tokens]."""
+        """Index of each token of the whole sequence in the gathered, padded shards, [tokens]."""
         longest, ordered = max(self.sizes), sorted(self.segments, key=lambda s: s.start)
         return _joined(ordered, lambda s: _from(s.rank * longest + s.offset, s.length))
 
     def _along(self, name: str, t: Tensor, dim: int, wanted: int, what: str) -> int:
-        """``dim`` from 0 on, along which ``t`` must have ``wanted`` entries."""
+        """Non-negative ``dim``, after checking that ``t`` has ``wanted`` entries along it."""
         if not -checks.tensor(name, t).ndim <= dim < t.ndim:
             raise ValueError(f"dim must be one of the {t.ndim} dimensions of {name}, but came as {dim}")
         if t.shape[dim] != wanted:
@@ -251,7 +251,7 @@ def _group(mesh: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh or a process group, but came as {described(mesh)}")
     if mesh.ndim != 1:
-        raise ValueError(f"mesh must have one dimension, the processes that share a sequence, but came with {mesh.ndim}")
+        raise ValueError(f"mesh must have one dimension, for the processes that share a sequence, but came with {mesh.ndim}")
     return mesh.get_group()
 
 
@@ -261,7 +261,7 @@ def _lengths(tokens: int, sizes: Sequence[int] | None, ranks: int, order: str) -
     if sizes is None:
         return [tokens // count + (i < tokens % count) for i in range(count)]
     if len(sizes) != ranks or sum(sizes) != tokens:
-        raise ValueError(f"sizes must be {ranks} lengths, one a process, that sum to tokens = {tokens}, but came as {list(sizes)}")
+        raise ValueError(f"sizes must be {ranks} lengths, one per process, with the sum tokens = {tokens}, but came as {list(sizes)}")
     for i, size in enumerate(sizes):
         whole(f"sizes[{i}]", size, 0)
     return list(sizes) if order == "contiguous" else [*((s + 1) // 2 for s in sizes), *(s // 2 for s in reversed(sizes))]
@@ -297,7 +297,7 @@ def _exchange(layout: Layout, final: bool) -> Exchange:
     slots = {s: s.rank * width + i for s, i in sent}
     followed = sorted(range(layout.sequences) if final else {s.sequence for s in layout.local})
     row = {sequence: i for i, sequence in enumerate(followed)}
-    ahead = max([s.link for s in layout.local], default=0)  # without final states the fold ends there
+    ahead = max([s.link for s in layout.local], default=0)  # without final states the fold ends at this link
     chains: list[list[Segment]] = [[] for _ in range(max(count, default=0))]
     for s in layout.segments:
         if s.sequence in row:

@@ -1,6 +1,6 @@
-"""Operations on a part of a sequence: the state that comes in is made first, then the operation runs as in a single process.
+"""Operations under context parallelism: the state before this process's tokens is computed first, then the operation runs from it.
 
-Each function takes the layout, the operation itself as one process has it, and its arguments.
+Each function takes the layout, the single-process operation, and its arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def linear_attention(layout: Layout, op: Op, q: Tensor, k: Tensor, v: Tensor, **
 
 
 class _Attention:
-    """A call of linear attention: its state with z, the sum of the keys, as a last column where it is normalised."""
+    """A call of linear attention, whose state has z, the sum of the keys, as its last column if normalised."""
 
     def __init__(self, op: Op, k: Tensor, v: Tensor, options: dict[str, Any]) -> None:
         self.op, self.k, self.v, self.options = op, k, v, options
@@ -70,7 +70,7 @@ class _Attention:
         return replace(of, link=((heads, self.size[0] if per_channel else 1, 1), self.factor), join=added)
 
     def taken(self, rows: Rows) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """k, v and what acts on the state, of the tokens of ``rows``."""
+        """k, v and the options that update the state, for the tokens of ``rows``."""
         return rows.take(self.k), rows.take(self.v), _taken(rows, self.writes)
 
     def own(self, rows: Rows) -> Tensor:
@@ -104,7 +104,7 @@ class _Attention:
         return _each(o, lambda t: tie(rows.put(t), carried.gathered, carried.final, *others))
 
     def _whole(self, layout: Layout, q: Tensor, carried: Carried, options: dict[str, Any]) -> Any:
-        """Every query reads the last state of its sequence."""
+        """Compute the non-causal form, in which every query reads the last state of its sequence."""
         assert carried.final is not None
         last, nothing = carried.final.unflatten(0, (layout.sequences, -1)), (self.k[:, :0], self.v[:, :0])
         parts = [self.op(q[:, s.own], *nothing, initial_state=self.pair(last[s.sequence]), **options) for s in layout.local]
@@ -113,7 +113,7 @@ class _Attention:
         return _each(joined, lambda t: tie(t, carried.gathered, carried.final))
 
     def pair(self, s: Tensor | None) -> Any:
-        """A state as the operation has it: S, or S and z."""
+        """Split a state into the operation's form: S, or S and z."""
         return (s[..., :-1], s[..., -1]) if self.normalized and s is not None else s
 
 
@@ -192,7 +192,7 @@ def outer_decay(layout: Layout, op: Op, q: Tensor, k: Tensor, v: Tensor, key_dec
 def lti(layout: Layout, op: Op, u: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None = None, **options: Any) -> Any:
     """:func:`linattn.lti`."""
     if options.get("lengths") is not None:
-        raise ValueError("lengths are of whole rows, which no process holds under context_parallel: use cu_seqlens of the layout")
+        raise ValueError("lengths cannot be given under context_parallel, which splits rows: use the cu_seqlens of the layout")
     _check(layout, options, u=u)
     if u.ndim == 3:  # one signal a channel
         given = None if initial_state is None else initial_state[..., None]
@@ -215,7 +215,7 @@ def lti(layout: Layout, op: Op, u: Tensor, A: Tensor, B: Tensor, C: Tensor, init
 
 
 def short_convolution(layout: Layout, op: Op, x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-    """:func:`linattn.ops.short_convolution.short_convolution`; ``before`` are the tokens before the whole sequences, [N B, W - 1, D]."""
+    """:func:`linattn.ops.short_convolution.short_convolution`; ``before``: tokens before the whole sequences, [N B, W - 1, D]."""
     _check(layout, options, x=x)
     before = options.pop("before", None)
     longer, places, _ = halo.halo(layout, x, weight.shape[2] - 1, before, False)
@@ -228,7 +228,7 @@ def short_convolution(layout: Layout, op: Op, x: Tensor, weight: Tensor, bias: T
 
 
 def _run(layout: Layout, of: Recurrence, scanned: Op, x: Tensor, others: tuple[Tensor | None, ...], options: dict[str, Any]) -> Any:
-    """The operation ``scanned`` on all segments of this process, from the states before them."""
+    """Run ``scanned`` on all segments of this process from the states before them."""
     initial, final = options.get("initial_state"), checks.flag("return_state", options.get("return_state", False))
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[N, ...]", (layout.sequences * x.shape[0], *of.shape))
@@ -241,9 +241,9 @@ def _run(layout: Layout, of: Recurrence, scanned: Op, x: Tensor, others: tuple[T
 
 
 def _check(layout: Layout, options: dict[str, Any], **tensors: Tensor | None) -> None:
-    """Refuse ``cu_seqlens``, and tensors [B, T, ...] with other tokens than this process's."""
+    """Raise ValueError for ``cu_seqlens``, and for tensors [B, T, ...] without this process's number of tokens."""
     if options.pop("cu_seqlens", None) is not None:
-        raise ValueError("cu_seqlens belong to the layout under context_parallel, which has those of the whole: give them to Layout.of")
+        raise ValueError("cu_seqlens cannot be given under context_parallel: give those of the whole sequence to Layout.of")
     for name, t in tensors.items():
         if t is None or (name == "decay" and t.ndim <= 2):
             continue
@@ -252,11 +252,11 @@ def _check(layout: Layout, options: dict[str, Any], **tensors: Tensor | None) ->
                 f"{name} must have this process's {layout.length} tokens under context_parallel, but came with {list(t.shape)}"
             )
         if layout.cu_seqlens is not None and t.shape[0] != 1:
-            raise ValueError(f"{name} must have one row, for the layout packs sequences, but came with {list(t.shape)}")
+            raise ValueError(f"{name} must have one row, because the layout packs sequences, but came with {list(t.shape)}")
 
 
 def _taken(rows: Rows, tensors: dict[str, Any]) -> dict[str, Any]:
-    """``tensors`` with the tokens of ``rows`` alone; what has no tokens stays."""
+    """Select the tokens of ``rows`` in ``tensors``; tensors without a token dimension are unchanged."""
 
     def taken(t: Any) -> Any:
         if isinstance(t, (tuple, list)):
@@ -267,7 +267,7 @@ def _taken(rows: Rows, tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def _constant_or_sum(rows: Rows, decay: Tensor, constant: int) -> Tensor:
-    """Total decay of each segment, [segments, B, ...], of a decay for each token or, with at most ``constant`` axes, one for all."""
+    """Total decay of each segment, [segments, B, ...]; a decay with at most ``constant`` dimensions is the same for all tokens."""
     if decay.ndim > constant:
         return rows.totals(decay)
     lengths = torch.tensor(rows.lengths, dtype=decay.real.dtype, device=decay.device)
@@ -276,7 +276,7 @@ def _constant_or_sum(rows: Rows, decay: Tensor, constant: int) -> Tensor:
 
 
 def _unread(layout: Layout, *tensors: Any) -> list[Tensor]:
-    """All ``tensors`` where this process has a token at most: they get gradients of zero, of which an operation may leave none."""
+    """All ``tensors`` if this process has at most one token: they need gradients of zero, which an operation may omit."""
     if layout.length > 1:
         return []
     flat = [t for given in tensors for t in (given if isinstance(given, tuple) else (given,))]

@@ -1,4 +1,4 @@
-"""Segments of one process as the rows, or the packed sequences, of an operation's call."""
+"""Segments of one process as rows or packed sequences of a call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from linattn.parallel.layout import Layout
 
 @dataclass(frozen=True)
 class Rows:
-    """Some segments of a process for ``batch`` rows of tokens: one segment stays as it is, several are packed end to end.
+    """Selected segments of a process for ``batch`` rows of tokens: a single one is not copied, several are packed end to end.
 
-    ``chosen`` are places in ``layout.local``, rising. The call's sequences are those of the first row, then of the second.
+    ``chosen`` are increasing indices into ``layout.local``. The sequences of the call are those of the first row, then of the second.
     """
 
     layout: Layout
@@ -32,31 +32,31 @@ class Rows:
         return [self.layout.local[i].length for i in self.chosen]
 
     def take(self, t: Tensor) -> Tensor:
-        """The tokens of [B, T, ...]: [B, T', ...], or packed [1, B T', ...]."""
+        """Select the segments' tokens of ``t`` [B, T, ...]: [B, T', ...], or packed [1, B T', ...]."""
         if len(self.chosen) < len(self.layout.local) or not self.chosen:
             runs = [t[:, self.layout.local[i].own] for i in self.chosen]
             t = runs[0] if len(runs) == 1 else torch.cat(runs, 1) if runs else t[:, :0]
         return t.flatten(0, 1)[None] if self.packed else t
 
     def put(self, t: Tensor) -> Tensor:
-        """Undo :meth:`take` of all segments."""
+        """Invert :meth:`take` of all segments."""
         return t[0].unflatten(0, (self.batch, -1)) if self.packed else t
 
     def cu_seqlens(self, device: torch.device) -> Tensor | None:
-        """Borders of the packed segments; None if there is one a row."""
+        """Boundaries of the packed segments; None if each row is one segment."""
         if not self.packed:
             return None
         name = f"rows of {self.batch}: {self.chosen}"
         return self.layout.index(name, lambda: accumulate(self.lengths * self.batch, initial=0), device)
 
     def states(self, t: Tensor) -> Tensor:
-        """States [segments, B, ...] in the order of the call, [rows, ...]."""
+        """Reorder states [segments, B, ...] to the sequences of the call, [rows, ...]."""
         return t.transpose(0, 1).flatten(0, 1)
 
     def by_segment(self, t: Tensor) -> Tensor:
-        """Undo :meth:`states`."""
+        """Invert :meth:`states`."""
         return t.unflatten(0, (self.batch, len(self.chosen))).transpose(0, 1)
 
     def totals(self, t: Tensor) -> Tensor:
-        """Sums of [B, T, ...] over the tokens of each segment, [segments, B, ...]."""
+        """Sum ``t`` [B, T, ...] over the tokens of each segment, [segments, B, ...]."""
         return torch.stack([t[:, self.layout.local[i].own].sum(1) for i in self.chosen])

@@ -1,4 +1,4 @@
-"""Reports: one comparison of several mixers, written down as JSON and as a page, and what pages and plots are made of."""
+"""Reports: the comparison of several mixers as JSON and as a page, and parts of pages and plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The options of a comparison, which stand above this floor."""
+    """Import the options of a comparison on demand, because they belong to a higher layer."""
     if name not in ("CompareOptions", "QUICK"):
         raise AttributeError(f"module 'linattn.report' has no attribute {name!r}")
     return getattr(import_module("linattn.compare.options"), name)
@@ -22,10 +22,10 @@ def compare(options: CompareOptions | None = None, *, progress: bool = False) ->
 
     Args:
         options: what to compare; the defaults take some minutes on two cores.
-        progress: show on stderr how far it is.
+        progress: show progress on stderr.
 
     Returns:
-        What ``report.json`` holds.
+        The content of ``report.json``.
 
     Raises:
         ValueError: a mixer, text or size that cannot be compared, or a folder that holds something else.

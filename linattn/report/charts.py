@@ -19,6 +19,6 @@ class Chart:
 
 
 def line_chart(heading: Heading, found: str, series: Sequence[Series], x: Axis, y: Axis) -> Chart:
-    """Lines under ``heading``; to readers aloud the drawing says what was ``found``, too."""
+    """Plot lines under ``heading``; screen readers also read the sentence ``found``."""
     told = replace(heading, description=f"{heading.description} {found}")
     return Chart(heading.title, heading.description, found, lines(told, series, x, y))

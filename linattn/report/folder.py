@@ -1,7 +1,7 @@
-"""The folder of a report: whose it is, and how it is filled without ever showing half a file.
+"""Folder of a report, whose files are written atomically.
 
-report.json is there from the first moment, first with ``complete: false``, and says that the folder is a comparison's. A
-comparison replaces report.json, report.html and models/ of an earlier one and touches nothing else.
+report.json exists from the start, first with ``complete: false``, and marks the folder as a comparison's. A comparison replaces
+report.json, report.html and models/ of an earlier one and no other files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 class Folder:
-    """The output folder of one comparison, or of what another ``schema`` names; refuses one that holds something else."""
+    """Output folder of a comparison, or of another ``schema``; raises ValueError if it holds other files."""
 
     def __init__(self, path: Path, schema: str = SCHEMA) -> None:
         self.path, self.schema = path, schema
@@ -37,7 +37,7 @@ class Folder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let no other process write here meanwhile; raises ValueError where one does, or has left something else here by now."""
+        """Lock the folder; raises ValueError if another process is writing to it, or has written other files."""
         with only_writer(self.path):
             self._check()
             yield
@@ -54,7 +54,7 @@ class Folder:
         return report
 
     def begin(self, report: dict) -> None:
-        """Clear an earlier report away and leave the mark of the new one."""
+        """Remove an earlier report and write the new one as incomplete."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.save(report)
         self.html.unlink(missing_ok=True)
@@ -67,9 +67,9 @@ class Folder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path`` as UTF-8, whole or not at all; what UTF-8 can't say (half of a file's name) becomes "?".
+    """Write ``path`` as UTF-8, atomically; characters that UTF-8 cannot encode (from invalid file names) become "?".
 
-    A device or a pipe, such as ``/dev/stdout``, is written to as it is: nothing can take its place.
+    A device or a pipe, such as ``/dev/stdout``, is written to directly, because it cannot be replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         path.write_text(text, encoding="utf-8", errors="replace", newline="\n")

@@ -11,17 +11,22 @@ from linattn.report.charts import Chart
 from linattn.report.plot import STYLES
 
 SENTENCE = 24  # letters; a cell with more makes its column one of sentences
-_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"  # the browser is told to load nothing, too
+STYLES_ONLY = "default-src 'none'; style-src 'unsafe-inline'"  # content policy of a page that loads nothing
 
 
-def document(title: str, parts: Sequence[str], data: object) -> str:
-    """The whole page: ``parts`` are HTML, ``data`` is what the page shows, inlined for whoever wants to compute with it."""
+def opening(policy: str) -> str:
+    """Beginning of a page, up to its title, under a content security ``policy``."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_NOTHING}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">"""
+
+
+def document(title: str, parts: Sequence[str], data: object) -> str:
+    """Render a page of ``parts``, which are HTML, with ``data``, the figures of the page, inlined as JSON."""
+    return f"""{opening(STYLES_ONLY)}
 <title>{escape(title)} · linattn</title>
 <style>
 {Path(__file__).with_name("page.css").read_text(encoding="utf-8")}</style>
@@ -38,7 +43,7 @@ def document(title: str, parts: Sequence[str], data: object) -> str:
 
 
 def inlined(value: object) -> str:
-    """JSON that may stand in a script element: no character of it can end the element or a line of a script."""
+    """Encode JSON for a script element, without characters that could end the element or a line of a script."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -60,13 +65,13 @@ def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], capti
 
 
 def named(name: str, style: int) -> str:
-    """A name behind a piece of its line in the plots."""
+    """Name with a sample of its line in the plots."""
     s = f"s{style % STYLES}"
     return f'<span class="key"><svg viewBox="0 0 34 12" aria-hidden="true"><path class="line {s}" d="M1 6H33"/></svg>{escape(name)}</span>'
 
 
 def plots(drawn: Sequence[Chart]) -> str:
-    """The plots, each with what it shows and what came out."""
+    """Section of the plots with their descriptions and results."""
     figures = "\n".join(
         f"<figure><h3>{escape(c.title)}</h3>\n<figcaption>{escape(c.meaning)} <b>{escape(c.found)}</b></figcaption>\n{c.svg}</figure>"
         for c in drawn
@@ -97,7 +102,7 @@ def measured_by(report: dict) -> str:
 
 
 def papers(mixers: Sequence[dict]) -> str:
-    """The titles of ``mixers`` and where they come from."""
+    """Titles of ``mixers`` with their papers."""
     return ", ".join(escape(m["title"]) + (f" (arXiv {escape(m['arxiv'])})" if m["arxiv"] else "") for m in mixers)
 
 

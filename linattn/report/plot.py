@@ -55,7 +55,7 @@ def lines(heading: Heading, series: Sequence[Series], x: Axis, y: Axis) -> str:
 
 
 def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Callable[[float], str]) -> str:
-    """Horizontal bars from 0, each (name, value, style), the name above and the value behind it."""
+    """Horizontal bars from 0, each (name, value, style), the name above and the value after it."""
     step, longest = 44, max(v for _, v, _ in values) or 1.0
     parts = []
     for i, (name, value, style) in enumerate(values):

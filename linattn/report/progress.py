@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Says what happens, if ``shown``."""
+    """Progress on stderr, if ``shown``."""
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown
@@ -25,7 +25,7 @@ class Progress:
         return self.shown and sys.stderr.isatty()
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         if self.shown:
             print(line, file=sys.stderr, flush=True)
 
@@ -45,7 +45,7 @@ class Progress:
 
     @contextmanager
     def counted(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
-        """A function to call after each of ``total`` parts with what to say of it; ``done`` of them are finished."""
+        """Context with a function to call after each of ``total`` parts with its description; ``done`` parts are already finished."""
         if not self.bars:
             count = iter(range(done + 1, total + 1))
             yield lambda said: self.say(f"{title}: {next(count, total)} of {total}: {said}")
@@ -53,6 +53,13 @@ class Progress:
         with _bars() as bars:
             task = bars.add_task(title, total=total, completed=done)
             yield lambda said: bars.update(task, advance=1, description=f"{title}: {said}")
+
+    @contextmanager
+    def amount(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A function to call with how much of ``total`` is done, on a terminal."""
+        with _bars() as bars:
+            task = bars.add_task(title, total=total)
+            yield lambda done: bars.update(task, completed=done)
 
 
 def _bars() -> Bars:

@@ -1,4 +1,4 @@
-"""Axes of a plot: where a value lies between two ends, and the round values to write beside it."""
+"""Scales of a plot: positions of values between two ends, and ticks at round values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """A map of values to places in [0, 1]; ``low`` < ``high``, and ``ticks`` ascend within them."""
+    """Map of values to positions in [0, 1]; ``low`` < ``high``, and ``ticks`` ascend within them."""
 
     low: float
     high: float
@@ -17,7 +17,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of ``value``, 0 at the low end and 1 at the high end; what lies outside is put on the nearer end."""
+        """Position of ``value``, 0 at the low end and 1 at the high end; values outside are clamped."""
         low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, max(value, self.low)))
         return min((value - low) / (high - low), 1.0)
 
@@ -51,7 +51,7 @@ def logarithmic(values: Iterable[float], *, base: int = 10, count: int = 7) -> S
 
 
 def _steps(low: float, high: float, base: int) -> list[tuple[int, float]]:
-    """Ticks, each behind its mantissa, from the last one not above ``low`` to the first not below ``high``, two at least."""
+    """Pairs of mantissa and tick, from the last one not above ``low`` to the first not below ``high``, two at least."""
     first, last = math.floor(math.log(low, base)) - 1, math.ceil(math.log(high, base)) + 1
     mantissas = (1, 2, 5) if base == 10 else (1,)
     steps = [(m, float(m) * float(base) ** power) for power in range(first, last + 1) for m in mantissas]

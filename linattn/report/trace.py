@@ -1,4 +1,4 @@
-"""A traced step of a generation in lines of text."""
+"""Lines of text for a traced step of generation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines(trace: Trace) -> Iterator[str]:
 
 
 def quoted(text: str) -> str:
-    """``text`` in quotes on one line, what a terminal would obey as Python writes it."""
+    """Quote ``text`` on one line, with control codes escaped as in Python."""
     return "'" + "".join(c if c not in "\n\t" and printable(c) else c.encode("unicode_escape").decode() for c in text) + "'"
 
 
@@ -77,7 +77,7 @@ def how(trace: Trace) -> str:
 
 
 def name_of(stage: Stage) -> str:
-    """The layer's number in front of its mixer; its feed-forward stands below."""
+    """Name of a stage: a mixer has its layer's number, a feed-forward follows it."""
     if stage.part == "mixer":
         return f"  layer {stage.layer} {stage.name}"
     return f"    {stage.name} norm" if stage.part == "norm" else f"    {stage.name}"

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin
 import torch
 
 from linattn import mixers
+from linattn.arguments import suggestion
 
 # What plots call an option, where its name and value are too long for them.
 _SHORT = {"negative_eigenvalues true": "β<2", "conv_width 1": "", "heads 8": "", "state_size": "K", "head_dim": "V", "substeps": "n"}
@@ -75,7 +76,7 @@ def parse(text: str) -> Variant:
         if not found:
             raise ValueError(f"a mixer must be written as name:option=value, but came as {text!r}")
         if option not in has:
-            raise ValueError(f"mixer {name!r} has no option {option!r}; it has: {', '.join(has) or 'none but dim'}")
+            raise ValueError(f"mixer {name!r} has no option {option!r}{suggestion(option, has)}")
         options[option] = _value(value)
         if not _fits(options[option], type_ := wanted[option].annotation):
             raise ValueError(f"{option} of mixer {name!r} must be {inspect.formatannotation(type_)}, but came as {value!r}")

@@ -1,7 +1,7 @@
 """SHA-256 checksums in safetensors files, by which a flipped bit is detected.
 
-The checksum stands in the file's metadata and covers every byte of the file but its own digits. A file without one is read as it is: the
-files of others and of earlier versions have none.
+The checksum stands in the file's metadata and covers every byte of the file but its own digits. A file without one is not
+checked: other programs and earlier versions write none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from linattn.state.files import replacing
 
 KEY, PREFIX = "checksum", "sha256:"
-BLANK = PREFIX + 64 * "0"  # stands where the digest comes
+BLANK = PREFIX + 64 * "0"  # placeholder of the digest
 _LONGEST = 100_000_000  # bytes of a header, as safetensors has it
 _PIECE = 1 << 20
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with a checksum, whole or not at all.
+    """Write a safetensors file with a checksum, atomically.
 
     Raises:
         OSError: where it cannot be written.
@@ -65,7 +65,7 @@ def damage(path: Path, metadata: Mapping[str, str] | None) -> str | None:
     # Either the key or the prefix: one flipped bit can make only one of them unreadable, so it cannot hide that there is a checksum.
     found = [value for key, value in (metadata or {}).items() if key == KEY or value.startswith(PREFIX)]
     if found and found[0] != PREFIX + digest(path, found[0]):
-        return "is damaged: its SHA-256 is not the one that was written into it"
+        return "is damaged: its SHA-256 differs from the one recorded in it"
     return None
 
 

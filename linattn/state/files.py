@@ -20,11 +20,11 @@ def writable(path: str | os.PathLike[str]) -> Path:
     """
     path = Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"{path} cannot be written: it is a folder, and a file is wanted")
+        raise IsADirectoryError(f"{path} cannot be written: it is a folder, not a file")
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} cannot be written: it is a device or a pipe, and a file is wanted")
+        raise OSError(f"{path} cannot be written: it is a device or a pipe, not a file")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise FileNotFoundError(f"{path} cannot be written: {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{path} cannot be written: no permission to write in the folder {path.parent}")
     return path
@@ -67,15 +67,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
         yield aside
-        _sync(aside)
+        sync(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    if os.name != "nt":  # Windows has no handle of a folder, and its rename is already ordered
-        _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Sync ``path``, a file or a folder, to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows has no handle of a folder, and its renames are already ordered
+        return
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(handle)

@@ -36,7 +36,7 @@ def identity(model: nn.Module) -> dict[str, Any]:
 def difference(theirs: Any, ours: Mapping[str, Any]) -> str | None:
     """Difference between a file's model and the given one, worded to follow the file's name; None if they are the same."""
     if not isinstance(theirs, dict) or not isinstance(theirs.get("config"), dict):
-        return "does not say which model it belongs to"
+        return "does not name its model"
     config, own = theirs["config"], ours["config"]
     for name in sorted(config.keys() | own.keys()):
         if config.get(name) != own.get(name):
@@ -51,7 +51,7 @@ def difference(theirs: Any, ours: Mapping[str, Any]) -> str | None:
 def _weights(model: nn.Module) -> str:
     tensors, told = model.state_dict(keep_vars=True), json.dumps(adapters(model), default=str)
     if away := [name for name, t in tensors.items() if t.is_meta]:
-        raise ValueError(f"the weights of {away[0]!r} are not in memory, so it cannot be said which model the state belongs to")
+        raise ValueError(f"the weights of {away[0]!r} are not in memory, so the model of the state cannot be identified")
     known, marks = _KNOWN.get(model), _marks(tensors.values())
     if known is not None and marks is not None and known[0] == (told, marks):
         return known[1]
@@ -77,7 +77,7 @@ def _marks(tensors: Collection[Tensor]) -> list[tuple[int, int, int]] | None:
 def sums_of_bits(tensors: Collection[Tensor]) -> list[int]:
     """Sum the bits of each tensor as 64-bit integers, and the remaining bytes."""
     sums = [_sum(t) for t in tensors]
-    return [int(total) for total in sums]  # a GPU has them all to do before the first is waited for
+    return [int(total) for total in sums]  # a GPU computes all of them before the first synchronisation
 
 
 def _sum(t: Tensor) -> Tensor:

@@ -30,9 +30,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(
-            f"another process{_told(holder)} is writing to {folder}: wait until it has ended, or name another folder"
-        ) from None
+        raise ValueError(f"another process{_told(holder)} is writing to {folder}: wait until it ends, or choose another folder") from None
     try:
         holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield

@@ -67,7 +67,7 @@ class State:
             index = torch.as_tensor(rows)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"rows must be integers of shape [n], but came as {described(rows)}") from None
-        index = tensor("rows", index if index.numel() else index.long())  # an empty list says no dtype
+        index = tensor("rows", index if index.numel() else index.long())  # an empty list has no integer dtype
         if index.is_meta and not all(t.is_meta for layer in self.layers for t in layer.values()):
             raise ValueError("rows must hold numbers, but is on meta")
         if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
@@ -88,8 +88,8 @@ class State:
         """Concatenate the rows of several states of one model.
 
         Raises:
-            ValueError: if tensors differ in more than their rows, as those of layers that keep every token do when the
-                states have read different numbers of tokens.
+            ValueError: if tensors differ in more than their rows, as those of layers with a cache do after different numbers
+                of tokens.
         """
         if not isinstance(states, (list, tuple)) or not all(isinstance(s, State) for s in states):
             raise TypeError(f"states must be a list of linattn.State, but came as {described(states)}")
@@ -98,7 +98,7 @@ class State:
         first, *rest = states
         for other in rest:
             if [(k, t.shape[1:], t.dtype) for k, t in _named(first)] != [(k, t.shape[1:], t.dtype) for k, t in _named(other)]:
-                raise ValueError("states must have tensors of the same names, dtypes and sizes to be put together, rows aside")
+                raise ValueError("states must have tensors of equal names, dtypes and sizes except rows")
         parts = zip(*(s.layers for s in states), strict=True)
         return State([{name: torch.cat([p[name] for p in layers]) for name in layers[0]} for layers in parts])
 
@@ -115,20 +115,27 @@ class State:
             if not isinstance(target, torch.dtype):
                 known_device("targets", target)
             elif target not in (torch.float32, torch.float64):
-                raise ValueError(f"targets: a state is kept in torch.float32 or torch.float64, but {target} was asked for")
+                raise ValueError(f"targets must be torch.float32 or torch.float64 as dtype, but came as {target}")
         return self._map(lambda t: _moved(t, targets))
 
     @typed
-    def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None, description: Mapping[str, Any] | None = None) -> None:
-        """Write one safetensors file with a checksum, whole or not at all.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        description: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write one safetensors file with a checksum, atomically.
 
         Args:
             path: the file; an old one is replaced.
-            model: the model whose state this is: its configuration, its dtype and a hash of its weights go into the file.
-            description: JSON values that say what else the state belongs to; :meth:`load` can demand the same.
+            model: the model whose state this is: its configuration, its dtype and a hash of its weights go into the file. Or the model's
+                identity, as ``linattn.state.identity.identity`` returns it.
+            description: JSON values that identify the state further; :meth:`load` can require them.
         """
         header = {"format": FORMAT, "version": VERSION, "layers": _names(self), "description": dict(description or {})}
-        header |= {} if model is None else {"model": identity(model)}
+        header |= {} if model is None else {"model": _identity(model)}
         try:
             text = json.dumps(header, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -141,7 +148,7 @@ class State:
         cls,
         path: str | os.PathLike[str],
         *,
-        model: nn.Module | None = None,
+        model: nn.Module | Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
         description: Mapping[str, Any] | None = None,
     ) -> State:
@@ -149,8 +156,8 @@ class State:
 
         Args:
             path: the file.
-            model: if given, the file must have been saved with a model of the same configuration, dtype and weights.
-            device: where the tensors go; None: to the model, or to the host's memory.
+            model: if given, a model or its identity: the file must have been saved with one of the same configuration, dtype and weights.
+            device: device of the tensors; None: the model's, or the host.
             description: if given, the file must have been saved with an equal one.
 
         Raises:
@@ -164,7 +171,7 @@ class State:
         if device is not None:
             known_device("device", device)
         else:
-            device = "cpu" if model is None else next(model.parameters()).device
+            device = next(model.parameters()).device if isinstance(model, nn.Module) else "cpu"
         with path.open("rb"):  # safetensors names no file in its errors
             pass
         try:
@@ -216,19 +223,23 @@ def _key(layer: int, name: str) -> str:
     return f"{layer}.{name}"
 
 
-def _checked(file: Any, model: nn.Module | None, description: Mapping[str, Any] | None) -> list[list[str]]:
+def _identity(model: nn.Module | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(model) if isinstance(model, Mapping) else identity(model)
+
+
+def _checked(file: Any, model: nn.Module | Mapping[str, Any] | None, description: Mapping[str, Any] | None) -> list[list[str]]:
     """Check the header and all shapes; returns the names of each layer's tensors. Errors are worded to follow the path."""
     header = _header((file.metadata() or {}).get("linattn"))
     if header.get("version") != VERSION:
         raise ValueError(f"has version {header.get('version')!r} of the format, but this linattn reads version {VERSION}")
-    other = None if model is None else difference(header.get("model"), identity(model))
+    other = None if model is None else difference(header.get("model"), _identity(model))
     if other is not None:
         raise ValueError(other)
     layers = header.get("layers")
     if not isinstance(layers, list) or not all(isinstance(n, list) and all(isinstance(s, str) for s in n) for n in layers):
-        raise ValueError("has a header without the names of its tensors")
+        raise ValueError("has a header without tensor names")
     if sorted(file.keys()) != sorted(_key(i, name) for i, names in enumerate(layers) for name in names):
-        raise ValueError("has other tensors than its header names")
+        raise ValueError("has other tensors than its header lists")
     rows = None
     for key in sorted(file.keys()):
         rows = _rows(f"does not fit: {key!r}", file.get_slice(key).get_shape(), rows)

@@ -41,7 +41,7 @@ class PrefixStore:
         whole("max_bytes", max_bytes, 1)
         self.folder, self.max_bytes = Path(folder), max_bytes
         if self.folder.is_file():
-            raise NotADirectoryError(f"{folder} is a file, and a folder for states is wanted")
+            raise NotADirectoryError(f"{folder} is a file, not a folder for states")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / ".lock")
 
@@ -82,7 +82,7 @@ class PrefixStore:
         n = len(tokens)
         key = _keys(_start(model), tokens, [n])[n]
         with self._lock:
-            for left in self.folder.glob(".*.part"):  # of a process that died: the lock excludes other writers
+            for left in self.folder.glob(".*.part"):  # left by a killed process, since the lock excludes other writers
                 left.unlink()
             path = self._path(n, key)
             if state.nbytes <= self.max_bytes:

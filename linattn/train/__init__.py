@@ -1,4 +1,4 @@
-"""Training a language model on text, so that it can be killed at any moment and goes on bit for bit."""
+"""Training of a language model on text: killed at any moment, a run resumes bit for bit."""
 
 from importlib import import_module
 

@@ -20,7 +20,10 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def mark(folder: Path, **about: Any) -> None:
-    """Declare ``folder`` whole; the last thing that is written to it. ``about``, kept in the mark, has step, seconds and losses."""
+    """Declare ``folder`` complete, by the last file that is written to it.
+
+    The file records ``about`` (step, seconds, losses, counts) with the sizes and SHA-256 digests of the other files.
+    """
     files = [path for path in folder.iterdir() if path.name != MARK]
     sizes, digests = {path.name: path.stat().st_size for path in files}, {path.name: digest(path) for path in files}
     content = {**about, "files": sizes, "sha256": digests}
@@ -29,10 +32,10 @@ def mark(folder: Path, **about: Any) -> None:
 
 
 def marked(folder: Path) -> dict[str, Any] | None:
-    """What :func:`mark` wrote, or None where the folder is not whole: a process was killed before its last file was there.
+    """Read the record that :func:`mark` wrote; None if the checkpoint is incomplete, because its process was killed while it wrote.
 
     Raises:
-        ValueError: where the mark itself is damaged, which no killed process leaves behind.
+        ValueError: if the record itself is damaged; a killed process does not cause that.
     """
     path = folder / MARK
     if not path.is_file():
@@ -41,24 +44,24 @@ def marked(folder: Path) -> dict[str, Any] | None:
     with content_of(path):
         if lacking := {"step", "seconds", "losses", "files"} - about.keys():
             raise KeyError(min(lacking))
-        # Digests without the mark's own: the word "checksum" itself is damaged. Neither: an earlier version wrote it.
+        # Digests without a checksum: the word "checksum" itself is damaged. Without both: an earlier version wrote the record.
         if ("checksum" in about or "sha256" in about) and about.get("checksum") != _checksum(about):
-            raise ValueError("its SHA-256 is not the one that was written into it")
+            raise ValueError("its SHA-256 differs from the one recorded in it")
         files = about["files"].items()
     return about if all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files) else None
 
 
 def check(folder: Path) -> None:
-    """Compare the files of a whole checkpoint with the digests in its mark, where there are any: a mark of an earlier version has none.
+    """Compare the files of a complete checkpoint with their recorded digests; records of an earlier version have none.
 
     Raises:
-        ValueError: naming the first file that has other bytes than were written.
+        ValueError: naming the first file whose bytes have changed.
     """
     for name, wanted in ((marked(folder) or {}).get("sha256") or {}).items():
         if digest(folder / name) != wanted:
             raise ValueError(
-                f"{folder / name} is damaged: its SHA-256 is not the one in {MARK}; without the folder {folder.name} the run goes on from "
-                "the checkpoint before it"
+                f"{folder / name} is damaged: its SHA-256 differs from the one in {MARK}; delete the folder {folder.name} to resume "
+                "from the checkpoint before it"
             )
 
 
@@ -67,19 +70,23 @@ def _checksum(about: dict[str, Any]) -> str:
 
 
 def newest(run: Path) -> Path | None:
-    """The whole checkpoint of ``run`` with the highest step."""
+    """Find the complete checkpoint of ``run`` with the highest step."""
     steps = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     return next((steps[step] for step in sorted(steps, reverse=True) if marked(steps[step]) is not None), None)
 
 
 def write(path: Path, tensors: dict[str, Tensor], about: Any) -> None:
-    """One safetensors file with JSON in its header."""
+    """Write ``tensors`` to one safetensors file, with ``about`` as JSON in its header."""
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     write_tensors(path, tensors, {"linattn": json.dumps(about)})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """What :func:`write` wrote."""
+    """Read the tensors and the JSON value that :func:`write` wrote.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             if problem := damage(path, file.metadata()):
@@ -90,7 +97,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def flatten(optimizer: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's ``state_dict()`` as tensors by name and the rest as JSON."""
+    """Split an optimizer's ``state_dict()`` into tensors by name and JSON values."""
     tensors, rest = {}, {}
     for index, values in optimizer["state"].items():
         tensors.update({f"{index}.{name}": value for name, value in values.items() if isinstance(value, Tensor)})
@@ -99,7 +106,7 @@ def flatten(optimizer: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def unflatten(tensors: dict[str, Tensor], about: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`flatten`."""
+    """Invert :func:`flatten`."""
     state = {int(index): dict(values) for index, values in about["state"].items()}
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)
@@ -109,9 +116,9 @@ def unflatten(tensors: dict[str, Tensor], about: dict[str, Any]) -> dict[str, An
 
 
 def generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The states of Python's, NumPy's and torch's random generators."""
+    """Read the states of Python's, NumPy's and torch's random generators."""
     version, words, gauss = random.getstate()
-    legacy: Any = np.random.get_state()  # noqa: NPY002  (the global one is what libraries use)
+    legacy: Any = np.random.get_state()  # noqa: NPY002  (libraries use the global generator)
     kind, keys, position, has_gauss, cached = legacy
     tensors = {"python": torch.tensor(words), "numpy": torch.from_numpy(keys.astype(np.int64)), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -120,7 +127,7 @@ def generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def set_generators(tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Put the generators back to what :func:`generators` saw."""
+    """Restore the states that :func:`generators` read."""
     version, gauss = about["python"]
     random.setstate((version, tuple(tensors["python"].tolist()), gauss))
     kind, *rest = about["numpy"]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from linattn.arguments import suggestion
 from linattn.train.options import TrainOptions
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Values of the fields of :class:`TrainOptions` in ``path``, a file that ends in .toml, .yaml or .yml.
+    """Read values for fields of :class:`TrainOptions` from ``path``, which ends in .toml, .yaml or .yml.
 
-    Names may be written with hyphens as on the command line; a list of one may be written without its brackets.
+    Names may have hyphens, as on the command line; a list of one value may omit its brackets.
 
     Raises:
-        OSError: if it cannot be read.
-        ValueError: for another file, a damaged one, and names that are no fields.
+        OSError: if the file cannot be read.
+        ValueError: for another suffix, a damaged file, and unknown names.
     """
     content = _parsed(path)
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
@@ -28,8 +28,7 @@ def read_options(path: Path) -> dict[str, Any]:
     for written, value in content.items():
         name = written.replace("-", "_")
         if name not in types:
-            close = difflib.get_close_matches(name, types, 1)
-            raise ValueError(f"{path}: there is no option {written!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise ValueError(f"{path}: there is no option {written!r}{suggestion(name, types)}")
         if types[name].startswith("tuple"):
             value = tuple(value) if isinstance(value, list) else (value,)
         found[name] = Path(value) if name == "out" and isinstance(value, str) else value
@@ -45,7 +44,7 @@ def _parsed(path: Path) -> Any:
             import yaml  # type: ignore[import-untyped]
 
             return yaml.safe_load(text) or {}
-    except Exception as error:  # two packages' own
+    except Exception as error:  # TOML and YAML parsers raise different types
         if isinstance(error, ImportError):
             raise
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from None

@@ -1,4 +1,4 @@
-"""Parameters that weight decay spares, and Muon beside AdamW as one optimizer."""
+"""Choice of the parameters that weight decay applies to, and Muon combined with AdamW in one optimizer."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from torch import Tensor, nn
 
 from linattn.mixers import Mixer
 
-_SPARED = ("bias", "norm", "scale")  # words in the names of parameters with two dimensions that are no matrices
+_NOT_DECAYED = ("bias", "norm", "scale")  # words in the names of two-dimensional parameters that are not matrices
 BETAS = (0.9, 0.95)
 
 
 def decayed(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay pulls to 0: matrices, convolutions and embeddings; no norms, biases, time constants."""
+    """List the parameters with weight decay: matrices, convolutions and embeddings, but not norms, biases and time constants."""
     own = {f"{place}.{name}" for place, m in model.named_modules() if isinstance(m, Mixer) for name in m.keep_float32}
-    return [name for name, p in model.named_parameters() if p.ndim >= 2 and name not in own and not _spared(name)]
+    return [name for name, p in model.named_parameters() if p.ndim >= 2 and name not in own and not _is_norm_or_bias(name)]
 
 
-def _spared(name: str) -> bool:
-    """Whether a parameter's own name, or that of the module that has it, is a norm's, a bias' or a scale's."""
-    return any(word in part for part in name.split(".")[-2:] for word in _SPARED)
+def _is_norm_or_bias(name: str) -> bool:
+    """True if the name of the parameter, or of the module that owns it, says norm, bias or scale."""
+    return any(word in part for part in name.split(".")[-2:] for word in _NOT_DECAYED)
 
 
 def hidden_matrices(model: nn.Module) -> list[str]:
-    """Names of the weights of linear layers between embedding and head, which Muon orthogonalises."""
+    """List the weights of linear layers between embedding and head, which Muon orthogonalises."""
     ends = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}  # type: ignore[operator]
     linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - ends
     return [name for name, p in model.named_parameters() if id(p) in linear]
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups of AdamW: with weight decay and without."""
+    """Build AdamW's two parameter groups: with and without weight decay."""
     named, pulled = dict(model.named_parameters()), set(decayed(model))
     return [
         {"params": [p for n, p in named.items() if (n in pulled) is chosen], "weight_decay": weight_decay if chosen else 0.0}
@@ -42,7 +42,7 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon (torch's) for the hidden matrices of a model, AdamW for its other parameters, with one state and one list of groups.
+    """torch's Muon for the hidden matrices of a model and AdamW for its other parameters, with one state and one list of groups.
 
     Muon's updates are scaled to the size of AdamW's (arXiv 2502.16982, section 2.2), so that one learning rate serves both.
     """
@@ -60,7 +60,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let both parts work on this optimizer's own groups and state."""
+        """Make both optimizers use this optimizer's groups and state."""
         first = len(self._parts[0].param_groups)
         self._parts[0].param_groups, self._parts[1].param_groups = self.param_groups[:first], self.param_groups[first:]
         for part in self._parts:

@@ -1,4 +1,4 @@
-"""What a training is asked for and what it gives. Imports nothing heavy: the command line reads its defaults from here."""
+"""Options and result of a training run. The module imports nothing slow, because the command line reads its defaults."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from linattn.arguments import check_fields, option
 
 
 class Terminated(RuntimeError):
-    """The training was asked to end by SIGTERM or Ctrl-C; it has written a checkpoint before it did. ``signal`` is the signal's number."""
+    """Training ended by SIGTERM or Ctrl-C, after a checkpoint was written. ``signal`` is the signal's number."""
 
     def __init__(self, number: int, step: int, folder: str) -> None:
         self.signal = number
         how = "interrupted" if number == signal.SIGINT else "terminated"
-        super().__init__(f"{how} after step {step}, which is saved: go on with linattn train --resume --out {folder}")
+        super().__init__(f"{how} after step {step}, which is saved: continue with linattn train --resume --out {folder}")
 
 
 CHOICES = {
@@ -36,9 +36,10 @@ class TrainOptions:
         mixer: pattern of mixer names such as ``"gla*3, softmax"``.
         heads: heads of each mixer that has heads; None: each mixer's default.
         mixer_options: options of each mixer's constructor, by its name; they precede ``heads``.
-        text: UTF-8 files or patterns of them; none: the source of Python's standard library.
+        text: UTF-8 files or glob patterns; empty: the source of Python's standard library.
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
-        data: a folder that :func:`linattn.data.prepare` wrote, in place of ``text`` and ``tokenizer``; its documents do not see each other.
+        data: a folder that :func:`linattn.data.prepare` wrote, in place of ``text`` and ``tokenizer``; its documents are
+            isolated from each other.
         steps: optimizer steps.
         dim: model width.
         layers: blocks.
@@ -46,29 +47,32 @@ class TrainOptions:
         ffn_dim: inner width of the feed-forwards; None: 8/3 of dim.
         ffn_options: options of each feed-forward's constructor, by its name.
         context: tokens of one sequence.
-        batch_size: sequences of one forward pass, on each process.
-        accumulate: forward and backward passes whose gradients one step adds up.
+        batch_size: sequences of one forward pass, on each process, or on each ``tp`` x ``cp`` processes that share them.
+        accumulate: forward and backward passes whose gradients are summed for one step.
         dtype: ``"bf16"``: matrix products in bfloat16 under autocast; parameters, optimizer and recurrent states stay float32. ``"fp32"``:
             everything in float32. None: bf16 on an NVIDIA GPU, else fp32.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None: the accelerator if there is one.
         compile: run the model through ``torch.compile``.
-        checkpoint_activations: keep the inputs of the blocks alone and compute the rest again in the backward pass.
+        checkpoint_activations: save only the inputs of the blocks and recompute their activations in the backward pass.
+        fsdp: shard parameters, gradients and optimizer over the processes (FSDP2); in one process it changes nothing.
+        tp: processes that share the heads of each mixer and the channels of each feed-forward; more than 1 implies ``fsdp``.
+        cp: processes that share each sequence; the others have sequences of their own.
         optimizer: ``"adamw"``, or ``"muon"`` for the matrices of the blocks beside AdamW for the other parameters.
-        learning_rate: its peak, after the warm-up. Muon's updates are scaled to AdamW's size, so that both take the same rate.
-        schedule: of the learning rate after the warm-up: ``"cosine"`` and ``"linear"`` fall to 0 at the last step, ``"wsd"`` stays at
+        learning_rate: peak, reached after the warm-up. Muon's updates are scaled to the size of AdamW's and use the same rate.
+        schedule: learning rate after the warm-up: ``"cosine"`` and ``"linear"`` fall to 0 at the last step, ``"wsd"`` stays at
             the peak and falls to 0 over the last fifth of the steps, ``"constant"`` stays.
         warmup: steps of the linear warm-up; None: a twentieth of the steps.
-        weight_decay: of matrices and embeddings; norms, biases and time constants have none.
-        max_grad_norm: norm to which gradients are clipped; 0: they are not.
+        weight_decay: factor for matrices and embeddings; norms, biases and time constants are not decayed.
+        max_grad_norm: norm to which gradients are clipped; 0: no clipping.
         z_loss: factor of the mean squared logarithm of the softmax's denominator, added to the loss in training.
-        loss_chunk: tokens whose logits are formed at a time, each chunk's gradient at once with its loss; None: all tokens, or 256 MB
-            of float32 logits where all would be more.
+        loss_chunk: tokens whose logits are computed at a time, with the gradient of each chunk right after its loss; None: all
+            tokens, or as many as make 256 MB of float32 logits if that is fewer.
         save_every: steps between checkpoints; None: only at the end.
         eval_every: steps between validations; None: a tenth of the steps, at least 10.
-        report_to: ``"tensorboard"`` and ``"wandb"``, by the integrations of transformers.
-        seed: of the weights and of the order of the data.
+        report_to: ``"tensorboard"`` and ``"wandb"``, through the integrations of transformers.
+        seed: seed of the initial weights and of the order of the data.
         out: the run's folder; None: ``runs/`` and the mixer's name.
-        resume: go on from the newest whole checkpoint in ``out``, or from the start if there is none yet.
+        resume: continue from the newest complete checkpoint in ``out``, or from the start if there is none.
 
     Raises:
         ValueError: for values out of range, naming the field.
@@ -94,25 +98,28 @@ class TrainOptions:
     )
     context: int = option(256, "Tokens of one sequence.", "T", least=2)
     batch_size: int = option(16, "Sequences of a forward pass, on each process.", "B", least=1)
-    accumulate: int = option(1, "Forward and backward passes of a step.", "N", least=1)
+    accumulate: int = option(1, "Forward and backward passes per step.", "N", least=1)
     dtype: str | None = option(None, "bf16 or fp32; weights stay float32.", "TYPE", shown="bf16 on a GPU, else fp32")
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
     compile: bool = option(False, "Run the model through torch.compile.")
-    checkpoint_activations: bool = option(False, "Keep the blocks' inputs alone for the backward pass.")
+    checkpoint_activations: bool = option(False, "Save only block inputs; recompute activations.")
+    fsdp: bool = option(False, "Shard parameters, gradients and optimizer over the processes.")
+    tp: int = option(1, "Processes that share the heads of each mixer; implies --fsdp.", "N", least=1)
+    cp: int = option(1, "Processes that share each sequence.", "N", least=1)
     optimizer: str = option("adamw", "adamw, or muon for the matrices of the blocks.", "NAME")
-    learning_rate: float = option(4e-3, "At its peak.", "R")
+    learning_rate: float = option(4e-3, "Peak learning rate.", "R")
     schedule: str = option("cosine", "cosine, wsd, linear or constant, after the warm-up.", "NAME")
     warmup: int | None = option(None, "Steps of the linear warm-up.", "N", shown="steps / 20", least=0)
-    weight_decay: float = option(0.1, "Of matrices and embeddings alone.", "W", least=0)
-    max_grad_norm: float = option(1.0, "Norm to clip gradients to; 0 clips none.", "G", least=0)
+    weight_decay: float = option(0.1, "Weight decay of matrices and embeddings.", "W", least=0)
+    max_grad_norm: float = option(1.0, "Norm to clip gradients to; 0 disables clipping.", "G", least=0)
     z_loss: float = option(0.0, "Factor of the squared log of the softmax's denominator.", "Z", least=0)
-    loss_chunk: int | None = option(None, "Tokens whose logits are formed at a time.", "N", shown="256 MB of logits", least=1)
+    loss_chunk: int | None = option(None, "Tokens whose logits are computed at a time.", "N", shown="256 MB of logits", least=1)
     save_every: int | None = option(None, "Steps between checkpoints.", "N", shown="at the end", least=1)
     eval_every: int | None = option(None, "Steps between validations.", "N", shown="steps / 10", least=1)
     report_to: tuple[str, ...] = option((), "tensorboard, wandb or both.", "NAME,...", shown="none", separated=True)
-    seed: int = option(0, "Of weights and order of the data.", "S")
+    seed: int = option(0, "Seed of weights and order of the data.", "S")
     out: Path | None = option(None, "The run's folder.", "DIR", shown="runs/MIXER")
-    resume: bool = option(False, "Go on with the run in DIR, with its options; more --steps prolong it.")
+    resume: bool = option(False, "Continue the run in DIR with its options; a higher --steps extends it.")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -121,7 +128,7 @@ class TrainOptions:
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
         if self.data is not None and (self.text or self.tokenizer is not None):
-            raise ValueError("data holds tokens already: give neither text nor tokenizer beside it")
+            raise ValueError("data already holds tokens: omit text and tokenizer")
         for name in ("weight_decay", "max_grad_norm", "z_loss"):
             if getattr(self, name) == math.inf:
                 raise ValueError(f"{name} must be finite, but came as inf")
@@ -134,7 +141,7 @@ class TrainOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the run is written."""
+        """The run's folder: ``out``, or ``runs/`` and the mixer's name."""
         if self.out is not None:
             return Path(self.out)
         return Path("runs") / "-".join("".join(c if c.isalnum() or c == "_" else " " for c in self.mixer).split())
@@ -142,17 +149,18 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came of it.
+    """Result of a training run.
 
     Args:
         run: the run's folder.
         parameters: number of trained values.
         history: one dict per validation: step, tokens, train_loss (nats per token, mean since the last one),
-            validation_bits_per_byte, seconds (of training alone, interrupted runs added up); of a model with mixtures of experts also
-            dropped, the share of the tokens since the last one that no expert had room for, on the first process.
-        validation_bits_per_byte: the last one.
-        tokens_per_second: over the whole training.
-        corpus_sha256: of the text and the tokenizer.
+            validation_bits_per_byte, seconds (of training without validation, summed over interrupted runs); for a model with
+            mixtures of experts also dropped, the share of tokens since the last validation that exceeded the experts' capacity, on
+            the first process.
+        validation_bits_per_byte: of the last validation.
+        tokens_per_second: mean over the whole training.
+        corpus_sha256: digest of the text and the tokenizer.
     """
 
     run: Path

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a line of metrics per validation in its folder, a bar on the terminal."""
+"""Progress of a running training: a line of metrics per validation in its folder, and a bar on the terminal."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from linattn.train.speed import Meter
 
 
 class Recorder(TrainerCallback):
-    """Keeps the history; ``seconds`` counts training alone, without validations and checkpoints."""
+    """Record of losses, speed and validations; ``seconds`` excludes validations and checkpoints."""
 
-    meter: Meter | None = None  # of what speed() gives beside tokens a second
+    meter: Meter | None = None  # for the model FLOPs utilisation and memory that speed() returns
 
     def __init__(
         self, path: Path, history: list[dict[str, Any]], seen: dict[str, Any], *, step_tokens: int, bits_per_byte: Callable[[float], float]
     ) -> None:
-        """``seen`` is what :meth:`seen` gave at the last checkpoint."""
+        """``seen``: value of :meth:`seen` at the last checkpoint."""
         self._first = (seen.get("step", 0), seen["seconds"])
         self.path, self.history = path, history
         self.seconds: float = seen["seconds"]
         self._losses: list[float] = list(seen["losses"])  # since the last validation
-        self._counts: dict[str, Any] = dict(seen.get("counts", {}))  # of tokens, what mixtures of experts told since then
+        self._counts: dict[str, Any] = dict(seen.get("counts", {}))  # tokens that mixtures of experts counted since the last validation
         self.step_tokens, self.bits_per_byte = step_tokens, bits_per_byte
-        self._since: float | None = None  # when what is not yet counted began; None: the clock stands
+        self._since: float | None = None  # start of the time not yet added to seconds; None: paused
 
     def seen(self) -> dict[str, Any]:
-        """What a resumed run has to know of this one."""
+        """Values from which a resumed run continues this record: seconds, losses and counts."""
         return {"seconds": self.seconds, "losses": self._losses, "counts": {name: int(n) for name, n in self._counts.items()}}
 
     def count(self, counts: dict[str, Any]) -> None:
-        """Add what the feed-forwards of a pass told of their tokens."""
+        """Add the token counts that the feed-forwards of one pass reported."""
         for name, n in counts.items():
             self._counts[name] = self._counts.get(name, 0) + n
 
     def speed(self, step: int) -> dict[str, float]:
-        """Tokens a second since this process began, with what the meter makes of it, after ``step`` steps."""
+        """Tokens per second since this process began, after ``step`` steps, with the meter's utilisation and memory."""
         tokens = (step - self._first[0]) * self.step_tokens / max(self.seconds - self._first[1], 1e-9)
         return {"tokens_per_second": tokens} if self.meter is None else self.meter.measured(tokens)
 
@@ -61,7 +61,7 @@ class Recorder(TrainerCallback):
             return
         self._count()  # reading the loss waited for the device
         if not math.isfinite(logs["loss"]):
-            raise ValueError(f"the loss is {logs['loss']} at step {state.global_step}: start again with a lower learning rate")
+            raise ValueError(f"the loss is {logs['loss']} at step {state.global_step}: restart with a lower learning rate")
         self._losses.append(logs["loss"])
 
     def on_save(self, args, state, control, **kwargs) -> None:
@@ -90,47 +90,47 @@ class Recorder(TrainerCallback):
 
 
 class Ending(TrainerCallback):
-    """Within it SIGTERM and Ctrl-C let the step in progress end, and a checkpoint be written, before the training ends.
+    """Context in which SIGTERM and Ctrl-C end the training after the current step, with a checkpoint.
 
-    A second Ctrl-C interrupts at once. A process among several ends at once as ever: they would have to agree on the step. So does one
-    whose training runs in another thread than the first, where Python hears no signals.
+    A second Ctrl-C interrupts at once. With several processes signals keep their usual effect, since the processes would have to agree
+    on the step; so they do outside the main thread, where Python handles no signals.
     """
 
     def __init__(self, processes: int) -> None:
-        self.asked: int | None = None  # the signal
-        self._hears = processes == 1 and threading.current_thread() is threading.main_thread()
+        self.received: int | None = None  # number of the signal
+        self._handles = processes == 1 and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if self._hears:
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        if self._handles:
+            self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _ask(self, number: int, _: object) -> None:
+    def _receive(self, number: int, _: object) -> None:
         if number == signal.SIGINT:
-            if self.asked is not None:
+            if self.received is not None:
                 raise KeyboardInterrupt
             print("ending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr)
-        self.asked = number
+        self.received = number
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        if self.asked is not None and state.global_step < state.max_steps:
+        if self.received is not None and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 
 
 class Bar(TrainerCallback):
-    """Steps, loss, bits per byte of the last validation, tokens that experts dropped before it, speed, MFU, memory and time to go."""
+    """Progress bar: steps, loss, bits per byte and dropped tokens of the last validation, speed, MFU, memory and remaining time."""
 
     def __init__(self, title: str, recorder: Recorder) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
         )
         self._title, self._recorder, self._bar = title, recorder, Progress(*columns, console=Console(stderr=True))
@@ -139,7 +139,7 @@ class Bar(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         if not state.is_world_process_zero:
             return
-        self._bar.add_task(self._title, total=state.max_steps, completed=state.global_step, said="")
+        self._bar.add_task(self._title, total=state.max_steps, completed=state.global_step, figures="")
         self._bar.start()
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
@@ -151,13 +151,13 @@ class Bar(TrainerCallback):
             return
         speed = self._recorder.speed(state.global_step)
         last = self._recorder.history[-1:]
-        said = [self._loss, *(f"{r['validation_bits_per_byte']:.3f} bits/byte" for r in last)]
-        said += [f"{r['dropped']:.1%} dropped" for r in last if "dropped" in r]
-        said.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
-        said += [f"{speed['mfu']:.0%} MFU"] if "mfu" in speed else []
-        said += [f"{speed['memory_gb']:.1f} GB"] if "memory_gb" in speed else []
-        self._bar.update(self._bar.tasks[0].id, completed=state.global_step, said=" · ".join(filter(None, said)))
+        figures = [self._loss, *(f"{r['validation_bits_per_byte']:.3f} bits/byte" for r in last)]
+        figures += [f"{r['dropped']:.1%} dropped" for r in last if "dropped" in r]
+        figures.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
+        figures += [f"{speed['mfu']:.0%} MFU"] if "mfu" in speed else []
+        figures += [f"{speed['memory_gb']:.1f} GB"] if "memory_gb" in speed else []
+        self._bar.update(self._bar.tasks[0].id, completed=state.global_step, figures=" · ".join(filter(None, figures)))
 
     def stop(self) -> None:
-        """Leave the terminal as it was, also after an error."""
+        """Stop drawing and restore the terminal, also after an error."""
         self._bar.stop()

@@ -1,9 +1,10 @@
-"""A run's folder: what was asked for, which checkpoint is the newest whole one, and the model in it.
+"""Folder of a training run: its options, its checkpoints and the model of the newest one.
 
-* run.json: options, config, sha256 of the corpus: what must be the same for going on
-* config.json, model.safetensors, tokenizer.json and what else transformers reads: those of the newest checkpoint
+* run.json: options, config and SHA-256 of the corpus, which a resumed run must share
+* config.json, model.safetensors, tokenizer.json and other files that transformers reads: links to the newest checkpoint's
 * metrics.jsonl: one line per validation
-* checkpoint-N/: model.safetensors, config.json, optimizer, schedule, generators; complete.json comes last
+* checkpoint-N/: model.safetensors, config.json, optimizer (one file, or one of each process that had a shard), schedule, generators;
+  complete.json is written last
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from linattn.train.published import is_published, load_published
 
 RUN, METRICS = "run.json", "metrics.jsonl"
 OPTIMIZER, SCHEDULE, GENERATORS = "optimizer.safetensors", "schedule.safetensors", "generators-{}.safetensors"
-_OF_TRAINING = re.compile(r"optimizer\.|schedule\.|generators-|trainer_state\.|complete\.")  # files of no use to a reader of the model
-# Options that determine the weights, beside config, corpus and number of processes; steps may grow.
+_OF_TRAINING = re.compile(r"optimizer[.-]|schedule\.|generators-|trainer_state\.|complete\.")  # files that readers of the model do not need
+# Options that determine the weights, beside config, corpus and the sequences of a step. A resumed run may raise steps.
 _SAME = (
-    "steps", "seed", "context", "batch_size", "accumulate", "dtype", "compile", "optimizer", "learning_rate", "schedule", "warmup",
+    "steps", "seed", "context", "dtype", "compile", "optimizer", "learning_rate", "schedule", "warmup",
     "weight_decay", "max_grad_norm", "z_loss", "loss_chunk",
 )  # fmt: skip
 
 
-def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, processes: int) -> dict[str, Any]:
-    """Everything that the weights follow from, as JSON values."""
+def identity(options: TrainOptions, config: LMConfig, corpus_sha256: str, samples: int) -> dict[str, Any]:
+    """Collect everything that determines the weights up to rounding, as JSON values; ``samples`` are the sequences of a step."""
     model = {f.name: getattr(config, f.name) for f in fields(LMConfig)}
-    same = {**model, **{name: getattr(options, name) for name in _SAME}, "corpus_sha256": corpus_sha256, "processes": processes}
+    same = {**model, **{name: getattr(options, name) for name in _SAME}, "corpus_sha256": corpus_sha256, "samples": samples}
     return json.loads(json.dumps(same))
 
 
 def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> None:
-    """Begin the run in its folder, where none is begun, or prolong the one that is; raises as :func:`check`."""
+    """Write the run's options and config to its folder, for a new run or one that is extended; raises as :func:`check`."""
     begun = check(options, same)
     known = _known(options.folder) if begun else None
     if known is None or known["same"]["steps"] < options.steps:
@@ -60,29 +61,36 @@ def prepare(options: TrainOptions, same: dict[str, Any], config_json: str) -> No
 
 
 def check(options: TrainOptions, same: dict[str, Any]) -> bool:
-    """Whether there is the run that is to go on; writes nothing.
+    """True if the folder holds the run to continue, False if it is free for a new one; writes nothing.
 
-    Raises ValueError where the folder holds something and ``resume`` is not set, or another run.
+    Raises:
+        ValueError: if the folder holds files and ``resume`` is not set, or holds a different run.
     """
     folder = options.folder
     known = _known(folder)
     if known is None:
         if folder.exists() and (not folder.is_dir() or (not options.resume and not empty(folder))):
-            raise ValueError(f"{folder} is there already and holds no run: name another folder with --out")
+            raise ValueError(f"{folder} already exists and holds no run: choose another folder with --out")
         return False
     if not options.resume:
-        raise ValueError(f"{folder} already holds a run: go on with it with --resume, or name another folder with --out")
+        raise ValueError(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")
     there = known["same"]
-    if isinstance(there.get("steps"), int) and there["steps"] < options.steps:  # it is prolonged
+    if isinstance(there.get("steps"), int) and there["steps"] < options.steps:  # extended
         there = {**there, "steps": options.steps}
     other = [f"{k} {there.get(k)!r} there, {v!r} here" for k, v in same.items() if there.get(k) != v]
     if other:
-        raise ValueError(f"{folder} holds another run, which cannot go on as asked: {'; '.join(other)}")
+        raise ValueError(f"{folder} holds a run with other options: {'; '.join(other)}")
     return True
 
 
+def saved_samples(folder: Path) -> int | None:
+    """Sequences of a step of the run in ``folder``, or None where there is no run."""
+    known = _known(folder)
+    return None if known is None else known["same"].get("samples")
+
+
 def saved_options(folder: Path) -> TrainOptions | None:
-    """The options that the run in ``folder`` was started with, or None where there is no run."""
+    """Read the options that the run in ``folder`` was started with; None if there is no run."""
     known = _known(folder)
     if known is None:
         return None
@@ -94,9 +102,10 @@ def saved_options(folder: Path) -> TrainOptions | None:
 
 
 def history(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The validations up to ``step``: a run that was killed may have seen later ones that it has to see again.
+    """Read the validations up to ``step``; a killed run repeats later ones.
 
-    Raises ValueError where a line is none; the last may be half of one, since a run can be killed while it writes.
+    Raises:
+        ValueError: for a damaged line. An incomplete last line is skipped, since a run can be killed while it writes.
     """
     path = folder / METRICS
     try:
@@ -113,20 +122,20 @@ def history(folder: Path, step: int) -> list[dict[str, Any]]:
                     raise
                 continue
             if not all(isinstance(record[name], int | float) for name in ("step", "tokens", "seconds", "validation_bits_per_byte")):
-                raise ValueError(f"line {i + 1} holds no numbers")
+                raise ValueError(f"line {i + 1} has no numbers")
             records.append(record)
     return [record for record in records if record["step"] <= step]
 
 
 def clean(folder: Path, records: list[dict[str, Any]]) -> None:
-    """Take out what a killed process left half-written, and all metrics but ``records``."""
+    """Delete incomplete files of a killed process, and all metrics but ``records``."""
     for left in folder.glob(".*.part"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     _write(folder / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def present(folder: Path) -> None:
-    """Let ``folder`` itself hold the model and tokenizer of its newest checkpoint, for all that reads models: the same files, linked."""
+    """Link the model and tokenizer of the newest checkpoint into ``folder`` itself, where readers of models look for them."""
     newest = checkpoint.newest(folder)
     for file in () if newest is None else newest.iterdir():
         if not _OF_TRAINING.match(file.name) and not _same(file, folder / file.name):
@@ -147,17 +156,17 @@ def _link(file: Path, to: Path) -> None:
 
 @typed
 def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> tuple[LanguageModel, Codec]:
-    """The model of a run and what turns text into its tokens and back. Needs no transformers.
+    """Load the model of a run with its codec, which turns text into tokens and back, without transformers.
 
-    A published model's folder and a GGUF file, which :func:`linattn.load` reads, are taken too; these need transformers.
+    Folders of published models and GGUF files are loaded through :func:`linattn.load`, which needs transformers.
 
     Args:
-        path: a run's folder (its newest whole checkpoint is taken) or one checkpoint; or a published model.
-        device: where the model goes.
+        path: a run's folder (its newest complete checkpoint is loaded), one checkpoint, or a published model.
+        device: device of the model.
 
     Raises:
-        OSError: where there is no run.
-        ValueError: where it is damaged.
+        OSError: if there is no run.
+        ValueError: if it is damaged.
     """
     known_device("device", device)
     path = Path(path)
@@ -166,12 +175,12 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     alone = (path / "model.safetensors").is_file() and not (path / RUN).is_file()
     folder = path if alone else checkpoint.newest(path)
     if folder is None:
-        kind = "holds no whole checkpoint" if _known(path) else "is no run of linattn train, nor a checkpoint of one"
+        kind = "holds no complete checkpoint" if _known(path) else "is neither a run of linattn train nor one of its checkpoints"
         raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
     checkpoint.check(folder)
     content = read_json(folder / "config.json")
     if content.get("model_type") != "linattn":
-        raise ValueError(f"{folder / 'config.json'} is no config of a linattn model")
+        raise ValueError(f"{folder / 'config.json'} is not the config of a linattn model")
     with content_of(folder / "config.json"):
         config = LMConfig(**{f.name: content[f.name] for f in fields(LMConfig) if f.name in content})
     model = _load(folder / "model.safetensors", config).to(device).eval()
@@ -179,14 +188,14 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
 
 
 def _load(path: Path, config: LMConfig) -> LanguageModel:
-    if config.layers > (tensors := _tensors(path)):  # before anything is made of them
+    if config.layers > (tensors := _tensors(path)):  # before memory is allocated for them
         raise ValueError(f"{path} does not fit its config: it has {tensors} tensors, but config.json has layers = {config.layers:,}")
     require(path.stat().st_size, f"the weights in {path}")
     return read_weights(path, lambda: LanguageModel(config), frozenset({"lm_head.weight"} if config.tie_embeddings else ()))
 
 
 def _tensors(path: Path) -> int:
-    """How many a safetensors file has."""
+    """Count the tensors of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             return len(list(file.keys()))
@@ -195,7 +204,7 @@ def _tensors(path: Path) -> int:
 
 
 def _known(folder: Path) -> dict[str, Any] | None:
-    """What run.json says, None where there is none."""
+    """Read run.json; None if there is none."""
     path = folder / RUN
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What the options of a training mean for the model, for transformers' Trainer and for the loss."""
+"""Translation of training options into the model's config, the arguments of transformers' Trainer and the loss."""
 
 from __future__ import annotations
 
@@ -17,16 +17,25 @@ from linattn.models import pattern
 from linattn.models.loss import TokenLoss, chunk_of
 from linattn.train.optimizers import BETAS
 from linattn.train.options import TrainOptions
+from linattn.train.plan_options import PlanOptions
+from linattn.train.processes import accumulation, check, world
 
 SCHEDULES = {"cosine": "cosine", "wsd": "warmup_stable_decay", "linear": "linear", "constant": "constant_with_warmup"}
 
 
-def settled(options: TrainOptions, begun: TrainOptions | None) -> TrainOptions:
-    """``options`` with a value for what determines the weights and was left open: the run's that goes on, else the default's.
+def settled(options: TrainOptions, begun: TrainOptions | None = None, samples: int | None = None) -> TrainOptions:
+    """Fill in what determines the weights where ``options`` leave it open: the resumed run's values, else the defaults.
+
+    Args:
+        options: as they were given.
+        begun: those of the run that goes on.
+        samples: the sequences of a step of that run; the number of passes is what adds up to them with the processes of today.
 
     Raises:
-        ValueError: for a device that is not there and a package to report to that is not installed.
+        ValueError: for a device that this machine lacks, a package of ``report_to`` that is not installed, and a number of processes
+            that does not fit.
     """
+    check(options, world()[0])
     if options.device is not None:
         _check_device(options.device)
     for name in options.report_to:
@@ -34,19 +43,19 @@ def settled(options: TrainOptions, begun: TrainOptions | None) -> TrainOptions:
             raise ValueError(f"report_to needs the package {name}: pip install {name}")
     dtype = (begun and begun.dtype) or ("bf16" if _on_cuda(options) else "fp32")
     warmup = options.steps // 20 if begun is None or begun.warmup is None else begun.warmup
-    return replace(
-        options, dtype=options.dtype or dtype, warmup=warmup if options.warmup is None else options.warmup
-    )  # fmt: skip
+    if begun is not None and samples is not None and options.accumulate == begun.accumulate:
+        options = replace(options, accumulate=accumulation(options, samples))
+    return replace(options, dtype=options.dtype or dtype, warmup=warmup if options.warmup is None else options.warmup)
 
 
-def model_config(options: TrainOptions, vocab_size: int) -> LMConfig:
-    """Config of the model; ``heads`` goes to each mixer that has that option and was not given it by name."""
+def model_config(options: TrainOptions | PlanOptions, vocab_size: int) -> LMConfig:
+    """Build the model's config; ``heads`` applies to each mixer that has that option and no value of its own."""
     given = {name: dict(own) for name, own in options.mixer_options.items()}
     if options.heads is not None:
         names = dict.fromkeys(pattern.parse(options.mixer, "mixer"))
         having = [name for name in names if "heads" in mixers.info(name).options]
         if not having:
-            raise ValueError(f"heads: {', '.join(names)} have no such option, but it came as {options.heads}")
+            raise ValueError(f"heads must be omitted for {', '.join(names)}, which have no heads, but came as {options.heads}")
         for name in having:
             given[name] = {"heads": options.heads} | given.get(name, {})
     return LMConfig(
@@ -56,18 +65,22 @@ def model_config(options: TrainOptions, vocab_size: int) -> LMConfig:
 
 
 def loss_chunk(options: TrainOptions, vocab_size: int) -> int:
-    """Tokens whose logits are formed at a time."""
-    return options.loss_chunk or chunk_of(options.batch_size * options.context, vocab_size)
+    """Tokens whose logits are computed at a time."""
+    return options.loss_chunk or chunk_of(options.batch_size * options.context // options.cp, vocab_size)
 
 
 def token_loss(options: TrainOptions, vocab_size: int) -> TokenLoss | None:
-    """Loss of the model; None: transformers' own, on all logits at once."""
-    chunk = loss_chunk(options, vocab_size)
-    return TokenLoss(chunk, options.z_loss) if options.z_loss or chunk < options.batch_size * options.context else None
+    """Build the model's loss; None for transformers' loss on all logits at once."""
+    chunk, aligned = loss_chunk(options, vocab_size), options.cp > 1
+    own = aligned or options.z_loss or chunk < options.batch_size * options.context
+    return TokenLoss(chunk, options.z_loss, aligned) if own else None
 
 
-def training_arguments(options: TrainOptions) -> TrainingArguments:
-    """Arguments of transformers' Trainer for settled ``options``."""
+def training_arguments(options: TrainOptions, *, compile_all: bool = True) -> TrainingArguments:
+    """Build the arguments of transformers' Trainer from ``options`` that :func:`settled` filled in.
+
+    Without ``compile_all`` the model's blocks are compiled on their own.
+    """
     eval_every = options.eval_every or max(10, options.steps // 10)
     asked: dict[str, Any] = {}
     if options.schedule == "wsd":
@@ -88,7 +101,7 @@ def training_arguments(options: TrainOptions) -> TrainingArguments:
         adam_beta2=BETAS[1],
         max_grad_norm=options.max_grad_norm,
         bf16=options.dtype == "bf16",
-        torch_compile=options.compile,
+        torch_compile=options.compile and compile_all,
         seed=options.seed,
         logging_steps=math.gcd(eval_every, 10),
         logging_nan_inf_filter=False,
@@ -99,21 +112,29 @@ def training_arguments(options: TrainOptions) -> TrainingArguments:
         save_steps=options.save_every or options.steps,
         use_cpu=options.device == "cpu" or not torch.accelerator.is_available(),
         dataloader_pin_memory=_on_cuda(options),
-        ignore_data_skip=True,  # the sampler begins where the run goes on
+        ignore_data_skip=True,  # the sampler starts at the resumed position
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
         report_to=list(options.report_to) or "none",
         **asked,
     )
-    if options.device is not None and arguments.n_gpu > 1:  # one process trains on the one device that was named
+    if options.device is not None and arguments.n_gpu > 1:  # Trainer would use all GPUs with DataParallel
         arguments._n_gpu = 1
     return arguments
 
 
 def decay_steps(steps: int) -> int:
-    """Steps over which the schedule ``wsd`` falls."""
+    """Number of last steps over which the schedule ``wsd`` falls to 0."""
     return max(1, steps // 5)
+
+
+def device_type(options: TrainOptions) -> str:
+    """Type of the device that the training runs on."""
+    if options.device is not None:
+        return torch.device(options.device).type
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if there is None else there.type
 
 
 def _on_cuda(options: TrainOptions) -> bool:
@@ -127,4 +148,4 @@ def _check_device(name: str) -> None:
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if there is None or there.type != device.type or (device.index or 0) >= torch.accelerator.device_count():
         came = "only the CPU is" if there is None else f"{torch.accelerator.device_count()} x {there.type} are"
-        raise ValueError(f"device {name!r} is not on this machine, {came}")
+        raise ValueError(f"device {name!r} is not available: {came} on this machine")

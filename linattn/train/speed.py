@@ -1,4 +1,4 @@
-"""How fast a training is: operations of a token, the share of what the device can do, and memory."""
+"""Speed of a training: floating-point operations per token, model FLOPs utilisation and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from linattn.mixers import cost
 from linattn.models import LMConfig
 
-# Dense products of matrices in bfloat16, in operations a second, from the vendor's data sheets; the first name that occurs counts.
+# Peak operations per second of dense bfloat16 matrix products, from the vendor's data sheets; the first matching name counts.
 PEAKS = {
     "B300": 2.25e15, "B200": 2.25e15, "GH200": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
     "RTX 5090": 209e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
@@ -19,12 +19,12 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class Meter:
-    """What one token costs in training, and what all devices of the run can do.
+    """Cost of one training token and peak speed of all devices of the run.
 
     Args:
-        token_flops: operations of a token, forward and backward; what is computed again for checkpointed activations does not count.
-        peak_flops: operations a second of all devices; None where that is unknown, as it is of a CPU.
-        cuda: whether memory is that of the current GPU, else of the process.
+        token_flops: operations of one token, forward and backward, without recomputation for checkpointed activations.
+        peak_flops: peak operations per second of all devices; None if unknown, as for a CPU.
+        cuda: measure the memory of the current GPU; False: of the process.
     """
 
     token_flops: float
@@ -32,12 +32,12 @@ class Meter:
     cuda: bool
 
     def measured(self, tokens_per_second: float) -> dict[str, float]:
-        """``tokens_per_second``, ``memory_gb`` (the most so far) and, where the peak is known, ``mfu``: model FLOPs utilisation, 0 to 1."""
+        """Return ``tokens_per_second``, ``memory_gb`` (peak so far) and, if the peak speed is known, ``mfu``: FLOPs utilisation, 0 to 1."""
         found = {"tokens_per_second": tokens_per_second, "memory_gb": self.memory() / 1e9}
         return found if self.peak_flops is None else {**found, "mfu": tokens_per_second * self.token_flops / self.peak_flops}
 
     def memory(self) -> int:
-        """Bytes that were taken at the most; 0 where that is unknown."""
+        """Peak number of bytes in use; 0 if unknown."""
         if self.cuda:
             return torch.cuda.max_memory_allocated()
         try:
@@ -49,14 +49,14 @@ class Meter:
 
 
 def meter(config: LMConfig, context: int, device: torch.device, processes: int) -> Meter:
-    """Meter of a training of ``config`` on sequences of ``context`` tokens."""
+    """Build the meter for training ``config`` on sequences of ``context`` tokens."""
     cuda = device.type == "cuda"
     peak = peak_of(torch.cuda.get_device_name(device)) if cuda else None
     return Meter(token_flops(config, context), None if peak is None else peak * processes, cuda)
 
 
 def token_flops(config: LMConfig, context: int) -> float:
-    """Operations of a token in training, forward and backward: three times those of :func:`linattn.cost` and of the head."""
+    """Count the operations of one training token, forward and backward: three times :func:`linattn.cost` plus the head."""
     known: dict[str, float] = {}
     total = 2.0 * config.vocab_size * config.dim
     for layer, names in enumerate(zip(config.mixer_names, config.ffn_names, strict=True)):
@@ -70,5 +70,5 @@ def token_flops(config: LMConfig, context: int) -> float:
 
 
 def peak_of(name: str) -> float | None:
-    """Operations a second of the GPU ``name``; None if it is not among :data:`PEAKS`."""
+    """Look up the peak operations per second of the GPU ``name``; None if :data:`PEAKS` does not list it."""
     return next((peak for known, peak in PEAKS.items() if all(word in name for word in known.split())), None)

@@ -15,50 +15,58 @@ from linattn.models.memory import require_training
 from linattn.state import only_writer
 from linattn.train import checkpoint, run, setup
 from linattn.train.options import Terminated, TrainOptions, TrainResult
+from linattn.train.process_state import restored_process_state
+from linattn.train.processes import Processes
 from linattn.train.progress import Bar, Ending, Recorder
 from linattn.train.speed import meter
-from linattn.train.surroundings import own_surroundings
 from linattn.train.trainer import RunTrainer
 
 VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
 
 
 def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
-    """Train a model on text and leave it in ``options.folder``; see :mod:`linattn.train.run` for what is in there.
+    """Train a model on text into ``options.folder``, whose files :mod:`linattn.train.run` lists.
 
-    The same options, machine and number of processes give the same weights, bit for bit, however often the training was
-    killed and resumed on the way. Under ``torchrun`` every process calls this.
+    Equal options, machine and number of processes give equal weights, bit for bit, however often the training was killed and
+    resumed. Under ``torchrun`` every process calls this. A run may be resumed by another number of processes: it starts with the same
+    parameters and optimizer, bit for bit, and continues equally up to rounding.
 
     Args:
-        options: what to train.
+        options: model, data and optimization.
         progress: show a bar on the terminal.
 
     Raises:
-        OSError, ValueError: for text, options and folders that do not fit, sizes that memory does not hold, and a folder to which another
-            process is writing, before anything is written.
+        OSError, ValueError: for unusable text, options and folders, sizes beyond memory, and a folder that another process is
+            writing to; nothing is written then.
         Terminated: after SIGTERM or Ctrl-C, once a checkpoint has been written; a second Ctrl-C interrupts at once.
     """
-    options = setup.settled(options, run.saved_options(options.folder) if options.resume else None)
+    begun = run.saved_options(options.folder) if options.resume else None
+    options = setup.settled(options, begun, run.saved_samples(options.folder) if options.resume else None)
+    processes = Processes.of(options, setup.device_type(options))
     data = corpus(options.text, options.tokenizer) if options.data is None else prepared(options.data)
     config = setup.model_config(options, data.vocab_size)
     _long_enough(data, options)
-    require_training(config, tokens=options.batch_size * options.context, chunk=setup.loss_chunk(options, data.vocab_size))
-    with torch.device("meta"):  # widths that do not divide are refused before there is a folder
+    tokens, shards = options.batch_size * options.context // options.cp, processes.count if processes.fsdp else 1
+    require_training(config, tokens=tokens, chunk=setup.loss_chunk(options, data.vocab_size), shards=shards)
+    with torch.device("meta"):  # widths that do not divide are refused before the folder is created
         LinattnForCausalLM(config)
-    args = setup.training_arguments(options)
+    args = setup.training_arguments(options, compile_all=not processes.fsdp)
     main = args.process_index == 0
-    with ExitStack() as held:  # by the first process, for all
+    with ExitStack() as held:  # locks of the main process
         with args.main_process_first(local=False):
             if main:
-                same = run.identity(options, config, data.sha256, args.world_size)
+                same = run.identity(options, config, data.sha256, options.batch_size * options.accumulate * processes.dp)
                 run.check(options, same)
                 held.enter_context(only_writer(options.folder))
                 run.prepare(options, same, config.to_json_string())
-        held.enter_context(own_surroundings())
-        return _run(options, args, config, data, progress)
+        held.enter_context(restored_process_state())
+        return _run(options, (args, processes), config, data, progress)
 
 
-def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data: Corpus | Prepared, progress: bool) -> TrainResult:
+def _run(
+    options: TrainOptions, how: tuple[TrainingArguments, Processes], config: LMConfig, data: Corpus | Prepared, progress: bool
+) -> TrainResult:
+    args, processes = how
     start = checkpoint.newest(options.folder)
     if start is not None and args.process_index == 0:
         checkpoint.check(start)
@@ -66,7 +74,7 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
     history = run.history(options.folder, seen["step"])
     if args.process_index == 0:
         run.clean(options.folder, history)
-        run.present(options.folder)  # a process may have been killed before it did
+        run.present(options.folder)  # the process may have been killed before it could
     torch.manual_seed(options.seed)
     model = LinattnForCausalLM(config)
     model.token_loss = setup.token_loss(options, data.vocab_size)
@@ -74,25 +82,26 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
     if end is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = data.codec.encode(end)[0]
     model.model.gradient_checkpointing = options.checkpoint_activations
-    step_samples = options.batch_size * options.accumulate * args.world_size
+    step_samples = options.batch_size * options.accumulate * processes.dp
+    parameters = sum(p.numel() for p in model.parameters())
     if seen["step"] < options.steps:
         recorder = Recorder(
             options.folder / run.METRICS, history, seen, step_tokens=step_samples * options.context, bits_per_byte=data.bits_per_byte
         )  # fmt: skip
         recorder.meter = meter(config, options.context, args.device, args.world_size)
         trainer = RunTrainer(
-            model=model, args=args, codec=data.codec, recorder=recorder, muon=options.optimizer == "muon", end=end,
+            model=model, args=args, sharing=(processes, options), codec=data.codec, recorder=recorder, end=end,
             first=seen["step"] * step_samples, data_collator=collate,
             packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples),
             eval_dataset=Windows(data.validation, options.context, max(1, VALIDATION_TOKENS // options.context)),
         )  # fmt: skip
-        _go(trainer, start, Bar(options.mixer, recorder) if progress else None)
+        _execute(trainer, start, Bar(options.mixer, recorder) if progress else None)
     if not history:
-        raise ValueError(f"{options.folder} has lost its {run.METRICS}")
+        raise ValueError(f"{options.folder} lacks {run.METRICS}")
     last = history[-1]
     return TrainResult(
         run=options.folder,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         history=history,
         validation_bits_per_byte=last["validation_bits_per_byte"],
         tokens_per_second=last["tokens"] / last["seconds"],
@@ -100,7 +109,7 @@ def _run(options: TrainOptions, args: TrainingArguments, config: LMConfig, data:
     )
 
 
-def _go(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
+def _execute(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
     trainer.remove_callback(PrinterCallback)
     if bar is not None:
         trainer.add_callback(bar)
@@ -111,14 +120,14 @@ def _go(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
     finally:
         if bar is not None:
             bar.stop()
-    if ending.asked is not None and trainer.state.global_step < trainer.state.max_steps:
-        raise Terminated(ending.asked, trainer.state.global_step, str(trainer.args.output_dir))
+    if ending.received is not None and trainer.state.global_step < trainer.state.max_steps:
+        raise Terminated(ending.received, trainer.state.global_step, str(trainer.args.output_dir))
 
 
 def _long_enough(data: Corpus | Prepared, options: TrainOptions) -> None:
     for name in ("train", "validation"):
         if len(getattr(data, name)) < options.context:
             raise ValueError(
-                f"the text is too short for a context of {options.context}: {len(data.train)} tokens to learn from and"
-                f" {len(data.validation)} to validate on; give more text or a smaller context"
+                f"the text is too short for a context of {options.context}: {len(data.train)} training tokens and"
+                f" {len(data.validation)} validation tokens; give more text or a smaller context"
             )

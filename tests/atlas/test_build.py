@@ -188,7 +188,7 @@ def test_a_page_falls_on_no_file_of_another_s_and_leaves_the_folder_by_no_link(t
     site = tmp_path / "site"
     writing._write(site, {"index.html": "first"}, [])
     (site / "atlas.js").write_text("mine")
-    with pytest.raises(ValueError, match=r"atlas\.js is there and not the atlas's"):
+    with pytest.raises(ValueError, match=r"atlas\.js exists but does not belong to the atlas"):
         writing._write(site, MADE, writing._earlier(site))
     (site / "atlas.js").unlink()
     (site / "systems").symlink_to(tmp_path)
@@ -211,7 +211,7 @@ def test_a_system_that_fails_leaves_an_earlier_atlas_as_it_was(tmp_path, monkeyp
 
 def test_folders_that_hold_something_else_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds files that are not an atlas's"):
+    with pytest.raises(ValueError, match="holds files that do not belong to an atlas"):
         build(tmp_path, names=["gla"])
     with pytest.raises(ValueError, match="is a file"):
         build(tmp_path / "notes.txt", names=["gla"])

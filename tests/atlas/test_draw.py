@@ -100,7 +100,7 @@ def test_the_door(tmp_path, capsys):
     assert main(["draw", "gla", "--what", "mask", "-o", str(tmp_path / "gla.svg")]) == 0
     assert (tmp_path / "gla.svg").read_text(encoding="utf-8") == draw("gla", "mask")
     assert main(["draw", "gla"]) == 0 and capsys.readouterr().out == draw("gla", "cell")
-    for place, says in ((tmp_path, "it is a folder"), (tmp_path / "none" / "x.svg", "there is no folder")):
+    for place, says in ((tmp_path, "it is a folder"), (tmp_path / "none" / "x.svg", f"{tmp_path / 'none'} does not exist")):
         capsys.readouterr()
         assert main(["draw", "gla", "-o", str(place)]) == 2
         assert f"{place} cannot be written: {says}" in capsys.readouterr().err

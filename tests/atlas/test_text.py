@@ -68,7 +68,7 @@ def test_the_bundle_orders_modules_and_keeps_each_once(tmp_path):
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({"main": 'import "./a.js";\nconst x = 1;\n', "a": "function x() {}\n"}, "x stands at the top of a.js and of main.js"),
+        ({"main": 'import "./a.js";\nconst x = 1;\n', "a": "function x() {}\n"}, "x is defined at the top of both a.js and main.js"),
         ({"main": 'import "./a.js";\n', "a": 'import "./main.js";\n'}, "circle: main.js > a.js > main.js"),
         ({"main": 'import * as a from "./a.js";\n'}, "a form of import"),
         ({"main": "export default 1;\n"}, "a form of import or export"),

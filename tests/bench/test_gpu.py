@@ -172,11 +172,11 @@ def test_a_model_trains(tmp_path):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["ops", "--device", "cpu", "--families", "none"], "--families mean nothing to ops on cpu"),
-        (["ops", "--device", "cpu", "--models", "gla"], "--models mean nothing"),
-        (["train", "--device", "cpu", "--shapes", "B1T1H1D1"], "--shapes mean nothing to train"),
+        (["ops", "--device", "cpu", "--families", "none"], "--families cannot be used with ops on cpu"),
+        (["ops", "--device", "cpu", "--models", "gla"], "--models cannot be used"),
+        (["train", "--device", "cpu", "--shapes", "B1T1H1D1"], "--shapes cannot be used with train"),
         (["train", "--device", "cpu", "--models", "gal"], "--models must be among"),
-        (["train", "--device", "cpu", "--peers", "torch"], "--peers mean nothing to train on cpu"),
+        (["train", "--device", "cpu", "--peers", "torch"], "--peers cannot be used with train on cpu"),
         (["ops", "--device", "cuda", "--shapes", "1x2"], "--shapes must be like"),
         (["ops", "--device", "cuda", "--shapes", "B1T0H1D64"], "--shapes must be like"),
         pytest.param(

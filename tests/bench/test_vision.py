@@ -34,8 +34,8 @@ def test_one_image_may_have_more_tokens_than_a_batch(tiny):
 def test_refusals(capsys):
     for words, message in (
         (["--models", "gla"], "--models must be among softmax, focused"),
-        (["--shapes", "B1T8H1D8"], "--shapes mean nothing to vision"),
-        (["--peers", "fla"], "--peers mean nothing to vision"),
+        (["--shapes", "B1T8H1D8"], "--shapes cannot be used with vision"),
+        (["--peers", "fla"], "--peers cannot be used with vision"),
     ):
         assert main(["bench", "vision", "--device", "cpu", *words]) != 0
         assert message in capsys.readouterr().err

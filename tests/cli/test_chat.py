@@ -93,7 +93,7 @@ def test_states_that_do_not_fit_are_one_line(run, tmp_path, capsys):
     for change, door, said in [
         (lambda: None, other, "is of a model with other weights"),
         (lambda: path.write_bytes(whole[:-9]), run, "is damaged or no safetensors file"),
-        (lambda: State([{"S": torch.zeros(1)}]).save(path), run, "does not say which model it belongs to"),
+        (lambda: State([{"S": torch.zeros(1)}]).save(path), run, "does not name its model"),
         (lambda: read(model, b"ab").fork(2).save(path, model=model), run, "a row for each sequence of ids, 1, but came with 2"),
         (path.unlink, run, "No such file"),
     ]:
@@ -215,3 +215,16 @@ def test_a_terminal_is_given_back_after_an_error(monkeypatch):
         raise KeyboardInterrupt
     assert "\x1b[r" in out.getvalue()
     assert err.getvalue() == ""
+
+
+def test_drafts_and_pieces_change_no_text(run, tmp_path, capsys):
+    how = ["generate", run, "--prompt", "abcabcabcabcabcabc", "--temperature", "0", "--max-new-tokens", "20"]
+    small = make(tmp_path / "small", seed=1)
+    texts = []
+    for extra in ([], ["--lookup"], ["--draft", small], ["--prefill-chunk", "5", "--prefixes", str(tmp_path / "states")]):
+        assert main([*how, *extra]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts == texts[:1] * 4
+    assert len(list((tmp_path / "states").glob("*.safetensors"))) == 4  # behind 5, 10, 15 and 17 of 18 tokens
+    assert main([*how, "--prefill-chunk", "0"]) == 2
+    assert "prefill_chunk must be" in capsys.readouterr().err

@@ -27,6 +27,7 @@ class Options:
     rate: float | None = option(None, "Speed.", "R", shown="as fast as it goes")
     out: Path | None = option(None, "Folder.", "DIR")
     resume: bool = option(False, "Go on.")
+    keep_all: bool = option(False, "Keep everything.")
     inner: int = option(3, least=2)
     hidden: list[int] = field(default_factory=list)
 
@@ -70,8 +71,12 @@ def test_values_have_the_types_of_their_fields(words, given):
     assert run(*words) == {"task": "text", **given}
 
 
+def test_flags_are_spelled_with_hyphens():
+    assert run("--keep-all")["keep_all"] is True
+
+
 def test_lists_of_numbers_are_named_where_they_are_none():
-    with pytest.raises(ValueError, match="--counts must be whole numbers with commas between them, but came as '1,x'"):
+    with pytest.raises(ValueError, match="--counts must be whole numbers separated by commas, but came as '1,x'"):
         run("--counts", "1,x")
 
 

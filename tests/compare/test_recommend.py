@@ -125,8 +125,8 @@ def test_the_command_on_a_csv_with_bad_rows(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--task digits --data x.csv", "--data means nothing to --task digits, which has its own"),
-        ("--data x.csv", "--data means nothing to --task text"),
+        ("--task digits --data x.csv", "--data cannot be used with --task digits, which has its own"),
+        ("--data x.csv", "--data cannot be used with --task text"),
         ("--task recommend --data nowhere.csv", "No such file or directory: nowhere.csv"),
         ("--task recommend --mixers focused", "'focused' is of the kind grid"),
     ],

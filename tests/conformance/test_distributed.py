@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import linattn.mixers
 from linattn.mixers import Mixer
 from tests.conformance.broken import LeaksRows, Sound, UnusedParameter
@@ -18,6 +20,7 @@ def run(folder: Path, *classes: type[Mixer]) -> dict[type[Mixer], dict[str, str 
     return {entries[entry]: found for entry, found in answer.items()}
 
 
+@pytest.mark.slow
 def test_ddp_and_fsdp2_equal_one_process(tmp_path: Path) -> None:
     infos = list(map(linattn.mixers.info, linattn.mixers.available()))
     answers = run(tmp_path, Sound, LeaksRows, UnusedParameter, *(i.cls for i in infos))

@@ -1,6 +1,6 @@
 """Converts a tiny model in processes that are killed with SIGKILL, again and again, until one lives to the end.
 
-    python lives.py FOLDER TEACHER TEXT
+    python -m tests.convert.lives FOLDER TEACHER TEXT
 
 Everything is imported once and each life is a fork of this process. Prints one line of JSON: how many lives it took.
 """
@@ -8,7 +8,6 @@ Everything is imported once and each life is a fork of this process. Prints one 
 import json
 import os
 import random
-import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import transformers
 
 from linattn.data import corpus
 from linattn.distill.conversion import convert
+from tests.arm import arm
 
 OPTIONS = {"mixer": "gated_deltanet", "keep": 1, "tokens1": 256, "tokens2": 256, "tokens3": 128, "context": 16, "batch_size": 4}
 
@@ -27,7 +27,7 @@ def live(out: Path, teacher: str, text: str, die_at: int) -> int | None:
     pid = os.fork()
     if pid == 0:
         try:
-            left = _arm(die_at)
+            left = arm(die_at)
             convert(teacher, text=[text], out=out, resume=True, save_every=2, progress=False, **OPTIONS)
             os.write(writer, str(die_at - left[0]).encode())
             os._exit(0)
@@ -45,24 +45,6 @@ def live(out: Path, teacher: str, text: str, die_at: int) -> int | None:
     if os.WEXITSTATUS(status):
         sys.exit("a life ended with an error")
     return int(told)
-
-
-def _arm(die_at: int) -> list[int]:
-    """Let the ``die_at``-th fsync, rename or replace be the last thing that this process begins; how many are left until then."""
-    left = [die_at]
-
-    def guarded(call):
-        def maybe(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-
-        return maybe
-
-    for name in ("fsync", "rename", "replace"):
-        setattr(os, name, guarded(getattr(os, name)))
-    return left
 
 
 def main(folder: Path, teacher: str, text: str) -> None:

@@ -83,7 +83,7 @@ def test_a_model_and_a_run_are_teachers(text, tmp_path, teacher):
     run = TrainOptions(mixer="softmax", dim=32, layers=2, steps=2, context=16, batch_size=2, text=(str(text),), out=tmp_path / "run")
     train(run, progress=False)
     assert convert(tmp_path / "run", out=tmp_path / "c", **options).kept == (1,)
-    with pytest.raises(ValueError, match="out must be a folder where the teacher is a model"):
+    with pytest.raises(ValueError, match="out must be a folder if the teacher is a model"):
         convert(model, **options)
 
 
@@ -138,7 +138,7 @@ def test_options_that_do_not_fit_are_refused(options, message, teacher, text, tm
 
 def test_several_processes_are_refused(teacher, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="convert runs in one process, but WORLD_SIZE is 2"):
+    with pytest.raises(ValueError, match="convert must run in one process, but WORLD_SIZE is 2"):
         convert(teacher, out=tmp_path / "out")
 
 
@@ -169,16 +169,16 @@ def test_the_command(teacher, text, tmp_path, capfd):
     assert "stage 1, mixer outputs: 1 of 1: loss" in told.err
     assert "calibrate" not in (tmp_path / "out" / "log.jsonl").read_text()
     assert main(words) == 2
-    assert "already holds a conversion: go on with it with --resume" in capfd.readouterr().err
+    assert "already holds a conversion: continue it with --resume" in capfd.readouterr().err
     assert main(["convert", str(teacher), "--out", str(tmp_path / "out"), "--resume"]) == 0  # finished, with its own options
     assert main(["convert", str(teacher), "--out", str(tmp_path / "out"), "--resume", "--rate1", "0.5"]) == 2
-    assert "holds another conversion, which cannot go on as asked: rate1 differ" in capfd.readouterr().err
+    assert "holds a conversion with other options: rate1 differ" in capfd.readouterr().err
 
 
 def test_a_folder_with_other_things_is_left_alone(teacher, text, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years")
-    with pytest.raises(ValueError, match="is there already and holds no conversion"):
+    with pytest.raises(ValueError, match="already exists and holds no conversion"):
         convert(teacher, text=[str(text)], out=tmp_path / "out", **SMALL)
     assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix] == ["thesis.tex"]
 

@@ -13,7 +13,8 @@ SIZES = {
 STEPS = {"small": 20, "7M": 50}  # of each stage
 
 
-@pytest.mark.parametrize("size", ["small", pytest.param("7M", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["small", "7M"])
 def test_the_gap_is_closed_and_the_first_stage_earns_its_tokens(size, tmp_path):
     (tmp_path / "text.txt").write_bytes(b"\n".join(sources.standard_library())[: 1 << 21])
     text = (str(tmp_path / "text.txt"),)

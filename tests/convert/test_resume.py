@@ -17,9 +17,9 @@ def log(folder: Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_killed_again_and_again(teacher, text, tmp_path):
-    command = [sys.executable, str(Path(__file__).with_name("lives.py")), str(tmp_path), str(teacher), str(text)]
+    command = [sys.executable, "-m", "tests.convert.lives", str(tmp_path), str(teacher), str(text)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) > 2
     whole, cut = tmp_path / "whole", tmp_path / "cut"

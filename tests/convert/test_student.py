@@ -139,7 +139,7 @@ def test_patterns_are_written_as_short_as_they_go(names):
     [
         ("gla, softmax", (1,), {}, "mixer must not name softmax where keep or keep_layers chooses"),
         ("gla", (0, 3), {}, "keep_layers must be from 0 to 2, but has 3"),
-        ("gla", None, {"retnet": {}}, "mixer_options speaks of 'retnet', but the mixers are gla"),
+        ("gla", None, {"retnet": {}}, "mixer_options names 'retnet', but the mixers are gla"),
         ("glaa", None, {}, "no mixer is called 'glaa'"),
     ],
 )

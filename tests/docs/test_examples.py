@@ -40,6 +40,7 @@ def test_processes_share_a_sequence(tmp_path):
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [["step", "0"], ["step", "1"]]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
     book = tmp_path / "tour.py"
     book.write_text(notebook.program(EXAMPLES / "tour.ipynb"))

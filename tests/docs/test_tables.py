@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,11 @@ def test_a_comparison_on_a_task_becomes_a_table(tmp_path, monkeypatch):
     text = tables.filled("README.md")
     assert "`linattn compare`: the mean of 3 seeds ± standard deviation, a CPU, torch 2.13.0, 2026-11-21." in text
     assert "| linrec | 81.50 % ± 1.00 % | 0.6123 ± 0.0010 |" in text and "| best that is possible | 90.00 % | 0.7000 |" in text
+
+
+def test_the_plot_shows_what_was_measured():
+    plots = runpy.run_path(str(ROOT / "benchmarks/plots.py"))
+    assert plots["TARGET"].read_text(encoding="utf-8") == plots["drawing"](), "run: python benchmarks/plots.py"
+    front = tables.filled("README.md")
+    for name, ours, theirs, library in plots["times"]():
+        assert re.search(rf"\| {name} \|.*\| {ours:.2f} \| {theirs:.2f} \({library}\) \|", front), name

@@ -108,7 +108,7 @@ def test_prompts_have_the_length_that_is_asked_for(task):
     assert prompts(task, ByteCodec(), 900, 6, 3) == made != prompts(task, ByteCodec(), 900, 6, 4)
     places = [bytes(p.tokens).index(b"Somebody" if task == "words" else b" = " if task == "variables" else b"secret") for p in made]
     assert len(set(places)) > 1
-    with pytest.raises(ValueError, match="lengths must have room"):
+    with pytest.raises(ValueError, match="lengths must be long enough"):
         prompts("words", ByteCodec(), 64, 1, 0)
 
 
@@ -142,7 +142,7 @@ def test_report_and_page(folders, tmp_path, capsys):
 def test_refusals(folders, tmp_path, capsys):
     with pytest.raises(ValueError, match="models must be a list"):
         evaluate([])
-    with pytest.raises(ValueError, match="tasks must be of needle, variables, words, but have 'nedle'"):
+    with pytest.raises(ValueError, match="tasks must be among needle, variables, words, but have 'nedle'"):
         EvaluateOptions(tasks=("nedle",))
     with pytest.raises(FileNotFoundError, match="does not exist"):
         evaluate([folders / "nothing"])

@@ -26,6 +26,7 @@ class OnGpu(torch.Tensor):
 
 def kernels() -> list[dict]:
     from linattn.ops import checks, gpu
+    from linattn.ops.inputs import Given
     from linattn.ops.triton import convolution_step, decode, launch, linears
 
     triton.runtime.driver.set_active(Driver(90))
@@ -59,7 +60,7 @@ def kernels() -> list[dict]:
     convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 0, 0, 0.0, False)  # something before may write to the state
     q, v, state = half(1, 1, 2, 64), half(1, 1, 4, 64), torch.zeros(1, 4, 64, 64)
     decay = torch.zeros(1, 1, 4)
-    inputs, _ = checks.call(q, q, v, decay=decay, beta=decay, initial_state=state, return_state=True)
+    inputs, _ = checks.call(Given(q, q, v, decay=decay, beta=decay, initial_state=state, return_state=True))
     object.__setattr__(inputs, "initial", state.as_subclass(OnGpu))
     decode.step_(inputs, overlapped=True)
     return compiled

@@ -7,6 +7,7 @@ import torch
 
 from linattn.generate import stream
 from linattn.models import LanguageModel, LMConfig
+from linattn.state import PrefixStore
 
 module = importlib.import_module("linattn.generate.prefill")
 
@@ -116,3 +117,21 @@ def test_nothing_learns_and_nothing_is_counted():
 def test_wrong_arguments_are_refused_at_once(how, message):
     with pytest.raises(ValueError, match=message):
         stream(model("gla"), **{"ids": [1], "max_new_tokens": 1, **how})
+
+
+def test_a_prompt_is_read_in_pieces_and_an_edited_one_from_the_last_common_place(tmp_path):
+    lm, ids = model("gla, softmax"), torch.randint(40, (1, 30))
+    edited = torch.cat([ids[:, :22], (ids[:, 22:] + 1) % 40], 1)
+    store = PrefixStore(tmp_path)
+    for prompt, want in ((ids, [5, 10, 15, 20, 25, 29, 30]), (edited, [20, 25, 29, 30]), (ids, [29, 30])):
+        tokens, told = stream(lm, prompt, max_new_tokens=6, temperature=0), []
+        tokens.read_prompt(piece=5, store=store, tell=told.append)
+        assert told == want
+        tokens.read_prompt(tell=told.append)  # it has been read
+        assert told == want
+        assert torch.equal(torch.stack(list(tokens), 1), greedy(lm, prompt, 6)[:, 30:])
+    told = []
+    stream(lm, ids, max_new_tokens=1).read_prompt(piece=12, tell=told.append)
+    assert told == [12, 24, 30]
+    with pytest.raises(ValueError, match="piece must be an integer of at least 1"):
+        stream(lm, ids, max_new_tokens=1).read_prompt(piece=0)

@@ -82,7 +82,7 @@ def test_the_command_keeps_terminals_whole(run, capsys, monkeypatch):
     ("change", "message"),
     [
         ({"run": "nowhere"}, "nowhere does not exist"),
-        ({"run": "."}, ". is no run of linattn train"),
+        ({"run": "."}, ". is neither a run of linattn train"),
         ({"--prompt": ""}, "--prompt is empty"),
         ({"--stop": ""}, "--stop is empty"),
         ({"--top-k": "0"}, "top_k must be"),

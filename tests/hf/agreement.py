@@ -216,7 +216,7 @@ class Agreement:
         mask[1, :3] = 0
         with patch_transformers([family]):
             for given in (places, places.expand(2, -1)):
-                with pytest.raises(ValueError, match="packed sequences lie end to end in one row, but the batch came with 2"):
+                with pytest.raises(ValueError, match="packed sequences must be one row, but the batch came with 2"):
                     logits_of(model, ids, position_ids=given)
             logits_of(model, ids, position_ids=torch.arange(TOKENS)[None])
             logits_of(model, ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), attention_mask=mask)

@@ -106,8 +106,8 @@ def test_a_file_goes_out_as_a_folder_with_its_tokenizer(model, capsys, tmp_path)
 
 
 def test_what_cannot_be_opened(model, tmp_path, capsys, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="is no folder with a tokenizer, nor a GGUF file"):
+    with pytest.raises(FileNotFoundError, match="is neither a folder with a tokenizer nor a GGUF file"):
         load_tokenizer(tmp_path / "nothing")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert main(["generate", str(model), "--prompt", "a"]) == 2
-    assert capsys.readouterr().err == "linattn: gguf is not installed; this command needs it: pip install 'linattn[gguf]'\n"
+    assert capsys.readouterr().err == "linattn: gguf is not installed; this command needs it: pip install 'gguf>=0.17'\n"

@@ -56,15 +56,15 @@ def test_exports_are_whole_or_not_there(folder, monkeypatch):
     model = load(folder)
     with pytest.raises(TypeError, match="model must be a linattn.LanguageModel or a LinattnForCausalLM, but came as Decoder"):
         export(model.model, "mamba", folder.parent / "out")
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         export(model, "mamba", folder)
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         export(model, "mamba", folder.parent / "a/b")
 
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("linattn.hf.folder.synced", fail)
+    monkeypatch.setattr("linattn.hf.folder.sync", fail)
     with pytest.raises(OSError, match="disk full"):
         export(model, "mamba", folder.parent / "out")
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]

@@ -43,7 +43,7 @@ def test_padding_is_found_by_its_token_and_its_place():
     ids = ids_of(1, 5)
     got = lm.generate(ids, attention_mask=holes, max_new_tokens=4, do_sample=False)
     assert torch.equal(got[:, 5:], greedy(lm, ids[:, holes[0].bool()], 4)[:, 3:])
-    with pytest.raises(ValueError, match="a row is padding alone"):
+    with pytest.raises(ValueError, match="a row has only padding"):
         lm.generate(ids, attention_mask=torch.zeros_like(ids), max_new_tokens=1)
 
 

@@ -111,18 +111,18 @@ def test_what_a_state_is_not_is_said():
     lm, ids = model(), ids_of(2, 3)
     state = lm.prefill(ids)
     for call, error, said in [
-        (lambda: lm.generate(state=state), ValueError, "give generate the tokens after it"),
-        (lambda: lm.generate(ids[:1], state=state), ValueError, "a row for each prompt, 1, but came with 2"),
+        (lambda: lm.generate(state=state), ValueError, "at least one token after the state"),
+        (lambda: lm.generate(ids[:1], state=state), ValueError, "state must have 1 rows, one per prompt, but came with 2"),
         (lambda: lm.generate(ids, state={}, max_new_tokens=1), TypeError, "must be a linattn.State, but came as dict"),
         (lambda: lm.generate(ids, state=state, past_key_values=StateCache(), max_new_tokens=1), ValueError, "give generate one of them"),
-        (lambda: lm.generate(ids, state=state, use_cache=False, max_new_tokens=1), ValueError, "use_cache=False reads everything"),
-        (lambda: lm.prefill(ids[:1], state=state), ValueError, "a row for each prompt, 1, but came with 2"),
+        (lambda: lm.generate(ids, state=state, use_cache=False, max_new_tokens=1), ValueError, "use_cache=False reads all tokens"),
+        (lambda: lm.prefill(ids[:1], state=state), ValueError, "state must have 1 rows, one per prompt, but came with 2"),
         (lambda: lm.generate(ids[:, :0], max_new_tokens=1), ValueError, r"at least one token, but came with shape \[2, 0\]"),
         (lambda: lm.prefill(ids[:, :0]), ValueError, r"at least one token, but came with shape \[2, 0\]"),
         (lambda: lm.prefill(ids, ids[:1]), ValueError, r"attention_mask must have the shape of input_ids, \[2, 3\], but came with .*1, 3"),
         (lambda: lm.prefill(ids, ids.tolist()), ValueError, r"attention_mask must have the shape .* \[2, 3\], but came as list"),
-        (lambda: lm.prefill("hello"), TypeError, "input_ids must be tokens, as a tokenizer makes them, but hold 'h'"),
-        (lambda: lm.prefill([[1, 2], ["a"]]), TypeError, "input_ids must be tokens, as a tokenizer makes them, but hold 'a'"),
+        (lambda: lm.prefill("hello"), TypeError, "input_ids must be integers, but contain 'h'"),
+        (lambda: lm.prefill([[1, 2], ["a"]]), TypeError, "input_ids must be integers, but contain 'a'"),
         (lambda: lm.prefill(None), TypeError, "input_ids must be a prompt of tokens or a list of prompts, but came as NoneType"),
         (lambda: lm.generate(ids, prefixes=5), TypeError, "prefixes must be a PrefixStore or its folder, but came as int"),
         (lambda: lm.prefill([[1]], ids), ValueError, "attention_mask must have a tensor beside it as input_ids"),
@@ -253,10 +253,10 @@ def test_a_cache_that_has_read_all_of_the_prompt_is_refused(by):
                 assert torch.equal(lm.generate(**how)[:, -4:], greedy(lm, ids[:, :width], 4)[:, -4:])
                 break
             came = re.escape(str(list(given[:, :width].shape)))
-            with pytest.raises(ValueError, match=f"{by} must be what past_key_values has read, 9 columns, .* {came}"):
+            with pytest.raises(ValueError, match=f"{by} must be the 9 columns that past_key_values has read .* {came}"):
                 lm.generate(**how)
     cache = StateCache(lm.prefill(ids[:, :9]), 9)
-    with pytest.raises(ValueError, match=r"input_ids must be what past_key_values has read, 9 columns, .* shape \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"input_ids must be the 9 columns that past_key_values has read .* shape \[2, 3\]"):
         lm.generate(ids[:, 9:], attention_mask=torch.ones(2, 13), past_key_values=cache, max_new_tokens=1)
     out = lm.generate(ids[:, 9:], attention_mask=torch.ones(2, 12), past_key_values=cache, max_new_tokens=4, do_sample=False)
     assert torch.equal(out[:, 3:], greedy(lm, ids, 4)[:, 12:])
@@ -268,7 +268,7 @@ def test_prompts_of_one_token_and_what_prefixes_cannot_do(tmp_path):
     ids, mask, rows = padded("left", (1, 4))
     out = lm.generate(ids, attention_mask=mask, prefixes=tmp_path, max_new_tokens=3, do_sample=False)
     assert torch.equal(out[0, 4:], greedy(lm, rows[0], 3)[0, 1:])
-    with pytest.raises(ValueError, match="goes by tokens"):
+    with pytest.raises(ValueError, match="needs tokens"):
         lm.generate(inputs_embeds=torch.zeros(1, 2, 32).double(), prefixes=tmp_path)
     with pytest.raises(ValueError, match="give generate one of them"):
         lm.generate(ids, prefixes=tmp_path, state=lm.prefill(ids))
@@ -279,8 +279,7 @@ def test_prompts_of_one_token_and_what_prefixes_cannot_do(tmp_path):
 def test_long_prompts_share_the_pieces_that_they_pass_through(tmp_path, seen, monkeypatch):
     import sys
 
-    for module in ("linattn.generate.prefill", "linattn.hf.generation"):
-        monkeypatch.setattr(sys.modules[module], "PREFILL", 8)
+    monkeypatch.setattr(sys.modules["linattn.generate.prefill"], "PREFILL", 8)
     lm, ids = model(), ids_of(1, 21)
     lm.generate(ids, prefixes=tmp_path, max_new_tokens=1, do_sample=False)
     other = torch.cat([ids[:, :18], ids_of(1, 3)], 1)

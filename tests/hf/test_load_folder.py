@@ -79,7 +79,7 @@ def test_pickles_are_refused(folder):
         with pytest.raises(ValueError, match="is a pickle"):
             load(folder / name)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
-        with pytest.raises(ValueError, match="is no safetensors file, and nothing else is read"):
+        with pytest.raises(ValueError, match="is not a safetensors file"):
             load(folder)
         (folder / "model.safetensors.index.json").unlink()
         (folder / name).unlink()
@@ -89,7 +89,7 @@ def test_pickles_are_refused(folder):
 def test_names_out_of_the_folder(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"backbone.norm_f.weight": name}}))
-    with pytest.raises(ValueError, match="which is not in it"):
+    with pytest.raises(ValueError, match="which is outside of it"):
         load(folder)
 
 
@@ -111,7 +111,7 @@ def test_sharded_files(tmp_path):
     index = json.loads((tmp_path / "theirs/model.safetensors.index.json").read_text())
     index["weight_map"]["lm_head.weight"] = next(f for f in index["weight_map"].values() if f != index["weight_map"]["lm_head.weight"])
     (tmp_path / "theirs/model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="lacks weights that model.safetensors.index.json says it has: lm_head.weight"):
+    with pytest.raises(ValueError, match="lacks weights that model.safetensors.index.json lists: lm_head.weight"):
         load(tmp_path / "theirs")
 
 
@@ -132,13 +132,13 @@ def test_variants(folder, sharded):
     for wrong in ("", "../fp16", "a/b", 16, "a\\b"):
         with pytest.raises(ValueError, match="variant must be a word in the names of files, such as 'fp16', but came as"):
             load(folder, variant=wrong)
-    with pytest.raises(ValueError, match="variant needs a folder, but came with a config"):
+    with pytest.raises(ValueError, match="variant must be None with a config"):
         load(linattn.LMConfig(vocab_size=8, dim=32, layers=1), variant="fp16")
 
 
 def test_configs_that_cannot_be_said(folder):
     for values, message in (
-        ({"model_type": "bloom"}, "no family of models is called 'bloom'; there are"),
+        ({"model_type": "bloom"}, "no family of models is called 'bloom'; the choices are"),
         ({"model_type": None}, "has no model_type"),
         ({"use_bias": True}, "mamba: use_bias must be False to be read, but is True"),
         ({"intermediate_size": 50}, "intermediate_size 50 must be a multiple of hidden_size"),
@@ -155,7 +155,7 @@ def test_configs_that_cannot_be_said(folder):
             load(folder)
         (folder / "config.json").write_text(before)
     change(folder, **{"backbone.norm_f.weight": torch.ones(32, dtype=torch.int8)})
-    with pytest.raises(ValueError, match="backbone.norm_f.weight is kept as I8"):
+    with pytest.raises(ValueError, match="backbone.norm_f.weight has dtype I8"):
         load(folder)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load(folder / "no")
@@ -290,7 +290,7 @@ def test_other_packages_may_have_registered_configs_of_their_own(folder, monkeyp
 
 def test_configs_that_cannot_be_understood():
     for content in ({"model_type": "mamba2", "expand": 1.5}, {"model_type": "gla", "hidden_size": "wide"}):
-        with pytest.raises(ValueError, match="the config cannot be understood"):
+        with pytest.raises(ValueError, match="the config is invalid"):
             load(content)
 
 
@@ -319,8 +319,8 @@ def test_what_the_folder_says_of_generation(folder):
     assert torch.equal(load(folder.parent / "ours").generate(ids, max_new_tokens=20), tokens)
     for wrong, message in (
         ("[", "is damaged"),
-        ('{"max_new_tokens": -3}', "cannot be understood: .max_new_tokens. must be greater than 0"),
-        ('{"watermarking_config": 5}', "cannot be understood"),
+        ('{"max_new_tokens": -3}', "is invalid: .max_new_tokens. must be greater than 0"),
+        ('{"watermarking_config": 5}', "is invalid"),
     ):
         (folder / "generation_config.json").write_text(wrong)
         with pytest.raises(ValueError, match=f"generation_config.json {message}"):

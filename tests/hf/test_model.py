@@ -267,8 +267,8 @@ def test_what_does_not_fit_is_refused_by_name():
         ({"labels": ids[:1]}, r"labels must have shape \[B, T\] = \[2, 6\], but came with \[1, 6\]"),
         ({"labels": ids.int()}, "labels must be torch.int64, but came as torch.int32"),
         ({"labels": ids.tolist()}, "labels must be a tensor, but came as list"),
-        ({"labels": ids, "logits_to_keep": 2}, "labels want the logits of every token, so logits_to_keep must be 0 beside them, but is 2"),
-        ({"shift_labels": ids}, "shift_labels are for rows split over several processes, .*: give labels"),
+        ({"labels": ids, "logits_to_keep": 2}, "logits_to_keep must be 0 with labels, which need the logits of every token, but is 2"),
+        ({"shift_labels": ids}, "shift_labels belong to rows split over processes, .*: give labels"),
         ({"attention_mask": [[1] * 6] * 2}, "attention_mask must be a tensor, but came as list"),
         ({"logits_to_keep": -1}, "logits_to_keep must be at least 0, or indices, but came as -1"),
         ({"logits_to_keep": 1.5}, "logits_to_keep must be at least 0, or indices, but came as 1.5"),
@@ -283,6 +283,6 @@ def test_what_does_not_fit_is_refused_by_name():
             lm(given)
     lm.config._attn_implementation = "eager"  # transformers itself refuses attentions beside sdpa, which layers of softmax have
     lm.config.output_attentions = True
-    with pytest.raises(ValueError, match="output_attentions: no weights are ever formed here"):
+    with pytest.raises(ValueError, match="output_attentions must not be True"):
         lm(ids)
     assert lm(ids, output_attentions=False).logits.shape == (2, 6, 50)

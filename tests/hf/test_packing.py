@@ -225,7 +225,7 @@ def test_generate_refuses_packed_prompts():
         {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])},
         *({name: torch.tensor([0, 3, 6])} for name in ("cu_seqlens", "cu_seq_lens_q")),
     ):
-        with pytest.raises(ValueError, match=f"{next(iter(how))} packs sequences into one row, .* a row for each prompt"):
+        with pytest.raises(ValueError, match=f"{next(iter(how))} packs sequences into one row, .* one row per prompt"):
             lm.generate(ids, max_new_tokens=2, **how)
     with pytest.raises(ValueError, match=r"position_ids must have shape \[B, T\] = \[1, 6\].*, but came with \[1, 4\]"):
         lm.generate(ids, max_new_tokens=2, position_ids=torch.arange(4)[None])

@@ -240,7 +240,7 @@ def test_packing_beside_padding():
             if family == "mamba":
                 assert distance(logits_of(model, ids, attention_mask=mask, cu_seq_lens_q=ends)[:, :-5], wanted) < 5e-5
                 continue
-            with pytest.raises(ValueError, match="Qwen3NextModel has softmax attention, which beside a mask .* as a sequence of its own"):
+            with pytest.raises(ValueError, match="Qwen3NextModel has softmax attention, which does not isolate .* a sequence of its own"):
                 logits_of(model, ids, attention_mask=mask, cu_seq_lens_q=ends)
 
 

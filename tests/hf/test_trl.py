@@ -39,7 +39,7 @@ def test_the_inner_backbone_answers_as_a_model_of_transformers():
     assert lm.model(input_ids=ids, use_cache=False, return_dict=False)[0].shape == (2, 9, 32)
     with pytest.raises(TypeError, match="unexpected keyword argument 'inputs'"):
         lm.model(input_ids=ids, inputs=3)
-    with pytest.raises(ValueError, match="output_attentions: no weights are ever formed here"):
+    with pytest.raises(ValueError, match="output_attentions must not be True"):
         lm.model(input_ids=ids, output_attentions=True)
 
 

@@ -17,7 +17,6 @@ from tests.oracles import wheels
 OLDEST = "transformers==5.17.0"
 BESIDE = ["huggingface_hub==1.33.0", "httpx==0.28.1", "httpcore==1.0.9"]
 TESTS = {  # and how many there are at least
-    "quick": (["generate_state", "load", "tokenizer"], 40),
     "ours": (["model", "packing", "generate", "generate_state", "ordinary", "tokenizer"], 130),
     "theirs": (["load", "load_llama", "load_folder", "export", "patch", "patch_delta", "patch_mamba", "patch_mamba2", "patch_rwkv"], 250),
 }
@@ -35,7 +34,8 @@ def environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=() if part == "quick" else pytest.mark.slow) for part in TESTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", TESTS)
 def test_the_oldest_transformers_passes_the_same_tests(part, environment):
     names, least = TESTS[part]
     first = environment["PYTHONPATH"].split(os.pathsep)[0]

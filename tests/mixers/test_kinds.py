@@ -46,10 +46,10 @@ def test_cross_refusals(call):
     mixer, x = Across(8), torch.zeros(2, 3, 8)
     _, state = mixer(x, x, return_state=True)
     calls = {
-        "neither": (lambda: mixer(x), "one of context and state must be given"),
-        "both": (lambda: mixer(x, x, state=state), "one of context and state must be given"),
+        "neither": (lambda: mixer(x), "either context or state must be given"),
+        "both": (lambda: mixer(x, x, state=state), "either context or state must be given"),
         "rows": (lambda: mixer(x, x[:1]), "context must have as many rows as x, 2, but came with 1"),
-        "mask": (lambda: mixer(x, state=state, context_mask=torch.ones(2, 3).bool()), "context_mask goes with context"),
+        "mask": (lambda: mixer(x, state=state, context_mask=torch.ones(2, 3).bool()), "context_mask must be None with a state"),
         "width": (lambda: mixer(x, torch.zeros(2, 3, 9)), r"context must have shape \[B, T, D\] with D = 8"),
     }
     with pytest.raises(ValueError, match=calls[call][1]):
@@ -85,9 +85,9 @@ def test_bidirectional_by_name():
 def test_what_has_no_steps_says_so():
     mixer, x = create("clustered", dim=32), torch.zeros(1, 4, 32)
     for call in (lambda: mixer(x, return_state=True), lambda: mixer(x, {"position": torch.zeros(1).long()})):
-        with pytest.raises(ValueError, match="causal=False has no state: every token reads all tokens"):
+        with pytest.raises(ValueError, match="causal=False has no state, because every token reads all tokens"):
             call()
-    with pytest.raises(ValueError, match="mixer must go token by token, but Clustered is not causal"):
+    with pytest.raises(ValueError, match="mixer must be causal, but Clustered has only a pass over all tokens"):
         linattn.check_forms(mixer)
     for name in ("clustered", "local_2d"):
         with pytest.raises(ValueError, match="mixer"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import linattn
+from linattn import mixers
 from linattn.mixers import available, create, info, registry
 from linattn.mixers.taxonomy import families
 
@@ -38,16 +39,18 @@ def test_info_is_complete(name):
 
 
 def test_an_unknown_name_says_which_there_are():
-    with pytest.raises(ValueError, match=r"no mixer is called 'glaa'; did you mean 'gla'\? there are .*softmax"):
+    with pytest.raises(ValueError, match=r"no mixer is called 'glaa'; did you mean 'gla'\?$"):
         create("glaa", dim=32)
-    with pytest.raises(ValueError, match="no mixer is called 'qqqq'; there are "):
+    with pytest.raises(ValueError, match=r"no mixer is called 'gal'; did you mean 'gla'\?$"):
+        create("gal", dim=32)
+    with pytest.raises(ValueError, match=r"no mixer is called 'qqqq'; `linattn list` and linattn.mixers.available\(\) show all of them$"):
         info("qqqq")
 
 
 def test_an_unknown_option_says_which_there_are():
-    with pytest.raises(TypeError, match="mixer 'retnet' has no option 'head'; it has: heads"):
+    with pytest.raises(TypeError, match=r"mixer 'retnet' has no option 'head'; did you mean 'heads'\?$"):
         create("retnet", dim=32, head=2)
-    with pytest.raises(TypeError, match="'lstm' has no option 'heads'; it has: none but dim"):
+    with pytest.raises(TypeError, match="'lstm' has no option 'heads'; its options are: dim$"):
         create("lstm", dim=32, heads=2)
 
 
@@ -253,3 +256,11 @@ def test_importing_the_mixers_loads_none_of_them():
 def test_unknown_families_are_refused():
     with pytest.raises(ValueError, match="families must be one of softmax attention, .*, but came as 'kernel'"):
         registry.register("x", title="x", families=("kernel",))
+
+
+def test_classes_are_names_of_the_module():
+    assert mixers.GLA is info("gla").cls and mixers.SwiGLU is info("swiglu").cls
+    assert {"GLA", "create"} <= set(dir(mixers))
+    for wrong, hint in (("Gla", "did you mean 'GLA'"), ("creat", "did you mean 'create'")):
+        with pytest.raises(AttributeError, match=f"has no attribute '{wrong}'; {hint}"):
+            getattr(mixers, wrong)

@@ -78,7 +78,7 @@ def test_what_is_no_tensor_and_no_state_is_refused():
     model = LanguageModel(LMConfig(vocab_size=16, dim=32, layers=1, mixer="gla"))
     with pytest.raises(ValueError, match=r"ids must be integers of shape \[B, T\], but came as list"):
         model([[1, 2]])
-    with pytest.raises(TypeError, match="state must be a linattn.State, as an earlier call returned it, but came as dict"):
+    with pytest.raises(TypeError, match="state must be a linattn.State, as returned by an earlier call, but came as dict"):
         model(torch.tensor([[1, 2]]), {})
 
 

@@ -91,3 +91,15 @@ def test_chunks_keep_to_their_bytes():
     chunk = chunk_of(1 << 20, 32000)
     assert chunk == 2048 and 4 * 32000 * chunk <= CHUNK_BYTES < 4 * 32000 * 2 * chunk
     assert chunk_of(5, 10**12) == 1
+
+
+def test_compiled_it_has_the_same_gradients():
+    torch.manual_seed(0)
+    model = LinattnForCausalLM(LMConfig(dim=32, layers=1, vocab_size=50, mixer="gla")).train()
+    model.token_loss = TokenLoss(5, 0.1)
+    ids, gradients = torch.randint(50, (2, 9)), []
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        run(input_ids=ids, labels=ids).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -74,7 +74,7 @@ def test_files(tmp_path):
     model.save(tmp_path)
     again = RecommendModel.load(tmp_path)
     assert again.config == model.config and torch.equal(again(taken[0][None]), model(taken[0][None]))
-    with pytest.raises(ValueError, match="no config of a linattn-image model"):
+    with pytest.raises(ValueError, match="not the config of a linattn-image model"):
         ImageModel.load(tmp_path)
 
 
@@ -86,13 +86,13 @@ def test_files(tmp_path):
         ({"causal": 1}, "causal must be True or False"),
         ({"mixer": "linrek"}, "no mixer is called 'linrek'"),
         ({"mixer": "focused"}, "'focused' is of the kind grid"),
-        ({"mixer": "clustered"}, "mixers of sequences that are causal, but 'clustered' reads both ways"),
+        ({"mixer": "clustered"}, "mixers of sequences that are causal, but 'clustered' is bidirectional"),
         ({"mixer": "gla", "causal": False}, "sequences that are not causal, but 'gla' is causal"),
         ({"mixer_options": {"linrec": {"causal": False}}}, "causal is False, but the model's is True"),
-        ({"mixer_options": {"softmax": {}}}, "mixer_options speaks of 'softmax'"),
+        ({"mixer_options": {"softmax": {}}}, "mixer_options names 'softmax'"),
         ({"mixer_options": {"linrec": {"head": 2}}}, "linrec has no option 'head'"),
         ({"ffn": "mlq"}, "no feed-forward is called 'mlq'"),
-        ({"ffn_options": {"swiglu": {}}}, "ffn_options speaks of 'swiglu'"),
+        ({"ffn_options": {"swiglu": {}}}, "ffn_options names 'swiglu'"),
     ],
 )
 def test_what_no_model_can_be_made_of_is_refused(wrong, message):
@@ -101,7 +101,7 @@ def test_what_no_model_can_be_made_of_is_refused(wrong, message):
 
 
 def test_no_histories_and_longer_ones_are_refused():
-    with pytest.raises(ValueError, match="histories must be at least one, but none came"):
+    with pytest.raises(ValueError, match="histories must hold at least one history, but came empty"):
         made().recommend([])
     with pytest.raises(ValueError, match="T at most 12, but came with \\[1, 13\\]"):
         made()(torch.zeros(1, 13, dtype=torch.int64))

@@ -81,7 +81,7 @@ def test_memory_does_not_grow_with_depth():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ffn": "none"}, "ffn must be in every layer where block is 'reversible'"),
+        ({"ffn": "none"}, "ffn must be in every layer if block is 'reversible'"),
         ({"residual_scales": {"gla": [1.0, 0.5]}}, "residual_scales must be empty"),
         ({"mixer": "rwkv7"}, "passes a tensor on from layer to layer"),
     ],

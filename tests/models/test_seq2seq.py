@@ -132,10 +132,10 @@ def test_files(tmp_path):
         ({"target_vocab": 0}, "target_vocab must be an integer of at least 1"),
         ({"ratio": 0}, "ratio must be a number above 0"),
         ({"encoder": "focused"}, "encoder: mixers of sequences are wanted, but 'focused' is of the kind grid"),
-        ({"decoder": "clustered"}, "decoder: causal mixers of sequences are wanted, but 'clustered' reads both ways"),
+        ({"decoder": "clustered"}, "decoder: causal mixers of sequences are wanted, but 'clustered' is bidirectional"),
         ({"cross": "softmax"}, "cross: cross mixers are wanted, but 'softmax' is of the kind sequence"),
-        ({"mixer_options": {"gla": {}}}, "mixer_options speaks of 'gla'"),
-        ({"mixer_options": {"softmax": {"causal": True}}}, "what is causal follows from the role"),
+        ({"mixer_options": {"gla": {}}}, "mixer_options names 'gla'"),
+        ({"mixer_options": {"softmax": {"causal": True}}}, "causal follows from the role"),
         ({"ffn": "mlq"}, "no feed-forward is called 'mlq'"),
     ],
 )
@@ -146,7 +146,7 @@ def test_what_no_model_can_be_made_of_is_refused(wrong, message):
 
 def test_longer_sequences_are_refused():
     model, (source, target) = made(), pair(1, 13, 5)
-    with pytest.raises(ValueError, match="may have 12 tokens, but came with 13"):
+    with pytest.raises(ValueError, match="may have at most 12 tokens, but came with 13"):
         model(source, target)
     with pytest.raises(ValueError, match="max_tokens must be from 0 to length - 1, 11, but came as 12"):
         model.decode(source[:, :3], max_tokens=12)

@@ -75,9 +75,9 @@ CONFIGS = {
         ({"dim": True}, "dim must be an integer"),
         ({"ffn_dim": 0}, "ffn_dim must be an integer of at least 1, but came as 0"),
         ({"ffn": "mlq"}, "no feed-forward is called 'mlq'"),
-        ({"ffn_options": {"switch": {}}}, "ffn_options speaks of 'switch', but the feed-forwards are"),
+        ({"ffn_options": {"switch": {}}}, "ffn_options names 'switch', but the feed-forwards are"),
         ({"ffn": "geglu", "ffn_options": {"geglu": {"wide": 2}}}, "geglu has no option 'wide'"),
-        ({"mixer_options": {"lstm": {}}}, "mixer_options speaks of 'lstm', but the mixers are"),
+        ({"mixer_options": {"lstm": {}}}, "mixer_options names 'lstm', but the mixers are"),
         ({"mixer_options": 3}, "mixer_options must be a dict"),
     ],
 )

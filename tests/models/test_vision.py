@@ -58,10 +58,10 @@ def test_what_a_model_can_be_made_of_is_what_the_registry_says():
         ({"mixer": "gla"}, "an image model needs mixers of a grid, or of a sequence both ways, but 'gla' is causal"),
         ({"mixer": "focussed"}, "no mixer is called 'focussed'; did you mean 'focused'"),
         ({"ffn": "swigloo"}, "no feed-forward is called 'swigloo'"),
-        ({"mixer_options": {"agent": {}}}, "mixer_options speaks of 'agent', but the mixers are focused"),
+        ({"mixer_options": {"agent": {}}}, "mixer_options names 'agent', but the mixers are focused"),
         ({"mixer_options": {"focused": {"agents": 4}}}, "focused has no option 'agents'"),
-        ({"mixer": "performer", "mixer_options": {"performer": {"causal": True}}}, "reads all others, but causal is True"),
-        ({"ffn_options": {"geglu": {}}}, "ffn_options speaks of 'geglu'"),
+        ({"mixer": "performer", "mixer_options": {"performer": {"causal": True}}}, "causal must be False for images, but is True"),
+        ({"ffn_options": {"geglu": {}}}, "ffn_options names 'geglu'"),
         ({"image_size": (8, 9), "patch_size": 2}, "image_size must be multiples of patch_size 2"),
         ({"image_size": (0, 8)}, "image_size must be an integer of at least 1, but came as 0"),
         ({"image_size": 8}, "image_size must be a height and a width, but came as 8"),
@@ -114,7 +114,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         ImageModel.load(tmp_path)
     for content in (json.dumps(good | {"model_type": "linattn"}), "[]", "{"):
         path.write_text(content)
-        with pytest.raises(ValueError, match="is no config of a linattn-image model"):
+        with pytest.raises(ValueError, match="is not the config of a linattn-image model"):
             ImageModel.load(tmp_path)
     path.write_text(json.dumps(good))
     weights = tmp_path / "model.safetensors"

@@ -225,3 +225,23 @@ def unit(x: Tensor) -> Tensor:
 def packed(a: dict[str, Tensor], parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The results of separate calls, put together as those of one packed call ``a``."""
     return {n: torch.cat([p[n] for p in parts], 0 if n in ROWS else 1) for n in a}
+
+
+def disturbed(call: Call, before: Tensor) -> Call:
+    """The same after the walls; before them everything is another and much larger, or more strongly faded."""
+    changed = {}
+    for n in call.timed:
+        t = call.tensors[n]
+        other = t.roll(1, 1) * {"v": 1e4, "decay": 90.0}.get(n, 1.0)
+        changed[n] = torch.where(before if t.ndim == 3 else before[..., None], other.nan_to_num(neginf=-3.0), t)
+    return call.with_(**changed, **{n: call.tensors[n] * -1e4 for n in ("S", "z") if n in call.tensors})
+
+
+def same_elsewhere(grads: dict[str, Tensor], clean: dict[str, Tensor], call: Call, tokens: Iterable[int], rows: list[int]) -> None:
+    """Assert that gradients equal ``clean`` ones at ``tokens``, those of initial states in ``rows``."""
+    tokens = torch.tensor(list(tokens))
+    for name in grads:
+        if name in call.timed:
+            assert torch.equal(grads[name][:, tokens], clean[name][:, tokens]), name
+        elif name in ("S", "z"):
+            assert torch.equal(grads[name][rows], clean[name][rows]), name

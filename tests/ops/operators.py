@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import linattn
 from tests.ops import cases
 from tests.ops.cases import Call, cotangent
 from tests.ops.errors import compare
+
+# Changes of a call with the delta rule after which no kernel runs it, with words of the reason.
+UNSUPPORTED: list[tuple[Callable[[Call], Call], str]] = [
+    (lambda c: c.double(), "float64"),
+    (lambda c: c.tokens(0, 0), "no tokens"),
+    (lambda c: c.without("beta", "decay").set(causal=False), "without causality"),
+]
 
 
 def leaves_of(call: Call) -> list[Tensor]:
@@ -52,3 +61,18 @@ def check_operators(call: Call, backend: str, forward: str, backward: str) -> No
         wanted = name == f"linattn::{forward}"
         arguments = [t.detach().requires_grad_(wanted and t.is_floating_point()) if isinstance(t, Tensor) else t for t in arguments]
         torch.library.opcheck(operator, arguments, test_utils=checks[name])
+
+
+def check_differentiable_once(call: Call, backend: str, reason: str) -> None:
+    """Assert that gradients of gradients are refused with ``reason``."""
+    leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
+    (grad,) = torch.autograd.grad(call.with_(**leaves)(backend=backend)["o"].sum(), leaves["v"], create_graph=True)
+    with pytest.raises(NotImplementedError, match=reason):
+        grad.sum().backward()
+
+
+def check_explained(call: Call, backend: str, form: str, printed: Callable[[], str]) -> None:
+    """Assert that ``explain`` says that ``backend`` runs ``call`` in ``form``, alone, and prints what it returns."""
+    said = linattn.explain(**call.arguments())
+    assert f"{backend}: runs, {form} form" in said and printed().strip() == said
+    assert said.count(": runs") == 1 and f"torch: no, {backend} comes first" in said

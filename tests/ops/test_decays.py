@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.cases import FORMS, KINDS, Call, cotangent, decays, gradients, make
+from tests.ops.cases import FORMS, KINDS, Call, cotangent, decays, gradients, make, same_elsewhere
 from tests.ops.errors import admitted, check_gradients, check_values, error, same_bits
 
 WEAK, STRONG = 1e-4, 800.0
@@ -105,30 +105,27 @@ def test_strong_decays_beside_halves(kind, strength, dtype):
     check_gradients(call, dtype, form="chunk")
 
 
-def walled(kind: str, rank: str, at: int, T: int) -> tuple[Call, int]:
-    """A call that forgets everything at ``at``, and the first token whose output does not see what stood before."""
-    call = make(kind, rank, T=T, B=2).to(torch.float32)
-    changed = {n: call.tensors[n].clone() for n in ("decay", "read", "write") if n in call.tensors}
-    changed["decay"][:, at] = -INF
-    for n in ("read", "write"):
-        if n in changed:
-            changed[n][:, at] = 0.0
-    return call.with_(**changed), at + (kind == "bonus")  # the bonus form reads before it fades
+def before(ends: tuple[int, ...], T: int) -> Tensor:
+    """Mask [B, T] of the tokens that stand before the end of their row."""
+    return torch.arange(T) < torch.tensor(ends)[:, None]
 
 
-def disturbed(call: Call, at: int) -> Call:
-    """The same from ``at`` on; before it everything is another and much larger."""
+def walled(kind: str, rank: str, ats: tuple[int, ...], T: int) -> Call:
+    """A call whose b-th row forgets everything at ``ats[b]``."""
+    call = make(kind, rank, T=T, B=len(ats)).to(torch.float32)
+    rows, fills = torch.arange(len(ats)), {"decay": -INF, "read": 0.0, "write": 0.0}
+    changed = {n: call.tensors[n].index_put((rows, torch.tensor(ats)), torch.tensor(x)) for n, x in fills.items() if n in call.tensors}
+    return call.with_(**changed)
+
+
+def disturbed(call: Call, past: Tensor) -> Call:
+    """The same but for the tokens of ``past`` [B, T], where everything is another and much larger."""
     uniform = partial(torch.rand, generator=torch.Generator().manual_seed(9))
     other = make_like(call)
-    changed = {n: t.clone() for n, t in call.tensors.items()}
-    for n in set(call.timed) - {"decay"}:
-        changed[n][:, :at] = other[n][:, :at]
-    changed["decay"][:, :at] = decays(tuple(changed["decay"][:, :at].shape), (1e-4, 90.0), uniform).float()
-    for n in ("S", "z"):
-        if n in changed:
-            changed[n] = other[n] * 1e4
-    changed["v"][:, :at] *= 1e4
-    return call.with_(**changed)
+    other["v"] = other["v"] * 1e4
+    other["decay"] = decays(tuple(call.tensors["decay"].shape), (1e-4, 90.0), uniform).float()
+    changed = {n: torch.where(past.view(*past.shape, *[1] * (call.tensors[n].ndim - 2)), other[n], call.tensors[n]) for n in call.timed}
+    return call.with_(**changed, **{n: other[n] * 1e4 for n in ("S", "z") if n in call.tensors})
 
 
 def make_like(call: Call) -> dict[str, Tensor]:
@@ -137,16 +134,22 @@ def make_like(call: Call) -> dict[str, Tensor]:
     return make(kind, "BTHK", B=B, T=T, H=H, V=V, seed=77).to(torch.float32).tensors
 
 
+def unseeing(kind: str, ats: tuple[int, ...], T: int) -> Tensor:
+    """Mask [B, T] of the outputs that do not see what stood before the reset; the bonus form reads before it fades."""
+    return ~before(tuple(at + (kind == "bonus") for at in ats), T)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, form):
-    for at in (1, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 127, 128, 129, 149):
-        call, first = walled(kind, rank, at, 150)
-        other = disturbed(call, at)
-        out, ref = other(form), call(form)
-        assert not torch.equal(out["o"][:, :at], ref["o"][:, :at])
-        same_bits({**out, "o": out["o"][:, first:]}, {**ref, "o": ref["o"][:, first:]}, f"after a reset at {at}")
+    ats, T = (1, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 127, 128, 129, 149), 150
+    call, past, after = walled(kind, rank, ats, T), before(ats, T), unseeing(kind, ats, T)
+    out, ref = disturbed(call, past)(form), call(form)
+    changed = (out["o"] != ref["o"]).flatten(2).any(-1)
+    assert bool((changed & past).any(-1).all())
+    assert not (changed & after).any(), f"rows {(changed & after).any(-1).nonzero().flatten().tolist()} of resets at {ats}"
+    same_bits({**out, "o": out["o"][after]}, {**ref, "o": ref["o"][after]}, f"after resets at {ats}")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -154,22 +157,22 @@ def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, form):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_crosses_a_reset(kind, rank, form):
     """Exactly none, and what is computed after it keeps its bits when what stands before changes."""
-    for at in (1, 16, 40, 64, 70):
-        call, first = walled(kind, rank, at, 100)
-        grads, others = (after(c, first, form) for c in (call, disturbed(call, at)))
-        for name, grad in grads.items():
-            if name in ("S", "z"):
-                assert not grad.any(), f"{name} at {at}"
-            elif name in call.timed:
-                assert not grad[:, :at].any(), f"{name} at {at}"
-                assert torch.equal(grad[:, first:], others[name][:, first:]), f"{name} after a reset at {at}"
+    ats, T = (1, 16, 40, 64, 70), 100
+    call, past, after = walled(kind, rank, ats, T), before(ats, T), unseeing(kind, ats, T)
+    grads, others = (gradients_of(c, after, form) for c in (call, disturbed(call, past)))
+    for name, grad in grads.items():
+        if name in ("S", "z"):
+            assert not grad.any(), name
+        elif name in call.timed:
+            assert not grad[past].any(), name
+            assert torch.equal(grad[after], others[name][after]), name
 
 
-def after(call: Call, first: int, form: str) -> dict[str, Tensor]:
-    """The gradients of what is read from ``first`` on and of the final state."""
+def gradients_of(call: Call, read: Tensor, form: str) -> dict[str, Tensor]:
+    """The gradients of the outputs of ``read`` [B, T] and of the final state."""
     leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
     out = call.with_(**leaves)(form)
-    loss = out["o"][:, first:].square().sum() + out["S"].square().sum()
+    loss = out["o"][read].square().sum() + out["S"].square().sum()
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True), strict=True))
 
 
@@ -177,15 +180,15 @@ def after(call: Call, first: int, form: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", ["plain", "bonus", "normalize"])
 def test_a_channel_is_reset_alone(kind, form):
     """What one channel of k wrote before its own reset is gone to the last bit, the other channels stay."""
-    for at in (5, 16, 63, 64, 65, 90):
-        call = make(kind, "BTHK", T=100).to(torch.float32)
-        decay, k = call.tensors["decay"].clone(), call.tensors["k"].clone()
-        decay[:, at, :, 2] = -INF
-        k[:, :at, :, 2] *= 1e3
-        call, first = call.with_(decay=decay), at + (kind == "bonus")
-        out, ref = call.with_(k=k)(form), call(form)
-        same_bits({**out, "o": out["o"][:, first:]}, {**ref, "o": ref["o"][:, first:]}, f"at {at}")
-        assert not torch.equal(out["o"][:, :first], ref["o"][:, :first])
+    ats, T = (5, 16, 63, 64, 65, 90), 100
+    call, past, after = make(kind, "BTHK", B=len(ats), T=T).to(torch.float32), before(ats, T), unseeing(kind, ats, T)
+    decay, k = call.tensors["decay"].clone(), call.tensors["k"].clone()
+    decay[torch.arange(len(ats)), torch.tensor(ats), :, 2] = -INF
+    k[..., 2] *= torch.where(past, 1e3, 1.0)[..., None]
+    call = call.with_(decay=decay)
+    out, ref = call.with_(k=k)(form), call(form)
+    same_bits({**out, "o": out["o"][after]}, {**ref, "o": ref["o"][after]}, f"after resets at {ats}")
+    assert bool(((out["o"] != ref["o"]).flatten(2).any(-1) & ~after).any(-1).all())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -262,8 +265,4 @@ def test_a_nan_stays_in_its_packed_sequence(kind, form):
     assert out["o"][:, 15:22].isnan().any() and torch.equal(out["o"][:, others], clean["o"][:, others])
     kept = [0, 1, 3, 4]
     assert torch.equal(out["S"][kept], clean["S"][kept])
-    for name in grads:
-        if name in call.timed:
-            assert torch.equal(grads[name][:, others], clean_grads[name][:, others]), name
-        elif name in ("S", "z"):
-            assert torch.equal(grads[name][kept], clean_grads[name][kept]), name
+    same_elsewhere(grads, clean_grads, call, others, kept)

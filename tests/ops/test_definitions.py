@@ -33,9 +33,9 @@ def test_attention():
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([(6, 8, 8, 9)], "words among the 7 tokens of the sentence, but came with 6 to 8"),
-        ([(0, 1, 6, 9)], "from 7 on here, but came with 6 to 9"),
-        ([(0, 1, 7, 10), (1, 2, 9, 12)], "from 10 on here, but came with 9 to 12"),
+        ([(6, 8, 8, 9)], "words inside the 7 tokens of the sentence, but came with 6 to 8"),
+        ([(0, 1, 6, 9)], "here from 7 on, but came with 6 to 9"),
+        ([(0, 1, 7, 10), (1, 2, 9, 12)], "here from 10 on, but came with 9 to 12"),
     ],
 )
 def test_refused(spans, message):

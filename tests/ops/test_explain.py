@@ -133,5 +133,5 @@ def test_every_operation_that_chooses_is_explained(name, capsys):
 @pytest.mark.parametrize("name", ["gated", "linears", "step_"])
 def test_what_takes_no_backend_is_asked_for_none(name):
     op, arguments, options = other_operations()[name]
-    with pytest.raises(ValueError, match=f"{name} has none, but it came as 'cpu'"):
+    with pytest.raises(ValueError, match="but came as 'cpu'"):
         linattn.explain(op, *arguments, backend="cpu", **options)

@@ -24,24 +24,18 @@ def small(kind: str, rank: str, **options: object) -> Call:
     return make(kind, rank, B=1, H=2, Hk=1, K=2, V=2, strength=(0.2, 2.0), **{"T": 3, **options})
 
 
+@pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_first_derivatives(kind, rank, form):
-    assert gradcheck(*function(small(kind, rank), form), fast_mode=True)
+def test_first_and_second_derivatives(kind, rank, form, check):
+    assert check(*function(small(kind, rank), form), fast_mode=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_derivatives_of_every_element(kind, form):
     assert gradcheck(*function(small(kind, "BTHK", T=2), form))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_second_derivatives(kind, rank, form):
-    assert gradgradcheck(*function(small(kind, rank), form), fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

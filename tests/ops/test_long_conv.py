@@ -201,7 +201,7 @@ def test_causal_to_the_bit():
         ({"A": torch.zeros(2, 4)}, "A must have shape"),
         ({"A": torch.ones(3, 4)}, "A is the natural logarithm"),
         ({"B": torch.zeros(3, 5)}, "B must have shape"),
-        ({"C": torch.zeros(3, 4, dtype=torch.complex64)}, "C is torch.complex64, which needs a complex A"),
+        ({"C": torch.zeros(3, 4, dtype=torch.complex64)}, "A must be complex because C is torch.complex64"),
         ({"C": torch.zeros(3, 4, dtype=torch.int64)}, "C must be floating point or complex"),
         ({"initial_state": torch.zeros(2, 3)}, "initial_state must have shape"),
         ({"initial_state": torch.zeros(2, 3, 4, dtype=torch.float64)}, "initial_state must be torch.float32"),

@@ -98,7 +98,7 @@ def test_gradients_of_gradients_are_refused_in_its_words():
 
 
 def test_who_kept_nothing_has_no_gradients():
-    with pytest.raises(RuntimeError, match="linattn::test_toy has kept nothing"):
+    with pytest.raises(RuntimeError, match="linattn::test_toy was called without saving for backward"):
         TOY.registered[0](leaf(), None, 3, False)
 
 
@@ -113,7 +113,7 @@ def test_second_derivatives_by_the_definition():
 
 
 def test_a_name_that_says_nothing_is_an_error():
-    with pytest.raises(ValueError, match="a backward pass takes other, of which its forward pass knows nothing"):
+    with pytest.raises(ValueError, match="the backward pass takes other, which is neither an argument nor a result"):
         Operator(lambda: KERNELS, Pass("(Tensor x) -> Tensor"), Pass("(Tensor d_y, Tensor other) -> Tensor"), "y", "x", "x")
 
 

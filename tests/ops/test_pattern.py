@@ -189,7 +189,7 @@ def test_refusals():
         (lambda: local(-1), "before must be an integer of at least 0, but came as -1"),
         (lambda: strided(0), "stride must be an integer of at least 1, but came as 0"),
         (lambda: summaries(4, 5), "last must be an integer from 1 to 4, but came as 5"),
-        (lambda: blocks(4, shift=1, before=2), "shift is for blocks alone"),
+        (lambda: blocks(4, shift=1, before=2), "shift must be 0 with before or after"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -266,7 +266,7 @@ def test_tensors_that_are_not_dense_are_refused():
 
 def test_explaining_a_scan_refuses_a_form():
     decay = -torch.rand(1, 3, 4)
-    with pytest.raises(ValueError, match="form is for linear_attention"):
+    with pytest.raises(ValueError, match="form must be .auto. for diagonal_scan, because it is only for linear_attention"):
         linattn.explain(linattn.diagonal_scan, decay, decay, form="chunk")
 
 

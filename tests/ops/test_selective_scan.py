@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
-from transformers.models.mamba import modeling_mamba
 
 import linattn
 from tests.ops.errors import error
+from tests.ops.scans import check_strong_decay, check_zero_step
 
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
 LENGTHS = (0, 5, 0, 64, 1, 70, 0)
@@ -107,19 +107,12 @@ def test_weak_and_strong_decays(strength):
 
 @pytest.mark.usefixtures("cache")
 def test_what_was_before_a_strong_decay_is_forgotten():
-    a = arguments(150)
-    a["dt"][:, 70], a["A"] = 1e6, a["A"] - 1.0
-    other = {**a, "x": a["x"].clone(), "initial_state": 1e3 * a["initial_state"]}
-    other["x"][:, :70] = 7.0
-    for mine, theirs in zip(run(a), run(other), strict=True):
-        assert torch.equal(mine[:, 70:] if mine.shape[1] == 150 else mine, theirs[:, 70:] if theirs.shape[1] == 150 else theirs)
+    check_strong_decay(run, arguments(150))
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_time_step_of_zero_passes_the_state_on():
-    a = arguments(70)
-    a["dt"] = torch.zeros_like(a["dt"])
-    assert torch.equal(run(a)[1], a["initial_state"])
+    check_zero_step(run, arguments(70))
 
 
 def test_derivatives_against_finite_differences():
@@ -144,21 +137,13 @@ def test_long_float32():
     close(run(a), loop({n: t.double() for n, t in a.items()}), 1e-5)
 
 
-def transformers_scan(a):
-    x, dt, b, c = (a[n].mT.contiguous() for n in ("x", "dt", "B", "C"))  # as its mixer calls it
-    y, state = modeling_mamba.mamba_selective_scan(x, dt, a["A"], b, c, D=a["D"], return_last_state=True)
-    return y.mT, state
-
-
-@pytest.mark.skipif(not hasattr(modeling_mamba, "mamba_selective_scan"), reason="this transformers has no scan function of its own")
-def test_transformers():
+def test_transformers(transformers_scan):
     a = {n: t.float() for n, t in arguments(150).items()}
     a["initial_state"] = torch.zeros_like(a["initial_state"])
     close(run(a), transformers_scan(a), 1e-5)
 
 
-@pytest.mark.skipif(not hasattr(modeling_mamba, "mamba_selective_scan"), reason="this transformers has no scan function of its own")
-def test_faster_than_the_loop_of_transformers():
+def test_faster_than_the_loop_of_transformers(transformers_scan):
     a = {n: t.float() for n, t in arguments(2048, B=1, D=1536, N=16, strength=0.1).items()}
 
     @torch.no_grad()

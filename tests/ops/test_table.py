@@ -59,24 +59,38 @@ def forward(family, keys, outputs) -> int:
     if not family.half:
         return 0 if keys <= 128 else 1
     if keys <= 128:
-        return 2 if family.rule == PLAIN and not outputs else 3
-    return 4 if family.rule == PLAIN else 5
+        return (3 if outputs else 2) if family.rule == PLAIN else 4
+    return 5 if family.rule == PLAIN else 6
 
 
 def backward(family, keys, outputs) -> int:
     if not family.half:
         return 0 if keys <= 128 else 1
     if family.rule == ERASE and keys > 64:
+        return 3 if keys <= 128 else 2
+    if keys > 128:
+        return 8 if family.rule == PLAIN else 9
+    if family.rule == PLAIN and not outputs:
+        return 4
+    if keys > 64 and family.rule == DELTA and family.decay == NONE:
+        return 5
+    return 6 if keys > 64 and family.decay == CHANNEL else 7
+
+
+def prepare(family) -> int:
+    if not family.half:
+        return 0
+    if family.decay == CHANNEL:
         return 2
-    if keys <= 128:
-        return 3 if family.rule == PLAIN and not outputs else 4
-    return 5 if family.rule == PLAIN else 6
+    return 1 if family.decay == HEAD and family.rule == DELTA else 3
 
 
 def gradients(family) -> int:
     if not family.half:
         return 0
-    return {NONE: 1, HEAD: 2}.get(family.decay, 3) if family.rule == PLAIN else 3
+    if family.decay == NONE:
+        return 1
+    return {(PLAIN, HEAD): 2, (DELTA, HEAD): 3}.get((family.rule, family.decay), 4)
 
 
 def elementwise(short, packed, shared, backward, decay_bytes, value_bytes) -> int:
@@ -94,8 +108,9 @@ def test_every_call_gets_its_row_and_every_row_has_a_call(asked):
         assert asked[-1] == (kind, number) and config == table.read()[kind][number].use
 
     for family in FAMILIES:
-        gets("prepare", 0, table.prepare(family))
+        gets("prepare", prepare(family), table.prepare(family))
         gets("gradients", gradients(family), table.gradients(family))
+        gets("unsettled", 1 if family.half else 0, table.unsettled(family))
         for keys, outputs in product(KEYS, BOOLS):
             for kind, lookup, number in (("forward", table.forward, forward), ("backward", table.backward, backward)):
                 config = lookup(family, keys, outputs)
@@ -130,7 +145,7 @@ def test_rows_hold_what_the_kernels_take(place):
         if isinstance(c, Config):
             least = 16 if row.when.get("half") is False else table.NARROWEST
             assert all(least <= size <= 128 and size & (size - 1) == 0 for size in (c.bk, c.bv) if size), c
-            assert (c.bk > 0) == (kind in ("prepare", "gradients")) and (c.bv > 0) == (kind != "prepare")
+            assert (c.bk > 0) == (kind in ("prepare", "gradients", "unsettled")) and (c.bv > 0) == (kind != "prepare")
             assert c.warps in (2, 4, 8) and 1 <= c.stages <= 4
         elif isinstance(c, Elementwise):
             assert c.spans & (c.spans - 1) == 0 and c.spans <= 32 and c.channels % 32 == 0
@@ -161,7 +176,7 @@ def test_every_row_has_calls_that_check_and_time_it():
 def test_rows_can_be_named():
     rows = table.read()
     assert wanted_places(rows, None) == PLACES
-    assert wanted_places(rows, ["prepare", "forward:1"]) == [("prepare", 0), ("forward", 1)]
+    assert wanted_places(rows, ["prepare", "forward:1"]) == [*(("prepare", n) for n in range(len(rows["prepare"]))), ("forward", 1)]
     with pytest.raises(ValueError, match="'forward:99'"):
         wanted_places(rows, ["forward:99"])
 
@@ -267,7 +282,7 @@ def test_it_runs_under_the_interpreter(tmp_path):
     (row,) = log["rows"]
     tried = [row["present"], *row["neighbours"]]
     assert log["schema"] == "linattn.configurations" and log["card"] == "cpu" and "--rows prepare:0" in log["command"]
-    assert len(tried) == 3 and all(c["reached"] and not c["failures"] and c["ms"] and c["nearest"]["of_limit"] > 0 for c in tried)
+    assert len(tried) == 5 and all(c["reached"] and not c["failures"] and c["ms"] and c["nearest"]["of_limit"] > 0 for c in tried)
     rows, before = table.read(mine), table.read()
     assert rows["prepare"][0].use._asdict() == row["chosen"]
     assert {**rows, "prepare": ()} == {**before, "prepare": ()}

@@ -62,6 +62,8 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
     wanted = {"forward", "chain", "backward"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
     if (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
         wanted.add("gradients")
+    if rank == "BTHK" and not {"gluon", "wide"} & set(words):  # the portable gradients' strong decays
+        wanted.add("unsettled")
     assert {k["name"] for k in kernels} - {"shared"} == wanted
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel

@@ -11,6 +11,7 @@ from tests.ops.cases import make
 
 pytest.importorskip("triton")
 from linattn.ops import checks, gpu
+from linattn.ops.inputs import Given
 from linattn.ops.triton import hopper, launch, linear_attention, probe, record
 
 CPU = torch.device("cpu")
@@ -128,12 +129,12 @@ def test_a_launch_that_goes_another_way_is_not_replayed(monkeypatch):
 )
 def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
     call = make(kind, "BTHK", T=64, K=size, V=64).to(torch.bfloat16)
-    inputs, _ = checks.call(**call.arguments())
+    inputs, _ = checks.call(Given(**call.arguments()))
     for name in ("q", "k", "v"):
         object.__setattr__(inputs, name, getattr(inputs, name).as_subclass(OnGpu))
     door = sys.modules[linattn.linear_attention.__module__]
     monkeypatch.setattr(door, "refusal", lambda name, *_: None if name == "triton" else "it was not asked for")
-    monkeypatch.setattr(checks, "call", lambda **_: (inputs, None))
+    monkeypatch.setattr(checks, "call", lambda _: (inputs, None))
     monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
     monkeypatch.setattr(launch, "on_device", lambda device: record.nullcontext())
     monkeypatch.setattr(launch, "replay_refusal", lambda device: "a reason")
@@ -150,5 +151,5 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
 def test_off_asks_no_device_that_is_no_gpu(monkeypatch):
     monkeypatch.setattr(launch, "replay_refusal", None)
     assert launch.off(CPU) == []
-    inputs, _ = checks.call(**make("plain", "BTH", T=20).arguments())
+    inputs, _ = checks.call(Given(**make("plain", "BTH", T=20).arguments()))
     assert linear_attention.off(inputs, "auto") == []

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -90,9 +89,9 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTHON"))}
 
 
-def test_import_costs_at_most_half_a_second_more_than_torch():
-    seconds = statistics.median(float(run(TIMED)) for _ in range(3))
-    assert seconds <= 0.5
+def test_import_costs_at_most_a_fifth_of_a_second_more_than_torch():
+    seconds = min(float(run(TIMED)) for _ in range(5))  # processor time; the least, since other work only adds to it
+    assert seconds <= 0.2
 
 
 def test_import_loads_nothing_heavy():

@@ -1,6 +1,10 @@
 """What a type checker knows of the results of the operations, and that what it is told takes every argument."""
 
 import inspect
+import os
+import re
+import runpy
+import shutil
 import subprocess
 import sys
 import typing
@@ -84,3 +88,51 @@ def test_every_way_of_calling_takes_every_argument(name):
         assert {*named, *one.__globals__["_Options"].__annotations__} == {*wanted}
         assert all(p.kind is wanted[n].kind for n, p in named.items())
         assert all(p.default is p.empty or p.default == wanted[n].default for n, p in named.items())
+
+
+def test_the_stub_of_the_mixers_is_current():
+    """Every mixer by the name of its class, and its options by name: written by ``make stubs``."""
+    stubs = runpy.run_path(str(REPOSITORY / ".ci/stubs.py"))
+    assert stubs["STUB"].read_text(encoding="utf-8") == stubs["stub"](), "run: make stubs"
+    mixers = stubs["stub"]()
+    for name in linattn.mixers.available():
+        assert f'def create(name: Literal["{name}"], *, dim: int' in mixers
+
+
+USER = """
+from typing import assert_type
+from torch import Tensor, randn
+import linattn
+from linattn.mixers import GLA, Mixer, create
+from linattn.ops import Backend, Form
+
+q = randn(1, 4, 2, 8)
+form: Form = "chunk"
+backend: Backend = "torch"
+assert_type(linattn.linear_attention(q, q, q, form=form, backend=backend), Tensor)
+assert_type(create("gla", dim=64, heads=2), GLA)
+assert_type(create("mixer of a plugin", dim=64, anything=1), Mixer)
+assert_type(linattn.mixers.GatedDeltaNet(dim=64), linattn.mixers.GatedDeltaNet)
+"""
+WRONG = """
+linattn.linear_attention(q, q, q, form="chunked")
+GLA(dim=64, haeds=2)
+linattn.linear_atention(q, q, q)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "basedpyright", "pyright"])
+def test_a_users_file_is_understood(checker, tmp_path):
+    """From outside, by the marker py.typed alone: what is right passes, and each wrong line is found."""
+    command = {"mypy": [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache"]}.get(checker, [shutil.which(checker)])
+    if command[0] is None:
+        pytest.skip(f"{checker} is not installed")
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    options = [] if checker == "mypy" else ["--pythonpath", sys.executable]
+    for text, errors in ((USER, 0), (USER + WRONG, 3)):
+        (tmp_path / "user.py").write_text(text, encoding="utf-8")
+        environment = {**os.environ, "MYPYPATH": str(REPOSITORY), "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run([*command, *options, "user.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        found = set(re.findall(r"user\.py:(\d+).*error", done.stdout))
+        assert len(found) == errors and (done.returncode == 0) == (errors == 0), done.stdout

@@ -184,16 +184,16 @@ def refusals(mesh: DeviceMesh) -> str | None:
         model(buffer)
     model(own)  # and not behind it
     with context_parallel(layout):
-        with pytest.raises(ValueError, match="mask cannot be cut"):
+        with pytest.raises(ValueError, match="mask cannot be used"):
             model(own, mask=own >= 0)
-        with pytest.raises(ValueError, match="give them to Layout.of"):
+        with pytest.raises(ValueError, match="to Layout.of"):
             model(own[:1], cu_seqlens=torch.tensor([0, 4]))
         with pytest.raises(ValueError, match="this process's 4 tokens"):
             model(ids)
         q = torch.randn(1, own.shape[1], 1, 2)
         with pytest.raises(TypeError, match="q must be a plain tensor, but came as a DTensor"):
             linattn.linear_attention(*[DTensor.from_local(q, mesh)] * 3)
-        with pytest.raises(ValueError, match="give them to Layout.of"):
+        with pytest.raises(ValueError, match="to Layout.of"):
             linattn.linear_attention(q, q, q, cu_seqlens=torch.tensor([0, 4]))
         with pytest.raises(ValueError, match="must have this process's 4 tokens"):
             linattn.linear_attention(q[:, 1:], q[:, 1:], q[:, 1:])
@@ -205,4 +205,7 @@ def refusals(mesh: DeviceMesh) -> str | None:
         hf = transformers.AutoModelForCausalLM.from_config(linattn.LMConfig(vocab_size=VOCABULARY, dim=32, layers=1, mixer="gla"))
         with pytest.raises(ValueError, match=r"linattn\.parallel\.token_loss"):
             hf(own, labels=own)
+    sharded_model = sharded(language_model("gla"), mesh)
+    with pytest.raises(ValueError, match="model must be whole, but its parameters are sharded among processes: save it"):
+        linattn.generate.stream(sharded_model, [1, 2], max_new_tokens=1)
     return "torch's would be tried" if hf.supports_context_parallel else None

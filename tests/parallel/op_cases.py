@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import linattn
 from linattn.ops.outer_decay import outer_decay
 from linattn.ops.short_convolution import short_convolution
-from linattn.parallel import Layout
+from linattn.parallel import Layout, fold
 from tests.parallel.compare import Call, Given, differences, fault
 
 TOKENS, HEADS, K, V = 13, 2, 3, 4
@@ -208,3 +209,15 @@ def other_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None
 
 def _fresh(call: Call) -> Call:
     return lambda t: call({"initial": None, **t})
+
+
+def stepwise_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Those of one part of whole rows in each process again, with states that are passed on in logarithmically many steps."""
+    for name, case in (*attention_cases(mesh), *other_cases(mesh)):
+        if any(f", {cut}" in name for cut in ("uneven", "one token", "empty first", "empty last")) and "zigzag" not in name:
+            yield f"step by step: {name}", partial(_stepwise, case)
+
+
+def _stepwise(case: Callable[[], str | None]) -> str | None:
+    with mock.patch.object(fold, "SCAN_ABOVE", 1), mock.patch.object(fold, "all_gather", None):
+        return case()

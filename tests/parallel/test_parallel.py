@@ -9,6 +9,8 @@ import pytest
 from tests.pair import answer_of
 
 CASES = ("tests.parallel.op_cases:attention_cases", "tests.parallel.op_cases:other_cases", "tests.parallel.model_cases:cases")
+STEPWISE = "tests.parallel.op_cases:stepwise_cases"
+TENSOR = "tests.parallel.tensor_cases:cases"
 MIXERS = "tests.parallel.mixer_cases:cases"
 
 
@@ -19,8 +21,9 @@ def wrong(folder: Path, ranks: int, *cases: str) -> list[str]:
     return [f"{name}: {said}" for name, said in answers.items() if said is not None]
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    problems = wrong(tmp_path, 2, *CASES)
+    problems = wrong(tmp_path, 2, *CASES, STEPWISE, TENSOR)
     assert not problems, "\n".join(problems)
 
 
@@ -31,7 +34,14 @@ def test_every_mixer_in_two_processes_equals_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_nine_processes_pass_their_states_on(tmp_path: Path) -> None:
+    """More than the number from which on nobody gathers everyone's states."""
+    problems = wrong(tmp_path, 9, STEPWISE)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_more_processes_equal_one(tmp_path: Path, ranks: int) -> None:
-    problems = wrong(tmp_path, ranks, *CASES, MIXERS)
+    problems = wrong(tmp_path, ranks, *CASES, STEPWISE, MIXERS, *([TENSOR] if ranks == 4 else []))
     assert not problems, "\n".join(problems)

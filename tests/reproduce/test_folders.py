@@ -73,7 +73,7 @@ def test_two_processes_never_write_to_one_folder(given, tmp_path, capsys):
     with only_writer(tmp_path):
         assert main(["reproduce", "recall", "--out", str(tmp_path)]) == 2
         assert (tmp_path / "report.json").read_bytes() == before
-    said = f"linattn: another process (pid {os.getpid()}) is writing to {tmp_path}: wait until it has ended, or name another folder\n"
+    said = f"linattn: another process (pid {os.getpid()}) is writing to {tmp_path}: wait until it ends, or choose another folder\n"
     assert capsys.readouterr().err == said
 
 

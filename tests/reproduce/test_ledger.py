@@ -267,7 +267,7 @@ def test_the_command_line(given, tmp_path, capsys):
     given()
     assert main(["reproduce", "recall", "--mixers", "gru,lstm", "--seeds", "1", "--out", str(tmp_path)]) == 1
     out = capsys.readouterr().out
-    assert "not complete" in out
+    assert "incomplete" in out
     assert out.count("left out: lstm, 2 runs: it is too <long>\n") == 1
     assert main(["reproduce", "recall", "--quick", "--full"]) == 2
     assert "exclude each other" in capsys.readouterr().err

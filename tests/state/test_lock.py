@@ -30,7 +30,7 @@ def holder(tmp_path):
 
 
 def test_the_second_writer_is_refused_at_once_and_told_who_the_first_is(holder, tmp_path):
-    said = rf"another process \(pid {holder.pid}\) is writing to .*out: wait until it has ended, or name another folder"
+    said = rf"another process \(pid {holder.pid}\) is writing to .*out: wait until it ends, or choose another folder"
     with pytest.raises(ValueError, match=said), only_writer(tmp_path / "out"):
         raise AssertionError("two writers")
     holder.communicate()

@@ -157,8 +157,8 @@ def header(**changes) -> dict[str, str]:
         ({"linattn": "[" * 100_000}, "holds no state"),
         (header(format="other"), "holds no state"),
         (header(version=2), "version 2"),
-        (header(layers=None), "without the names"),
-        (header(layers=[["a", 1]]), "without the names"),
+        (header(layers=None), "without tensor names"),
+        (header(layers=[["a", 1]]), "without tensor names"),
         (header(layers=[["a", "b"]]), "other tensors"),
         (header(layers=[["a", "a"]]), "other tensors"),
         (header(layers=[[], ["a"]]), "other tensors"),
@@ -188,7 +188,7 @@ def test_pickles_are_refused(tmp_path):
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(FileNotFoundError, match="none"):
         State.load(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         make().save(tmp_path / "none" / "s")
     with pytest.raises(IsADirectoryError, match="cannot be written: it is a folder"):
         make().save(tmp_path)
@@ -266,7 +266,7 @@ def test_a_state_knows_its_model(tmp_path):
         with pytest.raises(ValueError, match=f"^{path} {said}"):
             State.load(path, model=other)
     state.save(path)
-    with pytest.raises(ValueError, match=f"^{path} does not say which model it belongs to"):
+    with pytest.raises(ValueError, match=f"^{path} does not name its model"):
         State.load(path, model=model)
 
 
@@ -308,7 +308,7 @@ from linattn.state import State, files
 import torch
 state = State([{"S": torch.full((1, 64), float(sys.argv[2]))}])
 if sys.argv[2] == "2":
-    files._sync = lambda path: os._exit(9)  # the new file is written, but not in its place
+    files.sync = lambda path: os._exit(9)  # the new file is written, but not in its place
 state.save(sys.argv[1])
 """
     path = tmp_path / "s"
@@ -327,7 +327,7 @@ def test_states_are_put_together():
     assert same(both.select([1, 2]), two)
     wide = State([{**layer, "S": layer["S"].double()} if layer else {} for layer in two.layers])
     for other in (wide, State([{}, {}, {}]), State([{"S": torch.zeros(1, 2)}])):
-        with pytest.raises(ValueError, match="same names, dtypes and sizes"):
+        with pytest.raises(ValueError, match="equal names, dtypes and sizes"):
             State.cat([one, other])
 
 

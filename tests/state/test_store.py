@@ -134,7 +134,7 @@ def test_wrong_arguments(store, model, tmp_path):
         with pytest.raises(TypeError, match=f"max_bytes must be an integer, but came as {bound!r}"):
             PrefixStore(tmp_path, max_bytes=bound)
     (tmp_path / "states.txt").touch()
-    with pytest.raises(NotADirectoryError, match=r"states\.txt is a file, and a folder for states is wanted"):
+    with pytest.raises(NotADirectoryError, match=r"states\.txt is a file, not a folder for states"):
         PrefixStore(tmp_path / "states.txt")
     with pytest.raises(ValueError, match="state must have one row, but came with 2"):
         store.put(model, TOKENS, state_of(1, rows=2))

@@ -91,9 +91,12 @@ def test_each_row_of_a_card_serves_a_call():
 
 def test_what_the_cards_get():
     gla, kda = (Family(table.CHANNEL, rule, before=False, half=True) for rule in (table.PLAIN, table.DELTA))
-    assert table.gradients(gla, CARDS["sm_100"]).warps == 16  # of eight Triton makes tensor memory's products, which do not compile
+    assert table.unsettled(gla, CARDS["sm_100"]).warps == 16  # of eight Triton makes tensor memory's products, which do not compile
+    assert table.gradients(gla, CARDS["sm_100"]) == table.Config(bk=64, bv=64, warps=8)
     assert all(table.gradients(gla, CARDS[name]).bk == 32 for name in ("sm_80", "sm_86", "sm_89", "sm_120"))
-    assert table.backward(kda, 128, True, CARDS["sm_80"]).warps == 8 and table.backward(kda, 128, True, CARDS["sm_90"]).warps == 4
+    assert table.backward(kda, 128, True, CARDS["sm_80"]) == table.Config(bv=64, warps=8)
+    assert table.backward(kda, 128, True, CARDS["sm_90"]) == table.Config(bv=128, warps=8, stages=2)  # of 213 KB
+    assert table.forward(kda, 128, True, CARDS["sm_89"]).stages == 1 and table.forward(kda, 128, True, CARDS["sm_90"]).stages == 3
     assert [table.chain(True, CARDS[name]).stages for name in ("sm_80", "sm_89", "sm_120", "sm_100")] == [3, 2, 2, 3]
 
 

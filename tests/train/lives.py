@@ -1,6 +1,6 @@
 """Trains a tiny model in processes that are killed with SIGKILL, again and again, until one lives to the end.
 
-    python lives.py FOLDER TEXT
+    python -m tests.train.lives FOLDER TEXT
 
 Everything is imported once and each life is a fork of this process, which has started no thread. Prints one line of JSON:
 how many lives each way of dying took.
@@ -19,6 +19,7 @@ import torch
 from linattn.data import corpus
 from linattn.train import TrainOptions
 from linattn.train.training import train
+from tests.arm import arm
 
 STEPS = 6
 
@@ -37,7 +38,7 @@ def live(folder: Path, text: str, die_at: int | None = None, after: float | None
     pid = os.fork()
     if pid == 0:
         try:
-            left = _arm(sys.maxsize if die_at is None else die_at)
+            left = arm(sys.maxsize if die_at is None else die_at)
             train(options(folder, text), progress=False)
             if counted is not None:
                 counted.write_text(str(sys.maxsize - left[0]))
@@ -56,24 +57,6 @@ def live(folder: Path, text: str, die_at: int | None = None, after: float | None
     if os.WEXITSTATUS(status):
         sys.exit("a life ended with an error")
     return True
-
-
-def _arm(die_at: int) -> list[int]:
-    """Let the ``die_at``-th fsync, rename or replace be the last thing that this process begins; how many are left until then."""
-    left = [die_at]
-
-    def guarded(call):
-        def maybe(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-
-        return maybe
-
-    for name in ("fsync", "rename", "replace"):
-        setattr(os, name, guarded(getattr(os, name)))
-    return left
 
 
 def main(folder: Path, text: str) -> None:

@@ -18,7 +18,7 @@ from tests.train.runs import edited
         ("weights", "is damaged"),
         ("shapes", "does not fit its config: lm_head.weight has|does not fit its config: "),
         ("config", "no family of models is called 'bloom'|has no tokenizer.json"),
-        ("no mark", "holds no whole checkpoint"),
+        ("no mark", "holds no complete checkpoint"),
         ("gone", "does not exist"),
     ],
 )

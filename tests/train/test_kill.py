@@ -19,9 +19,9 @@ def metrics(run: Path) -> list[dict]:
 
 def test_killed_again_and_again(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    command = [sys.executable, str(Path(__file__).with_name("lives.py")), str(tmp_path), str(tmp_path / "text.txt")]
+    command = [sys.executable, "-m", "tests.train.lives", str(tmp_path), str(tmp_path / "text.txt")]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lives = json.loads(done.stdout)
     assert lives["points"] > 4

@@ -57,7 +57,7 @@ def test_a_finished_run_is_not_trained_again(done, text, tmp_path):
         ({"mixer": "gla"}, "mixer 'gla, softmax' there, 'gla' here"),
         ({"learning_rate": 0.1}, "learning_rate 0.004 there, 0.1 here"),
         ({"text": "more"}, "corpus_sha256"),
-        ({"resume": False}, "already holds a run: go on with it with --resume"),
+        ({"resume": False}, "already holds a run: continue it with --resume"),
     ],
 )
 def test_another_run_is_refused(change, message, done, text, tmp_path):
@@ -81,7 +81,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(done, text, tmp_path, monkeypat
         real(*arguments)
 
     monkeypatch.setattr(checkpoint, "write", write)
-    with pytest.raises(OSError, match=r"checkpoint-4 cannot be written: .*No space left on device; the checkpoints before it are whole"):
+    with pytest.raises(OSError, match=r"checkpoint-4 cannot be written: .*No space left on device; earlier checkpoints are complete"):
         train(options(run, text), progress=False)
     monkeypatch.setattr(checkpoint, "write", real)
     assert [p.name for p in run.glob("*checkpoint-*")] == ["checkpoint-2"]
@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit_on_the_disk(text, tmp_path):
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        with pytest.raises(OSError, match=r"checkpoint-2 cannot be written: .*the checkpoints before it are whole"):
+        with pytest.raises(OSError, match=r"checkpoint-2 cannot be written: .*earlier checkpoints are complete"):
             train(options(tmp_path / "run", text), progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -120,7 +120,7 @@ def test_a_terminated_run_saves_and_goes_on(done, text, tmp_path, monkeypatch, c
     out, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         ask_to_end(patch, 2)
-        with pytest.raises(Terminated, match=r"^terminated after step 3, which is saved: go on with linattn train --resume --out "):
+        with pytest.raises(Terminated, match=r"^terminated after step 3, which is saved: continue with linattn train --resume --out "):
             train(options(out, text, save_every=None), progress=False)
     assert signal.getsignal(signal.SIGTERM) is before
     assert checkpoint.newest(out).name == "checkpoint-3"
@@ -150,7 +150,7 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(done, text, tmp_path, mo
         ask_to_end(patch, 2, signal.SIGINT)
         assert main([*words, "--out", str(out)]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"linattn: interrupted after step 3, which is saved: go on with linattn train --resume --out {out}"
+    assert said == f"linattn: interrupted after step 3, which is saved: continue with linattn train --resume --out {out}"
     train(replace(saved_options(out), resume=True), progress=False)
     assert contents(out / "checkpoint-6") == contents(done.run / "checkpoint-6")
 

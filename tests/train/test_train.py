@@ -71,7 +71,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
     from linattn.train.progress import Recorder
 
     recorder = Recorder(tmp_path / "metrics.jsonl", [], {"seconds": 0.0, "losses": []}, step_tokens=1, bits_per_byte=float)
-    with pytest.raises(ValueError, match="the loss is nan at step 7: start again with a lower learning rate"):
+    with pytest.raises(ValueError, match="the loss is nan at step 7: restart with a lower learning rate"):
         recorder.on_log(None, SimpleNamespace(global_step=7), None, logs={"loss": math.nan})
 
 
@@ -86,7 +86,7 @@ def test_it_learns(text, tmp_path):
 def test_folders_with_something_else_are_refused(text, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     for out in (tmp_path, tmp_path / "mine.txt"):
-        with pytest.raises(ValueError, match="is there already and holds no run"):
+        with pytest.raises(ValueError, match="already exists and holds no run"):
             train(options(out, text), progress=False)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -94,7 +94,7 @@ def test_folders_with_something_else_are_refused(text, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"context": 4096}, "too short for a context of 4096: 3420 tokens to learn from and 180 to validate on"),
+        ({"context": 4096}, "too short for a context of 4096: 3420 training tokens and 180 validation tokens"),
         ({"mixer": "gla*"}, "mixer must be names"),
         ({"mixer": "nothing"}, "no mixer is called 'nothing'"),
         ({"dim": 33}, "must be a positive multiple of its heads, but came as 33"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from linattn.arguments import suggestion
 from linattn.hf.convert.table import Family as Family
 
 # model_type -> the file that has it
@@ -30,8 +31,8 @@ def family(model_type: str) -> Family:
     """Family of ``model_type``.
 
     Raises:
-        ValueError: for an unknown name; the message lists the known ones.
+        ValueError: for an unknown name; the message names the closest one, or all.
     """
     if model_type not in FAMILIES:
-        raise ValueError(f"no family of models is called {model_type!r}; there are {', '.join(sorted(FAMILIES))}")
+        raise ValueError(f"no family of models is called {model_type!r}{suggestion(model_type, sorted(FAMILIES))}")
     return import_module(f"linattn.hf.convert.{FAMILIES[model_type]}").FAMILIES[model_type]

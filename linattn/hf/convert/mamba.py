@@ -46,17 +46,17 @@ def config(ours: LMConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def weights(ours: LMConfig) -> Iterator[Line]:
-    """Lines of all weights but embedding and head."""
+def backbone(ours: LMConfig, mixer: list[Line]) -> Iterator[Line]:
+    """Lines of all weights but embedding and head of either Mamba, with the lines of a ``mixer``."""
     yield same("backbone.norm_f.weight", "model.norm.weight")
     for i in range(ours.layers):
         yield same(f"backbone.layers.{i}.norm.weight", f"model.layers.{i}.mixer_norm.weight")
-        yield from under(f"backbone.layers.{i}.mixer.", f"model.layers.{i}.mixer.", MIXER)
+        yield from under(f"backbone.layers.{i}.mixer.", f"model.layers.{i}.mixer.", mixer)
 
 
 def _family(name: str, architecture: str) -> Family:
     tied = ("backbone.embeddings.weight", "lm_head.weight")
-    return Family(name, architecture, tied, transformers_config(name), fields, config, weights, OLDER)
+    return Family(name, architecture, tied, transformers_config(name), fields, config, lambda ours: backbone(ours, MIXER), OLDER)
 
 
 FAMILIES = {"mamba": _family("mamba", "MambaForCausalLM"), "falcon_mamba": _family("falcon_mamba", "FalconMambaForCausalLM")}

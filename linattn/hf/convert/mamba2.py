@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from linattn.hf.convert.common import back, base, transformers_config
-from linattn.hf.convert.mamba import OLDER
-from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, split, under
+from linattn.hf.convert.mamba import OLDER, backbone
+from linattn.hf.convert.table import Family, mixer_of, named, only, same, split
 from linattn.models import LMConfig
 
 MIXER = [  # of theirs, of ours
@@ -46,17 +45,9 @@ def config(ours: LMConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def weights(ours: LMConfig) -> Iterator[Line]:
-    """Lines of all weights but embedding and head."""
-    yield same("backbone.norm_f.weight", "model.norm.weight")
-    for i in range(ours.layers):
-        yield same(f"backbone.layers.{i}.norm.weight", f"model.layers.{i}.mixer_norm.weight")
-        yield from under(f"backbone.layers.{i}.mixer.", f"model.layers.{i}.mixer.", MIXER)
-
-
 FAMILIES = {
     "mamba2": Family(
         "mamba2", "Mamba2ForCausalLM", ("backbone.embeddings.weight", "lm_head.weight"), transformers_config("mamba2"), fields,
-        config, weights, OLDER,
+        config, lambda ours: backbone(ours, MIXER), OLDER,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""transformers' MiniMax: lightning and softmax attention, experts, and residuals that start behind the norm."""
+"""transformers' MiniMax: lightning and softmax attention, experts, and residuals that start after the norm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from linattn.hf.convert.table import Family, Line, ffn_of, made, mixer_of, named
 from linattn.models import LMConfig
 
 _KINDS = {"linear_attention": "lightning", "full_attention": "softmax"}
-_SCALES = {"lightning": "linear_attn", "softmax": "full_attn", "experts": "mlp"}  # of ours, how the factors of theirs begin
+_SCALES = {"lightning": "linear_attn", "softmax": "full_attn", "experts": "mlp"}  # our name -> prefix of their factors
 _NORMS = [("input_layernorm", "mixer_norm"), ("post_attention_layernorm", "ffn_norm")]
-_BLOCK = 256  # tokens of a block of theirs, which changes no result, but the size of what they keep
+_BLOCK = 256  # tokens of their blocks, which change only the sizes of their buffers
 
 LIGHTNING = named([("qkv_proj", "qkv_proj"), ("output_gate", "g_proj"), ("norm", "norm"), ("out_proj", "o_proj")])  # theirs, ours
 SOFTMAX = named([(name, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")])
@@ -25,7 +25,7 @@ def fields(theirs: Any) -> dict[str, Any]:
     """Convert their config to fields of our LMConfig."""
     only(theirs, "minimax", hidden_act="silu")
     heads, size = theirs.num_attention_heads, theirs.head_dim or theirs.hidden_size // theirs.num_attention_heads
-    turn, _ = rope(theirs)  # their class turns all of a head, whatever the fraction says
+    turn, _ = rope(theirs)  # their class rotates all channels and ignores the fraction
     softmax = {"heads": heads, "kv_heads": theirs.num_key_value_heads, "head_dim": size, "base": turn, "window": theirs.sliding_window}
     chosen = {"lightning": {"heads": heads, "head_dim": size}, "softmax": softmax}
     mixers = [_KINDS[kind] for kind in theirs.layer_types]

@@ -90,7 +90,7 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 
 
 def delta(mixer: Any) -> Iterator[Line]:
-    """The rows of q, k, v and the output gate lie together for each key head, likewise those of β and the decay."""
+    """Map rows that are grouped by key head: q, k, v and the output gate, and β and the decay."""
     group = mixer.value_heads // mixer.heads
     rows = [mixer.key_size, mixer.key_size, group * mixer.value_size, group * mixer.value_size]
     yield interleaved("in_proj_qkvz.weight", ["qkv_proj.weight", "g_proj.weight"], mixer.heads, rows, [3, 1])
@@ -100,7 +100,7 @@ def delta(mixer: Any) -> Iterator[Line]:
 
 
 def _softmax(mixer: Any) -> Iterator[Line]:
-    """The rows of q and the output gate lie together for each head."""
+    """Map the rows of q and the output gate, which are grouped by head."""
     rows = [mixer.size, mixer.size]
     for part in ("weight",) if mixer.q_proj.bias is None else ("weight", "bias"):
         yield interleaved(f"q_proj.{part}", [f"q_proj.{part}", f"g_proj.{part}"], mixer.heads, rows, [1, 1])

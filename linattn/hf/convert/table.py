@@ -44,7 +44,7 @@ class Family:
     ``fields`` converts the published config to fields of LMConfig, ``config`` does the reverse, and ``weights`` returns the lines;
     the first two raise ValueError for what the other side cannot express. ``config_of`` completes a ``config.json`` with the
     defaults that it leaves out. ``tied`` are the published names of the embedding and the head; a checkpoint whose config ties them
-    may hold both or the first alone. Where ``ties`` is False a published checkpoint has both, whatever its config says.
+    may hold both or the first alone. If ``ties`` is False a published checkpoint has both, regardless of its config.
     ``aliases`` are patterns in the names of older or newer checkpoints, with their replacement in the names of the lines. Weights
     whose names match ``ignored`` are passed over, as the published implementation does.
     """
@@ -166,7 +166,7 @@ def ffn_of(ours: LMConfig, name: str) -> Any:
 def interleaved(theirs: str, ours: Sequence[str], groups: int, rows: Sequence[int], into: Sequence[int]) -> Line:
     """Map their weight with ``rows`` of several parts for each of ``groups`` heads to ours, where each part has all heads.
 
-    ``into`` says how many parts each of ``ours`` holds, one after the other.
+    ``into``: number of consecutive parts in each of ``ours``.
     """
 
     def read(t: list[Tensor], _: list[Size]) -> list[Tensor]:

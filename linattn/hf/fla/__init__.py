@@ -16,6 +16,7 @@ from linattn.hf.fla.given import Given, Refused
 from linattn.hf.fla.rules import SERVED, Served
 from linattn.ops.checks import choice
 from linattn.ops.dispatch import BACKENDS
+from linattn.ops.inputs import Backend
 
 _lock = RLock()
 _on: list[FlaPatch] = []  # the one that is on, if any
@@ -30,7 +31,7 @@ class FlaPatch:
         refused: by fla's name, the reasons why calls went to fla's own function, with their number.
     """
 
-    def __init__(self, names: tuple[str, ...], backend: str) -> None:
+    def __init__(self, names: tuple[str, ...], backend: Backend) -> None:
         self.names, self.backend = names, backend
         self.calls: Counter[str] = Counter()
         self.refused: dict[str, Counter[str]] = {}
@@ -73,7 +74,7 @@ class FlaPatch:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = served(Given(parameters, args, kwargs), self.backend)
-            except (Refused, ValueError, NotImplementedError) as error:  # fla's own says what is wrong with bad input
+            except (Refused, ValueError, NotImplementedError) as error:  # fla's function reports bad input
                 self.refused.setdefault(name, Counter())[str(error)] += 1
                 return original(*args, **kwargs)
             self.calls[name] += 1
@@ -82,16 +83,16 @@ class FlaPatch:
         self._replacements[id(original)], self._originals[id(call)] = call, original
 
 
-def patch_fla(names: Iterable[str] | None = None, backend: str = "auto") -> FlaPatch:
-    """Let fla's own layers and models call :func:`linattn.linear_attention` and ``diagonal_scan`` in place of its kernels.
+def patch_fla(names: Iterable[str] | None = None, backend: Backend = "auto") -> FlaPatch:
+    """Make fla's layers and models call :func:`linattn.linear_attention` and ``diagonal_scan`` in place of its kernels.
 
-    The functions of ``fla.ops`` that we cover are exchanged by identity in every module of fla, under all their names; the rest stays
-    as it is. Signatures, dtypes, state layouts and return values are fla's. A call that we do not cover (decays of the values, context
-    parallelism, intermediate states, sizes that our ops refuse) goes to fla's own function, and :meth:`FlaPatch.explain` says why.
-    No weight is touched. On a CPU, where fla has no kernels, its models run.
+    The supported functions of ``fla.ops`` are replaced by identity in every module of fla, under all their names; others are
+    unchanged. Signatures, dtypes, state layouts and return values are fla's. An unsupported call (decays of the values, context
+    parallelism, intermediate states, sizes that our ops refuse) goes to fla's own function, and :meth:`FlaPatch.explain` states the reason.
+    Weights are unchanged. On a CPU, where fla has no kernels, its models run.
 
     Args:
-        names: functions of ``fla.ops``, such as ``"chunk_gla"``; None: all that we cover and the installed fla has.
+        names: functions of ``fla.ops``, such as ``"chunk_gla"``; None: all supported ones of the installed fla.
         backend: backend of the recurrences, as in :func:`linattn.linear_attention`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Arguments of a call of fla's, by name, and the refusal of what no rule reads."""
+"""Arguments of a call to fla by name; arguments that no rule reads are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-# Choices of fla's kernels that change no result: how its chunks are cut, what it keeps, and what it promises itself of its gates.
+# Arguments of fla's kernels that change no result: chunk sizes, saved tensors, and assumptions about gates.
 TUNING = frozenset({
     "checkpoint_level", "chunk_indices", "chunk_size", "cu_seqlens_cpu", "disable_recompute", "lower_bound", "max_num_seqs",
     "safe_gate", "use_graph",

@@ -15,19 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.hf.fla.given import Given, Refused
+from linattn.ops.inputs import Backend
 from linattn.ops.linear_attention import linear_attention
 from linattn.ops.norms import unit_length
 from linattn.ops.scan import diagonal_scan
 
-Rule = Callable[[Given], dict[str, Any]]  # what a family gives linear_attention besides q, k and v; it may replace v too
-Served = Callable[[Given, str], tuple[Any, ...]]  # arguments and a backend: what fla's function returns
+Rule = Callable[[Given], dict[str, Any]]  # arguments of linear_attention besides q, k and v; may replace v too
+Served = Callable[[Given, Backend], tuple[Any, ...]]  # arguments and a backend: what fla's function returns
 EPS = 1e-10  # of fla's normaliser
 
 
 def attention(rule: Rule, queries: str = "q") -> Served:
-    """Build the call of a family: ``rule`` reads what is its own, the rest is read here."""
+    """Build the call of a family: ``rule`` reads its own arguments, this function the common ones."""
 
-    def run(given: Given, backend: str) -> tuple[Any, ...]:
+    def run(given: Given, backend: Backend) -> tuple[Any, ...]:
         q, k, v = given(queries), given("k"), given("v")
         if given("use_qk_l2norm_in_kernel", False):
             q, k = (unit_length(t, eps=1e-6, dtype=t.dtype) for t in (q, k))
@@ -56,7 +57,7 @@ def _deprecated(given: Given) -> bool:
     return transposed
 
 
-def normalized(given: Given, backend: str) -> tuple[Any, ...]:
+def normalized(given: Given, backend: Backend) -> tuple[Any, ...]:
     """Linear attention with fla's pair of states: (S, z) with z [N, 1, H, K]. ``normalize=False`` is the plain one."""
     if not given("normalize", False):
         return attention(lambda _: {})(given, backend)
@@ -77,7 +78,7 @@ def normalized(given: Given, backend: str) -> tuple[Any, ...]:
     return o.to(v.dtype), (s if keep else None, z[:, None].to(k.dtype))
 
 
-def scan(given: Given, backend: str) -> tuple[Any, ...]:
+def scan(given: Given, backend: Backend) -> tuple[Any, ...]:
     """``h_t = exp(g_t) h_{t-1} + x_t`` (HGRN), [B, T, D]."""
     x, decay, state = given("x"), given("g"), given("initial_state")
     keep, cu_seqlens = bool(given("output_final_state", False)), given("cu_seqlens")

@@ -1,8 +1,8 @@
-"""Models as llama.cpp keeps them: the metadata and the tensors of each family that a GGUF file is written of.
+"""Models in llama.cpp's format: metadata and tensors of each family that can be written to a GGUF file.
 
-A family is checked by its published config (:mod:`linattn.hf.convert`): what that cannot express, llama.cpp cannot run either. Metadata is
-the part of the keys behind the name of the architecture. Tensors have their rows first; a matrix may be kept in fewer bits, everything
-else stays in float32.
+A family is checked by its published config (:mod:`linattn.hf.convert`): models that it cannot express cannot run in llama.cpp either.
+Metadata keys omit the architecture's name. Tensors have rows first; matrices may be stored in fewer bits, all other tensors are
+float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.hf.convert.table import mixer_of
+from linattn.hf.convert.table import mixer_of, repeated
 from linattn.hf.gguf import qwen
 from linattn.models import LMConfig
 
@@ -28,7 +28,7 @@ class Written:
 
     Args:
         mixers: our mixers, a pattern of layers.
-        metadata: from our config; ValueError for what the published family has and llama.cpp lacks.
+        metadata: function of our config; raises ValueError for options that llama.cpp lacks.
         tensors: tensors of the model besides embedding and head, from our config and weights.
         matrices: last parts of the names of tensors that may be kept in fewer bits.
         tied: a file may leave out the head.
@@ -156,7 +156,7 @@ def _rwkv(ours: LMConfig, w: Weights, time: Callable[[int, str, Weights], Iterat
 
 
 def _time6(_: int, own: str, w: Weights) -> Iterator[Named]:
-    """Time mixing of RWKV-6, by names behind ``time_mix_``. The five mixes are in the order w, k, v, r, g on both sides."""
+    """Time mixing of RWKV-6, by names after ``time_mix_``. The five mixes are in the order w, k, v, r, g on both sides."""
     yield "gate", w[own + "g_proj.weight"]
     yield "lerp_x", w[own + "time_maa_x"]
     yield "lerp_fused", torch.stack([w[f"{own}time_maa_{letter}"] for letter in "wkvrg"])[:, None, None]  # [5, 1, 1, D]
@@ -169,7 +169,7 @@ def _time6(_: int, own: str, w: Weights) -> Iterator[Named]:
 
 
 def _time7(block: int, own: str, w: Weights) -> Iterator[Named]:
-    """Time mixing of RWKV-7, by names behind ``time_mix_``. llama.cpp wants maps of the value's residual in the first block too."""
+    """Time mixing of RWKV-7, by names after ``time_mix_``. llama.cpp requires maps of the value's residual in the first block too."""
     yield "lerp_fused", torch.stack([w[f"{own}x_{letter}"] for letter in "rwkvag"])[:, None, None]  # [6, 1, 1, D]
     for letter in "wavg":
         source = "a" if letter == "v" and not block else letter
@@ -199,10 +199,11 @@ def family_of(ours: LMConfig) -> str:
     """Name of the architecture of a model with our config.
 
     Raises:
-        ValueError: for a model that none of them has, with the list of those that are written.
+        ValueError: for a model of another family, listing the supported ones.
     """
     for name, family in FAMILIES.items():
         if set(ours.mixer_names) == set(family.mixers):
             return name
     layers = ", ".join(dict.fromkeys(ours.mixer_names))
-    raise ValueError(f"GGUF files are written of {', '.join(FAMILIES)}, and this model has layers of {layers}")
+    ways = ", ".join(dict.fromkeys(f'"{repeated(family.mixers)}"' for family in FAMILIES.values()))
+    raise ValueError(f"llama.cpp has no model with layers of {layers} that can be written; for --to gguf train with --mixer one of {ways}")

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linattn.extras import missing
+
 SUFFIX = ".gguf"
 TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}  # ggml's numbers of the tensors that are read
 _PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.int16}
@@ -74,7 +76,7 @@ class GGUFFile:
         return sum(math.prod(t.shape) * (2 if t.kind in ("F16", "BF16") else 4) for t in self.tensors.values())
 
     def _stored(self, cursor: _Cursor, count: int) -> dict[str, Stored]:
-        """Read where the tensors are; their data begins behind the header, aligned."""
+        """Read the places of the tensors; their data starts after the header, aligned."""
         told = [(cursor.string(), [cursor.scalar("Q") for _ in range(cursor.count(_MOST_DIMENSIONS, "I"))], cursor.scalar("I"),
                  cursor.scalar("Q")) for _ in range(count)]  # fmt: skip
         alignment = self.metadata.get("general.alignment", 32)
@@ -120,13 +122,13 @@ class _Cursor:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, most: int, code: str = "Q") -> int:
-        """Read a number of things, ``most`` at most."""
+        """Read a count of at most ``most``."""
         if (n := self.scalar(code)) > most:
             raise ValueError(f"byte {self.at:,} counts {n:,} things, where {most:,} could be")
         return n
 
     def string(self) -> str:
-        """Read a text behind its length."""
+        """Read a length and a text of that length."""
         return self.take(self.scalar("Q")).decode()
 
     def pair(self) -> tuple[str, Any]:
@@ -164,5 +166,5 @@ def _package() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise ModuleNotFoundError(f"a GGUF file needs the gguf package: pip install 'linattn[gguf]' ({error})", name="gguf") from None
+        raise ModuleNotFoundError(f"{missing('gguf', 'a GGUF file')} ({error})", name="gguf") from None
     return gguf

@@ -20,7 +20,7 @@ MATRICES = ("attn_qkv", "attn_gate", "attn_q", "attn_k", "attn_v", "attn_output"
 
 
 def metadata(ours: LMConfig) -> dict[str, Any]:
-    """Keys behind the architecture's name; ValueError for layers in another order and for feed-forwards without experts."""
+    """Metadata without the architecture's name; raises ValueError for layers in another order and for feed-forwards without experts."""
     delta, softmax, experts = mixer_of(ours, "gated_deltanet"), mixer_of(ours, "softmax"), ffn_of(ours, "experts")
     every = ours.mixer_names.index("softmax") + 1
     if any((name == "softmax") != ((i + 1) % every == 0) for i, name in enumerate(ours.mixer_names)):

@@ -1,4 +1,4 @@
-"""Tokenizer of a GGUF file: byte-level BPE, cut into words as the file's ``tokenizer.ggml.pre`` says."""
+"""Tokenizer of a GGUF file: byte-level BPE, cut into words by the rule named in ``tokenizer.ggml.pre``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from linattn.hf import folder as folders
 from linattn.state import read_json
 
 NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # types of tokens
-NO_MERGES = ["no merges"]  # llama.cpp wants one; this one is of two texts that no merge makes
+NO_MERGES = ["no merges"]  # llama.cpp requires a merge; this one joins two texts that never occur
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "pad": "pad_token", "unk": "unk_token"}
 
 

@@ -6,17 +6,21 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from linattn import models
 from linattn.arguments import described, typed
+from linattn.extras import missing
 from linattn.hf.convert import family
 from linattn.hf.gguf.families import FAMILIES, Written, comparable, family_of
 from linattn.hf.gguf.vocabulary import vocabulary_of
+from linattn.models import quantised
+from linattn.ops.torch.quantised import BLOCK, group_scale, nearest, packed
 from linattn.state import replacing
 
-TYPES = ("F32", "F16", "BF16", "Q8_0")  # of matrices
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")  # of matrices
 
 
 @typed
@@ -29,7 +33,8 @@ def export_gguf(
     Args:
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6, rwkv7 and qwen3_next.
         path: the file; an old one is replaced.
-        dtype: of the matrices: F32, F16, BF16, or Q8_0, where rows that are no multiple of 32 long stay F32. All other tensors are F32.
+        dtype: of the matrices: F32, F16, BF16, or Q8_0 and Q4_0, where rows that are no multiple of 32 long stay F32. All other tensors are
+            F32. What :func:`linattn.quantize` has made int4 is the same numbers in Q4_0.
         tokenizer: a folder with ``tokenizer.json``, byte-level BPE; None: the file has no vocabulary, only its size.
         context: tokens that llama.cpp takes at most; the state has the same size for any number.
 
@@ -47,7 +52,7 @@ def export_gguf(
         raise ValueError(f"dtype must be one of {', '.join(TYPES)}, but came as {dtype!r}")
     ours, name = model.config, family_of(model.config)
     written, gguf = FAMILIES[name], _package()
-    their_config(comparable(ours), family(written.published or name))  # what the published model cannot express is refused
+    their_config(comparable(ours), family(written.published or name))  # raises for models that the published class cannot express
     metadata = {"context_length": context, "embedding_length": ours.dim, **written.metadata(ours)}
     vocabulary = {} if tokenizer is None else vocabulary_of(Path(tokenizer), ours.vocab_size)
     with replacing(Path(path)) as part:
@@ -68,7 +73,7 @@ def export_gguf(
 
 
 def _tensors(model: Any, written: Written) -> list[tuple[str, Tensor]]:
-    weights, ours = model.state_dict(), model.config
+    weights, ours = quantised.floats(model), model.config
     found = [("token_embd.weight", weights["model.embedding.weight"])]
     if not (ours.tie_embeddings and written.tied):
         found.append(("output.weight", weights["lm_head.weight"]))
@@ -82,7 +87,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def _add_vocabulary(writer: Any, vocabulary: dict[str, Any], size: int) -> None:
-    """Add what the tokenizer says, or the number of tokens alone."""
+    """Add the tokenizer's metadata, or only the number of tokens."""
     writer.add_vocab_size(size)
     writer.add_tokenizer_model("gpt2" if vocabulary else "no_vocab")
     if not vocabulary:
@@ -98,8 +103,16 @@ def _add_vocabulary(writer: Any, vocabulary: dict[str, Any], size: int) -> None:
 
 def _add_tensor(gguf: Any, writer: Any, name: str, value: Tensor, dtype: str) -> None:
     data = value.detach().cpu().float().contiguous().numpy()
-    kind = gguf.GGMLQuantizationType["F32" if dtype == "Q8_0" and data.shape[-1] % 32 else dtype]
-    writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType["F32" if dtype in ("Q8_0", "Q4_0") and data.shape[-1] % 32 else dtype]
+    writer.add_tensor(name, _q4_0(data) if kind.name == "Q4_0" else gguf.quants.quantize(data, kind), raw_dtype=kind)
+
+
+def _q4_0(data: np.ndarray) -> np.ndarray:
+    """Rows [.., K] as blocks of a float16 scale and 16 bytes of codes, uint8 [.., K / 32 * 18]; scales by least squared error."""
+    groups = torch.from_numpy(data).unflatten(-1, (-1, BLOCK))
+    scale = group_scale(groups)
+    codes = packed(nearest(groups, scale.float()[..., None], 7))
+    return torch.cat([scale[..., None].view(torch.uint8), codes], -1).flatten(-2).numpy()
 
 
 def _package() -> Any:
@@ -107,5 +120,5 @@ def _package() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise ModuleNotFoundError(f"a GGUF file needs the gguf package: pip install 'linattn[gguf]' ({error})", name="gguf") from None
+        raise ModuleNotFoundError(f"{missing('gguf', 'a GGUF file')} ({error})", name="gguf") from None
     return gguf

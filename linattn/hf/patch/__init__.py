@@ -18,11 +18,12 @@ from linattn.hf.patch import delta, mamba, mamba2, rwkv
 from linattn.hf.patch.call import Family, Replacement
 from linattn.ops.checks import choice
 from linattn.ops.dispatch import BACKENDS
+from linattn.ops.inputs import Backend
 
 _GROUPS = (delta, mamba, mamba2, rwkv)
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
 _patched: dict[str, Patch] = {}  # folder: what is on there
-_lock = RLock()  # of two threads that patch one family, one is refused; else each would keep what the other had put there
+_lock = RLock()  # a second thread that patches the same family is refused, because each would save the other's replacement
 
 
 class Patch:
@@ -35,7 +36,7 @@ class Patch:
         replaced: ``(owner, attribute, old value, new value)`` of every replacement, empty once undone.
     """
 
-    def __init__(self, families: tuple[str, ...], backend: str) -> None:
+    def __init__(self, families: tuple[str, ...], backend: Backend) -> None:
         self.families, self.backend = families, backend
         self.calls: Counter[str] = Counter()
         self.replaced: list[tuple[Any, str, Any, Any]] = []
@@ -61,7 +62,7 @@ class Patch:
         return f"Patch({', '.join(self.families)}; {'on' if self.replaced else 'undone'})"
 
     def _run(self, op: Callable, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():  # a number that changes would be compiled anew each time
+        if not torch.compiler.is_compiling():  # a changing number would cause recompilation
             self.calls[op.__name__] += 1
         return op(*args, backend=self.backend, **kwargs)
 
@@ -81,12 +82,12 @@ class Patch:
         yield from list(group.replacements(module, name, self._run))
 
 
-def patch_transformers(families: Iterable[str] | None = None, backend: str = "auto") -> Patch:
+def patch_transformers(families: Iterable[str] | None = None, backend: Backend = "auto") -> Patch:
     """Let transformers' own classes call :func:`linattn.linear_attention`, ``selective_scan``, the scans, their steps, norms and gates.
 
     Besides speed, cases that are wrong or refused otherwise become right: packed sequences (``cu_seq_lens_q``, ``cu_seqlens``,
     ``seq_idx`` or positions that restart, in one row) do not see each other; a batch padded on the right, or anywhere, decodes as its rows
-    alone do; Mamba, Falcon-Mamba and Jamba go on from their cache with many tokens at once; RWKV decodes batches. On a CPU nothing
+    alone do; Mamba, Falcon-Mamba and Jamba continue from their cache with many tokens at once; RWKV decodes batches. On a CPU nothing
     of fla, mamba_ssm or causal_conv1d is called, installed or not.
 
     Args:

@@ -25,10 +25,10 @@ from linattn.ops.norms import rms_norm
 from linattn.ops.selective_step import selective_step_
 from linattn.ops.short_convolution import short_convolution
 
-OURS = "cu_seqlens"  # our own name, and fla's, of what is PACKED in transformers
+OURS = "cu_seqlens"  # names of PACKED here and in fla
 _SWISH = ("silu", "swish")
 _FEW = 2**14  # numbers that torch's operations have normed before a kernel is called
-Replacement = tuple[Any, str, Any]  # owner, attribute, what stands there while patched
+Replacement = tuple[Any, str, Any]  # owner, attribute, replacement
 
 
 class Family(NamedTuple):
@@ -36,11 +36,11 @@ class Family(NamedTuple):
 
     folder: str  # in transformers.models
     mixer: str  # the class whose forward is one call
-    model: str  # the class whose forward is given what is packed
-    head: str = ""  # a class around it that keeps what it is given of that
+    model: str  # class whose forward gets the packing
+    head: str = ""  # enclosing class that drops these arguments
     norms: tuple[str, ...] = ()  # classes of RMS norms: their weight times what is normed, and then a gate that is activated
     ffns: tuple[str, ...] = ()  # classes of feed-forwards: down_proj(act_fn(gate_proj x) ⊙ up_proj x)
-    lost: tuple[str, ...] = ()  # what the model in its turn keeps from its layers: "packing", "padding"
+    lost: tuple[str, ...] = ()  # arguments that the model does not pass to its layers: "packing", "padding"
 
 
 class _Stack(threading.local):
@@ -61,7 +61,7 @@ class Call(NamedTuple):
     mixer: Any = None
 
     def first(self, state: Tensor | None) -> Tensor | None:
-        """Initial states of all rows: the first packed sequence continues from ``state`` [1, ...], the others start anew."""
+        """Initial states of all rows: the first packed sequence continues from ``state`` [1, ...], the others start empty."""
         if state is None or self.cu_seqlens is None:
             return state
         return torch.cat([state, state.new_zeros(self.cu_seqlens.shape[0] - 2, *state.shape[1:])])
@@ -153,7 +153,7 @@ def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Ten
     rows = places if places.ndim == 2 else places[0]
     if rows.shape[1:] != (tokens,):
         return None
-    # several axes are those of pictures too, whose positions stand still and leap
+    # multi-axis positions also describe images, where they repeat and jump
     starts = new_places(rows) if places.ndim == 2 else (rows.diff() < 0) | (rows[:, 1:] == 0)
     cu = begun_again(starts, mask)
     return cu if cu is None else _of_one_row(cu, batch)
@@ -161,7 +161,7 @@ def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Ten
 
 def _of_one_row(cu: Tensor, batch: int) -> Tensor:
     if batch != 1:
-        raise ValueError(f"packed sequences lie end to end in one row, but the batch came with {batch}")
+        raise ValueError(f"packed sequences must be one row, but the batch came with {batch}")
     return cu
 
 
@@ -208,7 +208,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
         given |= given.pop("kwargs", {})
         x = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
         if x is None:
-            return original(self, *args, **kwargs)  # which says so
+            return original(self, *args, **kwargs)  # raises the error
         batch, tokens = x.shape[:2]
         outer, cu = current(), packing(given, x)
         cu = positions_begun_again(given, batch, tokens) if cu is None else cu
@@ -222,7 +222,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
             softmax, mask = "position_ids" in parameters.parameters, given.get("attention_mask")
             if softmax and given.get("position_ids") is None:
                 kwargs["position_ids"] = positions(cu, tokens)  # softmax attention keeps apart what begins again
-            if isinstance(mask, Tensor) and mask.ndim == 2:  # beside which it looks at no positions
+            if isinstance(mask, Tensor) and mask.ndim == 2:  # with a mask positions are ignored
                 if bool(mask.all()):  # a compiled model stops to look
                     kwargs["attention_mask"] = None
                 elif softmax:
@@ -235,8 +235,8 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
 
 def _refuse_padding(model: Any) -> None:
     raise ValueError(
-        f"{type(model).__name__} has softmax attention, which beside a mask that hides tokens lets packed sequences see each other: "
-        "leave out attention_mask and pack the padding as a sequence of its own"
+        f"{type(model).__name__} has softmax attention, which does not isolate packed sequences beside a mask that hides tokens: "
+        "omit attention_mask and pack the padding as a sequence of its own"
     )
 
 

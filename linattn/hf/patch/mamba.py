@@ -64,7 +64,7 @@ class _Frozen:
 def _frozen(original: Callable) -> Callable:
     @wraps(original)
     def forward(self, hidden_states, *args, **kwargs):
-        plain = type(self.dt_proj) is nn.Linear and not hasattr(self.dt_proj, "_hf_hook")  # which may bring its weight first
+        plain = type(self.dt_proj) is nn.Linear and not hasattr(self.dt_proj, "_hf_hook")  # a hook may load the weight first
         if plain and hidden_states.shape[1] > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self = _Frozen(self)
         return original(self, hidden_states, *args, **kwargs)
@@ -86,11 +86,11 @@ def _scan(run: Callable) -> Callable:
         return_last_state: bool = False,
         **_: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """hidden_states, dt, z [B, D, T], A [D, N], B, C [B, N, T], D, delta_bias [D]; goes on from the state in the cache."""
+        """hidden_states, dt, z [B, D, T], A [D, N], B, C [B, N, T], D, delta_bias [D]; continues from the state in the cache."""
         call = current()
         x, B, C = (t.transpose(1, 2) for t in (hidden_states, B, C))
         dt, z = dt.transpose(1, 2), None if z is None else z.transpose(1, 2)
-        if call.real is not None:  # only a time step of 0 leaves the state alone
+        if call.real is not None:  # a time step of 0 leaves the state unchanged
             dt, delta_bias, delta_softplus = call.only_real(time_step(dt, delta_bias, delta_softplus)), None, False
         A = A.to(state_dtype(x))
         D, bias = (None if t is None else t.to(state_dtype(x)) for t in (D, delta_bias))
@@ -124,7 +124,7 @@ def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0
     ) -> Tensor:
         """Update state [B, D, N]; hidden_states, dt, z [B, D], A [D, N], B, C [B, N], D, dt_bias [D].
 
-        In heads [B, H, P, N], [B, H, P], [H, P, N], [B, G, N] and [H, P]: what does not depend on P or N comes expanded.
+        In heads [B, H, P, N], [B, H, P], [H, P, N], [B, G, N] and [H, P]: tensors independent of P or N are expanded.
         """
         return in_place(run, state, hidden_states, dt, A, B, C, D, z=z, bias=dt_bias, softplus=dt_softplus, limit=limit())
 

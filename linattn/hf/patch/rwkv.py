@@ -1,4 +1,4 @@
-"""RWKV-4: two sums per channel whose weights fade, and the token before."""
+"""RWKV-4: two decayed sums per channel, and the shift to the previous token."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -
         state[place][:, :, layer] = hidden[:, 0]
         return before
     old = hidden.new_zeros(hidden.shape[0], hidden.shape[2]) if state is None else state[place][:, :, layer].to(hidden.dtype)
-    longer = torch.cat([old[:, None], hidden], 1)  # its place t is what stands before token t
+    longer = torch.cat([old[:, None], hidden], 1)  # element t is the token before token t
     if call.real is None:
         before, last = longer[:, :-1], longer[:, -1]
     else:

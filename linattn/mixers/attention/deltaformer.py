@@ -1,4 +1,4 @@
-"""DeltaFormer (arXiv 2505.19488): softmax attention with a delta rule that subtracts from a value what the past predicts for its key."""
+"""DeltaFormer (arXiv 2505.19488): softmax attention with a delta rule that subtracts from a value the past's prediction for its key."""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ class FoX(Mixer):
     repository: keys are shifted first and normed afterwards, the gate of the shift weighs the *last* token.
     """
 
+    heads_apart = ()
+
     piece = PIECE
 
     def __init__(self, dim: int, heads: int = 4, *, pro: bool = True) -> None:
@@ -60,7 +62,7 @@ class FoX(Mixer):
         (q, _), (f, _) = carry.to_rows(r.q), carry.to_rows(r.decay)
         slots, real, before = cached(carry, k=r.k, v=r.v)
         faded, out = carry.get("faded"), []
-        faded = f[:, :0] if faded is None else faded  # [rows, slots, H]: the sum of the gates behind each slot
+        faded = f[:, :0] if faded is None else faded  # [rows, slots, H]: sum of the gates after each slot
         for start, stop in pieces(carry.tokens, self.piece):
             last = before + stop
             between, faded = fading(f[:, start:stop], faded)

@@ -34,6 +34,8 @@ class MLA(Softmax):
     A head has ``head_dim`` + ``shared`` channels of query and ``value_dim`` of value; by default dim / heads, half of it and dim / heads.
     """
 
+    heads_apart = None
+
     def __init__(
         self, dim: int, heads: int = 4, *, rank: int | None = None, head_dim: int | None = None, shared: int | None = None,
         value_dim: int | None = None, eps: float = 1e-6,
@@ -69,7 +71,7 @@ class MLA(Softmax):
     def _maps(self, like: Tensor) -> tuple[Tensor, ...]:
         """Maps from a latent to each head's key and value: [H, head_dim, rank] and [H, value_dim, rank].
 
-        Where more than its weight makes the map (an adapter of PEFT, accelerate bringing the weight into memory), the map is asked.
+        If the map is more than its weight (a PEFT adapter, a weight that accelerate loads), the map itself is called.
         """
         weight = self.kv_proj.weight
         if type(self.kv_proj) is not nn.Linear or hasattr(self.kv_proj, "_hf_hook"):

@@ -21,7 +21,7 @@ from linattn.mixers.registry import register
 
 @dataclass(frozen=True, kw_only=True)
 class Reflected(Recurrence):
-    """``w`` [B, T, H, K], of unit length: the normal of each token's reflection; ``beta`` says how far it goes (2: all the way)."""
+    """``w`` [B, T, H, K], of unit length: the normal of each token's reflection; ``beta`` its strength (2: a full reflection)."""
 
     w: Tensor
 
@@ -46,6 +46,8 @@ class PaTH(Mixer):
     ``forget`` makes it PaTH-FoX: Σ log f between key and query, f = σ(x a + c) of every token and head, joins the score before
     that is divided by √d, as in the authors' code in fla. The state then also has how much each slot has faded so far.
     """
+
+    heads_apart = ()
 
     piece = PIECE
 
@@ -94,9 +96,9 @@ class PaTH(Mixer):
         """Scores of the queries in the slots from ``first`` on, and the keys ``k`` [rows, H, slots, K] after them."""
         tokens, slots = q.shape[2], k.shape[2]
         behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # keys before a reflection
-        met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: what each reflection would take of each key, alone
+        met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: projection of each key on each reflection alone
         each = torch.eye(tokens, dtype=w.dtype, device=w.device) + (beta * (w @ w.mT)).tril(-1)
-        taken = torch.linalg.solve_triangular(each, met, upper=False, unitriangular=True)  # what it takes after those before it
+        taken = torch.linalg.solve_triangular(each, met, upper=False, unitriangular=True)  # projections after the earlier reflections
         return k - taken.mT @ w, q @ k.mT - (q @ w.mT).tril() @ taken
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

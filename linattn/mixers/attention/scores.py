@@ -20,7 +20,7 @@ def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
-    """Lay out each of ``new`` [B, T, ...] with one row a sequence, behind the tensors kept under its name; keeps them all.
+    """Lay out each of ``new`` [B, T, ...] with one row per sequence, after the tensors kept under its name; keeps all of them.
 
     Also returns a mask of usable slots, [rows, slots], and the number of slots from earlier calls. Filler behind a row's own
     tokens counts as usable: no real token comes after it. Packed sequences get T slots each.
@@ -43,7 +43,7 @@ def upto(real: Tensor, first: int, last: int) -> Tensor:
 
 
 def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
-    """Accumulate the forget gates of a block, ``gates`` [rows, queries, H] as logarithms, behind slots ``faded`` [rows, slots, H] so far.
+    """Accumulate the forget gates of a block, ``gates`` [rows, queries, H] as logarithms, after the slots ``faded`` [rows, slots, H].
 
     Returns the score bias [rows, H, queries, slots + queries] and the decay of each slot after the block
     [rows, slots + queries, H]. Summed one gate after the other from each key on, not as a difference of two long sums, which

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +42,8 @@ class Softmax(Mixer):
     """Softmax attention with the cache as state: keys and values ``k``, ``v`` [rows, slots, kv_heads, K], and the mask ``valid``.
 
     Every call appends as many slots as it brings tokens. Where rows are of different lengths, some of them are filler, which
-    no query sees. Keys are kept rotated, so the order of the slots has no meaning. In a captured step there are free slots behind them,
-    and ``taken`` [rows] says how many are not.
+    no query sees. Keys are kept rotated, so the order of the slots has no meaning. In a captured step free slots follow them,
+    and ``taken`` [rows] is the number of slots in use.
 
     With a ``window`` (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825) a token sees itself and the window - 1 before it,
     and the state is theirs alone: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.
@@ -55,6 +55,8 @@ class Softmax(Mixer):
     a short convolution and SiLU on q, k and v, as linear attentions have, so that a comparison with them is of attention alone.
     With ``causal=False`` every token sees all of its sequence.
     """
+
+    heads_apart: ClassVar[tuple[str, ...] | None] = ("short_conv: heads kv_heads kv_heads",)
 
     shards = True
 
@@ -145,7 +147,7 @@ class Softmax(Mixer):
             every = r.k.new_ones(1, r.k.shape[1], dtype=torch.bool) if real is None else real | (carry.counts == 0)[:, None]
             return _plain(r.q, r.k, r.v, every[:, None])
         k, v, _ = self._cache(r, carry)
-        if carry.fresh:  # filler stands behind the real tokens, where causality hides it
+        if carry.fresh:  # padding follows the real tokens, where causality hides it
             return _softmax(r.q, k, v, None)
         before = cast(Tensor, carry.get("valid"))[:, None].expand(-1, carry.tokens, -1)  # [B, T, slots]
         own = torch.ones(carry.tokens, carry.tokens, dtype=torch.bool, device=k.device).tril()

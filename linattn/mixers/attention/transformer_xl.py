@@ -57,8 +57,8 @@ class TransformerXL(Mixer):
     """Time falls into segments of ``segment`` = L tokens; a token sees its own segment up to itself and the ``memory`` = M tokens
     before it.
 
-    State: the last M + L - 1 tokens [rows, M + L - 1, D], as they came into this layer; keys and values are made of them anew.
-    The paper lets no gradient into the memory: for that hand on the state detached after every segment. Positions enter as the
+    State: the last M + L - 1 tokens [rows, M + L - 1, D], as they entered this layer; keys and values are computed from them again.
+    The paper passes no gradient into the memory: detach the state after every segment for that. Positions enter as the
     sinusoids of distances, by a map of their own, and by the learned vectors u and w. No norm and no residual in here.
     """
 
@@ -97,7 +97,7 @@ class TransformerXL(Mixer):
         return softmax((content + position.gather(3, index)) * self.size**-0.5, slots.seen, slots.v)
 
     def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
-        """The tokens of this call behind those that the state kept."""
+        """Concatenate the tokens in the state and those of this call."""
         assert isinstance(r, Hidden)
         (k, _), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
         old = carry.get("memory")
@@ -145,7 +145,7 @@ class TransformerXL(Mixer):
     year=2019,
     equation=r"o_t = \mathrm{Attend}\big(q_t,\ [c_{b},\dots;\ h_{s-M},\dots,h_t]\big),\quad"
     r" c_b = W\,[h_{bc};\dots;h_{bc+c-1}] + a,\quad s = L \lfloor t / L \rfloor",
-    linear_in_values=False,  # a compressed slot is no token's
+    linear_in_values=False,  # slots of compressed tokens belong to no token
     oracle="transformers, XLNetRelativeAttention, with the compressed slots as further memory",
     families=("recurrence",),
     chinese={"with the compressed slots as further memory": "以压缩后的槽作为额外的记忆"},

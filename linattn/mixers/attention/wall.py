@@ -29,9 +29,9 @@ from linattn.mixers.registry import register
     },
 )
 class Wall(Softmax):
-    """The gates take the place of positions: where all are 1 it is softmax attention without any, and near there it starts.
+    """Gates replace positions: if all are 1 it is softmax attention without positions, and it starts near this.
 
-    State: the cache, whose keys stand as the last token's gate left them, in float32, ``k`` [rows, slots, H, K].
+    State: the cache, whose keys are scaled by the gates up to the last token, in float32, ``k`` [rows, slots, H, K].
 
     Args:
         dim: width D of the model.

@@ -33,7 +33,7 @@ from linattn.mixers.registry import register
     },
 )
 class YOCO(Softmax):
-    """Only the ``first`` layer of the kind in a model makes keys and values. The others look at its cache, which is passed on to them, and
+    """Only the ``first`` layer of the kind in a model makes keys and values. The others attend to its cache, which is passed to them, and
     have no state but their position.
 
     Neighbouring channels are turned together, by the frequencies of the paper's code (microsoft/unilm, YOCO): those of ``gated_retnet``,

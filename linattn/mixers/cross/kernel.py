@@ -116,7 +116,7 @@ class CrossReLUAttention(CrossKernel):
 class CrossCosFormer(CrossKernel):
     """Position of a query relative to an estimated target length: ρ = ``ratio`` times the n tokens of the context.
 
-    A decoder does not know the length of what it has begun; the paper estimates it so. Of positions beyond the estimate the
+    A decoder does not know the final length, which the paper estimates so. Of positions beyond the estimate the
     authors' code makes weights below 0; here they count as its end. What is kept beside S and z is n, ``length`` [B].
     """
 

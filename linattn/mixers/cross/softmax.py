@@ -37,7 +37,7 @@ from linattn.mixers.registry import register
 class CrossSoftmax(CrossMixer):
     """Keys and values of the context are its state, ``k``, ``v`` [B, T, H, K] and which of them are real, ``valid`` [B, T].
 
-    There are no positions in it: they come with the tokens.
+    It has no positions of its own; tokens may contain theirs.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, bias: bool = False) -> None:

@@ -33,6 +33,8 @@ class GatedRetNet(Mixer):
     head and no bias, the frequencies are 10000^-linspace(0, 1, K / 2), neighbouring channels turn together.
     """
 
+    heads_apart = ()
+
     def __init__(self, dim: int, heads: int = 4, *, tau: float = 16.0) -> None:
         super().__init__(dim)
         positive(tau=tau)

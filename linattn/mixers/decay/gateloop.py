@@ -1,4 +1,4 @@
-"""GateLoop (arXiv 2311.01927): each channel of the state fades and turns, both by as much as the token says."""
+"""GateLoop (arXiv 2311.01927): each channel of the state decays and rotates, both depending on the token."""
 
 from __future__ import annotations
 

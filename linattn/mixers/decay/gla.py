@@ -24,6 +24,8 @@ from linattn.mixers.registry import register
 class GLA(Mixer):
     """Keys of dim / 2, values of dim; RMS norm per head and a swish gate on the output (section 4.4 of the paper)."""
 
+    heads_apart = ()
+
     def __init__(
         self, dim: int, heads: int = 4, *, key_ratio: float = 0.5, value_ratio: float = 1.0, rank: int = 16, tau: float = 16.0,
         eps: float = 1e-5,

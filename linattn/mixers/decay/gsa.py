@@ -18,8 +18,8 @@ from linattn.ops.outer_decay import outer_decay
 
 @dataclass(frozen=True, kw_only=True)
 class Slots(Recurrence):
-    """M slots in place of channels of the key: what they keep, ``fade`` [B, T, H, M], the natural logarithm of a number up to 1, and
-    the share of a token that goes into each, ``write`` [B, T, H, M].
+    """M slots in place of key channels: their decay ``fade`` [B, T, H, M], a natural logarithm of at most 0, and the share
+    ``write`` [B, T, H, M] of a token that each slot takes.
     """
 
     fade: Tensor
@@ -76,8 +76,8 @@ class SlotMemory(Mixer):
 class GSA(SlotMemory):
     """Swish on q, k and v, queries that are not scaled; swish and one RMS norm over all heads on the output.
 
-    So does the authors' layer in fla, which also lets several query heads share a key head. ``slots`` is the paper's 64; what a slot
-    does not keep is its share of the token.
+    As in the authors' layer in fla, which also has several query heads per key head. ``slots`` is the paper's 64; the share of a
+    token that a slot takes is 1 minus its decay factor.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, slots: int = 64, tau: float = 8.0, eps: float = 1e-5) -> None:

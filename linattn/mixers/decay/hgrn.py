@@ -36,7 +36,7 @@ class HGRN(Mixer):
     """No queries and keys: one state h [rows, dim], read through a norm and a swish gate.
 
     By default the real recurrence, as in fla's HGRNAttention and its published models: RMS norm, no biases. With ``complex_valued``
-    the paper's: α has in each channel an angle ``theta`` that learns, h turns by it, and what is read is both parts of h, through a
+    the paper's: α has in each channel a learned angle ``theta`` that rotates h, and both parts of h are read, through a
     layer norm over 2 dim; every map has a bias. That is Hgru1d of the authors' hgru-pytorch, whose ``state_dict`` has the same
     shapes: input_proj, lambda_proj, gate and out_proj are ``v_proj`` (the parts of a channel side by side), ``f_proj``, ``g_proj`` and
     ``o_proj``. Its state is h [rows, dim, 2]. ``lower_bound`` is γ as in :class:`~linattn.mixers.decay.hgrn2.HGRN2`.

@@ -29,7 +29,7 @@ class LogLinear(Mixer):
 
     Token s lies in bucket ℓ of token t where the highest bit in which their positions differ is the ℓ-th (a Fenwick tree).
     So at level ℓ time falls into blocks of 2^ℓ: tokens of the first half write, those of the second half read, all fade and
-    erase, and the next block starts from nothing. That is one recurrence with resets for each level, all run as heads of one
+    erase, and the next block starts from an empty state. That is one recurrence with resets for each level, all run as heads of one
     call. The state holds ``levels`` - 1 matrices a head, enough for 2^(levels - 1) tokens (16384 by default, as the authors');
     from there on tokens of earlier blocks of that length are out of reach. λ is the softplus of a map of the token times a
     scale per head and level, as in the authors' layers.
@@ -50,7 +50,7 @@ class LogLinear(Mixer):
         self.level_scale = nn.Parameter(torch.ones(heads, levels))
 
     def weighed(self, r: Recurrence, x: Tensor) -> Levels:
-        """The recurrence ``r`` of the tokens ``x``, with λ."""
+        """Add λ of the tokens ``x`` to the recurrence ``r``."""
         weights = F.softplus(to_float32(self.level_scale) * to_float32(self.level_proj(x).unflatten(-1, (len(self.level_scale), -1))))
         return Levels(r.q, r.k, r.v, decay=r.decay, beta=r.beta, scale=r.scale, skip=r.skip, weights=weights)
 

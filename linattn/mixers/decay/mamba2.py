@@ -13,7 +13,7 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, head_size, time_steps, to_float32
 from linattn.mixers.registry import register
 
-_OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is each head's own
+_OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # tensors with separate heads
 
 
 @register(
@@ -30,16 +30,18 @@ _OWN = {"mva": "x", "mvs": "x", "mqa": "C", "mka": "B", "mha": "xBC"}  # what is
     chinese={"Mamba-2 (state space duality)": "Mamba-2（状态空间对偶）"},
 )
 class Mamba2(Mixer):
-    """In the words of attention C is the query, B the key and Δx the value; ``groups`` heads of B and C serve all heads of x.
+    """In terms of attention C is the query, B the key and Δx the value; ``groups`` heads of B and C serve all heads of x.
 
     Short convolution and SiLU on x, B and C; the gate comes before the norm, as in the paper's code.
 
-    ``pattern`` says what each head has of its own, and what one head has for all (section 7.2 of the paper); decays are always
-    each head's own: ``"mva"`` or ``"mvs"`` x (multi-value attention or SSM: the paper's choice), ``"mqa"`` C (multi-query, multi-contract),
+    ``pattern`` selects the tensors with separate heads, the others being shared by all heads (section 7.2 of the paper); decays are
+    always separate: ``"mva"`` or ``"mvs"`` x (multi-value attention or SSM: the paper's choice), ``"mqa"`` C (multi-query, multi-contract),
     ``"mka"`` B (multi-key, multi-expand), ``"mha"`` all three, which is ``groups`` = heads.
 
     ``eps`` is the norm's; ``step_limits`` are the lowest and the highest value that a time step Δ may take.
     """
+
+    heads_apart = ("in_proj: widths heads", "conv: widths")
 
     keep_float32 = ("A_log", "dt_bias")
 

@@ -139,7 +139,7 @@ class Mamba3(Mixer):
             o, state = o
             carry.keep("S", state)
         o = to_float32(o).unflatten(1, (-1, self.rank)) if carry.tokens else own
-        if self.rank > 1:  # of the token before, the ranks behind one's own were not written yet
+        if self.rank > 1:  # later ranks of the previous token are not written yet
             missing = torch.einsum("btrhn,btshn->btrsh", q, k_last).permute(0, 1, 4, 2, 3).triu(1)
             o = o + torch.einsum("bthrs,btshp->btrhp", missing, v_last)
         return (o + own).flatten(2, 3).to(dtype)
@@ -189,7 +189,7 @@ class Mamba3(Mixer):
 class Mamba3MIMO(Mamba3):
     """Mamba-3 that writes ``rank`` keys and reads ``rank`` queries a token; values and gates differ by a learned factor per channel.
 
-    The ranks are substeps of the recurrence, of which the first one fades. In pairs that turn stand i and i + N / 2.
+    The ranks are substeps of the recurrence, of which only the first decays. Channels i and i + N / 2 rotate in pairs.
     """
 
     interleaved = False

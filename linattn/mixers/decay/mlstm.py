@@ -66,9 +66,11 @@ class MatrixMemory(Mixer):
 class MLSTM(MatrixMemory):
     """The layer of xLSTM-7B (arXiv 2503.13427): keys of dim / 2, values of dim, layer norm per head, sigmoid gate, no convolution.
 
-    ``soft_cap`` c lets a gate's input x be c tanh(x / c). Checked against xLSTMLayer of transformers: m starts at 0, and 1e-6 is
+    ``soft_cap`` c replaces a gate's input x by c tanh(x / c). Checked against xLSTMLayer of transformers: m starts at 0, and 1e-6 is
     added to the divided normaliser. The block of the first xLSTM is :class:`~linattn.mixers.decay.mlstm_block.MLSTMBlock`.
     """
+
+    heads_apart = ()
 
     def __init__(
         self, dim: int, heads: int = 4, *, key_ratio: float = 0.5, value_ratio: float = 1.0, soft_cap: float = 15.0, eps: float = 1e-6

@@ -16,7 +16,7 @@ from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import TimeMixing
 
-_MULTIPLE = 64  # what the inner width is rounded up to a multiple of
+_MULTIPLE = 64  # the inner width is rounded up to a multiple of it
 
 
 @register(
@@ -37,7 +37,7 @@ class MLSTMBlock(TimeMixing, MatrixMemory):
 
     Checked against mLSTMLayer of the package xlstm, whose block is this between a layer norm and the residual, without a feed-forward:
     ``LMConfig(mixer="mlstm_block", ffn="none", norm="layer")``. Like its steps this lets m start at 0; its parallel form does not,
-    which differs by the 1e-6 that both add to the divided normaliser. At the start gates do not look at the token, and forget biases
+    which differs by the 1e-6 that both add to the divided normaliser. Initially gates are independent of the token, and forget biases
     go from 3 to 6.
     """
 

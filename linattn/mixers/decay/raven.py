@@ -26,8 +26,8 @@ from linattn.mixers.registry import register
     chinese={"Raven (routed slots)": "Raven（路由槽）", "the recurrence token by token in float64": "float64 下逐 token 递推"},
 )
 class Raven(SlotMemory):
-    """A token's ``active`` slots of ``slots``, those of the largest scores, share its decay by their scores. What they forget is what they
-    take in; the others stay as they are.
+    """The ``active`` slots of ``slots`` with the largest scores share a token's decay by their scores, and take in what they lose by
+    it; the others are unchanged.
 
     Swish and RMS norm on q and k, swish on v, no positions; swish and one RMS norm over all heads on the output, as in the
     authors' layer in fla. That adds Gumbel noise to the scores while it trains; here they are the same in training.

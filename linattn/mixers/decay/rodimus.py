@@ -32,7 +32,7 @@ class Rodimus(Mixer):
     u is the token mapped to the values' width; queries, keys and the gates g and τ come from h, its short convolution with SiLU. Keys
     have unit length, and the input gate β is a map of ``rank`` (None: dim / 64, at least 16). What is read, and h by a weight per
     channel, are multiplied by the SiLU of a gate and then normed, as in fla's layer. The sliding window of Rodimus+ is a layer
-    of its own in a hybrid. For the kernels' sake the values lie in heads of at most 128, which share all of the rest.
+    of its own in a hybrid. For the kernels the values are split into heads of at most 128, which share everything else.
     """
 
     keep_float32 = ("skip",)

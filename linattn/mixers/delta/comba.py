@@ -32,6 +32,8 @@ class Comba(Mixer):
     and of p once more, so that σ(b) no longer weakens the feedback; here it does, as in the paper's equations.
     """
 
+    heads_apart = ("qkv_proj: keys keys values", "conv: keys keys values")
+
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(self, dim: int, heads: int = 4, *, value_ratio: float = 2.0, correction: float = 1.0, conv_width: int = 4) -> None:
@@ -53,7 +55,7 @@ class Comba(Mixer):
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        k = to_float32(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
+        k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that it erases what it wrote
         beta = to_float32(self.b_proj(x)).sigmoid()[..., None]
         decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
         q = unit(q) - to_float32(self.correction)[:, None] * k

@@ -25,6 +25,8 @@ class DeltaNet(Mixer):
     ``negative_eigenvalues`` lets β reach 2 instead of 1, so that a token can reverse what its key holds (arXiv 2411.12537).
     """
 
+    heads_apart = ("qkv_proj: heads heads heads", "conv: heads heads heads")
+
     def __init__(self, dim: int, heads: int = 4, *, conv_width: int = 4, negative_eigenvalues: bool = False, eps: float = 1e-5) -> None:
         super().__init__(dim)
         size = head_size("dim", dim, heads)

@@ -30,6 +30,8 @@ class GatedDeltaNet(Mixer):
     a token leaves next to nothing of the state. ``negative_eigenvalues`` lets β reach 2 instead of 1 (arXiv 2411.12537).
     """
 
+    heads_apart = ("qkv_proj: keys keys values", "conv: keys keys values")
+
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(

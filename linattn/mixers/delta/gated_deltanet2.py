@@ -41,7 +41,7 @@ class GatedDeltaNet2(KDA):
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
-        k = to_float32(unit(k, dtype=v.dtype))  # rounded as the recurrence will see it, so that it erases what it wrote
+        k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that it erases what it wrote
         decay, b, w = (to_float32(p(x).unflatten(-1, (self.heads, -1))) for p in (self.decay_proj, self.b_proj, self.w_proj))
         decay = -self.A_log.exp()[:, None] * F.softplus(decay + self.dt_bias)
         b = torch.minimum(self.largest_beta * b.sigmoid(), 2 / k.square().sum(-1, keepdim=True).clamp(min=1))

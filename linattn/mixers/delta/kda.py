@@ -33,6 +33,8 @@ class KDA(Mixer):
     the second map of the gate a bias, as fla does.
     """
 
+    heads_apart = ("qkv_proj: heads heads heads", "conv: heads heads heads")
+
     keep_float32 = ("A_log", "dt_bias")
 
     def __init__(

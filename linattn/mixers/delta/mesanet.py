@@ -14,6 +14,7 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.parts import HeadNorm, ShortConvolution, head_size, to_float32, unit
 from linattn.mixers.registry import register
 from linattn.ops import linear_attention, operator
+from linattn.ops.inputs import Form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class System(NamedTuple):
     initial: Tensor | None
     cu_seqlens: Tensor | None
     steps: int
-    form: str
+    form: Form
 
     def times(self, p: Tensor) -> Tensor:
         """``p`` [B, T, H, K] times H_t + Λ."""
@@ -54,7 +55,7 @@ class System(NamedTuple):
 
 def _solve(
     q: Tensor, k: Tensor, pair: Tensor, ridge: Tensor, decay: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
-    steps: int, form: str,
+    steps: int, form: Form,
 ) -> Tensor:  # fmt: skip
     """The solution of a :class:`System` for ``q`` of any length, by conjugate gradients."""
     system = System(k, pair, ridge, decay, initial, cu_seqlens, steps, form)
@@ -87,7 +88,7 @@ def _backward(ctx, g: Tensor):
     needed, again = ctx.needs_input_grad[1:], torch.is_grad_enabled()
     solved = solve(g, *tensors, ctx.steps, ctx.form)
     with torch.enable_grad():
-        views = [t.view_as(t) if n else t for t, n in zip(tensors, needed, strict=False)]  # what came before them stays out of it
+        views = [t.view_as(t) if n else t for t, n in zip(tensors, needed, strict=False)]  # detached from earlier operations
         product = System._make((*views, ctx.steps, ctx.form)).times(x)
         wanted = [t for t, n in zip(views, needed, strict=False) if n]
         found = iter(torch.autograd.grad(product, wanted, -solved, create_graph=again) if wanted else ())
@@ -120,6 +121,8 @@ class MesaNet(Mixer):
     rounding noise; the authors' code in fla adds 1e-5 to the denominators instead, which stops it at an error of about 5e-4.
     The backward pass solves such equations too, and needs nothing of the steps.
     """
+
+    heads_apart = ()
 
     keep_float32 = ("ridge_raw",)
 

@@ -75,7 +75,7 @@ class MoM(Mixer):
         self.o_proj = nn.Linear(heads * self.value_size, dim, bias=False)
 
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        """The heads of a memory lie side by side, those of the first memory first, those of the shared one last."""
+        """Order heads by memory, the shared memory last."""
         q, k, v = self.conv(self.qkv_proj(x), state).split(self.widths, -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size))) for t in (q, k))
         chosen, weights = self.routed(x)  # [B, T, memories]

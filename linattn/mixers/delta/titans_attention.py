@@ -23,7 +23,7 @@ from linattn.mixers.registry import register
 
 
 def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[[type[Mixer]], type[Mixer]]:
-    """Register one of the three."""
+    """Register one of the three arrangements."""
     return register(
         name, title=f"Titans ({title})", paper="Titans: Learning to Memorize at Test Time", arxiv="2501.00663", year=2024,
         equation=equation, linear_in_values=False, families=("memories learned at test time",),
@@ -141,7 +141,7 @@ class PastOutputs:
         return self.conv(longer, None)
 
     def _first(self, x: Tensor) -> Tensor:
-        """Index behind the kept inputs, right before the first token of this call."""
+        """Index of the first token of this call, after the kept inputs."""
         old = self.carry.get(self.conv.name)
         longer = x.new_zeros(x.shape[0], self.before + x.shape[1], x.shape[2])
         if old is not None:

@@ -129,7 +129,7 @@ class TTT(Mixer):
         """Compute model_t(q_t) before its norm without forming model_t: each map less the gradients so far."""
         for level, (layer, a, d) in enumerate(zip(model, inputs, errors, strict=True)):
             q = gelu(q) if level else q
-            met = (eta * (q @ a.mT + 1)).tril()  # 1: what the gradients of b take
+            met = (eta * (q @ a.mT + 1)).tril()  # 1 for the gradients of b
             q = q @ layer.W + layer.b - place * (q @ layer.W_sum + layer.b_sum + met @ d)
         return q
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, to_float32
 from linattn.ops import diagonal_scan, running_max
 
-NOTHING = -1e30  # logarithm of what no token has: below every gate, and finite, so that differences of two are no NaN
+NOTHING = -1e30  # logarithm of an empty sum: below every gate, and finite, so that differences are not NaN
 
 
 class KernelAttention(Mixer):
@@ -28,6 +28,8 @@ class KernelAttention(Mixer):
         bias: adds biases to the projections of queries, keys and values.
         out_bias: adds a bias to the last projection; as ``bias`` if None.
     """
+
+    heads_apart: ClassVar[tuple[str, ...] | None] = ()
 
     shards = True
 

@@ -31,8 +31,8 @@ from linattn.mixers.registry import register
 class BaseConv(Mixer):
     """The layer of Based (arXiv 2402.18668): 2 dim channels inside, a filter of 3 tokens a channel, SiLU, biases on the maps alone.
 
-    Checked in HazyResearch/based (models/mixers/base_conv.py and the configs of its 360m and 1b models): ``in_proj`` gives what is
-    convolved and then what it is multiplied by. The state is the last two tokens of the former, ``conv`` [rows, 2, 2 dim].
+    Checked in HazyResearch/based (models/mixers/base_conv.py and the configs of its 360m and 1b models): ``in_proj`` gives the
+    convolved channels, then their factors. The state is the last two tokens of the former, ``conv`` [rows, 2, 2 dim].
     """
 
     shards = True

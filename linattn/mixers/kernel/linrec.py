@@ -1,4 +1,4 @@
-"""LinRec (arXiv 2411.01537): queries and keys behind an ELU and divided by their Euclidean norm, for long histories of a user."""
+"""LinRec (arXiv 2411.01537): queries and keys after an ELU, divided by their Euclidean norm, for long user histories."""
 
 from __future__ import annotations
 

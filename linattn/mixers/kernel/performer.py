@@ -16,7 +16,7 @@ from linattn.mixers.kernel.attention import KernelAttention, log_fading, maximum
 from linattn.mixers.registry import register
 from linattn.ops.features import orthogonal_gaussian
 
-_watched: WeakSet[RandomFeatures] = WeakSet()  # the mixers that draw anew while they are trained
+_watched: WeakSet[RandomFeatures] = WeakSet()  # mixers that redraw features in training
 
 
 def _watch(mixer: RandomFeatures) -> None:
@@ -46,7 +46,7 @@ class RandomFeatures(KernelAttention):
     S before is faded by exp(M_{t-1} - M_t), so no token depends on a later one. (The authors' code takes the largest of all keys, which
     together with ε lets the future be seen.) State: S, z and M, ``log_max`` [rows, H].
 
-    ``redraw`` draws W anew. With ``redraw_every`` = n that happens by itself after every n-th step of the optimizer that trains the mixer
+    ``redraw`` draws a new W. With ``redraw_every`` = n that happens after every n-th step of the optimizer that trains the mixer
     (the paper's n is 1000): steps are counted, not passes, so accumulated and recomputed gradients see one W. What is drawn follows
     from two more buffers, ``redraw_seed`` and ``steps``: the same on every device, and in training that is resumed from a state_dict.
     """
@@ -106,7 +106,7 @@ class RandomFeatures(KernelAttention):
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        if self.redraw_every is not None:  # copies and unpickled mixers draw anew too
+        if self.redraw_every is not None:  # copies and unpickled mixers redraw too
             _watch(self)
 
     def exponents(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

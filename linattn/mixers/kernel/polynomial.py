@@ -35,7 +35,7 @@ class Polynomial(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, feature_dim: int = 16, constant: float = 1.0, causal: bool = True) -> None:
         super().__init__(dim, heads, causal, feature_dim=feature_dim)
         if constant < 0:
-            raise ValueError(f"constant must be at least 0, else similarities are no kernel, but came as {constant}")
+            raise ValueError(f"constant must be at least 0, but came as {constant}")
         self.constant = constant
 
     def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ from linattn.ops.features import squares
 class ReBased(KernelAttention):
     """ReBased as in the authors' code: one layer norm over all heads for queries, one for keys, 16 channels a head, ε = 1e-12."""
 
+    heads_apart = None
+
     normalize = 1e-12
 
     def __init__(self, dim: int, heads: int = 4, *, feature_dim: int = 16, causal: bool = True) -> None:

@@ -88,7 +88,7 @@ class Swin(Counted, GridMixer):
         """Visibility in a window, [B windows, M M, M M]: tokens of the same part of the image; None if all are visible."""
         if not shift and not any(n % self.window for n in grid):
             return None
-        y, x = (torch.arange(n, device=like.device) < shift for n in grid)  # what comes round to the other border
+        y, x = (torch.arange(n, device=like.device) < shift for n in grid)  # tokens that wrap around
         label = 1 + 2 * y.long()[:, None] + x.long()
         label = self._windows(label[None, :, :, None, None], shift)[..., 0, 0]  # [windows, M M], 0 where there is no token
         return (label[:, :, None] == label[:, None]).repeat(like.shape[0], 1, 1)

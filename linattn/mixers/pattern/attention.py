@@ -23,7 +23,7 @@ class PatternAttention(Softmax):
 
     Queries and keys are turned by their positions, as in ``softmax`` here, unless ``rotary`` is false: the papers add positions to the
     embedding. State, where causal: as many of the last keys and values as the pattern reaches back, ``k``, ``v`` [rows, reach, H K]; all of
-    them where there is no bound, with their positions. A call that continues from a state looks at every slot of it with a mask.
+    them where there is no bound, with their positions. A call that continues from a state attends to all of its slots with a mask.
     """
 
     packs = False
@@ -53,7 +53,7 @@ class PatternAttention(Softmax):
         out, position = [], carry.positions
         for start, stop in pieces(carry.tokens, PIECE):
             seen = pattern.sees(position[:, start:stop, None], place[:, None], 0) & (place >= 0)[:, None]
-            seen = seen | ~seen.any(-1, keepdim=True)  # filler behind a row's tokens
+            seen = seen | ~seen.any(-1, keepdim=True)  # padding after a row's tokens
             scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return torch.cat(out, 1)

@@ -48,7 +48,7 @@ class AlongColumns(AlongRows):
     kind="grid",
     causal=False,
     growth="n^1.5",
-    linear_in_values=False,  # the second attention is over what the first one made
+    linear_in_values=False,  # the second attention reads the output of the first
     equation=r"r = \mathrm{Attention}_{\text{rows}}(x),\quad y = r + \mathrm{Attention}_{\text{columns}}(x + r)",
     oracle="axial-attention 0.6.1, SelfAttention along each axis",
     families=("combined patterns",),

@@ -25,7 +25,7 @@ NEVER = 2**62  # the position of a slot that no query sees
     equation=r"o_t = \sum_{j : c j + c - 1 \le t} \mathrm{softmax}_j\big(q_t \tilde k_j^\top / \sqrt{d}\big) \tilde v_j,\quad"
     r" \tilde k_j = \sum_{s < c} k_{c j + s} W_s + b",
     recurrent=False,
-    linear_in_values=False,  # a compressed slot is no token's
+    linear_in_values=False,  # slots of compressed tokens belong to no token
     oracle="memory-compressed-attention 0.0.7, MemoryCompressedAttention without a mask",
     exemptions={"forms": "a state has a slot more for every call it went through, so states that came by different calls differ in size"},
     families=("fixed patterns", "neural memory", "down-sampling"),
@@ -96,7 +96,7 @@ class MemoryCompressed(Mixer):
         place = (carry.start - waiting)[:, None] + rate * (1 + torch.arange(count, device=x.device)) - 1
         old, old_place = carry.get(name), carry.get("place")
         slots = new if old is None else torch.cat([old.to(new.dtype), new], 1)
-        complete = torch.where(place < (carry.start + carry.counts)[:, None], place, NEVER)  # the others will be made anew
+        complete = torch.where(place < (carry.start + carry.counts)[:, None], place, NEVER)  # later slots will be computed again
         carry.keep(name, slots)
         carry.keep("place", complete if old_place is None else torch.cat([old_place, complete], 1))
         return slots, place if old_place is None else torch.cat([old_place, place], 1)

@@ -77,7 +77,7 @@ class MoBA(Softmax):
         block = torch.arange(means.shape[1], device=q.device)
         chosen = best(fits.masked_fill(block >= own, -torch.inf), self.blocks - 1) | (block == own)
         seen = in_blocks(chosen, place, self.block) & (place[:, None] <= now[..., None])[:, None]
-        return seen | ~seen.any(-1, keepdim=True)  # filler behind a row's tokens
+        return seen | ~seen.any(-1, keepdim=True)  # padding after a row's tokens
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape

@@ -78,6 +78,8 @@ class NSA(Softmax):
         rotary: whether queries and keys are turned by their positions.
     """
 
+    heads_apart = None
+
     packs = False
     piece = PIECE
 

@@ -43,13 +43,13 @@ class Reformer(Mixer):
     """Queries are keys too: k is q at unit length, q / √(Σ q² + 1e-6 K), without another scale. A token sees itself only if it sees no
     other.
 
-    ``rounds`` hashes, each into ``buckets`` by random rotations, sort the tokens anew; each cuts them into chunks of ``chunk``, and a
+    ``rounds`` hashes, each into ``buckets`` by random rotations, sort the tokens; each cuts them into chunks of ``chunk``, and a
     chunk sees itself and the one before it. The rounds are put together by the sums of their softmaxes, so that a pair that meets
     twice counts twice. All of this as in transformers, which however draws the rotations anew at every call; here they are weights.
 
     There the chunks of a causal model hang on where *later* tokens are sorted to, so it has no equal steps. Here, where causal, every
     bucket is cut into chunks of its own, from its first token on: what a token sees depends on earlier ones alone. State: all keys, values
-    and buckets; a call that continues looks at all of them with a mask.
+    and buckets; a call that continues attends to all of them with a mask.
     """
 
     packs = False

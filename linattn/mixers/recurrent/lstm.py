@@ -1,4 +1,4 @@
-"""Long short-term memory, the ancestor: its gates look at the last output, so it can only go token by token."""
+"""Long short-term memory: its gates read the last output, so that it runs token by token."""
 
 from __future__ import annotations
 

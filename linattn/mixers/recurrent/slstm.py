@@ -59,7 +59,7 @@ class SLSTM(Mixer):
     def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         seen = self.conv(x, carry)
         both = torch.stack([seen, x], 2).unflatten(-1, (self.heads, -1))  # [B, T, 2, H, V]
-        both = both.repeat_interleave(2, 2)  # i and f look at the convolution, z and o at the token itself
+        both = both.repeat_interleave(2, 2)  # i and f read the convolution, z and o the token itself
         gates = torch.einsum("btghv,ghuv->btghu", both, self.weight.to(both.dtype))
         rows, valid = carry.to_rows((to_float32(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
         old = [self._first(name, rows, carry) for name in _STATES]

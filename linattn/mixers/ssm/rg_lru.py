@@ -62,7 +62,7 @@ class RGLRU(Mixer):
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         assert r.decay is not None
-        decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # every signal of a channel fades alike
+        decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # every signal of a channel has the same decay
         h, last = diagonal_scan(decay, r.v.flatten(-2), initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens)
         carry.keep("h", last)
         return h.view_as(r.v)

@@ -58,7 +58,7 @@ class EfficientViT(GridMixer):
         dim: width D of the model.
         head_dim: channels of a head; dim must be a multiple.
         scales: tokens on a side of the neighbourhoods.
-        eps: what is added to the denominator: 1e-5 as in timm; the authors' code has 1e-15.
+        eps: added to the denominator: 1e-5 as in timm; the authors' code has 1e-15.
     """
 
     def __init__(self, dim: int, *, head_dim: int = 8, scales: tuple[int, ...] = (5,), eps: float = 1e-5) -> None:
@@ -77,7 +77,7 @@ class EfficientViT(GridMixer):
         return Recurrence(F.relu(to_float32(q)), F.relu(to_float32(k)), v, normalize=self.eps, scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
-        return to_tokens(self.proj(to_image(o.flatten(-2), o.shape[1], 1)))  # whatever the grid: it looks at one token at a time
+        return to_tokens(self.proj(to_image(o.flatten(-2), o.shape[1], 1)))  # independent of the grid, because it is applied token by token
 
 
 @register(

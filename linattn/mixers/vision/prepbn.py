@@ -37,7 +37,7 @@ class PRepBN(nn.Module):
         dim: number of channels D.
         steps: calls in training over which λ falls.
         warmup: calls in training before that, with λ = 1.
-        eps: what the layer norm adds to the variance; the batch norm adds torch's 1e-5.
+        eps: added to the variance in the layer norm; the batch norm adds torch's 1e-5.
     """
 
     warm: Tensor

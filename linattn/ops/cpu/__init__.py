@@ -1,1 +1,1 @@
-"""Native kernels for the CPU: C++ in ``native``, compiled by ``build``, loaded by ``library``."""
+"""Native CPU kernels: C++ in ``native``, compiled by ``build``, loaded by ``library``."""

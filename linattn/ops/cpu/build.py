@@ -1,9 +1,9 @@
-"""Compile the CPU kernels into one shared library: ``python -m linattn.ops.cpu.build``. Needs a C++ compiler and nothing else.
+"""Compile the CPU kernels into one shared library: ``python -m linattn.ops.cpu.build``. Needs only a C++ compiler.
 
-Every source is compiled once for each instruction set without products of bfloat16; those named ``*_tiles.cpp`` are for those with them
-(``TILES``), and those of ``ONCE`` serve all.
-The library's name carries a hash of the sources and of how they are compiled, so that a stale one is never loaded; objects are kept
-under such names too, so that a change compiles what it touches. This file imports nothing of linattn: the package's build runs it.
+Every source is compiled once for each instruction set without bfloat16 products; ``*_tiles.cpp`` only for those with them
+(``TILES``), and the sources in ``ONCE`` once for all. The library's name contains a hash of the sources and compiler flags, so that a
+stale one is never loaded; so do the names of objects, so that only changed sources are compiled again. This file imports nothing of
+linattn, because the package's build runs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 
@@ -30,23 +30,23 @@ ONCE = ("pool.cpp", "isa.cpp")
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread",
     "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option",
-    "-Wno-maybe-uninitialized", "-Wno-uninitialized",  # GCC says them of its own intrinsics
+    "-Wno-maybe-uninitialized", "-Wno-uninitialized",  # false warnings of GCC for its own intrinsics
 )  # fmt: skip
 SANITIZE = (
     "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
-    # What the address sanitizer sees anyway, and would take four times as long to compile.
+    # The address sanitizer covers these checks, which would take four times as long to compile.
     "-fno-sanitize=null,alignment,object-size,pointer-overflow,vptr",
 )  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 AVX512_BF16 = (*AVX512, "-mavx512bf16")
-# From the one that every machine of its kind has to the best, in the order in which isa.cpp numbers them.
+# From the baseline to the best, in the order of isa.cpp.
 X86 = {"portable": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": AVX512_BF16, "amx": (*AVX512_BF16, "-mamx-tile", "-mamx-bf16")}
 ARM = {"portable": (), "neonbf16": ("-march=armv8.2-a+bf16",)}
 KINDS = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 ISAS: dict[str, tuple[str, ...]] = KINDS.get(platform.machine().lower(), {"portable": ()})
-TILES = ("avx512bf16", "amx", "neonbf16")  # those with products of bfloat16
-# Linked without the compiler's library of C++, so that any system with this C library or a newer one loads it.
+TILES = ("avx512bf16", "amx", "neonbf16")  # instruction sets with bfloat16 products
+# Linked statically with the C++ library, so that any system with this C library or a newer one can load it.
 ALONE = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections") if sys.platform == "linux" else ()
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 
@@ -60,7 +60,7 @@ class NoCompilerError(BuildError):
 
 
 def names(sanitize: bool = False) -> tuple[str, ...]:
-    """The instruction sets of a library: sanitized without AVX2, whose kernels are the portable ones with wider vectors."""
+    """Instruction sets of a library; a sanitized one omits AVX2, whose kernels are the portable ones with wider vectors."""
     return tuple(isa for isa in ISAS if not sanitize or isa != "avx2")
 
 
@@ -79,15 +79,15 @@ def key(sanitize: bool = False) -> str:
 
 
 def library(sanitize: bool = False) -> Path | None:
-    """The library of these sources, if it has been built."""
+    """Path of the library of these sources; None if it is not built."""
     return next(iter(sorted(BUILT.glob(f"linattn-{key(sanitize)}-*{SUFFIX}"))), None)
 
 
 def build(sanitize: bool = False) -> Path:
-    """Build the library if it is not there; its path.
+    """Build the library unless it exists; returns its path.
 
     Raises:
-        BuildError: it cannot be built; NoCompilerError: because there is no compiler.
+        BuildError: if it cannot be built; NoCompilerError: if there is no compiler.
     """
     if os.name == "nt":
         raise NoCompilerError("its kernels are compiled on Linux and macOS only")
@@ -97,17 +97,28 @@ def build(sanitize: bool = False) -> Path:
         return path
     BUILT.mkdir(exist_ok=True)
     isas = [name for name in names(sanitize) if _takes(compiler, ISAS[name])]
+    print(f"linattn: compiling the CPU kernels with {version.splitlines()[0]}, for {', '.join(isas)}: some minutes", file=sys.stderr)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
             pool.submit(_object, compiler, source, isa, sanitize, _hash(version, *_texts(source)))
             for source in sources()
             for isa in _compiled_for(source, isas)
         ]
+        for count, _ in enumerate(as_completed(jobs), 1):
+            _show(count, len(jobs))
         objects = [job.result() for job in jobs]
     with _finished(path) as half:
         _link([*compiler, *_extra(sanitize), "-shared", "-pthread", "-o", str(half), *map(str, objects)], () if sanitize else ALONE)
     _tidy(path, objects, sanitize)
     return path
+
+
+def _show(count: int, total: int) -> None:
+    """Report progress on stderr: one line that is rewritten on a terminal, else about ten lines."""
+    terminal = sys.stderr.isatty()
+    if terminal or count == total or count % max(1, total // 10) == 0:
+        end = "\n" if count == total or not terminal else ""
+        print(f"{chr(13) if terminal else ''}linattn: {count} of {total} objects compiled", end=end, file=sys.stderr, flush=True)
 
 
 def _compiled_for(source: Path, isas: list[str]) -> list[str]:
@@ -129,7 +140,7 @@ def _texts(source: Path) -> list[str]:
 
 
 def _object(compiler: list[str], source: Path, isa: str, sanitize: bool, context: str) -> Path:
-    """``source`` compiled for ``isa``, unless that has been done."""
+    """Compile ``source`` for ``isa`` unless the object exists; returns its path."""
     flags = [*FLAGS, *_extra(sanitize), *ISAS[isa], f"-DLINATTN_ISA={isa}"]
     kind = f"{source.stem}-{isa}-{'sanitized' if sanitize else 'plain'}"
     path = BUILT / f"{kind}-{_hash(context, repr(flags))}.o"
@@ -140,7 +151,7 @@ def _object(compiler: list[str], source: Path, isa: str, sanitize: bool, context
 
 
 def _link(command: list[str], alone: tuple[str, ...]) -> None:
-    """Run ``command`` with ``alone``, or without where a system has no static libraries for it."""
+    """Run ``command`` with the flags ``alone``, or without them if the system has no static libraries."""
     try:
         _run([*command, *alone])
     except BuildError:
@@ -148,7 +159,7 @@ def _link(command: list[str], alone: tuple[str, ...]) -> None:
 
 
 def _tidy(path: Path, objects: list[Path], sanitize: bool) -> None:
-    """Remove what older sources have left."""
+    """Remove libraries and objects of older sources."""
     kept = {path, *objects}
     for old in BUILT.glob(f"*-{'sanitized' if sanitize else 'plain'}-*.o"):
         if old not in kept:
@@ -163,7 +174,7 @@ def _extra(sanitize: bool) -> tuple[str, ...]:
 
 
 def _compiler() -> tuple[list[str], str]:
-    """The command, and what it says it is."""
+    """Command of the compiler, and its version text."""
     tried = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for command in map(shlex.split, tried):
         if shutil.which(command[0]):
@@ -174,7 +185,7 @@ def _compiler() -> tuple[list[str], str]:
 
 
 def _takes(compiler: list[str], flags: tuple[str, ...]) -> bool:
-    """True if ``compiler`` knows ``flags``."""
+    """True if ``compiler`` supports ``flags``."""
     if not flags:
         return True
     command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"]
@@ -190,7 +201,7 @@ def _run(command: list[str]) -> None:
 
 @contextlib.contextmanager
 def _finished(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` to write into, which takes its name once it is whole."""
+    """Yield a temporary file beside ``path``, and rename it to ``path`` on success."""
     handle, half = tempfile.mkstemp(dir=path.parent, prefix=".half-", suffix=path.suffix)
     os.close(handle)
     try:
@@ -206,13 +217,13 @@ def _hash(*parts: str) -> str:
 
 
 def main() -> int:
-    """Build, and print where. That there is no compiler is said, but is no failure: the portable form serves."""
+    """Build and print the path. A missing compiler is reported but not an error, because the portable form remains."""
     parser = argparse.ArgumentParser(prog="python -m linattn.ops.cpu.build", description="Compile the CPU kernels.")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined behaviour sanitizers, beside the usual one")
     try:
         print(build(parser.parse_args().sanitize))
     except BuildError as error:
-        print(f"linattn: the portable form will serve on the CPU: {error}", file=sys.stderr)
+        print(f"linattn: the portable form will be used on the CPU: {error}", file=sys.stderr)
         return 0 if isinstance(error, NoCompilerError) else 1
     return 0
 

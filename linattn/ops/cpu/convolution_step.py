@@ -1,4 +1,4 @@
-"""A token of the short convolution on a CPU, its state moved on in its place: what the kernel refuses, and its call."""
+"""Decoding step of the short convolution on a CPU, which updates its state in place."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from linattn.ops.cpu.selective_step import constant
 def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: int, normed: int) -> str | None:
     """Reason why the kernel does not run a step, or None if it does."""
     if normed:
-        return "it divides no heads by their length"
+        return "it does not normalize heads"
     if state.dtype != x.dtype:
         return f"the state is {state.dtype} beside tokens of {x.dtype}"
     if tracing.traced(x, state, weight, bias):
-        return "who looks on has to see operations of torch"
+        return "tracing is active, which must see operations of torch"
     return memory.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
 
 

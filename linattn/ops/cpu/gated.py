@@ -1,4 +1,4 @@
-"""Gates on a CPU: calls of its kernels."""
+"""Calls of the CPU kernels of gates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def refusal(gate: Tensor, x: Tensor) -> str | None:
     if gate.dtype != x.dtype or gate.shape != x.shape:
         return "it takes two tensors of one shape and dtype"
     if tracing.traced(gate, x):
-        return "who looks on has to see operations of torch"
+        return "tracing is active, which must see operations of torch"
     return library.refusal(gate, x)
 
 

@@ -1,8 +1,8 @@
-"""The compiled kernels: whether they are there, which instruction set serves, and calls of them.
+"""Library of compiled kernels: availability, instruction set, and calls.
 
-Which instruction set is chosen when the first kernel is called: the best that this machine has, or a lower one that
-``LINATTN_CPU_ISA`` names (``portable``, ``avx2``, ``avx512``, ``avx512bf16``, ``amx``; on ARM ``portable``, ``neonbf16``).
-``LINATTN_CPU_SANITIZE=1`` takes the library that ``python -m linattn.ops.cpu.build --sanitize`` has made.
+The instruction set is chosen at the first call of a kernel: the best of this machine, or a lower one named by
+``LINATTN_CPU_ISA`` (``portable``, ``avx2``, ``avx512``, ``avx512bf16``, ``amx``; on ARM ``portable``, ``neonbf16``).
+``LINATTN_CPU_SANITIZE=1`` loads the library built by ``python -m linattn.ops.cpu.build --sanitize``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from linattn.ops.compilers import constant_result
 from linattn.ops.cpu import build
 
 GUARD = 64  # numbers
-LARGE = 1 << 18  # numbers: so many take longer than torch's threads do to come, see pool.h
+LARGE = 1 << 18  # numbers that take longer than waking torch's threads, see pool.h
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
 _TAKEN = (*DTYPES, torch.int32, torch.int64)
 _CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ _guards: list[Tensor] | None = None
 
 @constant_result
 def reason() -> str | None:
-    """Reason why there are no kernels, or None if there are."""
+    """Reason why no kernels are available, or None."""
     return _loaded()[1]
 
 
@@ -43,7 +43,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"LINATTN_CPU_ISA must be one of {', '.join(build.ISAS)}, but is {_lowered!r}"
     path = build.library(sanitize=os.environ.get("LINATTN_CPU_SANITIZE") == "1")
     if path is None:
-        return None, "its kernels are not compiled: python -m linattn.ops.cpu.build does that, or says what it lacks"
+        return None, "its kernels are not compiled: run python -m linattn.ops.cpu.build, which compiles them or reports the problem"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -54,7 +54,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 
 @cache
 def isas() -> tuple[str, ...]:
-    """The instruction sets that both this machine and the library have, the best one last."""
+    """Instruction sets of both this machine and the library, the best one last."""
     library, missing = _loaded()
     if library is None:
         raise RuntimeError(missing)
@@ -63,14 +63,14 @@ def isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """The one that serves."""
+    """Instruction set in use."""
     order = list(build.ISAS)
     return next(x for x in reversed(isas()) if _lowered is None or order.index(x) <= order.index(_lowered))
 
 
 @contextmanager
 def lowered(isa: str) -> Iterator[None]:
-    """Within it no better instruction set than ``isa`` serves: for tests."""
+    """Context that limits the instruction set to ``isa``, for tests."""
     global _lowered
     before, _lowered = _lowered, isa
     try:
@@ -81,23 +81,23 @@ def lowered(isa: str) -> Iterator[None]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within it what kernels have to fill is full of NaN before, and stands between guards that are looked at in the end: for tests.
+    """Context for tests in which outputs of kernels start as NaN, between guards that are checked at the end.
 
     Raises:
-        RuntimeError: a guard was written to.
+        RuntimeError: if a guard was overwritten.
     """
     global _guards
     before, _guards = _guards, []
     try:
         yield
         if not all(bool(guard.isnan().all()) for guard in _guards):
-            raise RuntimeError("a kernel wrote outside of what it was given")
+            raise RuntimeError("a kernel wrote outside of its outputs")
     finally:
         _guards = before
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory that a kernel fills."""
+    """Allocate the output of a kernel."""
     if _guards is None:
         return torch.empty(shape, dtype=dtype)
     around = torch.full((math.prod(shape) + 2 * GUARD,), torch.nan, dtype=dtype)
@@ -111,10 +111,10 @@ def like(t: Tensor) -> Callable[..., Tensor]:
 
 
 def call(name: str, *arguments: Tensor | float | None, numbers: int = 0) -> None:
-    """Run the kernel ``name`` of the best instruction set that it is compiled for; the number of threads goes last.
+    """Run the kernel ``name`` of the best instruction set that it is compiled for; the last argument is the number of threads.
 
-    A tensor goes as the address of its first number (its memory layout is the caller's care), None as the address 0, a bool or
-    an int as int64, a float as double. ``numbers`` is how many the largest tensor has that goes otherwise.
+    A tensor is passed as the address of its first number (the caller ensures the memory layout), None as the address 0, a bool or
+    an int as int64, a float as double. ``numbers`` is the size of the largest tensor that is passed in another form.
     """
     function = _kernel(name, isa())
     if function.argtypes is None:
@@ -125,7 +125,7 @@ def call(name: str, *arguments: Tensor | float | None, numbers: int = 0) -> None
 
 
 def bound(name: str, *arguments: Tensor | float | None, keep: object = None) -> Callable[[], None]:
-    """:func:`call` with these arguments, as often as wanted; ``keep`` lives as long: whose addresses are in what they point to."""
+    """Bind :func:`call` to its arguments, for repeated calls; ``keep`` holds the objects whose addresses they contain."""
     function = _kernel(name, isa())
     if function.argtypes is None:
         function.argtypes = [*map(_type, arguments), ctypes.c_int64]
@@ -138,13 +138,13 @@ def bound(name: str, *arguments: Tensor | float | None, keep: object = None) -> 
 
 
 def in_rows(t: Tensor) -> Tensor:
-    """``t`` [B, T, ...], with the numbers of a token side by side."""
+    """Return ``t`` [B, T, ...] with contiguous tokens."""
     t = t.resolve_neg()
     return t if t[:1, :1].is_contiguous() else t.contiguous()
 
 
 def rows(t: Tensor) -> tuple[Tensor, int, int, int]:
-    """Arguments of LINATTN_ROWS in rows.h for ``t`` [B, T, ...]: its dtype and the strides of batch rows and tokens."""
+    """Arguments for LINATTN_ROWS in rows.h of ``t`` [B, T, ...]: its dtype and the strides of batch rows and tokens."""
     return t, DTYPES[t.dtype], t.stride(0), t.stride(1)
 
 
@@ -154,12 +154,12 @@ def sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
 
 
 def plain(t: Tensor | None) -> Tensor | None:
-    """``t`` as contiguous float32, unless it is None."""
+    """Convert ``t`` to contiguous float32, unless it is None."""
     return None if t is None else t.detach().resolve_neg().to(torch.float32).contiguous()
 
 
 def ends(cu_seqlens: Tensor | None) -> Tensor | None:
-    """``cu_seqlens`` as kernels read it."""
+    """Convert ``cu_seqlens`` to the kernels' format."""
     return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
 
 
@@ -170,7 +170,7 @@ def _kernel(name: str, isa: str) -> Any:
         raise RuntimeError(missing)
     order = list(build.ISAS)
     lower = [f"linattn_{name}_{x}" for x in reversed(order[: order.index(isa) + 1])]
-    function = getattr(library, next(x for x in lower if hasattr(library, x)))  # most have nothing to gain by products of bfloat16
+    function = getattr(library, next(x for x in lower if hasattr(library, x)))  # most kernels have no version with bfloat16 products
     function.restype = None
     return function
 
@@ -182,7 +182,7 @@ def _type(argument: Tensor | float | None) -> type:
 
 
 def refusal(*tensors: Tensor | None) -> str | None:
-    """Reason why no kernel takes ``tensors``, whatever it computes, or None."""
+    """Reason why no kernel of any operation takes ``tensors``, or None."""
     wrong = None
     for t in tensors:
         if t is None:

@@ -1,8 +1,8 @@
-"""The CPU backend of the recurrence: what it refuses, and its calls of the kernels.
+"""CPU backend of the recurrence: refusals and calls of the kernels.
 
-One kernel walks the tokens, four at a time, in every form that has an order; a step of one token is the same walk, made short. Where
-the machine multiplies pairs of bfloat16 (AMX, AVX512-BF16, ARM's BF16) the plain rule and the delta rule in bfloat16 go by chunks of 64,
-with one decay for all channels of a head or none.
+One kernel processes the tokens in order, four at a time, for all causal forms and for single steps. On machines with bfloat16
+products (AMX, AVX512-BF16, ARM's BF16) the plain rule and the delta rule in bfloat16, with a decay per head or none, use chunks of
+64 tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from linattn.ops.cpu import library
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Flat, Inputs
 
-CHUNK = 64  # tokens between the states that are kept for the backward pass, as in linear_attention.h
-TASKS = 8  # where there are fewer states their columns are shared out: by shapes alone, so that the bits are those of any machine
-SLAB = 32  # columns that are worth a task
+CHUNK = 64  # tokens between states saved for backward, as in linear_attention.h
+TASKS = 8  # with fewer states their columns are divided, by shapes only, so that results do not depend on the machine
+SLAB = 32  # least columns of a task
 PLAIN, BONUS, DELTA, ERASE = range(4)  # as linear_attention.h numbers them
 Shape = tuple[int, ...]
 
@@ -29,13 +29,7 @@ def refusal(inputs: Inputs, form: str) -> str | None:
     """Reason why the kernels do not run ``inputs``, or None if they do."""
     if inputs.v.dtype == torch.float64:
         return "it computes in float32, and the inputs are float64"
-    if form == "parallel":
-        return "it has no quadratic form"
-    if not inputs.causal:
-        return "without causality one matrix product is the whole work"
-    if inputs.v.shape[1] == 0 or inputs.rows == 0 or inputs.v.shape[0] == 0:
-        return "there are no tokens"
-    return library.refusal(*inputs.differentiable, inputs.cu_seqlens)
+    return inputs.kernel_refusal(form) or library.refusal(*inputs.differentiable, inputs.cu_seqlens)
 
 
 class _Call:
@@ -43,14 +37,15 @@ class _Call:
 
     _struct = struct.Struct("14q d 35q 4q 5q 4q 5q 3q 25q 5q")  # Call of linear_attention.h
 
-    def __init__(self, q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized):
+    def __init__(self, given: Flat):
+        q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = given
         per_channel = decay is not None and decay.ndim in (2, 4)
         self.rank = 0 if decay is None else 1 + per_channel
         self.constant = decay is not None and decay.ndim <= 2
         self.rule = ERASE if read is not None else DELTA if beta is not None else PLAIN if bonus is None else BONUS
         self.scale, self.normalized = scale, normalized
-        q, k, v, read, write = map(_in_rows, (q, k, v, read, write))
-        self.timed = (q, k, v, _in_rows(decay) if per_channel else _resolved(decay), _resolved(beta), read, write)
+        *in_rows, read, write = map(_in_rows, (q, k, v, read, write))
+        self.timed = (*in_rows, _in_rows(decay) if per_channel else _resolved(decay), _resolved(beta), read, write)
         self.others = (library.plain(bonus), *map(_dense, (initial, initial_z)), library.ends(cu))
         self.tokens, self.keys = v.shape[:3], k.shape[3]  # [B, T, H]
         self.batch, self.length, self.heads, self.values = v.shape
@@ -58,7 +53,7 @@ class _Call:
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
         shares, states = -(-(self.values + int(normalized)) // SLAB), self.sequences * self.heads
         self.parts = 1 if states >= TASKS else min(shares, -(-TASKS // states))
-        # The heads of a group add up their gradients of q and k in one task, where that leaves enough of them.
+        # One task sums the gradients of q and k over the heads of a group if enough tasks remain.
         self.together = self.group > 1 and self.parts == 1 and self.sequences * k.shape[2] >= TASKS
         self.state = (self.sequences, self.heads, self.keys, self.values)
 
@@ -66,19 +61,19 @@ class _Call:
     def kept(self) -> Shape:
         """Shape of the states before every chunk, with keys and columns padded to whole vectors of the widest instruction set.
 
-        Where sequences are packed each has at most one chunk more than its whole ones.
+        A packed sequence has at most one incomplete chunk.
         """
         slots = self.batch * -(-self.length // CHUNK) if self.others[-1] is None else self.length // CHUNK + self.sequences
         return (slots, self.heads, _up(self.values + int(self.normalized)), _up(self.keys))
 
     def packed(self, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> bytes:
-        """The call with what a pass writes, and the backward pass reads, besides."""
+        """Pack the call with the outputs of a pass, and the inputs and outputs of the backward pass."""
         sizes = (*self.tokens, self.group, self.keys, self.values, self.parts, self.sequences, 0, self.constant, self.together)
         arguments = (*_strided(*self.timed), *_addresses(*self.others))
         return self._struct.pack(self.rank, self.rule, self.normalized, *sizes, self.scale, *arguments, *outputs, *gradients)
 
     def run(self, name: str, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> None:
-        """Call the kernel ``name`` with what a pass writes, and the backward pass reads, besides."""
+        """Call the kernel ``name``; arguments as in :meth:`packed`."""
         packed = self.packed(outputs, gradients)
         buffer = ctypes.create_string_buffer(packed, len(packed))
         library.call(name, ctypes.addressof(buffer), numbers=self.batch * self.length * self.heads * self.values)
@@ -89,7 +84,7 @@ def _up(n: int) -> int:
 
 
 def _resolved(x: Tensor | None) -> Tensor | None:
-    """``x`` with its own signs in memory: the imaginary part of a conjugate is a view that turns those of another tensor."""
+    """Return ``x`` with resolved signs: the imaginary part of a conjugate is a negative view of another tensor."""
     return None if x is None else x.resolve_neg()
 
 
@@ -98,7 +93,7 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 
 def _in_rows(x: Tensor | None) -> Tensor | None:
-    """``x`` with a dense last dimension."""
+    """Return ``x`` with a dense last dimension."""
     x = _resolved(x)
     return x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -110,7 +105,7 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
 def _strided(*tensors: Tensor | None) -> list[int]:
     """Address, dtype and strides over rows, tokens and heads of each tensor.
 
-    A constant, [H] or [H, K], takes steps of 0 from token to token; what is None is zeros.
+    A constant, [H] or [H, K], has strides of 0 over rows and tokens; None gives zeros.
     """
     numbers: list[int] = []
     for t in tensors:
@@ -122,12 +117,12 @@ def _strided(*tensors: Tensor | None) -> list[int]:
 
 
 def forward(*arguments, cleared: bool = False) -> tuple[Any, ...]:
-    """Output [B, T, H, V], final state [N, H, K, V], denominator [B, T, H] and final z [N, H, K], and the states that were kept, or None.
+    """Output [B, T, H, V], final state [N, H, K, V], denominator [B, T, H] and final z [N, H, K], and the saved states, or None.
 
-    The arguments are those of ``linattn::cpu_linear_attention``; ``cleared``: places for states of chunks that there are not are zeros.
+    The arguments are those of ``linattn::cpu_linear_attention``; ``cleared``: fill unused slots of saved states with zeros.
     """
     *own, keeps = arguments
-    call = _Call(*own)
+    call = _Call(Flat(*own))
     o, final, denominator, final_z, kept = _outputs(call, own[2].dtype, keeps, library.empty)
     if cleared and kept is not None:
         kept.zero_()
@@ -136,11 +131,11 @@ def forward(*arguments, cleared: bool = False) -> tuple[Any, ...]:
 
 
 def bound_step(*arguments) -> tuple[Tensor, Tensor | None, Callable[[], None]]:
-    """Output and denominator, still empty, and what fills them, from what the arguments hold when it is called.
+    """Bind a step to its tensors: returns output and denominator, still empty, and a function that computes them when called.
 
-    The arguments are those of :func:`forward` without ``keeps``, contiguous, with the initial states: the final ones take their places.
+    The arguments are those of :func:`forward` without ``keeps``, contiguous, with initial states, which the final ones overwrite.
     """
-    call, (state, z) = _Call(*arguments), arguments[8:10]
+    call, (state, z) = _Call(Flat(*arguments)), arguments[8:10]
     o, _, denominator, _, _ = _outputs(call, arguments[2].dtype, False, library.empty)
     packed = call.packed((*_strided(o), *_addresses(denominator, state, z, None)))
     buffer = ctypes.create_string_buffer(packed, len(packed))
@@ -156,10 +151,10 @@ def _outputs(call: _Call, dtype: torch.dtype, keeps: bool, empty: Callable[..., 
 def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfinal_z: Tensor | None, *arguments) -> tuple[Any, ...]:
     """Gradients of q, k, v, decay (None unless ``of_decay``), beta, read, write, bonus, initial state and initial z.
 
-    After the gradients of the outputs come the arguments of :func:`forward`, with the kept states and ``of_decay`` for ``keeps``.
+    After the gradients of the outputs come the arguments of :func:`forward`, with the saved states and ``of_decay`` in place of ``keeps``.
     """
     *own, kept, of_decay = arguments
-    call = _Call(*own)
+    call = _Call(Flat(*own))
     if call.normalized and ddenominator is None:
         ddenominator = torch.zeros(call.tokens)
     rows, others = _in_rows(do), [_dense(t) for t in (ddenominator, dfinal, dfinal_z)]
@@ -178,17 +173,17 @@ def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfi
 
 
 def _whole(parts: Tensor, of: Tensor) -> Tensor:
-    """The sum of ``parts`` [P, B, T, ...], or of all tokens too for a constant, in the dtype of the argument."""
+    """Sum ``parts`` [P, B, T, ...], over tokens too for a constant, in the dtype of the argument ``of``."""
     g = parts[0] if parts.shape[0] == 1 else parts.sum(0)
     return (g.sum((0, 1)) if of.ndim <= 2 else g).to(of.dtype)
 
 
 def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Room for the gradients: with a part for each share of the columns, except those of values and of initial states."""
+    """Allocate the gradients: with a part for each group of columns, except those of values and initial states."""
     v, _, beta, read, write, bonus, initial, initial_z = own[2:10]
     tokens, alone = (call.parts, *call.tokens), call.parts == 1
     channels = (*tokens, call.keys)
-    added = alone and (call.group == 1 or call.together)  # to what is wanted of q and k
+    added = alone and (call.group == 1 or call.together)  # the kernel sums to the final gradients of q and k
     of_keys = (*tokens[:3], call.heads // call.group, call.keys) if call.together else channels
     dq, dk = (library.empty(of_keys, v.dtype if added else torch.float32) for _ in "qk")
     ddecay = library.empty(channels if call.rank == 2 else tokens) if of_decay else None
@@ -200,14 +195,14 @@ def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, .
 
 
 def forward_whole(*arguments) -> tuple[Any, ...]:
-    """:func:`forward` the same each time: packed sequences may have fewer chunks than there is room for."""
+    """Run :func:`forward` deterministically: unused slots of packed sequences are zeros."""
     return forward(*arguments, cleared=arguments[10] is not None)
 
 
 def outputs(*arguments) -> tuple[Any, ...]:
     """The results of :func:`forward` without memory."""
     *own, keeps = arguments
-    return _outputs(_Call(*own), own[2].dtype, keeps, library.like(own[2]))
+    return _outputs(_Call(Flat(*own)), own[2].dtype, keeps, library.like(own[2]))
 
 
 def gradients(*arguments) -> tuple[Tensor | None, ...]:

@@ -12,27 +12,32 @@ from torch import Tensor
 from linattn.ops import tracing
 from linattn.ops.cpu import library
 from linattn.ops.memory import dense
-from linattn.ops.torch.linears import FINISHES, Finish, Steps
+from linattn.ops.torch.linears import FINISHES, Finish, Matrix, Steps
+from linattn.ops.torch.quantised import Quantised
 
 VECTORS, MAPS = 8, 8  # at most, as linears.cpp has room for
-_struct = struct.Struct("7q 2d 4q" + 7 * MAPS * "q")  # Call of linears.cpp
+FIELDS = 10  # of a map
+_struct = struct.Struct("7q 2d 4q" + FIELDS * MAPS * "q")  # Call of linears.cpp
 _step = struct.Struct("2q d")  # Step of finish.h
 _NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # as it counts them
 
 
-def refusal(x: Tensor, *weights: Tensor) -> str | None:
+def refusal(x: Tensor, *weights: Matrix) -> str | None:
     """Reason why :func:`linears` does not take them, or None if it does."""
     if not 0 < x.numel() <= VECTORS * x.shape[-1]:
         return f"for more than {VECTORS} vectors a matrix product is faster, and x has shape {list(x.shape)}"
     if len(weights) > MAPS:
         return f"it takes {MAPS} matrices at once, and {len(weights)} came"
-    if any(x.dtype != w.dtype for w in weights):
-        return f"all must have one dtype, but x is {x.dtype} and the weights are {', '.join(str(w.dtype) for w in weights)}"
-    if tracing.wanted(x, *weights):
+    plain, codes = [w for w in weights if isinstance(w, Tensor)], [w for w in weights if isinstance(w, Quantised)]
+    if any(x.dtype != w.dtype for w in plain):
+        return f"all must have one dtype, but x is {x.dtype} and the weights are {', '.join(str(w.dtype) for w in plain)}"
+    if any(t.device != x.device or not t.is_contiguous() for w in codes for t in w):
+        return "codes and scales must be contiguous and on the device of x"
+    if tracing.wanted(x, *plain):
         return "it has no gradients"
-    if tracing.traced(x, *weights):
+    if tracing.traced(x, *plain):
         return "it is no operator that a compiler could see"
-    return library.refusal(x, *weights)
+    return library.refusal(x, *plain)
 
 
 def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
@@ -48,19 +53,19 @@ def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
 
 
 def linears(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
+    x: Tensor, weights: Sequence[Matrix], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
     """Compute :func:`linattn.ops.linears.linears`; all but the steps of one dtype, summed in float32 and rounded once."""
     norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
-    weights = [w if w.stride(1) == 1 and not w.is_neg() else dense(w) for w in weights]
+    weights = [w if isinstance(w, Quantised) or (w.stride(1) == 1 and not w.is_neg()) else dense(w) for w in weights]
     y, run = bound(dense(x), weights, biases, norm, eps, size, gate, residual, gated, finish)
     run()
     return y
 
 
 def bound(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
+    x: Tensor, weights: Sequence[Matrix], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
     gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (),
 ) -> tuple[list[Tensor], Callable[[], None]]:  # fmt: skip
     """The results, still empty, and what fills them from what the arguments, which are contiguous, hold when it is called."""
@@ -68,8 +73,16 @@ def bound(
     y = [library.empty((*x.shape[:-1], w.shape[0]), torch.float32 if s else x.dtype) for w, s in zip(weights, each, strict=True)]
     y = y[:1] if gated else y
     out, steps = [*y, *[None] * (len(weights) - len(y))], [_packed(s) for s in each]
-    maps = [(w, b, t, w.shape[0], w.stride(0), *s[:2]) for w, b, t, s in zip(weights, biases, out, steps, strict=True)]
+    matrices = [_matrix(w) for w in weights]
+    maps = [(m[0], b, t, *m[1:3], *s[:2], *m[3:]) for m, b, t, s in zip(matrices, biases, out, steps, strict=True)]
     return y, _bound(x, norm, eps, size, 1 / max(size, 1), gate, residual, gated, maps, (maps, steps))
+
+
+def _matrix(w: Matrix) -> tuple[Tensor, int, int, int, Tensor | None, int]:
+    """Numbers, rows, distance from row to row, bits, scales and group of ``w`` as linears.cpp has them."""
+    if isinstance(w, Tensor):
+        return w, w.shape[0], w.stride(0), 0, None, 0
+    return w.codes, w.shape[0], w.codes.shape[1], w.bits, w.scale, w.group
 
 
 def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, *, mean: bool) -> tuple[Tensor, Callable[[], None]]:
@@ -84,7 +97,7 @@ def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float
         gate,
         None,
         False,
-        [(None, None, y, 0, 0, 0, 0)],
+        [(None, None, y, *[0] * (FIELDS - 3))],
         y,
         given=0,
     )
@@ -94,6 +107,14 @@ def bound_steps(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
     """``x`` [..., N], which is contiguous, after ``steps``, likewise; float32."""
     y, packed = library.empty(tuple(x.shape)), _packed(steps)
     return y, library.bound("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), *packed[:2], keep=packed)
+
+
+def bound_rows(weight: Quantised, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable[[], None]]:
+    """Rows ``ids`` [...] of ``weight``, all contiguous, likewise; ids int64 of the matrix."""
+    y, (rows, columns) = library.empty((*ids.shape, weight.shape[1]), dtype), weight.shape
+    group = 0 if weight.bits == 8 else weight.group
+    numbers = group, rows, columns, ids, ids.numel(), y, library.DTYPES[dtype]
+    return y, library.bound("quantised_rows", *weight, *numbers)
 
 
 def stepped(x: Tensor, steps: Steps) -> Tensor:
@@ -112,7 +133,7 @@ def _bound(x, norm, eps, size, share, gate, residual, gated, maps, kept, given: 
     numbers = [n if isinstance(n, int) else _address(n) for m in maps for n in m]
     packed = _struct.pack(
         library.DTYPES[x.dtype], *_sizes(x), len(maps) if given is None else given, gated, size, 1 if norm is None else norm.numel(), eps,
-        share, *map(_address, (x, norm, gate, residual)), *numbers, *[0] * (7 * MAPS - len(numbers)),
+        share, *map(_address, (x, norm, gate, residual)), *numbers, *[0] * (FIELDS * MAPS - len(numbers)),
     )  # fmt: skip
     buffer = ctypes.create_string_buffer(packed, len(packed))
     return library.bound("linears", ctypes.addressof(buffer), keep=(buffer, x, norm, gate, residual, kept))

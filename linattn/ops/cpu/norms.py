@@ -1,4 +1,4 @@
-"""The norms over a head's channels on a CPU: calls of their kernels, for what comes in float32 at most."""
+"""Calls of the CPU kernels of norms over a head's channels, for at most float32."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty
 
 WIDEST = 1024  # as in norms.cpp
-SPAN = 64  # tokens of which the weight's gradient is summed in one go, as there
+SPAN = 64  # tokens of a partial sum of the weight's gradient, as in norms.cpp
 NOTHING = (None, 0, 0, 0)
 
 
 def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     """Reason why the kernels don't run this call, or None."""
     if dtype not in library.DTYPES:
-        return f"it gives float32, bfloat16 and float16, and {dtype} was asked for"
+        return f"it returns float32, bfloat16 and float16, but {dtype} is requested"
     if x.numel() == 0 or x.shape[-1] > WIDEST:
-        return f"it takes from 1 to {WIDEST} channels, and some tokens"
+        return f"it takes 1 to {WIDEST} channels and at least one token"
     if tracing.traced(x, weight, gate):
-        return "who looks on has to see operations of torch"
+        return "tracing is active, which must see operations of torch"
     return library.refusal(x, weight, gate)
 
 
@@ -55,7 +55,7 @@ def backward(
 
 
 def _in_heads(t: Tensor, each: bool) -> Tensor:
-    """``t`` as [B, T, H, V], where the numbers of a token are side by side; heads count for weights of their own alone."""
+    """View ``t`` as [B, T, H, V] with contiguous tokens; H is 1 unless heads have separate weights."""
     if t.ndim == 3:
         t = t[None] if each else t[:, :, None]
     elif t.ndim != 4:

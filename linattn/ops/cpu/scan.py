@@ -1,4 +1,4 @@
-"""The elementwise recurrences on a CPU: calls of the kernels. For what comes in float32 at most."""
+"""Calls of the CPU kernels of elementwise recurrences, for at most float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty, rows
 
-GROUPS = 16  # of sequences, at most, that sum the gradient of a constant decay apart
+GROUPS = 16  # most groups of sequences with separate sums of a constant decay's gradient
 
 
 def refusal(*call: Any) -> str | None:
@@ -20,7 +20,7 @@ def refusal(*call: Any) -> str | None:
 
 
 def forward(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Every state [B, T, D] and the last ones [N, D], of ``decay`` [B, T, D] or [D], ``x`` [B, T, D] and ``initial`` [N, D].
+    """Compute every state [B, T, D] and the last ones [N, D] from ``decay`` [B, T, D] or [D], ``x`` [B, T, D] and ``initial`` [N, D].
 
     ``kind`` is ``"sum"``, with states in the dtype of ``x``, or ``"maximum"``, with float32 ones.
     """

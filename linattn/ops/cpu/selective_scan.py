@@ -1,4 +1,4 @@
-"""The selective scan on a CPU: what the kernels refuse, and their calls."""
+"""Selective scan on a CPU: refusals and calls of the kernels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty, plain, rows
 
-CHUNK = 64  # tokens between two kept states, as in rows.h
+CHUNK = 64  # tokens between saved states, as in rows.h
 SLAB = 64  # channels of a task, as in selective_scan.cpp
 MOST = 128  # numbers of a channel's state, likewise
-GROUPS = 16  # of sequences, at most, that sum the gradients of A and D apart
+GROUPS = 16  # most groups of sequences with separate sums of the gradients of A and D
 NOTHING = (None, 0, 0, 0)
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]  # of forward, without keeps
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]
 
 
@@ -30,24 +31,25 @@ def refusal(
 def forward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`linattn.selective_scan`, in the dtypes that come: y [B, T, D] in that of ``x``, the last states [rows, D, N], and, if it
-    ``keeps`` any, the states before each chunk.
+    """Run :func:`linattn.selective_scan` in the dtypes of its arguments.
+
+    Returns y [B, T, D] in the dtype of ``x``, the last states [rows, D, N], and, with ``keeps``, the states before each chunk.
     """
-    return gated(x, dt, a, b, c, d, initial, cu_seqlens, keeps)
+    return gated((x, dt, a, b, c, d, initial, cu_seqlens), keeps)
 
 
 def gated(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
-    keeps: bool = False, bias: Tensor | None = None, softplus: bool = False, z: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """:func:`forward` with the time steps softplus(dt + bias) and outputs times silu(z); it has no gradients of those."""
+    given: Arguments, keeps: bool = False, *, bias: Tensor | None = None, softplus: bool = False, z: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run :func:`forward` on ``given`` with time steps softplus(dt + bias) and outputs times silu(z), without gradients of these."""
+    x, dt, a, b, c, d, initial, cu_seqlens = given
     x, b, c = map(library.in_rows, (x, b, c))
-    dt = dt.resolve_neg()  # which may lay it out anew
-    turned = dt.stride(1) == 1 and dt.shape[1] > 1 and dt.stride(2) > 1  # tokens side by side are turned in pieces
+    dt = dt.resolve_neg()  # may change the strides
+    turned = dt.stride(1) == 1 and dt.shape[1] > 1 and dt.stride(2) > 1  # the kernel transposes contiguous tokens piecewise
     apart, dt = (dt.stride(2), dt) if turned else (1, library.in_rows(dt))
     y, last, kept = _outputs(empty, x, a, cu_seqlens, keeps)
     if cu_seqlens is not None:
-        kept.zero_()  # there is room for more chunks than a packing need have
+        kept.zero_()  # packed sequences may use fewer slots
     call(
         "selective_scan_forward", *rows(x), *rows(dt), *rows(b), *rows(c), *rows(y), *(NOTHING if z is None else rows(library.in_rows(z))),
         apart, plain(bias), softplus, *map(plain, (a, d, initial)),

@@ -1,4 +1,4 @@
-"""A token of the selective scan on a CPU, its state moved on in its place: what the kernel refuses, and its call."""
+"""Decoding step of the selective scan on a CPU, which updates its state in place."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from torch import Tensor
 
 from linattn.ops import memory
 from linattn.ops.cpu import library
+from linattn.ops.torch.selective_step import Step
 
 MOST = 256  # numbers of a channel's state, as in steps.cpp
 Place = tuple[Tensor | None, int, int, int, int]
 NOTHING: Place = (None, 0, 0, 0, 0)
 
 
-def refusal(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *others: Tensor | None) -> str | None:
+def refusal(state: Tensor, *others: Tensor | None) -> str | None:
     """Reason why the kernel does not run a step, or None if it does."""
     if state.dtype != torch.float32:
         return f"its states are float32, and that of this call is {state.dtype}"
     if state.shape[-1] > MOST:
         return f"it takes states of up to N = {MOST} numbers, but there are {state.shape[-1]}"
     if 1 not in state.stride()[-2:]:
-        return "neither channels nor numbers of the state lie side by side"
-    return memory.turned(state, x, dt, a, b, c, *others) or library.refusal(state, x, dt, a, b, c, *others)
+        return "neither the channels nor the numbers of the state are contiguous"
+    return memory.turned(state, *others) or library.refusal(state, *others)
 
 
-def step_(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
-    softplus: bool, limit: tuple[float, float],
-) -> Tensor:  # fmt: skip
+def step_(step: Step) -> Tensor:
     """Run :func:`linattn.ops.selective_step.selective_step_`."""
+    state, x, dt, bias, a, b, c, d, z, softplus, limit = step
     y = library.empty(x.shape, x.dtype)
     a = a if a.dtype == torch.float32 else a.float()
     b, c = (t if t.stride(-1) == 1 else t.contiguous() for t in (b, c))
@@ -43,12 +42,12 @@ def step_(
 
 
 def _in_heads(strides: tuple[int, ...] | list[int], count: int) -> tuple[int, ...]:
-    """``count`` strides that begin with that of a head, which is 0 where there are none."""
+    """Pad strides in front with 0 to ``count``, for tensors without heads."""
     return (*(0,) * (count - len(strides)), *strides)
 
 
 def _token(t: Tensor | None) -> Place:
-    """[B, D] or [B, H, P]."""
+    """Address, dtype and strides of [B, D] or [B, H, P]."""
     if t is None:
         return NOTHING
     row, *rest = t.stride()
@@ -56,5 +55,5 @@ def _token(t: Tensor | None) -> Place:
 
 
 def constant(t: Tensor | None) -> Place:
-    """[D] or [H, P]."""
+    """Address, dtype and strides of [D] or [H, P]."""
     return NOTHING if t is None else (t, library.DTYPES[t.dtype], 0, *_in_heads(t.stride(), 2))  # type: ignore[return-value]

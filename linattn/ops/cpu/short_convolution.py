@@ -1,4 +1,4 @@
-"""The short convolution on a CPU: calls of its kernels, for up to four taps and what comes in float32 at most."""
+"""Calls of the CPU kernels of the short convolution, for up to four taps and at most float32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty, rows
 
 TAPS = 4
-SPAN = 256  # tokens of which the weight's gradient is summed in one go, as in short_convolution.cpp
+SPAN = 256  # tokens of a partial sum of the weight's gradient, as in short_convolution.cpp
 
 
 def refusal(x: Tensor, weight: Tensor, *others: Tensor | None) -> str | None:
@@ -41,6 +41,6 @@ def backward(
 
 
 def _shared(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tokens before, the weight [W, D] and the bias as the kernels read them."""
+    """Convert the tokens before, the weight [W, D] and the bias to the kernels' format."""
     past = None if before is None else before.detach().resolve_neg().to(x.dtype).contiguous()
     return past, library.plain(weight.detach()[:, 0].t()), library.plain(bias)

@@ -1,4 +1,4 @@
-"""The definition of the recurrence, token by token. Everything else is tested against this file.
+"""Definition of the recurrence, token by token. All other backends are tested against this file.
 
 S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t          o_t = q_t S_t
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.inputs import Inputs, Outputs, operands
 
 
 class Tokens(NamedTuple):
@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
 
 
 def recurrence(tokens: Tokens, bonus: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor]:
-    """The definition. ``s`` [B, H, K, V]; returns the outputs [B, T, H, V] and the last state."""
+    """Run the definition from the state ``s`` [B, H, K, V]; returns the outputs [B, T, H, V] and the last state."""
     outputs = [tokens.v[:, :0]]
     for t in range(tokens.v.shape[1]):
         q, k, v, decay, beta, read, write = Tokens._make(None if x is None else x[:, t] for x in tokens)
@@ -72,9 +72,9 @@ def linear_attention(inputs: Inputs) -> Outputs:
 
 
 def widen(inputs: Inputs) -> tuple[Tokens, Tensor | None, Tensor]:
-    """Tokens, bonus and first state in one dtype and with every head and channel.
+    """Convert to tokens, bonus and first state in one dtype, expanded over heads and channels.
 
-    z is a column more of S that every token writes 1 into, so it needs no equation of its own.
+    z is an additional column of S with values of 1, so that it needs no equation.
     """
     x = Inputs(**{f.name: _cast(getattr(inputs, f.name), inputs.compute_dtype) for f in fields(inputs)})
     group = x.heads // x.k.shape[2]
@@ -85,12 +85,11 @@ def widen(inputs: Inputs) -> tuple[Tokens, Tensor | None, Tensor]:
         v, s = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([s, z[..., None]], -1)
     decay = v.new_zeros(x.heads) if x.decay is None else x.decay
     decay = (decay if x.decay_per_channel else decay[..., None]).expand(k.shape)
-    beta = None if x.beta is None else x.beta[..., None]
-    read, write = x.erase or (None, None)
-    return Tokens(q, k, v, decay, beta, read, write), x.bonus, s
+    beta, read, write, bonus = operands(x.rule)
+    return Tokens(q, k, v, decay, None if beta is None else beta[..., None], read, write), bonus, s
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_cast(v, dtype) for v in value)
+    if isinstance(value, tuple):  # the tensors of a rule
+        return type(value)(*(_cast(v, dtype) for v in value))
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""The elementwise recurrences, token by token: the definitions that everything else is tested against."""
+"""Definitions of the elementwise recurrences, token by token. All other backends are tested against this file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decayed_max(m: Tensor, decay: Tensor, gate: Tensor) -> Tensor:
 
 
 def scan(step: Step, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``decay`` and ``x`` [B, T, D], ``initial`` [N, D]: every state [B, T, D] and the last of each sequence [N, D]."""
+    """Run ``decay`` and ``x`` [B, T, D] from ``initial`` [N, D]: every state [B, T, D] and the last of each sequence [N, D]."""
     if cu_seqlens is None:
         return _sequence(step, decay, x, initial)
     ends = cu_seqlens.tolist()

@@ -1,4 +1,4 @@
-"""The selective scan, token by token: the definition that the portable form is tested against."""
+"""Definition of the selective scan, token by token. All other backends are tested against this file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sequence(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``h`` [B, D, N]: outputs [B, T, D] and the last state."""
+    """Run ``x``, ``dt`` [B, T, D], ``a`` [D, N], ``b``, ``c`` [B, T, N] from ``h`` [B, D, N]: outputs [B, T, D] and the last state."""
     outputs = [x[:, :0]]
     for t in range(x.shape[1]):
         h = (dt[:, t, :, None] * a).exp() * h + (dt[:, t] * x[:, t])[..., None] * b[:, t, None]
@@ -18,7 +18,7 @@ def sequence(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor) 
 def selective_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same for a batch or for packed sequences, ``initial`` [rows, D, N]."""
+    """Run :func:`sequence` on a batch or on packed sequences, from ``initial`` [rows, D, N]."""
     if cu_seqlens is None:
         return sequence(x, dt, a, b, c, initial)
     ends = cu_seqlens.tolist()

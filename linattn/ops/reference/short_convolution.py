@@ -1,4 +1,4 @@
-"""The short convolution, token by token: the definition that everything else is tested against."""
+"""Definition of the short convolution, token by token. All other backends are tested against this file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def short_convolution(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
-    """``x`` [B, T, D], ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]: y [B, T, D]."""
+    """Compute y [B, T, D] from ``x`` [B, T, D], ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]."""
     width = weight.shape[2]
     seen = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if before is None else before
     out = [x[:, :0]]

@@ -1,7 +1,7 @@
-"""The chunk form in plain torch: matrix products inside chunks, one short loop from chunk to chunk.
+"""Chunk form in operations of torch: matrix products inside chunks, and a short loop over chunks.
 
-The parallel form is the same with one chunk for the whole sequence. Differentiable as often as one likes; the loops walk
-over slices that were split once, so their backward is linear in the number of chunks too.
+The parallel form is the same with one chunk for the whole sequence. Differentiable any number of times; the loops iterate over
+slices that were split once, so that the backward pass is also linear in the number of chunks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import tracing
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Delta, Erase, Inputs, operands
 from linattn.ops.torch.decay import ChannelDecay, Factor, HeadDecay, NoDecay, least
 from linattn.ops.torch.layout import Dense, Packed, Passage, layout_of, shared
 
 SIZE = 64
-SMALL = 32  # where pairs of tokens cost more than a product: a decay per channel, or a system to solve, whose errors grow with its size
+SMALL = 32  # for decays per channel, whose pairs of tokens are expensive, and for triangular systems, whose errors grow with their size
 
 
 def size_for(inputs: Inputs) -> int:
-    """Tokens a chunk, fewer where the sequences are shorter."""
+    """Tokens per chunk, fewer for shorter sequences."""
     sequences = 1 if inputs.cu_seqlens is None else max(1, inputs.rows)
-    small = inputs.decay_per_channel or inputs.beta is not None or inputs.erase is not None
+    small = inputs.decay_per_channel or isinstance(inputs.rule, (Delta, Erase))
     return min(SMALL if small else SIZE, power_of_two(-(-inputs.k.shape[1] // sequences)))
 
 
@@ -37,7 +37,7 @@ def power_of_two(n: int) -> int:
 
 
 class Slab(NamedTuple):
-    """n chunks: q, k, read, write [n, B, H, C, K], v [n, B, H, C, V], beta [n, B, H, C, 1], bonus [H, 1, K]."""
+    """Inputs of n chunks: q, k, read, write [n, B, H, C, K], v [n, B, H, C, V], beta [n, B, H, C, 1], bonus [H, 1, K]."""
 
     q: Tensor
     k: Tensor
@@ -51,7 +51,7 @@ class Slab(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The change of the state by a chunk: S' = exp(total) S + write + keyᵀ x, where x = fresh + reach S are the corrections.
+    """Change of the state by a chunk: S' = exp(total) S + write + keyᵀ x, where x = fresh + reach S are the corrections.
 
     total [n, B, H, 1 or K, 1], write [n, B, H, K, V], key and reach [n, B, H, C, K], fresh [n, B, H, C, V].
     """
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 def causal(inputs: Inputs, v: Tensor, initial: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """``v`` [B, T, H, V] and ``initial`` [N, H, K, V] in one dtype, chunks of ``size`` tokens; returns the outputs and the final states."""
+    """Run ``v`` [B, T, H, V] from ``initial`` [N, H, K, V], in one dtype, in chunks of ``size``; returns outputs and final states."""
     layout = layout_of(inputs, size)
     passage = layout.passage(initial)
     outputs = [_outputs(slab, *carry(_step(slab), passage)) for slab in _slabs(inputs, v, layout)]
@@ -76,15 +76,15 @@ def _slabs(inputs: Inputs, v: Tensor, layout: Dense | Packed):
         return repeat(None) if x is None else layout.split(x, v.dtype)
 
     q, k = ((shared(slab, inputs.heads) for slab in split(x)) for x in (inputs.q, inputs.k))
-    beta = split(None if inputs.beta is None else inputs.beta[..., None])
-    read, write = map(split, inputs.erase or (None, None))
-    bonus = None if inputs.bonus is None else inputs.bonus.to(v.dtype)[:, None]
-    for q, k, v, decay, beta, read, write in zip(q, k, split(v), _decays(inputs, layout, v.dtype), beta, read, write, strict=False):
+    beta, read, write, bonus = operands(inputs.rule)
+    bonus = None if bonus is None else bonus.to(v.dtype)[:, None]
+    timed = split(None if beta is None else beta[..., None]), split(read), split(write)
+    for q, k, v, decay, beta, read, write in zip(q, k, split(v), _decays(inputs, layout, v.dtype), *timed, strict=False):
         yield Slab(q, k, v, decay, beta, read, write, bonus, inputs.scale)
 
 
 def _decays(inputs: Inputs, layout: Dense | Packed, dtype: torch.dtype):
-    """The decay of each slab; one for all where it is constant and there is no padding to keep from fading."""
+    """Decay of each slab; a single one if it is constant and there is no padding, which must not decay."""
     log, kind = inputs.decay, ChannelDecay if inputs.decay_per_channel else HeadDecay
     if log is None:
         return repeat(NoDecay())
@@ -114,14 +114,14 @@ def _step(slab: Slab) -> Step:
 
 
 def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """``fresh`` and ``reach`` [..., C, X] times (I + L)⁻¹, L what ``system(*factors)`` [..., C, C] holds below its diagonal.
+    """Multiply ``fresh`` and ``reach`` [..., C, X] by (I + L)⁻¹, where L is ``system(*factors)`` [..., C, C] below its diagonal.
 
-    A CPU makes and solves the system in float64: similar keys at β = 2 take a digit from it, and products of strongly decayed
-    numbers are then not subnormal, which would be slow. It also applies it so, to gradients too: what every chunk takes from the state
-    is taken again by every chunk after it, and at β = 2, where nothing is lost on the way, the rounding of float32 sums would add up,
-    in some orders of summation to five times that of others. The gradient of the system itself needs no such care.
+    A CPU builds and solves the system in float64: similar keys at β = 2 lose a digit, and products of strongly decayed numbers would
+    be subnormal in float32, which is slow. The solution is applied in float64 too, also to gradients: every later chunk depends on the
+    correction of a chunk, and at β = 2, without loss on the way, rounding errors of float32 sums would add up, by some orders of
+    summation to five times those of others. The gradient of the system itself does not need float64.
     """
-    if tracing.forward_mode():  # exact in operations that have such derivatives, and these gradients in turn
+    if tracing.forward_mode():  # operations of torch have derivatives in forward mode
         exact = system(*(f.double() for f in factors) if fresh.device.type != "mps" else factors)
         return _Solve.forward(exact, exact, fresh, reach)[:2]
     if fresh.device.type != "cpu" or fresh.dtype == torch.float64:
@@ -136,8 +136,8 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
 class _Solve(torch.autograd.Function):
     """Solve a triangular system by forward substitution: a Neumann series diverges for similar keys at β = 2.
 
-    The third output is the inverse itself. The gradient is made of the outputs, so it needs no further system and is
-    differentiable in turn.
+    The third output is the inverse itself. The gradient is computed from the outputs, so it solves no further system and is
+    differentiable.
     """
 
     generate_vmap_rule = True
@@ -165,16 +165,16 @@ class _Solve(torch.autograd.Function):
 
 
 def _cancelling(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, on a CPU in float64: its terms change their signs from token to token at β = 2."""
+    """Compute ``a @ b``, in float64 on a CPU, because its terms alternate in sign at β = 2."""
     if a.device.type != "cpu" or a.dtype == torch.float64:
         return a @ b
     return (a.double() @ b.double()).to(b.dtype)
 
 
 def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:
-    """Outputs [n, B, H, C, V] of the queries, from the states before the chunks and the writes inside them."""
+    """Compute outputs [n, B, H, C, V] from the states before the chunks and the writes inside them."""
     q, k, v, decay, beta, _, write, bonus, scale = slab
-    before = bonus is not None  # the bonus stands for the token itself
+    before = bonus is not None  # the bonus is the weight of the token itself
     values = v if beta is None or corrected is None else corrected
     o = _add(decay.from_start(q, before) @ states, decay.products(q, k, before), values, scale, scale)
     if bonus is not None:
@@ -183,12 +183,12 @@ def _outputs(slab: Slab, states: Tensor, corrected: Tensor | None) -> Tensor:
 
 
 def _add(o: Tensor, a: Tensor, b: Tensor, of_o: float, of_ab: float) -> Tensor:
-    """``of_o * o + of_ab * a @ b`` in one pass."""
+    """Compute ``of_o * o + of_ab * a @ b`` in one pass."""
     return torch.baddbmm(o.flatten(0, 2), a.flatten(0, 2), b.flatten(0, 2), beta=of_o, alpha=of_ab).view_as(o)
 
 
 def carry(step: Step, passage: Passage) -> tuple[Tensor, Tensor | None]:
-    """Walk the chunks. Returns the states before each [n, B, H, K, V] and the corrections x [n, B, H, C, V]."""
+    """Iterate over the chunks; returns the states before each [n, B, H, K, V] and the corrections x [n, B, H, C, V]."""
     shape = (step.fresh if step.write is None else step.write).shape[:3]  # type: ignore[union-attr]
 
     def slices(x: Tensor | None):  # each [B H, ., .]

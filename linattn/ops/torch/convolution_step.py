@@ -1,4 +1,4 @@
-"""A token of the short convolution in operations of torch."""
+"""Decoding step of the short convolution in operations of torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Decay inside a chunk, for each rank of it: none, per head, per channel.
+"""Decay inside a chunk: none, per head, or per channel.
 
-Each class weighs with products of α between two places of a chunk. An exponent is always a sum of logarithms that lie
-between those places, so it is <= 0, a reset (-inf) gives an exact 0, and nothing before a reset touches what follows.
-``exclusive`` leaves out the decay of the reading token itself: it reads the state before the token (bonus, erase).
+Each class weights rows by products of α between two positions of a chunk. An exponent is always a sum of the logarithms between
+these positions, so it is <= 0, a reset (-inf) gives an exact 0, and tokens before a reset do not affect later ones.
+``exclusive`` omits the decay of the reading token, which then reads the state before its own decay (bonus, erase).
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from linattn.ops import tracing
 
 
 class Factor(NamedTuple):
-    """exp(log) as ``keep + rest`` with keep 1 or 0: a factor near 1 rounds at every step to the same side, its distance from 1 does not."""
+    """exp(log) as ``keep + rest`` with keep 1 or 0, because a factor near 1 would be rounded in the same direction at every step."""
 
     keep: Tensor
     rest: Tensor
 
     @classmethod
     def of(cls, log: Tensor) -> Factor:
-        near = log.abs() < 0.5  # of a complex logarithm too
+        near = log.abs() < 0.5  # also for complex logarithms
         return cls(near.to(log.dtype), torch.where(near, torch.where(near, log, 0.0).expm1(), log.exp()))
 
     def apply(self, state: Tensor, written: Tensor) -> Tensor:
-        """``exp(log) * state + written``."""
+        """Compute ``exp(log) * state + written``."""
         return torch.addcmul(torch.addcmul(written, self.rest, state), self.keep, state)
 
 
 class NoDecay:
-    """α = 1."""
+    """Absence of decay, α = 1; base of the other classes."""
 
-    total: Tensor | None = None  # logarithm of what remains of a state after the chunk
+    total: Tensor | None = None  # logarithm of the decay over the chunk
 
     def from_start(self, x: Tensor, exclusive: bool = False) -> Tensor:
-        """Rows of ``x`` [..., C, X] weighed with what remains, at that row, of the state before the chunk."""
+        """Weight the rows of ``x`` [..., C, X] by the decay from the start of the chunk to each row."""
         return x
 
     def to_end(self, x: Tensor) -> Tensor:
-        """Rows of ``x`` [..., C, X] weighed with what remains of them at the end of the chunk."""
+        """Weight the rows of ``x`` [..., C, X] by the decay from each row to the end of the chunk."""
         return x
 
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
-        """[..., C, C]: row i of ``left`` times row j of ``right`` for j <= i (j < i if exclusive), faded from j to i."""
+        """Products [..., C, C] of row i of ``left`` with row j of ``right`` for j <= i (j < i if exclusive), decayed from j to i."""
         return (left @ right.mT).tril(-1 if exclusive else 0)
 
 
@@ -78,9 +78,9 @@ class HeadDecay(NoDecay):
 class ChannelDecay(NoDecay):
     """Decay per channel: a logarithm for each token, head and channel, [..., C, K], C a power of two.
 
-    The pairs of a block of 2h tokens are those of its two halves and those of a row in the second half with a row in the
-    first. The latter factor at the border between the halves into a matrix product in which both exponents are sums
-    towards the border, so they are <= 0. Halving goes on down to single tokens.
+    The pairs of a block of 2h tokens are those inside its two halves, and those of a row in the second half with a row in the
+    first. The latter factor at the boundary between the halves into a matrix product in which both exponents are sums up to the
+    boundary, so they are <= 0. The halves are divided recursively down to single tokens.
     """
 
     def __init__(self, log: Tensor) -> None:
@@ -97,14 +97,14 @@ class ChannelDecay(NoDecay):
         return x * _exp(_suffix(self.log))
 
     def products(self, left: Tensor, right: Tensor, exclusive: bool = False) -> Tensor:
-        own = left.new_zeros(left.shape[:-1]) if exclusive else (left * right).sum(-1)  # of a token by itself, undecayed
+        own = left.new_zeros(left.shape[:-1]) if exclusive else (left * right).sum(-1)  # products of a token with itself, without decay
         done = own[..., None, None]  # [..., C, 1, 1] blocks
         for level, (second, first) in enumerate(self.borders):
             h = 2**level
             earlier, later = halves(right, h)[0], halves(left, h)[1]
             if h > 1:
                 across = (later * (_delayed(second) if exclusive else second)) @ (earlier * first).mT  # [..., C / 2h, h, h]
-            else:  # nothing lies between neighbours
+            else:  # no decay between neighbours
                 across = (later * earlier if exclusive else later * second * earlier).sum(-1, keepdim=True)
             upper, lower = done.unflatten(-3, (-1, 2)).unbind(-3)
             done = torch.cat([F.pad(upper, (0, h)), torch.cat([across, lower], -1)], -2)
@@ -112,9 +112,9 @@ class ChannelDecay(NoDecay):
 
 
 def least(dtype: torch.dtype) -> float:
-    """Logarithm of the smallest factor that counts, ``tiny`` e^10; what is smaller is 0.
+    """Logarithm of the smallest non-zero factor, ``tiny`` e^10; smaller ones are set to 0.
 
-    Its products would be subnormal numbers, which have few exact digits and take a CPU a hundred times longer.
+    Their products would be subnormal numbers, which have few exact digits and are a hundred times slower on a CPU.
     """
     return math.log(torch.finfo(dtype).tiny) + 10
 
@@ -124,9 +124,9 @@ def _exp(log: Tensor) -> Tensor:
 
 
 class _Weights(torch.autograd.Function):
-    """[..., C] -> [..., C, C]: exp of the sum over j + 1 ... i, each summed on its own; 0 above the diagonal.
+    """Weights [..., C, C] from logarithms [..., C]: exp of separate sums over j + 1 ... i; 0 above the diagonal.
 
-    The gradient of a logarithm is the sum over the pairs that it lies between, never a difference of longer sums.
+    The gradient of a logarithm is the sum over the pairs around it, not a difference of longer sums.
     """
 
     generate_vmap_rule = True
@@ -148,7 +148,7 @@ class _Weights(torch.autograd.Function):
 
 
 def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Decay factors for h = 1, 2, 4, ...: from the border to each row of second halves, and from each row of first halves to the border."""
+    """Decay factors for h = 1, 2, 4, ...: from the middle to each row of second halves, and from each row of first halves to the middle."""
     levels, h = [], 1
     while 2 * h <= log.shape[-2]:
         first, second = halves(log, h)
@@ -158,17 +158,17 @@ def _borders(log: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:
-    """[..., C, K] -> first and second halves [..., C / 2h, h, K] of the blocks of 2h rows."""
+    """Split [..., C, K] into first and second halves [..., C / 2h, h, K] of the blocks of 2h rows."""
     first, second = x.unflatten(-2, (-1, 2, h)).unbind(-3)
     return first, second
 
 
 def _suffix(log: Tensor) -> Tensor:
-    """Sum over the rows after each row, each summed from the end so that a reset leaves what follows it alone."""
+    """Sum over the rows after each row, from the end, so that a reset does not affect later rows."""
     sums = log[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
     return torch.cat([sums, torch.zeros_like(log[..., :1, :])], -2)
 
 
 def _delayed(factors: Tensor) -> Tensor:
-    """Factors moved by one row: the first row reads the earlier state undecayed."""
+    """Shift factors by one row: the first row reads the earlier state without decay."""
     return torch.cat([torch.ones_like(factors[..., :1, :]), factors[..., :-1, :]], -2)

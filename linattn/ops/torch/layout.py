@@ -1,10 +1,10 @@
 """Layout of tokens in chunks, [B, T, H, X] <-> [N, B, H, C, X], and the passage of the state from chunk to chunk.
 
-The chunks come first so that the one loop over them walks contiguous slices. Padding tokens are zero in every argument:
-they write nothing, erase nothing and, zero being the logarithm of one, fade nothing.
+Chunks are the first dimension so that the loop over them reads contiguous slices. Padding tokens are zero in every argument: they
+neither write nor erase, and with a logarithm of zero they do not decay.
 
-Packed sequences are padded to whole chunks each, so a chunk belongs to one sequence and nothing can cross. How many
-chunks there are at most follows from the shapes alone, T // C + N of them: no look at ``cu_seqlens``, no synchronisation.
+Each packed sequence is padded to whole chunks, so that a chunk belongs to one sequence. The largest number of chunks, T // C + N,
+follows from the shapes, without reading ``cu_seqlens`` and without synchronisation.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from torch import Tensor
 from linattn.ops import tracing
 from linattn.ops.inputs import Inputs
 
-SLAB = 64 * 64 * 64  # entries of all the C x C matrices of one slab on a CPU: with its temporaries it stays in the cache
+SLAB = 64 * 64 * 64  # entries of all C x C matrices of a slab on a CPU, which fits the cache with its temporaries
 
 
 class Passage:
-    """The state [B, H, K, V] on its way through the chunks."""
+    """State [B, H, K, V] carried through the chunks."""
 
     def __init__(self, initial: Tensor) -> None:
         self.state = initial
 
     def enter(self) -> Tensor:
-        """The state that the next chunk starts from."""
+        """Return the state before the next chunk."""
         return self.state
 
     def leave(self, state: Tensor) -> None:
-        """``state`` is what the chunk left."""
+        """Store ``state``, the state after the chunk."""
         self.state = state
 
     def final(self) -> Tensor:
-        """The last state of each sequence."""
+        """Return the last state of each sequence."""
         return self.state
 
 
 class Dense:
-    """Rows of the batch are the sequences."""
+    """Layout of sequences that are rows of the batch."""
 
     def __init__(self, tokens: int, size: int, slab: int) -> None:
         self.tokens, self.size, self.slab = tokens, size, slab
         self.padding = -tokens % size
 
     def split(self, x: Tensor, dtype: torch.dtype, padding: float = 0.0) -> list[Tensor]:
-        """[B, T, H, X] -> slabs of chunks [n, B, H, C, X] in ``dtype``."""
+        """Split [B, T, H, X] into slabs of chunks [n, B, H, C, X] in ``dtype``."""
         if self.padding:
             x = F.pad(x, (0, 0, 0, 0, 0, self.padding), value=padding)
         slabs = x.split(self.slab * self.size, 1)
         return [s.unflatten(1, (-1, self.size)).permute(1, 0, 3, 2, 4).contiguous().to(dtype) for s in slabs]
 
     def join(self, slabs: list[Tensor]) -> Tensor:
-        """Slabs [n, B, H, C, V] -> [B, T, H, V]."""
+        """Join slabs [n, B, H, C, V] to [B, T, H, V]."""
         o = torch.cat([_contiguous_gradient(o).permute(1, 0, 3, 2, 4) for o in slabs], 1).flatten(1, 2)
         return o[:, : self.tokens] if self.padding else o
 
@@ -93,7 +93,7 @@ class Packed:
         return PackedPassage(self, initial)
 
     def of_chunks(self, x: Tensor) -> list[Tensor]:
-        """[N, ...] -> slabs [n, 1, ...] with the own row of each chunk."""
+        """Expand [N, ...] to slabs [n, 1, ...] with the row of each chunk's sequence."""
         return list(x.index_select(0, self.row)[:, None].split(self.slab))
 
 
@@ -121,7 +121,7 @@ class PackedPassage(Passage):
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """The identity; the gradient is laid out once for the several matrix products that read it."""
+    """Identity whose gradient is made contiguous once for the matrix products that read it."""
 
     generate_vmap_rule = True
 
@@ -139,14 +139,13 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 def _contiguous_gradient(o: Tensor) -> Tensor:
-    return o if torch.compiler.is_compiling() or tracing.forward_mode() else _ContiguousGradient.apply(o)  # a compiler lays it out itself
+    return o if torch.compiler.is_compiling() or tracing.forward_mode() else _ContiguousGradient.apply(o)  # compilers choose layouts
 
 
 def layout_of(inputs: Inputs, size: int) -> Dense | Packed:
-    """The layout of the keys and values of ``inputs`` in chunks of ``size`` tokens.
+    """Build the layout of the keys and values of ``inputs`` in chunks of ``size`` tokens.
 
-    A CPU works through the sequence in slabs that fit its cache. A GPU, and a compiler that fuses what it sees, get all
-    chunks at once.
+    A CPU processes the sequence in slabs that fit its cache; GPUs and compilers get all chunks at once.
     """
     batch, tokens = inputs.k.shape[:2]
     whole = inputs.v.device.type != "cpu" or torch.compiler.is_compiling()
@@ -155,5 +154,5 @@ def layout_of(inputs: Inputs, size: int) -> Dense | Packed:
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """[., ., Hk, ...] -> [., ., H, ...]: each of the H heads of v reads its own copy."""
+    """Repeat [., ., Hk, ...] to [., ., H, ...], a copy for each of the H heads of v."""
     return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)

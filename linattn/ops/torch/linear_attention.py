@@ -1,4 +1,4 @@
-"""The portable backend: plain torch on every device, differentiable as often as one likes, in three forms."""
+"""Portable backend: operations of torch on every device, differentiable any number of times, in three forms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from linattn.ops.torch.layout import Packed, layout_of, shared
 
 
 def _run(inputs: Inputs, form: str) -> Outputs:
-    """z is one more column of S that every token writes a 1 into, so no form needs to know of it."""
+    """Run a form; z is an additional column of S with values of 1, so that the forms need not handle it."""
     v, initial = inputs.v.to(inputs.compute_dtype), inputs.initial
     if initial is None:
         initial = v.new_zeros(inputs.rows, inputs.heads, inputs.k.shape[-1], v.shape[-1])

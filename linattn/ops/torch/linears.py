@@ -1,4 +1,4 @@
-"""Linear maps with what stands around them, in operations of torch."""
+"""Linear maps with neighbouring operations, in operations of torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops.torch.quantised import Quantised, dequantised
+
+Matrix = Tensor | Quantised
 Biases = Sequence[Tensor | None]
-Steps = Sequence[tuple[str, float | Tensor | None]]  # what is done to numbers, in this order
+Steps = Sequence[tuple[str, float | Tensor | None]]  # names of elementwise operations with their operands, in order
 Finish = Sequence[Steps]  # for each product
 FINISHES: dict[str, Callable[..., Tensor]] = {
     "log_sigmoid": F.logsigmoid, "softplus": F.softplus, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "neg": torch.neg,
@@ -18,16 +21,20 @@ FINISHES: dict[str, Callable[..., Tensor]] = {
 
 
 def portable(
-    x: Tensor, weights: Sequence[Tensor], biases: Biases, norm: Tensor | None, eps: float, size: int, gate: Tensor | None,
+    x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Tensor | None, eps: float, size: int, gate: Tensor | None,
     residual: Tensor | None, gated: bool, finish: Finish,
 ) -> list[Tensor]:  # fmt: skip
     """The definition, in operations of torch."""
     x = normed(x, norm, eps, size, gate)
-    products = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    products = [F.linear(x, _floats(w, x.dtype), b) for w, b in zip(weights, biases, strict=True)]
     if gated:
         products = [F.silu(products[0]) * products[1]]
     products = products if residual is None else [residual + products[0]]
     return [finished(y, finish[i]) if i < len(finish) else y for i, y in enumerate(products)]
+
+
+def _floats(weight: Matrix, dtype: torch.dtype) -> Tensor:
+    return weight if isinstance(weight, Tensor) else dequantised(*weight, dtype)
 
 
 def finished(y: Tensor, steps: Steps) -> Tensor:
@@ -39,7 +46,7 @@ def finished(y: Tensor, steps: Steps) -> Tensor:
 
 
 def normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None) -> Tensor:
-    """``n(x)``, in the dtype of x."""
+    """Compute ``n(x)`` in the dtype of x."""
     if not size:
         return x
     pieces = x.unflatten(-1, (-1, size))

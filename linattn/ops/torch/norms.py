@@ -1,4 +1,4 @@
-"""The norms over a head's channels in operations of torch."""
+"""Norms over a head's channels in operations of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
-    """The definition; ``mean`` or sum of the squares."""
+    """Compute the definition by the ``mean`` or the sum of the squares."""
     wide = x if x.dtype == torch.float64 else x.float()
     squares = wide.square()
     y = wide * torch.rsqrt((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps)

@@ -1,4 +1,4 @@
-"""The recurrent form in plain torch: one step a token, for decoding and as a second opinion on the chunks."""
+"""Recurrent form in operations of torch: one step per token, for decoding and to check the chunk form."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Inputs, operands
 from linattn.ops.torch.decay import Factor
 from linattn.ops.torch.layout import shared
 
 
 def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-    """Walk the tokens of ``v`` [B, T, H, V] with the state [B, H, K, V]; returns the outputs and the final states."""
+    """Run ``v`` [B, T, H, V] token by token from the state [B, H, K, V]; returns the outputs and the final states."""
     cu = inputs.cu_seqlens
     walk = _rows(inputs, v, initial) if cu is None else _packed(inputs, cu, v, initial)
     outputs, final = [], initial
@@ -24,7 +24,7 @@ def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(inputs: Inputs, v: Tensor, state: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the batch are the sequences."""
+    """Run sequences that are rows of the batch."""
     for token in _tokens(inputs, v):
         o, state = _step(state, *token)
         yield o, state
@@ -46,7 +46,7 @@ def _packed(inputs: Inputs, cu: Tensor, v: Tensor, initial: Tensor) -> Iterator[
 
 
 def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
-    """q, k, read, write [B, H, 1, K], v [B, H, 1, V], α as a Factor [.., H, 1 or K, 1], beta [B, H, 1, 1], bonus [H, 1, K]."""
+    """Yield q, k, read, write [B, H, 1, K], v [B, H, 1, V], α as Factor [.., H, 1 or K, 1], beta [B, H, 1, 1], bonus [H, 1, K]."""
     count = v.shape[1]
 
     def each(x: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -57,9 +57,9 @@ def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
 
     q, k = (shared(x, inputs.heads) for x in (inputs.q, inputs.k))
     q = q.to(v.dtype) * inputs.scale
-    read, write = inputs.erase or (None, None)
-    bonus = None if inputs.bonus is None else inputs.bonus.to(v.dtype)[:, None]
-    beta = None if inputs.beta is None else inputs.beta[..., None]
+    beta, read, write, bonus = operands(inputs.rule)
+    bonus = None if bonus is None else bonus.to(v.dtype)[:, None]
+    beta = None if beta is None else beta[..., None]
     yield from zip(rows(q), rows(k), rows(v), _factors(inputs, v), rows(beta), rows(read), rows(write), (bonus,) * count, strict=True)
 
 

@@ -1,10 +1,9 @@
-"""The elementwise recurrences in plain torch: blocks double inside a chunk, a short loop goes from chunk to chunk.
+"""Elementwise recurrences in operations of torch: doubling blocks inside a chunk, and a short loop over chunks.
 
-Each is a pair of operations on what lies between two tokens, where logarithms of decays add up: ``fade`` carries a state
-over a sum of logarithms, ``join`` puts what came later on top of it.
+Each recurrence is defined by ``join``, which combines a state, the sum of the logarithms of later decays, and later contributions.
 
-A compiler would unroll both, for minutes, and again for every other number of chunks: it gets each scan as one operator,
-whose gradient is a scan from the end.
+A compiler would unroll the loops for minutes, and again for every number of chunks, so it gets each scan as one operator, whose
+gradient is a scan from the end.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from linattn.ops.torch.decay import Factor, halves
 from linattn.ops.torch.layout import SLAB, Dense, Packed
 
 SIZE = 64
-Join = Callable[[Tensor, Tensor, Tensor], Tensor]  # (state, sum of logarithms since it, what came later) -> state
+Join = Callable[[Tensor, Tensor, Tensor], Tensor]  # (state, sum of later logarithms, later contributions) -> state
 
 
 def decayed_sum(h: Tensor, log: Tensor, later: Tensor) -> Tensor:
-    """``exp(log) h + later``."""
+    """Compute ``exp(log) h + later``."""
     return Factor.of(log).apply(h.expand_as(log), later)
 
 
 def decayed_max(m: Tensor, log: Tensor, later: Tensor) -> Tensor:
-    """``max(log + m, later)``."""
+    """Compute ``max(log + m, later)``."""
     return torch.maximum(log + m, later)
 
 
 def scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``decay`` and ``x`` [B, T, D], ``initial`` [N, D]: every state [B, T, D] and the last of each sequence [N, D]."""
-    if torch.compiler.is_compiling() and not exporting():  # a program is exported in PyTorch's own operators
+    """Compute every state [B, T, D] and the last of each sequence [N, D] from ``decay`` and ``x`` [B, T, D], ``initial`` [N, D]."""
+    if torch.compiler.is_compiling() and not exporting():  # exported programs use PyTorch's operators only
         return compiled_scan(join is decayed_max, decay, x, initial, cu_seqlens)
     return _scan(join, decay, x, initial, cu_seqlens)
 
@@ -44,7 +43,7 @@ def whole(
     run: Callable[..., tuple[Tensor, Tensor]], join: Join, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None,
     nothing: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``run``, the scan above or the definition, in the dtype of states and from ``nothing`` where there is no initial state."""
+    """Call ``run``, :func:`scan` or the reference, in the dtype of states, with ``nothing`` as the default initial state."""
     wide = torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
     if initial is None:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -59,7 +58,7 @@ def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Ten
     slab = max(1, SLAB // (SIZE * x.shape[-1] * batch))
     layout = Dense(tokens, SIZE, slab) if cu_seqlens is None else Packed(cu_seqlens, tokens, SIZE, slab)
     passage = layout.passage(initial[:, None, None])
-    nothing = 0.0 if join is decayed_sum else -torch.inf  # what a padding token adds
+    nothing = 0.0 if join is decayed_sum else -torch.inf  # neutral element for padding tokens
     outputs = []
     for log, own in zip(layout.split(decay[:, :, None], x.dtype), layout.split(x[:, :, None], x.dtype, nothing), strict=True):
         # [n, B, 1, C, D]
@@ -70,7 +69,7 @@ def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Ten
 
 
 def _within(join: Join, log: Tensor, own: Tensor) -> Tensor:
-    """States of each row as if its chunk started from zero: blocks of 2h rows from their halves."""
+    """Compute the states of each row from an empty state before its chunk: blocks of 2h rows from their halves."""
     h = 1
     while 2 * h <= own.shape[-2]:
         first, second = halves(own, h)
@@ -80,7 +79,7 @@ def _within(join: Join, log: Tensor, own: Tensor) -> Tensor:
 
 
 def _carry(join: Join, total: Tensor, last: Tensor, passage) -> Tensor:
-    """The states before each chunk [n, B, 1, 1, D]."""
+    """Compute the states before each chunk [n, B, 1, 1, D]."""
     before = []
     for log, own in zip(total.unbind(), last.unbind(), strict=True):
         before.append(passage.enter())
@@ -89,7 +88,7 @@ def _carry(join: Join, total: Tensor, last: Tensor, passage) -> Tensor:
 
 
 def _whole(maximum: bool, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """:func:`scan` as an operator: of decayed sums, or of the ``maximum``."""
+    """Operator form of :func:`scan`, of decayed sums or of the ``maximum``."""
     h, last = _scan(decayed_max if maximum else decayed_sum, decay, x, initial, cu_seqlens)
     return h.clone(memory_format=torch.contiguous_format), last.clone(memory_format=torch.contiguous_format)
 
@@ -109,7 +108,7 @@ def _backward(ctx, g: Tensor, g_last: Tensor):
     before, ends = _before(h, initial, cu_seqlens)
     if ctx.maximum:
         carried = decay + before
-        log = torch.where(carried > x, 1.0, torch.where(carried == x, 0.5, 0.0)).to(x.dtype).log()  # equal ones share
+        log = torch.where(carried > x, 1.0, torch.where(carried == x, 0.5, 0.0)).to(x.dtype).log()  # equal values share the gradient
     else:
         log = decay.conj()
     later = torch.where(ends[..., None], 0.0, log.roll(-1, 1)).flip(1).resolve_conj()
@@ -128,7 +127,7 @@ compiled_scan = register(
 
 
 def _before(h: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The state before each token [B, T, D], and which tokens are the last of a sequence [1, T]."""
+    """State before each token [B, T, D], and mask of the last tokens of sequences [1, T]."""
     token = torch.arange(h.shape[1], device=h.device)
     if cu_seqlens is None:
         return torch.cat([initial[:, None], h], 1)[:, :-1], (token == h.shape[1] - 1)[None]

@@ -1,10 +1,10 @@
-"""The selective scan in plain torch: chunks side by side, a token of each at a time.
+"""Selective scan in operations of torch: many chunks in parallel, one token of each at a time.
 
-As many chunks go side by side as fill a CPU's cache. The first walk gives what each chunk leaves of itself, a short loop
-hands the state from chunk to chunk, and the second walk, from the right states, gives the outputs. Where one chunk fills
-the cache alone, one walk does. Every exponent is a token's own ``dt A`` or a sum of them, so none is above 0.
+The number of parallel chunks fits a CPU's cache. A first pass computes each chunk's state from an empty start, a short loop carries
+the state over the chunks, and a second pass from these states computes the outputs. If one chunk fills the cache, a single pass
+suffices. Every exponent is ``dt A`` of a token or a sum of them, so none is above 0.
 
-The state is D N numbers a token and never stored for more than a chunk: the gradient walks it again.
+The state has D N numbers per token and is never stored for more than a chunk: the backward pass recomputes it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from linattn.ops.torch import scan
 from linattn.ops.torch.layout import Dense, Packed
 
 SIZE = 64  # tokens of a chunk
-CACHE = 2**15  # entries of the states that go side by side
+CACHE = 2**15  # entries of the states of parallel chunks
 
 
 def selective_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``initial`` [rows, D, N]: outputs and last states."""
+    """Compute outputs and last states from ``x``, ``dt`` [B, T, D], ``a`` [D, N], ``b``, ``c`` [B, T, N], ``initial`` [rows, D, N]."""
     batch, tokens, _ = x.shape
     if tokens == 0 or initial.shape[0] == 0 or batch == 0:
         return x, initial
@@ -46,7 +46,7 @@ def whole(
     run: Callable[..., tuple[Tensor, Tensor]], x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
     initial: Tensor | None, cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``run``, the one above or the definition, in the dtype of sums, with ``d`` x beside it and rounded to the dtype of x."""
+    """Call ``run``, :func:`selective_scan` or the reference, in the dtype of sums; add ``d`` x and round to the dtype of x."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if initial is None:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -56,14 +56,14 @@ def whole(
 
 
 def _doubled(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute every state by the scan with doubling blocks: a compiler would unroll a walk of 64 steps for minutes."""
+    """Compute every state by the scan with doubling blocks: a compiler would unroll a loop of 64 steps for minutes."""
     log, written = dt[..., None] * a, (dt * x)[..., None] * b[..., None, :]  # [B, T, D, N]
     h, last = scan.scan(scan.decayed_sum, log.flatten(-2), written.flatten(-2), initial.flatten(-2), cu_seqlens)
     return (h.view(log.shape) @ c[..., None])[..., 0], last.view(initial.shape)
 
 
 def _slab(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, passage) -> Tensor:
-    """Outputs [n, B, C, D] of n chunks, and the state handed through them."""
+    """Compute outputs [n, B, C, D] of n chunks and carry the state through them."""
     if x.shape[0] == 1:
         y, last = walk(x, dt, b, c, a, passage.enter()[:, 0][None])
         passage.leave(last[0][:, None])
@@ -78,7 +78,7 @@ def _slab(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, passage) -> Te
 
 
 def walk(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunks from the states ``h`` [n, B, D, N] before them: outputs [n, B, C, D] and the states after them."""
+    """Run chunks from the states ``h`` [n, B, D, N] before them: outputs [n, B, C, D] and the states after them."""
     if tracing.forward_mode():
         return _steps(x, dt, b, c, a, h)
     y, last = _Walk.apply(x, dt, b, c, a, h)
@@ -86,7 +86,7 @@ def walk(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) -> t
 
 
 def _steps(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`walk` in operations that autograd knows."""
+    """Compute :func:`walk` in differentiable operations of torch."""
     u, outputs = dt * x, []
     for t in range(x.shape[-2]):
         h = torch.addcmul(u[..., t, :, None] * b[..., t, None, :], (dt[..., t, :, None] * a).exp(), h)
@@ -95,7 +95,7 @@ def _steps(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) ->
 
 
 class _Walk(torch.autograd.Function):
-    """:func:`_steps`, keeping no states: the gradient makes those of its chunks once more."""
+    """Autograd function of :func:`_steps` that saves no states; the backward pass recomputes those of its chunks."""
 
     generate_vmap_rule = True
 

@@ -1,17 +1,39 @@
-"""A token of the selective scan in operations of torch."""
+"""Decoding step of the selective scan in operations of torch."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def step_(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
-    softplus: bool, limit: tuple[float, float],
-) -> Tensor:  # fmt: skip
+class Step(NamedTuple):
+    """A call of :func:`linattn.ops.selective_step.selective_step_`: the tensors, and how ``dt`` becomes Δ."""
+
+    state: Tensor
+    x: Tensor
+    dt: Tensor
+    bias: Tensor | None
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    d: Tensor | None
+    z: Tensor | None
+    softplus: bool = False
+    limit: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All but the options; None for tensors that the call does not have."""
+        return self[:9]
+
+
+def step_(call: Step) -> Tensor:
     """Run :func:`linattn.ops.selective_step.selective_step_`."""
+    state, x, dt, bias, a, b, c, d, z, softplus, limit = call
     wide = state.dtype
     token, step = x.to(wide), dt.to(wide)
     step = step if bias is None else step + bias.to(wide)

@@ -1,7 +1,7 @@
-"""The short convolution by products with shifted inputs: in one expression, and in blocks with the gradient by hand.
+"""Short convolution by products with shifted inputs: as one expression, and in blocks with a hand-written gradient.
 
-The expression is for compilers, transforms and second derivatives. The blocks are what runs as it is written: a block and its
-products stay in the cache of a processor, and nothing but the inputs is kept for backward.
+The expression is for compilers, transforms and second derivatives. Eager mode uses blocks: a block and its products fit the cache of
+a processor, and only the inputs are saved for backward.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 1 << 16  # numbers that stay in a cache together with what is made of them
+BLOCK = 1 << 16  # numbers of a block, which fits the cache with its products
 
 
 def shifted(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool) -> Tensor:
-    """``x`` [B, T, D], ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]: y [B, T, D]."""
+    """Compute y [B, T, D] from ``x`` [B, T, D], ``before`` [B, W - 1, D], ``weight`` [D, 1, W], ``bias`` [D]."""
     tokens, past = x.shape[1], weight.shape[2] - 1
     longer = F.pad(x, (0, 0, past, 0)) if before is None else torch.cat([before, x], 1)
     taps = _taps(x, weight)
@@ -44,7 +44,7 @@ def backward(
     d_before = None if before is None else torch.empty_like(before, memory_format=torch.contiguous_format)
     total = torch.zeros_like(taps[0])
     for rows, start, stop in _blocks(x):
-        own, end = stop - start, min(stop + past, tokens)  # the tokens behind have met inputs of this block
+        own, end = stop - start, min(stop + past, tokens)  # later outputs depend on inputs of this block
         seen = _window(x, before, rows, start, end, taps)
         d_z = d_y[rows, start:end].to(taps.dtype)
         if activation:
@@ -61,13 +61,13 @@ def backward(
 
 
 def _taps(x: Tensor, weight: Tensor) -> Tensor:
-    """[W, D], wide."""
+    """Weights [W, D] in float32 (float64 for float64)."""
     wide = torch.float64 if torch.float64 in (x.dtype, weight.dtype) else torch.float32
-    return weight[:, 0].t().to(wide).contiguous()  # products with channels apart would take twice as long
+    return weight[:, 0].t().to(wide).contiguous()  # contiguous channels are twice as fast
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[slice, int, int]]:
-    """Rows, first token and end of each block; off a CPU all is one."""
+    """Iterate over the rows, first token and end of each block; a single block except on a CPU."""
     batch, tokens, width = x.shape
     block = BLOCK if x.device.type == "cpu" else x.numel()
     span = min(tokens, max(1, block // width))
@@ -78,7 +78,7 @@ def _blocks(x: Tensor) -> Iterator[tuple[slice, int, int]]:
 
 
 def _window(x: Tensor, before: Tensor | None, rows: slice, start: int, stop: int, taps: Tensor) -> Tensor:
-    """Tokens from W - 1 before ``start`` up to ``stop``, wide."""
+    """Tokens from W - 1 before ``start`` up to ``stop``, in float32 (float64 for float64)."""
     past = taps.shape[0] - 1
     seen = x[rows, max(start - past, 0) : stop].to(taps.dtype)
     if start >= past:
@@ -98,7 +98,7 @@ def _convolved(seen: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _gathered(d_z: Tensor, taps: Tensor, own: int) -> Tensor:
-    """Gradients of the first ``own`` tokens, from their own outputs and from the next W - 1, as far as these exist."""
+    """Compute gradients of the first ``own`` tokens from their outputs and the next W - 1, if these exist."""
     past = taps.shape[0] - 1
     d_x = d_z[:, :own] * taps[past]
     for ahead in range(1, past + 1):

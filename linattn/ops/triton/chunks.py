@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Flat
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
 from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
@@ -34,10 +34,9 @@ def portable_forward(*arguments) -> launch.Tensors:
     """``forward`` in operations of torch; nothing joins segments."""
     from linattn.ops.torch import linear_attention as portable
 
-    q, k, v, decay, beta, read, write, bonus, initial, cu, scale, wide, *_ = arguments
-    erase = None if read is None else (read, write)
-    out = portable.FORMS["chunk"](Inputs(q, k, v, scale, decay, beta, erase, bonus, initial=initial, return_state=True, cu_seqlens=cu))
-    return out.o if wide else out.o.to(v.dtype), out.state, None, None
+    call, wide = Flat(*(*arguments[:9], None, *arguments[9:11], False)), arguments[11]
+    out = portable.FORMS["chunk"](call.inputs())
+    return out.o if wide else out.o.to(call.v.dtype), out.state, None, None
 
 
 @fitting.or_else(portable_forward, _forward_name)
@@ -167,9 +166,11 @@ def outputs(*arguments) -> launch.Tensors:
     return tuple([None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)])
 
 
-def gradients(do, dfinal, q, k, v, decay, beta, read, write, bonus, initial, cu_seqlens, scale, ddecay, *_) -> launch.Tensors:
+def gradients(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
     """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    dinitial = v.new_empty((sequences, v.shape[2], k.shape[3], v.shape[3]), dtype=torch.float32)
-    of = (q, k, v, decay if ddecay else None, beta, read, write, bonus)
+    *tensors, _, ddecay, _, _ = arguments
+    x = Arguments(*tensors)
+    sequences = x.v.shape[0] if x.cu is None else x.cu.shape[0] - 1
+    dinitial = x.v.new_empty((sequences, x.v.shape[2], x.k.shape[3], x.v.shape[3]), dtype=torch.float32)
+    of = (x.q, x.k, x.v, x.decay if ddecay else None, x.beta, x.read, x.write, x.bonus)
     return *(None if t is None else t.new_empty(t.shape) for t in of), dinitial

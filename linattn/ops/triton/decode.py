@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.ops import gpu, tracing
-from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.inputs import Flat, Inputs, Outputs
 from linattn.ops.operator import register
 from linattn.ops.torch import linear_attention as portable
 from linattn.ops.triton import fitting, launch, table
@@ -192,16 +192,15 @@ def _portable(
     arguments: tuple[Any, ...], final: Tensor | None, final_z: Tensor | None, _: bool = False, unit: float | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`_launch` in operations of torch."""
-    q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, scale, normalized = arguments
+    x = Flat(*arguments)
     if unit is not None:
-        q, k = ((t.float() * (t.float().square().sum(-1, keepdim=True) + unit).rsqrt()).to(v.dtype) for t in (q, k))
-    erase = None if read is None else (read, write)
-    inputs = Inputs(q, k, v, scale, decay, beta, erase, bonus, normalized, True, initial, initial_z, True, cu)
-    out = portable.FORMS["recurrent"](inputs)
+        q, k = ((t.float() * (t.float().square().sum(-1, keepdim=True) + unit).rsqrt()).to(x.v.dtype) for t in (x.q, x.k))
+        x = x._replace(q=q, k=k)
+    out = portable.FORMS["recurrent"](x.inputs())
     for to, t in ((final, out.state), (final_z, out.z)):
         if to is not None and t is not None:
             to.copy_(t)
-    return out.o.to(torch.float32 if normalized else v.dtype), out.denominator
+    return out.o.to(torch.float32 if x.denominator else x.v.dtype), out.denominator
 
 
 @fitting.or_else(_portable, _name)
@@ -244,26 +243,29 @@ def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     return o, denominator
 
 
-def _recurrent(q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized, return_state):
+def _recurrent(*arguments: Any) -> list[Tensor]:
     """The op: o, the denominator if ``normalized``, and with ``return_state`` the final states."""
-    final, final_z = _states(v, k, cu_seqlens, normalized) if return_state else (None, None)
-    arguments = (q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized)
-    return [t for t in (*_launch(arguments, final, final_z), final, final_z) if t is not None]
+    *call, return_state = arguments
+    final, final_z = _states(Flat(*call)) if return_state else (None, None)
+    return [t for t in (*_launch(tuple(call), final, final_z), final, final_z) if t is not None]
 
 
-def _fake(q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu_seqlens, scale, normalized, return_state):
-    o = v.new_empty(v.shape, dtype=torch.float32 if normalized else v.dtype)
-    out = [o, v.new_empty(v.shape[:3], dtype=torch.float32)] if normalized else [o]
+def _fake(*arguments: Any) -> list[Tensor]:
+    *call, return_state = arguments
+    x = Flat(*call)
+    o = x.v.new_empty(x.v.shape, dtype=torch.float32 if x.denominator else x.v.dtype)
+    out = [o, x.v.new_empty(x.v.shape[:3], dtype=torch.float32)] if x.denominator else [o]
     if return_state:
-        out += [t for t in _states(v, k, cu_seqlens, normalized) if t is not None]
+        out += [t for t in _states(x) if t is not None]
     return out
 
 
-def _states(v: Tensor, k: Tensor, cu: Tensor | None, normalized: bool) -> tuple[Tensor, Tensor | None]:
-    """Room for S [N, H, K, V] and z [N, H, K]."""
-    size = (v.shape[0] if cu is None else cu.shape[0] - 1, v.shape[2], k.shape[3])
+def _states(x: Flat) -> tuple[Tensor, Tensor | None]:
+    """Empty final states S [N, H, K, V] and, with a denominator, z [N, H, K]."""
+    v, cu = x.v, x.cu_seqlens
+    size = (v.shape[0] if cu is None else cu.shape[0] - 1, v.shape[2], x.k.shape[3])
     state = torch.empty((*size, v.shape[3]), dtype=torch.float32, device=v.device)
-    return state, torch.empty(size, dtype=torch.float32, device=v.device) if normalized else None
+    return state, torch.empty(size, dtype=torch.float32, device=v.device) if x.denominator else None
 
 
 _op = register(

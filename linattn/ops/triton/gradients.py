@@ -8,7 +8,9 @@ one or two kinds of keys:
     delta    q (do), k (cotangent -de = -dv, strictly)    k (value e)
     erase    q (do), r (cotangent x, strictly, before)    k (value v), w (value u)
 
-A query and a key are each other's mirror image: ``side`` (sides.py) serves both.
+A query and a key are each other's mirror image: ``role`` serves both, one role after the other, so that few tensors are live at once.
+With a decay per channel all is scaled to the middle of the chunk; unsettled.py has the blocks of channels in which that exceeds the
+range of float32.
 """
 
 from __future__ import annotations
@@ -17,215 +19,296 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.prepare import away_from_zero
-from linattn.ops.triton.sides import rows_of, side
+from linattn.ops.triton.sides import rows_of
 from linattn.ops.triton.tiles import (
     CHANNEL,
     DELTA,
     ERASE,
     HEAD,
-    LOG2E,
     PLAIN,
     TAME,
     from_middle,
     locate,
     orders,
     sums,
+    weight,
     whole,
 )
 
 
 @triton.jit
-def orders_of(
-    decay, decay_token, decay_head, first, last, head, column,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, kind: tl.constexpr,
+def units_of(slot, heads, head, column, K: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr):
+    """Places of a block's units of channels in ``done``, and which of them exist."""
+    COUNT: tl.constexpr = (K + UNIT - 1) // UNIT
+    unit = column * (BK // UNIT) + tl.arange(0, BK // UNIT)
+    return (slot.to(tl.int64) * heads + head) * COUNT + unit, unit < COUNT
+
+
+@triton.jit
+def of_tokens(tensor, time, token, channels, inside):
+    """A block [C, BK] of a tensor whose head is chosen."""
+    return tl.load(tensor + time[:, None] * token + channels[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def factor(x, decay_at, inside, READS: tl.constexpr, BEFORE: tl.constexpr):
+    """What scales a kind of query (``READS``) or key [C, BK] to the middle of the chunk, ``x`` orders away."""
+    if BEFORE:
+        x -= orders(tl.load(decay_at, mask=inside, other=0.0))
+    return tl.exp2(x if READS else -x)
+
+
+@triton.jit
+def other_side(
+    g, of, x, steps, total, reader, decay_at, channels, inside, time, rows, scale,
+    DECAY: tl.constexpr, READS: tl.constexpr, APART: tl.constexpr, BITS: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """A block of decays per channel [C, BK] in binary orders, and the orders between each token and the middle of the chunk."""
-    rows = tl.arange(0, C)
-    channels = column * BK + tl.arange(0, BK)
-    inside = (rows < last - first)[:, None] & (channels < K)[None, :]
-    time = first.to(tl.int64) + rows
-    d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
-    steps = orders(d)
-    return steps, from_middle(steps, rows, C // 2, kind)
+    """What a query (``READS``) meets of a kind of key, or a key of a kind of query: the weights [C, C], and the vectors as they come and
+    scaled. ``reader`` are the decays before queries; those that are ``APART`` read before their token's own.
+    """
+    i = rows[:, None]
+    t = rows[None, :]
+    raw = of_tokens(of[2], time, of[3], channels, inside).to(kind)
+    vectors = raw
+    if DECAY == CHANNEL:
+        vectors = (raw * factor(x, decay_at, inside, not READS, APART and not READS)).to(kind)
+    if DECAY == HEAD:
+        between = reader[:, None] - total[None, :] if READS else reader[None, :] - total[:, None]
+        g *= weight(between, BITS)
+    return tl.where(i > t if READS else i < t, g * scale, 0.0).to(kind), raw, vectors
+
+
+@triton.jit
+def role(
+    mine, one, two, state, x, edge, steps, total, decay_at, channels, inside, time, valid, rows, scale, scale_one, scale_two,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr,
+    READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
+    BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one kind of query (``READS``) or key [C, BK], both its parts in the decay's, and what a token meets of itself.
+
+    A kind is its cotangents (a key's values) and its vectors, each with its stride of time: ``mine`` meets ``one`` and, if ``TWO``,
+    ``two``, and what ``state`` holds, the one before the chunk (the cotangent of the one after it), which ``edge`` brings to the middle.
+    Queries may read ``BEFORE`` their token's decay. Neighbours of which one does (``APART``) have no decay between them: they go apart,
+    so that the decay's gradient holds nothing of them, not even what is left where they cancel. Both ends of a pair are rounded alike
+    here and on its other side: in the decay's gradient what they share must cancel.
+    """
+    i = rows[:, None]
+    t = rows[None, :]
+    d = tl.zeros([C, BK], tl.float32)
+    g_one = tl.zeros([C, C], tl.float32)
+    g_two = tl.zeros([C, C], tl.float32)
+    for block in range(0, V, BV):
+        columns = block + tl.arange(0, BV)
+        there = (channels < K)[:, None] & (columns < V)[None, :]
+        s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
+        o = rows_of(mine[0], time, mine[1], V, block, valid, BV, kind)
+        d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
+        g_one = tl.dot(o, tl.trans(rows_of(one[0], time, one[1], V, block, valid, BV, kind)), g_one, input_precision=PRECISION)
+        if TWO:
+            g_two = tl.dot(o, tl.trans(rows_of(two[0], time, two[1], V, block, valid, BV, kind)), g_two, input_precision=PRECISION)
+    same_one = tl.sum(tl.where(i == t, g_one, 0.0), 1)
+    same_two = tl.sum(tl.where(i == t, g_two, 0.0), 1)
+
+    reader_one = total - steps if (BEFORE if READS else APART_ONE) else total
+    reader_two = total - steps if (BEFORE if READS else APART_TWO) else total
+    low_one, raw_one, vectors_one = other_side(
+        g_one, one, x, steps, total, reader_one, decay_at, channels, inside, time, rows, scale_one, DECAY, READS, APART_ONE, BITS, kind
+    )
+    vector = of_tokens(mine[2], time, mine[3], channels, inside).to(kind)
+    scaled = vector
+    d *= scale
+    if DECAY == CHANNEL:
+        own = factor(x, decay_at, inside, READS, BEFORE)
+        d *= own * edge[None, :]
+        scaled = (vector * own).to(kind)
+    if DECAY == HEAD:
+        d *= weight(reader_one if READS else tl.sum(steps, 0) - total, BITS)[:, None]
+    outside = vector * d
+    neighbours = (i == t + 1) if READS else (i == t - 1)
+    if APART_ONE:
+        d = tl.dot(tl.where(neighbours, low_one, 0.0).to(kind), raw_one, d, input_precision=PRECISION)
+        low_one = tl.where(neighbours, 0.0, low_one).to(kind)
+    part = tl.dot(low_one, vectors_one, input_precision=PRECISION)
+    if TWO:
+        low_two, raw_two, vectors_two = other_side(
+            g_two, two, x, steps, total, reader_two, decay_at, channels, inside, time, rows, scale_two, DECAY, READS, APART_TWO, BITS, kind
+        )
+        if APART_TWO:
+            d = tl.dot(tl.where(neighbours, low_two, 0.0).to(kind), raw_two, d, input_precision=PRECISION)
+            low_two = tl.where(neighbours, 0.0, low_two).to(kind)
+        part = tl.dot(low_two, vectors_two, part, input_precision=PRECISION)
+    within = scaled * part
+    if DECAY == CHANNEL:
+        part *= own
+    return d + part, outside, within, same_one, same_two
+
+
+@triton.jit
+def summed(a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr, kind: tl.constexpr):
+    """A part of the decay's gradient: for each token the sum of rows of ``a`` [C, BK] at ``LATER`` or earlier tokens, and its ``OWN``.
+
+    Exact to float32, as parts are to cancel what they have in common. With a decay per head, of the sums over channels.
+    """
+    i = rows[:, None]
+    t = rows[None, :]
+    which = i <= t if OWN else i < t
+    if not LATER:
+        which = i >= t if OWN else i > t
+    if DECAY == HEAD:
+        each = tl.sum(a, 1)
+        if LATER and OWN:
+            total = tl.cumsum(each, 0, reverse=True)
+        else:  # without a difference, in which large ones would leave their rounding
+            total = tl.sum(tl.where(which, each[None, :], 0.0), 1)
+    else:
+        if kind == tl.float32:
+            total = sums(which, a, kind)
+        else:
+            high = a.to(tl.bfloat16).to(tl.float32)
+            total = sums(which, a - high, kind)
+            total = tl.dot(which.to(tl.bfloat16), high.to(tl.bfloat16), total)
+    return total
 
 
 @triton.jit
 def of_block(
-    slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
+    slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
-    BEFORE: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
-    DDECAY: tl.constexpr, SETTLED: tl.constexpr,
+    BEFORE: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr, DDECAY: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a chunk, with a decay per channel of a block of its channels."""
+    """Store the gradients of a chunk in a block of channels; that of a decay per head [C], summed over them, is returned."""
     q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head = strides[:10]
     decay_token, decay_head, beta_token, beta_head, do_token, do_head = strides[10:]
     rows = tl.arange(0, C)
     valid = rows < last - first
-    i = rows[:, None]
-    t = rows[None, :]
     time = first.to(tl.int64) + rows
     place = slot.to(tl.int64) * heads + head
-    shared = head // group
-    if DECAY == CHANNEL:
-        first_k = column * BK
-        last_k = first_k + BK
-        faded = tl.exp2(tl.sum(steps, 0))
-    else:
-        first_k = 0
-        last_k = K
-    total = steps
-    q += shared * q_head
-    k += shared * k_head
-    v += head * v_head
-    do += head * do_head
+    channels = first_channel + tl.arange(0, BK)
+    inside = valid[:, None] & (channels < K)[None, :]
+    at = time[:, None] * heads * K + head * K + channels[None, :]  # in contiguous tensors [B, T, H, K]
+    row = heads * V  # of values and de [B, T, H, V]
     states += place * K * V
     dstates += place * K * V
-    if RULE != PLAIN:
-        values += head * V
-        de += head * V
-    row = heads * V  # of values and de [B, T, H, V]
-
-    # A token's own value, weighed by what it is read with; and the gradient of its strength.
-    own = tl.zeros([C], tl.float32)
-    own_w = tl.zeros([C], tl.float32)
-    strength = tl.zeros([C], tl.float32)
-    for block in range(0, V, BV):
-        cotangent = rows_of(do, time, do_token, V, block, valid, BV, tl.float32)
-        if RULE == DELTA:
-            value = rows_of(values, time, row, V, block, valid, BV, tl.float32)
-            strength += tl.sum(value * rows_of(de, time, row, V, block, valid, BV, tl.float32), 1)
-        else:
-            value = rows_of(v, time, v_token, V, block, valid, BV, tl.float32)
-        own += tl.sum(cotangent * value, 1)
-        if RULE == ERASE:
-            own_w += tl.sum(cotangent * rows_of(values, time, row, V, block, valid, BV, tl.float32), 1)
-    own *= scale
-    own_w *= scale
+    keys = k + (head // group) * k_head
+    of_q = (do + head * do_head, do_token, q + (head // group) * q_head, q_token)
+    of_k = (v + head * v_head, v_token, keys, k_token)
+    of_r = of_q
+    of_w = of_k
     if RULE == DELTA:
-        b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
-        tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
-
+        of_k = (values + head * V, row, keys, k_token)
+        of_r = (de + head * V, row, keys, k_token)
+    if RULE == ERASE:
+        of_r = (de + head * V, row, read + head * read_head, read_token)
+        of_w = (values + head * V, row, write + head * write_head, write_token)
+    total = steps
+    half = tl.zeros([BK], tl.float32)
+    rest = half
+    decay_at = decay
     if DECAY == HEAD:
-        d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
-        steps = whole(d, BITS)
         total = tl.cumsum(steps, 0)
-        faded = tl.exp2(tl.sum(d, 0) * LOG2E)
-        # For its gradient: what queries read across it (at the query, minus at the key), apart for those that read before it,
-        # and what keys send past the end of the chunk.
-        crossing = tl.zeros([C], tl.float32)
-        crossing_before = tl.zeros([C], tl.float32)
-        sending = tl.zeros([C], tl.float32)
-        passing = tl.zeros([BK], tl.float32)
+        faded = tl.exp2(tl.sum(steps.to(tl.float32), 0) * (2.0**-BITS))
+    if DECAY == CHANNEL:
+        decay_at = decay + head * decay_head + time[:, None] * decay_token + channels[None, :]
+        before = tl.sum(tl.where(rows[:, None] < C // 2, steps, 0.0), 0)
+        after = tl.sum(tl.where(rows[:, None] < C // 2, 0.0, steps), 0)
+        half = tl.exp2(before)
+        rest = tl.exp2(after)
+        faded = tl.exp2(before + after)
+    sign: tl.constexpr = -1.0 if RULE == DELTA else 1.0
 
-    for block_k in range(first_k, last_k, BK):
-        channels = block_k + tl.arange(0, BK)
-        inside = valid[:, None] & (channels < K)[None, :]
-        at = time[:, None] * heads * K + head * K + channels[None, :]  # in contiguous tensors [B, T, H, K]
-        qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=inside, other=0.0).to(kind)
-        kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=inside, other=0.0).to(kind)
-        rb = kb
-        wb = kb
-        if RULE == ERASE:
-            rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0).to(kind)
-            wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0).to(kind)
-        key_values = values if RULE == DELTA else v
-        key_row = row if RULE == DELTA else v_token
+    dqb, outside, within, own, own_w = role(
+        of_q, of_k, of_w, states, x, half, steps, total, decay_at, channels, inside, time, valid, rows, scale, scale, scale,
+        K, V, C, BK, BV, DECAY, True, RULE == ERASE, BEFORE, BEFORE, False, BITS, PRECISION, kind,
+    )  # fmt: skip
+    own = own[:, None] * scale
+    kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
+    if BEFORE:
+        u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
+        qb = of_tokens(of_q[2], time, q_token, channels, inside).to(tl.float32)
+        tl.store(dbonus + place * K + channels, tl.sum(own * qb * kb, 0), mask=channels < K)
+        dqb += own * u * kb
+    else:
+        dqb += own * kb
+    if RULE == ERASE:
+        own_w = own_w[:, None] * scale
+        dqb += own_w * of_tokens(of_w[2], time, write_token, channels, inside).to(tl.float32)
+    tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
+    if DDECAY:
+        dd = summed(outside + within, rows, True, not BEFORE, DECAY, kind)
 
-        dqb, outside, cross = side(
-            do, do_token, key_values, key_row, values, row, states, qb, kb, wb, total, steps, x, rows, time, valid, channels,
-            scale, scale, scale, K, V, C, BK, BV, DECAY, SETTLED, True, RULE == ERASE, BEFORE, False, False, BITS, PRECISION, kind,
+    if RULE != PLAIN:
+        drb, outside, within, strength, _ = role(
+            of_r, of_k, of_w, states, x, half, steps, total, decay_at, channels, inside, time, valid, rows, sign, sign, sign,
+            K, V, C, BK, BV, DECAY, True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE, BITS, PRECISION, kind,
         )  # fmt: skip
-        if BEFORE:
-            cross_before = outside + cross
-            cross = tl.zeros([C, BK], tl.float32)
-        else:
-            cross += outside
-            cross_before = tl.zeros([C, BK], tl.float32)
-        if BEFORE:
-            u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
-            tl.store(dbonus + place * K + channels, tl.sum(own[:, None] * qb * kb, 0), mask=channels < K)
-            dqb += own[:, None] * u * kb
-        else:
-            dqb += own[:, None] * kb
-        if RULE == ERASE:
-            dqb += own_w[:, None] * wb
-        tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
-
-        if RULE != PLAIN:
-            sign = -1.0 if RULE == DELTA else 1.0
-            drb, outside, inner = side(
-                de, row, key_values, key_row, values, row, states, rb, kb, wb, total, steps, x, rows, time, valid, channels,
-                sign, sign, sign, K, V, C, BK, BV, DECAY, SETTLED, True, RULE == ERASE, RULE == ERASE, False, False, BITS, PRECISION, kind,
-            )  # fmt: skip
-            if RULE == ERASE:
-                cross_before += outside + inner
-                tl.store(dread + at, drb.to(dread.dtype.element_ty), mask=inside)
-            else:
-                cross += outside + inner
-
-        sign = -1.0 if RULE == DELTA else 1.0
-        dkb, send, inner = side(
-            key_values, key_row, do, do_token, de, row, dstates, kb, qb, rb, total, steps, x, rows, time, valid, channels,
-            1.0, scale, sign, K, V, C, BK, BV, DECAY, SETTLED, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, BITS, PRECISION, kind,
-        )  # fmt: skip
-        cross -= inner
-        if BEFORE:
-            dkb += own[:, None] * u * qb
-        else:
-            dkb += own[:, None] * qb
-        if RULE == DELTA:
-            dkb += drb
-        tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
-
-        if RULE == ERASE:
-            dwb, outside, inner = side(
-                values, row, do, do_token, de, row, dstates, wb, qb, rb, total, steps, x, rows, time, valid, channels,
-                1.0, scale, 1.0, K, V, C, BK, BV, DECAY, SETTLED, False, True, False, False, True, BITS, PRECISION, kind,
-            )  # fmt: skip
-            cross -= inner
-            send += outside
-            dwb += own_w[:, None] * qb
-            tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
-
         if DDECAY:
-            past = tl.zeros([BK], tl.float32)  # what passes through the whole chunk
-            for block in range(0, V, BV):
-                columns = block + tl.arange(0, BV)
-                where = channels[:, None] * V + columns[None, :]
-                both = (channels < K)[:, None] & (columns < V)[None, :]
-                s = tl.load(states + where, mask=both, other=0.0).to(tl.float32)
-                past += tl.sum(s * tl.load(dstates + where, mask=both, other=0.0).to(tl.float32), 1)
-            if DECAY == CHANNEL:
-                dd = sums(i <= t, cross, kind) + sums(i > t, send, kind) + (faded * past)[None, :]
-                if BEFORE or RULE == ERASE:
-                    dd += sums(i < t, cross_before, kind)
-                tl.store(ddecay + at, dd.to(ddecay.dtype.element_ty), mask=inside)
-            else:
-                crossing += tl.sum(cross, 1)
-                crossing_before += tl.sum(cross_before, 1)
-                sending += tl.sum(send, 1)
-                passing += past
-    if DDECAY and DECAY == HEAD:
-        dd = tl.sum(tl.where(i <= t, crossing[None, :], 0.0), 1) + tl.sum(tl.where(i > t, sending[None, :], 0.0), 1)
-        dd += tl.sum(tl.where(i < t, crossing_before[None, :], 0.0), 1) + faded * tl.sum(passing, 0)
-        tl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=valid)
+            dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
+        if RULE == ERASE:
+            tl.store(dread + at, drb.to(dread.dtype.element_ty), mask=inside)
+        elif first_channel == 0:
+            b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
+            tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
+
+    dkb, send, within, _, _ = role(
+        of_k, of_q, of_r, dstates, x, rest, steps, total, decay_at, channels, inside, time, valid, rows, 1.0, scale, sign,
+        K, V, C, BK, BV, DECAY, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, BITS, PRECISION, kind,
+    )  # fmt: skip
+    qb = of_tokens(of_q[2], time, q_token, channels, inside).to(tl.float32)
+    if BEFORE:
+        dkb += own * u * qb
+    else:
+        dkb += own * qb
+    if RULE == DELTA:
+        dkb += drb
+    tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
+    if DDECAY:
+        dd += summed(send, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+
+    if RULE == ERASE:
+        dwb, send, within, _, _ = role(
+            of_w, of_q, of_r, dstates, x, rest, steps, total, decay_at, channels, inside, time, valid, rows, 1.0, scale, 1.0,
+            K, V, C, BK, BV, DECAY, False, True, False, False, True, BITS, PRECISION, kind,
+        )  # fmt: skip
+        qb = of_tokens(of_q[2], time, q_token, channels, inside).to(tl.float32)
+        dwb += own_w * qb
+        tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
+        if DDECAY:
+            dd += summed(send, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+
+    if DDECAY:
+        past = tl.zeros([BK], tl.float32)  # what passes through the whole chunk
+        for block in range(0, V, BV):
+            columns = block + tl.arange(0, BV)
+            place_in_state = channels[:, None] * V + columns[None, :]
+            there = (channels < K)[:, None] & (columns < V)[None, :]
+            s = tl.load(states + place_in_state, mask=there, other=0.0).to(tl.float32)
+            past += tl.sum(s * tl.load(dstates + place_in_state, mask=there, other=0.0).to(tl.float32), 1)
+        if DECAY == HEAD:
+            dd += faded * tl.sum(past, 0)
+        else:
+            tl.store(ddecay + at, (dd + (faded * past)[None, :]).to(ddecay.dtype.element_ty), mask=inside)
+    else:
+        dd = tl.zeros([C], tl.float32)
+    return dd
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])
 def gradients(
     q, k, v, read, write, decay, beta, bonus, do, cu,
     values, de, states, dstates,
-    dq, dk, dread, dwrite, ddecay, dbeta, dbonus,
+    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, done,
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
     beta_token, beta_head, do_token, do_head,
     sequences, tokens, heads, group, scale, chunks_before,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
-    DDECAY: tl.constexpr, SETTLED: tl.constexpr,
+    DDECAY: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """With a decay per channel a program has one block of channels: those that settle in one piece belong to one kernel, which has
-    no more to do for them than without a decay, and the others to another.
+    """A program has one block of channels; with a decay per head and a gradient of it, all of them.
+
+    With a decay per channel ``done`` [chunks, H, units of channels] says which are done here, and which are left to unsettled.py.
     """
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
@@ -238,17 +321,41 @@ def gradients(
     _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
     if first >= last:
         return
+    rows = tl.arange(0, C)
+    valid = rows < last - first
+    time = first.to(tl.int64) + rows
     if DECAY == CHANNEL:
-        steps, x = orders_of(decay, decay_token, decay_head, first, last, head, column, K, C, BK, kind)
-        if (tl.max(tl.max(tl.abs(x), 1), 0) <= TAME) != SETTLED:
+        channels = column * BK + tl.arange(0, BK)
+        inside = valid[:, None] & (channels < K)[None, :]
+        steps = orders(of_tokens(decay + head * decay_head, time, decay_token, channels, inside))
+        x = from_middle(steps, rows, C // 2, kind)
+        far = tl.abs(x)
+        if BEFORE or RULE == ERASE:
+            far = tl.maximum(far, tl.abs(x - steps))
+        settled = tl.max(far) <= TAME
+        units, known = units_of(slot, heads, head, column, K, BK, UNIT)
+        tl.store(done + units, tl.zeros([BK // UNIT], tl.int32) + settled.to(tl.int32), mask=known)
+        if not settled:
             return
     else:
-        steps = whole(tl.zeros([C], tl.float32), BITS)
+        d = tl.zeros([C], tl.float32)
+        if DECAY == HEAD:
+            d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
+        steps = whole(d, BITS)
         x = steps
-    of_block(
-        slot, head, column, first, last, steps, x, tensors, strides, heads, group, scale,
-        K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, SETTLED,
-    )  # fmt: skip
+    if DECAY == HEAD and DDECAY:
+        dd = tl.zeros([C], tl.float32)
+        for first_channel in range(0, K, BK):
+            dd += of_block(
+                slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale,
+                K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY,
+            )  # fmt: skip
+        tl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=valid)
+    else:
+        of_block(
+            slot, head, column * BK, first, last, steps, x, tensors, strides, heads, group, scale,
+            K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import gpu, tracing
-from linattn.ops.inputs import Inputs, Outputs
+from linattn.ops.inputs import Bonus, Delta, Erase, Inputs, Outputs, operands
 from linattn.ops.recurrence import CHUNKS
 from linattn.ops.triton import decode, fitting, hopper, launch
 from linattn.ops.triton.chunks import WIDEST, name
@@ -22,23 +22,17 @@ def refusal(inputs: Inputs, form: str) -> str | None:
     """Reason why the kernels do not run ``inputs``, or None if they do."""
     if inputs.v.dtype == torch.float64:
         return "it computes in float32 at most, and the inputs are float64"
-    if (reason := tracing.refusal()) is not None:
+    if (reason := tracing.refusal() or inputs.kernel_refusal(form)) is not None:
         return reason
-    if form == "parallel":
-        return "it has no quadratic form"
-    if not inputs.causal:
-        return "without causality one matrix product is the whole work"
-    if inputs.v.shape[1] == 0 or inputs.rows == 0 or inputs.v.shape[0] == 0:
-        return "there are no tokens"
     if form_of(inputs, form) == "recurrent":
         return decode.refusal(inputs)
-    erasing = inputs.beta is not None or inputs.erase is not None
+    erasing = isinstance(inputs.rule, (Delta, Erase))
     widest = WIDEST if erasing else 2 * WIDEST
     if max(inputs.k.shape[3], inputs.v.shape[3]) > widest:
         what = "with beta or erase" if erasing else "without beta and erase"
         return f"{what} it takes K and V up to {widest}, but they are {inputs.k.shape[3]} and {inputs.v.shape[3]}"
-    read = inputs.erase[0] if inputs.erase else None
-    kinds = (inputs.k, inputs.v, inputs.decay_per_channel, inputs.decay is None, inputs.beta, read, inputs.bonus)
+    beta, read, _, bonus = operands(inputs.rule)
+    kinds = (inputs.k, inputs.v, inputs.decay_per_channel, inputs.decay is None, beta, read, bonus)
     passes = ("forward", "backward") if tracing.wanted(*inputs.differentiable) else ("forward",)
     return fitting.refusal(*(name(each, *kinds) for each in passes))
 
@@ -56,7 +50,7 @@ def off(inputs: Inputs, form: str) -> list[str]:
     if device.type != "cuda" or form_of(inputs, form) != "chunk" or gpu.capability(device) != (9, 0):
         return lines
     rank = NONE if inputs.decay is None else CHANNEL if inputs.decay_per_channel else HEAD
-    sizes, own = (inputs.k.shape[3], inputs.v.shape[3]), (inputs.erase or (None, None))[1] if rank != CHANNEL else None
+    sizes, own = (inputs.k.shape[3], inputs.v.shape[3]), operands(inputs.rule)[2] if rank != CHANNEL else None
     laid_out = (in_rows(t) for t in (side_by_side(inputs.v), inputs.q, inputs.k, own))
     reason = hopper.gluon_refusal(device) or hopper.unsuited(sizes, *laid_out)
     if reason is not None:
@@ -89,15 +83,15 @@ def _wide_keys(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tupl
 
 def _channels(x: Inputs, part: slice) -> Inputs:
     decay = x.decay[..., part] if x.decay is not None and x.decay_per_channel else x.decay
-    return replace(x, q=x.q[..., part], k=x.k[..., part], decay=decay, bonus=None if x.bonus is None else x.bonus[:, part])
+    rule = Bonus(x.rule.u[:, part]) if isinstance(x.rule, Bonus) else x.rule
+    return replace(x, q=x.q[..., part], k=x.k[..., part], decay=decay, rule=rule)
 
 
 def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
     decay = x.decay
     if decay is not None and x.decay_constant:
         decay = decay.float().expand(*v.shape[:2], *decay.shape)
-    read, write = x.erase or (None, None)
-    o, state, *_ = CHUNKS(x.q, x.k, v, decay, x.beta, read, write, x.bonus, initial, x.cu_seqlens, x.scale, wide)
+    o, state, *_ = CHUNKS(x.q, x.k, v, decay, *operands(x.rule), initial, x.cu_seqlens, x.scale, wide)
     return o, state
 
 

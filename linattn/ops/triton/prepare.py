@@ -21,6 +21,7 @@ from linattn.ops.triton.tiles import (
     ERASE,
     HEAD,
     PLAIN,
+    TAME,
     from_middle,
     inverse,
     locate,
@@ -37,13 +38,16 @@ from linattn.ops.triton.tiles import (
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale"])
 def prepare(
     q, k, v, read, write, decay, beta, bonus, cu,
-    p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
+    p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade, done,
     q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head, decay_token, decay_head, beta_token, beta_head,
     sequences, tokens, heads, group, scale,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr, BEFORE: tl.constexpr,
     PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr,
+    kind: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
+    """With a decay per channel chunks that are ``SETTLED``, in one frame, belong to one kernel, which says in ``done`` [chunks, H] that it
+    has done them, and the others, by levels, to another.
+    """
     slot = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     _, first, last, _, _, _ = locate(slot.to(tl.int32), cu, sequences, tokens, C, PACKED)
@@ -54,6 +58,9 @@ def prepare(
     time = first.to(tl.int64) + rows
     place = slot * heads + head
     shared = head // group
+    if DECAY == CHANNEL and not SETTLED:
+        if tl.load(done + place) > 0:
+            return
 
     if DECAY == HEAD:
         d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
@@ -69,6 +76,7 @@ def prepare(
     a_rw = tl.zeros([C, C], tl.float32)
     own = tl.zeros([C], tl.float32)  # what a token reads of itself
     own_w = tl.zeros([C], tl.float32)
+    far = tl.zeros([C], tl.float32)  # orders from the middle of the chunk
     for block in range(0, K, BK):
         channels = block + tl.arange(0, BK)
         inside = valid[:, None] & (channels < K)[None, :]
@@ -80,30 +88,66 @@ def prepare(
         if DECAY == CHANNEL:
             d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
             a = orders(d)
-            done = tl.zeros([C], tl.int32)
-            m = C // 2
-            while m >= 1:
-                x = from_middle(a, rows, m, kind)
-                settled = settles(x, rows, m, done)
-                meet = pairs(rows, m, settled, done)
-                reads = scale_of(x, settled, True)
-                writes = scale_of(x, settled, False)
+            if SETTLED:
+                x = from_middle(a, rows, C // 2, kind)
+                before = tl.sum(tl.where(rows[:, None] < C // 2, a, 0.0), 0)
+                after = tl.sum(tl.where(rows[:, None] < C // 2, 0.0, a), 0)
+                reads = tl.exp2(x)
+                writes = tl.exp2(-x)
                 reads_before = reads
+                far = tl.maximum(far, tl.max(tl.abs(x), 1))
                 if BEFORE or RULE == ERASE:
-                    reads_before = scale_of(x - a, settled, True)
+                    reads_before = tl.exp2(x - a)
+                    far = tl.maximum(far, tl.max(tl.abs(x - a), 1))
+                to_start = tl.exp2(before)[None, :]
+                to_end = writes * tl.exp2(after)[None, :]
+                wide = place * (C * K) + rows[:, None] * K + channels[None, :]
+                fits = (channels < K)[None, :] & (rows >= 0)[:, None]
+                q_reads = qb * (reads_before if BEFORE else reads)
+                tl.store(q_faded + wide, (q_reads * (to_start * scale)).to(kind), mask=fits)
+                tl.store(k_faded + wide, (kb * to_end).to(kind), mask=fits)
+                tl.store(fade + place * K + channels, tl.exp2(before + after), mask=channels < K)
+                qe = q_reads.to(kind)
                 kt = tl.trans((kb * writes).to(kind))
-                qe = (qb * (reads_before if BEFORE else reads)).to(kind)
-                a_qk += tl.where(meet, tl.dot(qe, kt, input_precision=PRECISION), 0.0)
+                a_qk = tl.dot(qe, kt, a_qk, input_precision=PRECISION)
                 if RULE == DELTA:
-                    a_rk += tl.where(meet, tl.dot((kb * reads).to(kind), kt, input_precision=PRECISION), 0.0)
+                    k_reads = kb * reads
+                    tl.store(w + wide, (-k_reads * to_start).to(kind), mask=fits)
+                    a_rk = tl.dot(k_reads.to(kind), kt, a_rk, input_precision=PRECISION)
                 if RULE == ERASE:
+                    r_reads = rb * reads_before
+                    tl.store(w + wide, (r_reads * to_start).to(kind), mask=fits)
+                    tl.store(write_faded + wide, (wb * to_end).to(kind), mask=fits)
                     wt = tl.trans((wb * writes).to(kind))
-                    re = (rb * reads_before).to(kind)
-                    a_rk += tl.where(meet, tl.dot(re, kt, input_precision=PRECISION), 0.0)
-                    a_qw += tl.where(meet, tl.dot(qe, wt, input_precision=PRECISION), 0.0)
-                    a_rw += tl.where(meet, tl.dot(re, wt, input_precision=PRECISION), 0.0)
-                done += settled.to(tl.int32)
-                m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
+                    re = r_reads.to(kind)
+                    a_rk = tl.dot(re, kt, a_rk, input_precision=PRECISION)
+                    a_qw = tl.dot(qe, wt, a_qw, input_precision=PRECISION)
+                    a_rw = tl.dot(re, wt, a_rw, input_precision=PRECISION)
+            else:
+                met = tl.zeros([C], tl.int32)
+                m = C // 2
+                while m >= 1:
+                    x = from_middle(a, rows, m, kind)
+                    settled = settles(x, rows, m, met)
+                    meet = pairs(rows, m, settled, met)
+                    reads = scale_of(x, settled, True)
+                    writes = scale_of(x, settled, False)
+                    reads_before = reads
+                    if BEFORE or RULE == ERASE:
+                        reads_before = scale_of(x - a, settled, True)
+                    kt = tl.trans((kb * writes).to(kind))
+                    qe = (qb * (reads_before if BEFORE else reads)).to(kind)
+                    a_qk += tl.where(meet, tl.dot(qe, kt, input_precision=PRECISION), 0.0)
+                    if RULE == DELTA:
+                        a_rk += tl.where(meet, tl.dot((kb * reads).to(kind), kt, input_precision=PRECISION), 0.0)
+                    if RULE == ERASE:
+                        wt = tl.trans((wb * writes).to(kind))
+                        re = (rb * reads_before).to(kind)
+                        a_rk += tl.where(meet, tl.dot(re, kt, input_precision=PRECISION), 0.0)
+                        a_qw += tl.where(meet, tl.dot(qe, wt, input_precision=PRECISION), 0.0)
+                        a_rw += tl.where(meet, tl.dot(re, wt, input_precision=PRECISION), 0.0)
+                    met += settled.to(tl.int32)
+                    m = tl.where(tl.min(met, 0) > 0, 0, m // 2)
         else:
             qe = qb.to(kind)
             kt = tl.trans(kb.to(kind))
@@ -119,12 +163,17 @@ def prepare(
         if BEFORE:
             u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)
             own += tl.sum(qb.to(tl.float32) * kb.to(tl.float32) * u[None, :], 1)
-        elif DECAY == CHANNEL:
+        elif DECAY == CHANNEL and not SETTLED:
             own += tl.sum(qb.to(tl.float32) * kb.to(tl.float32), 1)
             if RULE == ERASE:
                 own_w += tl.sum(qb.to(tl.float32) * wb.to(tl.float32), 1)
 
-    if DECAY == CHANNEL:
+    if DECAY == CHANNEL and SETTLED:
+        settled = tl.max(far, 0) <= TAME
+        tl.store(done + place, settled.to(tl.int32))
+        if not settled:
+            return
+    if DECAY == CHANNEL and not SETTLED:
         a_qk += tl.where(diagonal, own[:, None], 0.0)
         a_qw += tl.where(diagonal, own_w[:, None], 0.0)
     else:
@@ -156,7 +205,18 @@ def prepare(
         tl.store(t_inverse + square, t.to(kind))
         tl.store(b + square, tl.dot(t, a_rk, input_precision=PRECISION).to(kind))
 
-    if (RULE != PLAIN) or (DECAY == CHANNEL):
+    if DECAY == CHANNEL and SETTLED:
+        if RULE != PLAIN:
+            tl.debug_barrier()  # what has been written is read by other threads
+            for block in range(0, K, BK):
+                channels = block + tl.arange(0, BK)
+                wide = place * (C * K) + rows[:, None] * K + channels[None, :]
+                fits = (channels < K)[None, :] & (rows >= 0)[:, None]
+                seen = tl.load(w + wide, mask=fits, other=0.0)
+                seen = tl.dot(t.to(kind), seen, input_precision=PRECISION)
+                tl.debug_barrier()  # the same place is written by others than have read it
+                tl.store(w + wide, seen.to(kind), mask=fits)
+    elif (RULE != PLAIN) or (DECAY == CHANNEL):
         for block in range(0, K, BK):
             channels = block + tl.arange(0, BK)
             inside = valid[:, None] & (channels < K)[None, :]

@@ -14,6 +14,7 @@ from linattn.ops import gpu
 from linattn.ops.triton import gradients as gradients_kernel
 from linattn.ops.triton import hopper, state_scan, table
 from linattn.ops.triton import prepare as prepare_kernel
+from linattn.ops.triton import unsettled as unsettled_kernel
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Recorder
@@ -148,19 +149,23 @@ class Run:
         kernel, options = prepare_kernel.prepare, None
         if self.fast:
             kernel, options = choice.prepare(self.family, self.decay, self.read, self.write) or (kernel, None)
-        if options is None:
-            c = table.prepare(self.family, self.card)
-            options = dict(num_warps=c.warps, num_stages=c.stages, BK=min(c.bk, power_of_two(self.size_k, self.least)))
-        self.recorder.launch(
-            kernel, (p.chunks, self.heads, 1),
-            (
-                self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, self.cu,
-                self.p, self.p_write, self.b, self.t, self.w, self.q_faded, self.k_faded, self.write_faded, self.fade,
-            ),
-            (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers),
-            tiles=None if self.fast else Tiles({"BK": self.narrowest}),
-            **options, **self.constants,
+        tensors = (
+            self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, self.cu,
+            self.p, self.p_write, self.b, self.t, self.w, self.q_faded, self.k_faded, self.write_faded, self.fade,
         )  # fmt: skip
+        numbers = (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers)
+        grid = (p.chunks, self.heads, 1)
+        if options is not None:
+            self.recorder.launch(kernel, grid, tensors, numbers, **options, **self.constants)
+            return
+        c = table.prepare(self.family, self.card)
+        done = self.empty(p.chunks, self.heads, dtype=torch.int32) if by_channel else None
+        for settled in (True, False) if by_channel else (True,):
+            self.recorder.launch(
+                kernel, grid, (*tensors, done), numbers, tiles=Tiles({"BK": self.narrowest}),
+                BK=min(c.bk, power_of_two(self.size_k, self.least)), SETTLED=settled, num_warps=c.warps, num_stages=c.stages,
+                **self.constants,
+            )  # fmt: skip
 
     def forward(
         self, starts, o=None, values=None, states=None, final=None, transition=None, total=None, *, local=False, every=False
@@ -251,25 +256,14 @@ class Run:
         sequences, tokens, _, _, scale = self.numbers
         numbers = (*q_and_k, *v_and_do[0], *others, *v_and_do[1], sequences, tokens, heads, group, scale, 0)
         constants = dict(V=columns, DDECAY=ddecay, **self.constants)
-        c = table.gradients(self.family, self.card)
-        bk, bv = min(c.bk, power_of_two(self.size_k, self.least)), min(c.bv, power_of_two(self.size_v, self.least))
-        by_channel = self.family.decay == CHANNEL
-        grid = (self.plan.chunks, heads, -(-self.size_k // bk) if by_channel else 1)
-        smaller = Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), lambda c: (*grid[:2], -(-self.size_k // c["BK"]) if by_channel else 1))
         if fast is None:
-            # Of many warps ptxas would have each thread do with few registers, and spill.
-            most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
-            for settled in (True, False) if by_channel else (True,):
-                # Where a product and its sum over lanes become one operation, each lane rounds another sum, and which lane
-                # writes it for the others would decide about its last bit.
-                self.recorder.launch(
-                    gradients_kernel.gradients, grid, tensors, numbers, tiles=smaller, BK=bk, BV=bv, SETTLED=settled,
-                    num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, **most, **constants,
-                )  # fmt: skip
+            self._portable_gradients(tensors, numbers, heads, constants)
             return self._summed(to, 1)
         kernel, options = fast
         chunks = self.plan.chunks * heads
         programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
+        by_channel = self.family.decay == CHANNEL
+        grid = (self.plan.chunks, heads, -(-self.size_k // 64) if by_channel else 1)
         given = (*tensors, self.empty(*grid, dtype=torch.int32) if by_channel else None)  # which blocks of channels are done
         constants["SPLIT"] = split
         self.recorder.launch(kernel, (programs, 1, 1), given, numbers, **options, **constants)
@@ -278,6 +272,28 @@ class Run:
             grid = (min(programs, chunks * grid[2]), 1, 1)
             self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
+
+    def _portable_gradients(self, tensors, numbers, heads: int, constants: dict[str, object]) -> None:
+        """Launch the kernels for all devices; with a decay per channel the second has what the first leaves."""
+        by_channel, unit = self.family.decay == CHANNEL, 16
+        done = self.empty(self.plan.chunks, heads, -(-self.size_k // unit), dtype=torch.int32) if by_channel else None
+        kernels = [(gradients_kernel.gradients, table.gradients), (unsettled_kernel.unsettled, table.unsettled)]
+        together = self.family.decay == HEAD and constants["DDECAY"]  # sums over all channels
+
+        def grid(sizes: dict[str, int]) -> tuple[int, int, int]:
+            return self.plan.chunks, heads, 1 if together else -(-self.size_k // sizes["BK"])
+
+        for kernel, look_up in kernels if by_channel else kernels[:1]:
+            c = look_up(self.family, self.card)
+            blocks = {"BK": min(c.bk, power_of_two(self.size_k, self.least)), "BV": min(c.bv, power_of_two(self.size_v, self.least))}
+            # Of many warps ptxas would have each thread do with few registers, and spill.
+            most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
+            # Where a product and its sum over lanes become one operation, each lane rounds another sum, and which lane
+            # writes it for the others would decide about its last bit.
+            self.recorder.launch(
+                kernel, grid(blocks), (*tensors, done), numbers, tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), grid),
+                num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
+            )  # fmt: skip
 
     def _room(self, heads: int, ddecay: bool) -> Gradients:
         """For the gradients of so many heads."""

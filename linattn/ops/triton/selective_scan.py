@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -56,13 +56,14 @@ def _portable(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Ten
     return *portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens), kept
 
 
-def _portable_backward(x, dt, a, b, c, d, initial, cu_seqlens, _, d_y, d_last) -> tuple[Tensor | None, ...]:
-    """:func:`backward` in operations of torch."""
+def _portable_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """Run :func:`backward` in operations of torch."""
+    *inputs, cu_seqlens, _, d_y, d_last = arguments
 
     def run(x, dt, a, b, c, d, initial) -> tuple[Tensor, Tensor]:
         return portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens)
 
-    return tuple(fitting.differentiated(run, (x, dt, a, b, c, d, initial), (d_y, d_last)))
+    return tuple(fitting.differentiated(run, tuple(inputs), (d_y, d_last)))
 
 
 @fitting.or_else(_portable, lambda *arguments: ("forward", *_name(*arguments)))
@@ -111,13 +112,14 @@ def _forward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, keep: bo
 
 
 @fitting.or_else(_portable_backward, lambda *arguments: ("backward", *_name(*arguments)))
-def backward(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
-    kept: Tensor, d_y: Tensor, d_last: Tensor | None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of all tensors up to ``initial``, None where those are."""
+def backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """Gradients of x, dt, a, b, c, d and initial, None where those are.
+
+    The arguments are those of ``linattn::selective_scan_backward``.
+    """
+    x, dt, a, b, c, d, initial, cu_seqlens, kept, d_y, d_last = arguments
     if fitting.refusal(("forward", *_name(x, dt, a))):  # whose kernels have left nothing
-        return _portable_backward(x, dt, a, b, c, d, initial, cu_seqlens, kept, d_y, d_last)
+        return _portable_backward(*arguments)
     if not x.numel():
         d_initial = None if initial is None else torch.zeros_like(initial) if d_last is None else d_last.clone()
         return *(None if t is None else torch.zeros_like(t) for t in (x, dt, a, b, c, d)), d_initial
@@ -127,8 +129,9 @@ def backward(
     return d_x, d_dt, d_a, d_b, d_c, None if d is None else d_d.sum((0, 1)).to(d.dtype), d_initial
 
 
-def _backward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, kept, d_y, d_last) -> launch.Tensors:
-    """Gradients, those of ``a`` and ``d`` in parts of segments, and marks that have to come as zeros."""
+def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+    """Gradients, those of ``a`` and ``d`` in parts of segments, and marks that must be zeros before."""
+    x, dt, a, b, c, d, initial, cu, kept, d_y, d_last = arguments
     work = _Launch(recorder, x, a, b, c, cu, BACKWARD)
     d_x, d_dt, d_b, d_c = (recorder.empty(*t.shape, dtype=t.dtype) for t in (x, dt, b, c))
     d_initial = None if initial is None else recorder.empty(*initial.shape, dtype=torch.float32)

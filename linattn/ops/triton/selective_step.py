@@ -78,23 +78,26 @@ def refusal(state: Tensor, *_: Tensor | None) -> str | None:
         return "the state is a view that turns the signs of another, and is moved on in its place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
-    return fitting.refusal(_name(state))
+    return fitting.refusal(_alike(state))
 
 
-def _name(state: Tensor, *_: object) -> Hashable:
+def _name(call: portable.Step) -> Hashable:
+    return _alike(call.state)
+
+
+def _alike(state: Tensor) -> Hashable:
+    """Key under which calls are remembered where the kernel does not fit."""
     return fitting.alike("selective_step", state)
 
 
 @fitting.or_else(portable.step_, _name)
-def step_(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, z: Tensor | None,
-    softplus: bool, limit: tuple[float, float],
-) -> Tensor:  # fmt: skip
+def step_(call: portable.Step) -> Tensor:
     """Run :func:`linattn.ops.selective_step.selective_step_`."""
-    return launch.run(_step, x, (state, x, dt, a, b, c, d, bias, z), softplus, *map(float, limit))[0]
+    return launch.run(_step, call.x, call.tensors, call.softplus, *map(float, call.limit))[0]
 
 
-def _step(recorder: launch.Recorder, state, x, dt, a, b, c, d, bias, z, softplus: bool, low: float, high: float) -> launch.Tensors:
+def _step(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+    state, x, dt, bias, a, b, c, d, z, softplus, low, high = arguments
     y = recorder.empty(*x.shape, dtype=x.dtype)
     heads = state.shape[1] if state.ndim == 4 else 1
     rows, (width, size) = state.shape[0], state.shape[-2:]

@@ -5,17 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.tiles import (
-    CHANNEL,
-    HEAD,
-    from_middle,
-    pairs,
-    pairs_of_keys,
-    scale_of,
-    settles,
-    sums,
-    weight,
-)
+from linattn.ops.triton.tiles import from_middle, pairs, pairs_of_keys, scale_of, settles, sums
 
 
 @triton.jit
@@ -47,10 +37,10 @@ def meeting(
 @triton.jit
 def side(
     own, own_token, one, one_token, two, two_token, state, vector, vector_one, vector_two,
-    total, steps, x, rows, time, valid, channels, scale, scale_one, scale_two,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, SETTLED: tl.constexpr,
+    steps, rows, time, valid, channels, scale, scale_one, scale_two,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
-    BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
+    PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one kind of query (``READS``) or key in a block of channels, and both its parts in the decay's gradient.
 
@@ -75,16 +65,10 @@ def side(
     g_two *= scale_two
     i = rows[:, None]
     t = rows[None, :]
-    if DECAY == CHANNEL:
-        if READS:
-            d *= tl.exp2(sums(i > t if BEFORE else i >= t, steps, kind))
-        else:
-            d *= tl.exp2(sums(i < t, steps, kind))
-    if DECAY == HEAD:
-        if READS:
-            d *= weight(total - steps if BEFORE else total, BITS)[:, None]
-        else:
-            d *= weight(tl.sum(steps, 0) - total, BITS)[:, None]
+    if READS:
+        d *= tl.exp2(sums(i > t if BEFORE else i >= t, steps, kind))
+    else:
+        d *= tl.exp2(sums(i < t, steps, kind))
     outside = vector * d
 
     # Neighbours of which one reads before its decay have no decay between them: they go apart, so that the decay's gradient holds
@@ -97,45 +81,21 @@ def side(
         d = tl.dot(tl.where(neighbours, g_two, 0.0).to(kind), vector_two, d, input_precision=PRECISION)
         g_two = tl.where(neighbours, 0.0, g_two)
 
-    if DECAY == CHANNEL:
-        low_one = g_one.to(kind)
-        low_two = g_two.to(kind)
-        if SETTLED:
-            meet = i > t if READS else i < t
-            inside_chunk, part = meeting(
-                x, steps, meet, rows >= 0, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
-                PRECISION, kind,
-            )  # fmt: skip
-            d += part
-        else:
-            inside_chunk = tl.zeros([C, BK], tl.float32)
-            done = tl.zeros([C], tl.int32)
-            m = C // 2
-            while m >= 1:
-                x = from_middle(steps, rows, m, kind)
-                settled = settles(x, rows, m, done)
-                meet = pairs(rows, m, settled, done) if READS else pairs_of_keys(rows, m, settled, done)
-                crossing, part = meeting(
-                    x, steps, meet, settled, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
-                    PRECISION, kind,
-                )  # fmt: skip
-                inside_chunk += crossing
-                d += part
-                done += settled.to(tl.int32)
-                m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
-    else:
-        if DECAY == HEAD:
-            if READS:
-                reader = total - steps if BEFORE else total
-                g_one *= weight(reader[:, None] - total[None, :], BITS)
-                g_two *= weight(reader[:, None] - total[None, :], BITS)
-            else:
-                g_one *= weight((total - steps if BEFORE_ONE else total)[None, :] - total[:, None], BITS)
-                g_two *= weight((total - steps if BEFORE_TWO else total)[None, :] - total[:, None], BITS)
-        meet = i > t if READS else i < t
-        part = tl.dot(tl.where(meet, g_one, 0.0).to(kind), vector_one, input_precision=PRECISION)
-        if TWO:
-            part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), vector_two, part, input_precision=PRECISION)
-        inside_chunk = vector * part
+    low_one = g_one.to(kind)
+    low_two = g_two.to(kind)
+    inside_chunk = tl.zeros([C, BK], tl.float32)
+    done = tl.zeros([C], tl.int32)
+    m = C // 2
+    while m >= 1:
+        x = from_middle(steps, rows, m, kind)
+        settled = settles(x, rows, m, done)
+        meet = pairs(rows, m, settled, done) if READS else pairs_of_keys(rows, m, settled, done)
+        crossing, part = meeting(
+            x, steps, meet, settled, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
+            PRECISION, kind,
+        )  # fmt: skip
+        inside_chunk += crossing
         d += part
+        done += settled.to(tl.int32)
+        m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
     return d, outside, inside_chunk

@@ -94,7 +94,7 @@ def _met(name: str, wanted: Value, call: dict[str, Any]) -> bool:
 Rows = dict[str, tuple[Row, ...]]
 KINDS: dict[str, type] = {
     "prepare": Config, "forward": Config, "backward": Config, "gradients": Config, "elementwise": Elementwise, "decode": Decode,
-    "chain": Config,
+    "chain": Config, "unsettled": Config,
 }  # fmt: skip
 _installed: Rows | None = None
 
@@ -178,6 +178,10 @@ def backward(family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Co
 
 def gradients(family, card: Card = INTERPRETER) -> Config:
     return of_chunks("gradients", family, card=card)
+
+
+def unsettled(family, card: Card = INTERPRETER) -> Config:
+    return of_chunks("unsettled", family, card=card)
 
 
 @lru_cache(maxsize=64)

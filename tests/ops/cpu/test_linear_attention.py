@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from linattn.ops.cpu import linear_attention
+from linattn.ops.inputs import Flat
 from tests.ops import cases
-from tests.ops.cases import KINDS, RANKS, Call, gradients, make
+from tests.ops.cases import KINDS, RANKS, Call, disturbed, gradients, make
 from tests.ops.errors import admitted, check_gradients, check_values, error, same_bits
 from tests.ops.test_decays import INF, NAN, STRONG, WEAK, undivided, with_resets
 from tests.ops.test_identities import similar_keys
@@ -126,16 +127,6 @@ def walled(kind: str, rank: str) -> tuple[Call, torch.Tensor]:
     return call.with_(**changed), torch.arange(75)[:, None] < torch.tensor(WALLS)
 
 
-def disturbed(call: Call, before: torch.Tensor) -> Call:
-    """The same after the walls; before them everything is another and much larger, or more strongly faded."""
-    changed = {}
-    for n in call.timed:
-        t = call.tensors[n]
-        other = t.roll(1, 1) * {"v": 1e4, "decay": 90.0}.get(n, 1.0)
-        changed[n] = torch.where(before if t.ndim == 3 else before[..., None], other.nan_to_num(neginf=-3.0), t)
-    return call.with_(**changed, **{n: call.tensors[n] * -1e4 for n in ("S", "z") if n in call.tensors})
-
-
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_before_a_reset_changes_a_bit_after_it(isa, kind, rank):
@@ -249,13 +240,13 @@ def test_steps_are_the_whole(isa, kind):
 
 def test_one_backward_pass_keeps_one_state_in_64_tokens(native):
     """Beyond arguments, outputs and gradients."""
-    x = linear_attention._Call(*(torch.zeros(1, 6400, 8, 64) for _ in "qkv"), *[None] * 8, 1.0, False)
+    x = linear_attention._Call(Flat(*(torch.zeros(1, 6400, 8, 64) for _ in "qkv"), *[None] * 8, 1.0, False))
     assert x.kept == (100, 8, 64, 64)
 
 
 def test_a_part_of_the_columns_is_a_task_where_there_are_few_heads(native):
     def parts(B: int, H: int, V: int) -> int:
-        return linear_attention._Call(*(torch.zeros(B, 1, H, n) for n in (4, 4, V)), *[None] * 8, 1.0, False).parts
+        return linear_attention._Call(Flat(*(torch.zeros(B, 1, H, n) for n in (4, 4, V)), *[None] * 8, 1.0, False)).parts
 
     assert [parts(1, 1, 64), parts(1, 1, 65), parts(2, 4, 64), parts(1, 3, 256), parts(1, 1, 16)] == [2, 3, 1, 3, 1]
 

@@ -7,7 +7,7 @@ import linattn
 from linattn.ops.cpu import library
 from tests.ops.cases import KINDS, Call, gradients, make
 from tests.ops.errors import compare, same_bits
-from tests.ops.operators import Seen, check_compiled, check_operators, leaves_of
+from tests.ops.operators import UNSUPPORTED, Seen, check_compiled, check_differentiable_once, check_explained, check_operators, leaves_of
 from tests.ops.test_compile import Op
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -16,13 +16,6 @@ LENGTHS = (5, 0, 70)
 
 def sample(kind: str, lengths=None, rank: str = "BTHK") -> Call:
     return make(kind, rank, B=1, T=sum(LENGTHS), H=2, Hk=1, K=6, V=5, lengths=lengths).to(torch.float32)
-
-
-@pytest.fixture
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("_fresh")
@@ -63,27 +56,14 @@ def test_as_an_operator_and_without_it_the_bits_are_the_same(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_gradients_are_refused(kind):
-    call = sample(kind)
-    leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
-    (grad,) = torch.autograd.grad(call.with_(**leaves)(backend="cpu")["o"].sum(), leaves["v"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiable once"):
-        grad.sum().backward()
+    check_differentiable_once(sample(kind), "cpu", "differentiable once")
 
 
 def test_explain_says_that_the_kernels_run(capsys):
-    said = linattn.explain(**sample("beta").arguments())
-    assert "cpu: runs, recurrent form" in said and capsys.readouterr().out.strip() == said
-    assert said.count(": runs") == 1 and "torch: no, cpu comes first" in said
+    check_explained(sample("beta"), "cpu", "recurrent", lambda: capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda c: c.double(), "float64"),
-        (lambda c: c.tokens(0, 0), "no tokens"),
-        (lambda c: c.without("beta", "decay").set(causal=False), "without causality"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "reason"), UNSUPPORTED)
 def test_what_the_kernels_leave_to_others(change, reason):
     """With a reason, and the portable form gives the result."""
     call = change(sample("beta", rank="BTH"))

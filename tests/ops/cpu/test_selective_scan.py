@@ -4,11 +4,11 @@ import time
 
 import pytest
 import torch
-from transformers.models.mamba import modeling_mamba
 
 import linattn
 from linattn.ops.cpu import selective_scan as kernels
 from tests.ops.errors import error
+from tests.ops.scans import check_strong_decay, check_zero_step
 
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
 LENGTHS = (0, 5, 0, 64, 1, 70, 0)
@@ -110,18 +110,11 @@ def test_long_memories(isa):
 
 
 def test_a_time_step_of_zero_passes_the_state_on(isa):
-    a = arguments()
-    a["dt"] = torch.zeros_like(a["dt"])
-    assert torch.equal(run(a)[1], a["initial_state"])
+    check_zero_step(run, arguments())
 
 
 def test_what_was_before_a_strong_decay_is_forgotten(isa):
-    a = arguments(150)
-    a["dt"][:, 70], a["A"] = 1e6, a["A"] - 1.0
-    other = {**a, "x": a["x"].clone(), "initial_state": 1e3 * a["initial_state"]}
-    other["x"][:, :70] = 7.0
-    for mine, theirs in zip(run(a), run(other), strict=True):
-        assert torch.equal(mine[:, 70:] if mine.shape[1] == 150 else mine, theirs[:, 70:] if theirs.shape[1] == 150 else theirs)
+    check_strong_decay(run, arguments(150))
 
 
 def test_a_nan_goes_on_in_its_own_row_and_channel(isa):
@@ -231,26 +224,15 @@ def test_what_it_refuses_goes_to_the_portable_form(capsys):
     close(mapped, [y])
 
 
-def scan_of_transformers(a):
-    x, dt, b, c = (a[n].mT.contiguous() for n in ("x", "dt", "B", "C"))  # as its mixer calls it
-    y, state = modeling_mamba.mamba_selective_scan(x, dt, a["A"], b, c, D=a["D"], return_last_state=True)
-    return y.mT, state
-
-
-without_a_scan = pytest.mark.skipif(not hasattr(modeling_mamba, "mamba_selective_scan"), reason="this transformers has no scan of its own")
-
-
-@without_a_scan
-def test_transformers(isa):
+def test_transformers(isa, transformers_scan):
     a = arguments(150)
     a["initial_state"] = torch.zeros_like(a["initial_state"])
-    close(run(a), scan_of_transformers(a), 2e-6)
-    close(gradients(run, a)[:6], gradients(scan_of_transformers, a)[:6], 5e-6)
+    close(run(a), transformers_scan(a), 2e-6)
+    close(gradients(run, a)[:6], gradients(transformers_scan, a)[:6], 5e-6)
 
 
-@without_a_scan
 @pytest.mark.usefixtures("native")
-def test_faster_than_the_loop_of_transformers(threads):
+def test_faster_than_the_loop_of_transformers(threads, transformers_scan):
     threads(1)  # those of a pool that wait for their turn beside busy processes would be counted as working
     a = arguments(512, 1, 512, strength=0.1)
     del a["initial_state"]
@@ -264,7 +246,7 @@ def test_faster_than_the_loop_of_transformers(threads):
             times.append(time.process_time() - start)
         return min(times)
 
-    ours, theirs = seconds(run), seconds(scan_of_transformers)
+    ours, theirs = seconds(run), seconds(transformers_scan)
     assert 20 * ours < theirs, f"{ours * 1e3:.2f} ms, {theirs * 1e3:.2f} of transformers"
 
 

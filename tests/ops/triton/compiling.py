@@ -79,6 +79,7 @@ def trial() -> list[dict]:
 def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
     """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
     from linattn.ops import checks
+    from linattn.ops.inputs import Given
     from linattn.ops.triton import hopper, launch
     from linattn.ops.triton import linear_attention as gpu
     from linattn.ops.triton.hopper import choice
@@ -108,7 +109,7 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
     size_k, size_v = {"ampere": (256, 256), "wide": (128, 256)}.get(how, (128, 128))
     call = cases.make(kind, rank, B=1, T=2048, H=1, K=size_k, V=size_v).to(dtype)
     leaves = {n: t.requires_grad_() for n, t in call.tensors.items()}
-    out = gpu.chunked(checks.call(**cases.arguments(leaves, call.options))[0])
+    out = gpu.chunked(checks.call(Given(**cases.arguments(leaves, call.options)))[0])
     (out.o.float().sum() + out.state.sum()).backward()
     return list(compiled.values())
 

@@ -20,6 +20,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker("gpu")
 
 
+@pytest.fixture
+def device() -> str:
+    """Device of the tests of scans."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Segments of 256 tokens, interpreted chunks of 16 and segments of 32: a few tokens then meet every border."""

@@ -35,6 +35,7 @@ def recurrence(kind: str, size: str) -> None:
     import torch
 
     from linattn.ops import checks
+    from linattn.ops.inputs import Given
     from linattn.ops.triton import decode, table
     from tests.ops import cases
     from tests.ops.triton import device
@@ -48,7 +49,7 @@ def recurrence(kind: str, size: str) -> None:
             extras = {name: t.float() for name, t in call.tensors.items() if name not in ("q", "k", "v")}
             cases.gradients(call.with_(**extras), backend="triton")
         step = call.tokens(0, 1).set(cu_seqlens=torch.tensor([0, 0, 1, 1, 1], device=device.DEVICE))
-        decode.recurrent(checks.call(**step.arguments())[0])
+        decode.recurrent(checks.call(Given(**step.arguments()))[0])
     synchronize()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops import cases
-from tests.ops.cases import KINDS, Call, make
+from tests.ops.cases import KINDS, Call, disturbed, make, same_elsewhere
 from tests.ops.errors import error, same_bits
 from tests.ops.test_decays import INF, NAN, STRONG, WEAK, undivided, with_resets
 from tests.ops.test_identities import similar_keys
@@ -60,16 +60,6 @@ def walled(kind: str, rank: str, dtype: torch.dtype) -> tuple[Call, torch.Tensor
     changed = {"decay": call.tensors["decay"].masked_fill(wall if rank == "BTH" else wall[..., None], -INF)}
     changed |= {n: call.tensors[n].masked_fill(wall[..., None], 0.0) for n in ("read", "write") if n in call.tensors}
     return here(call.with_(**changed)).to(dtype), (torch.arange(T)[:, None] < torch.tensor(WALLS)).to(here(call).tensors["v"].device)
-
-
-def disturbed(call: Call, before: torch.Tensor) -> Call:
-    """The same after the walls; before them everything is another and much larger, or more strongly faded."""
-    changed = {}
-    for n in call.timed:
-        t = call.tensors[n]
-        other = t.roll(1, 1) * {"v": 1e4, "decay": 90.0}.get(n, 1.0)
-        changed[n] = torch.where(before if t.ndim == 3 else before[..., None], other.nan_to_num(neginf=-3.0), t)
-    return call.with_(**changed, **{n: call.tensors[n] * -1e4 for n in ("S", "z") if n in call.tensors})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16])
@@ -183,8 +173,4 @@ def test_a_nan_stays_in_its_packed_sequence(kind):
     others, kept = [t for t in range(28) if not 5 <= t < 11], [0, 1, 3, 4]
     assert out["o"][:, 7:11].isnan().any() and torch.equal(out["o"][:, others], clean["o"][:, others])
     assert torch.equal(out["S"][kept], clean["S"][kept])
-    for name in grads:
-        if name in call.timed:
-            assert torch.equal(grads[name][:, others], clean_grads[name][:, others]), name
-        elif name in ("S", "z"):
-            assert torch.equal(grads[name][kept], clean_grads[name][kept]), name
+    same_elsewhere(grads, clean_grads, call, others, kept)

@@ -8,7 +8,7 @@ import torch
 
 import linattn
 from linattn.ops import checks
-from linattn.ops.inputs import Inputs
+from linattn.ops.inputs import Delta, Given, Inputs
 from linattn.ops.reference.linear_attention import linear_attention as reference
 from tests.ops.cases import KINDS, RANKS, Call, make
 from tests.ops.errors import compare, same_bits
@@ -29,7 +29,7 @@ def inputs(call: Call, dtype: torch.dtype = torch.float32) -> Inputs:
     call = call.to(dtype)
     options = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in call.options.items()}
     call = Call({n: t.to(DEVICE) for n, t in call.tensors.items()}, options)
-    return checks.call(**call.arguments())[0]
+    return checks.call(Given(**call.arguments()))[0]
 
 
 def named(out) -> dict[str, torch.Tensor]:
@@ -40,8 +40,8 @@ def exact(x: Inputs) -> dict[str, torch.Tensor]:
     def double(t):
         return t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
 
-    erase = None if x.erase is None else tuple(map(double, x.erase))
-    wide = Inputs(**{n: erase if n == "erase" else double(t) for n, t in vars(x).items()})
+    rule = type(x.rule)(*map(double, x.rule))
+    wide = Inputs(**{n: rule if n == "rule" else double(t) for n, t in vars(x).items()})
     return {n: t for n, t in named(reference(wide)).items() if x.return_state or n in ("o", "denominator")}
 
 
@@ -106,9 +106,16 @@ def test_strides_are_taken_as_they_come():
     fused = torch.cat([x.q, x.k, x.v], -1)
     q, k, v = fused.split(4, -1)
     check(replace(x, q=q, k=k, v=v))
-    check(replace(x, q=x.q.transpose(1, 2).contiguous().transpose(1, 2), decay=x.decay.mT.contiguous().mT, beta=x.beta.mT.contiguous().mT))
-    one = {n: getattr(x, n)[:, 1:2] for n in ("q", "k", "v", "decay", "beta")}
-    check(replace(x, **one))
+    check(
+        replace(
+            x,
+            q=x.q.transpose(1, 2).contiguous().transpose(1, 2),
+            decay=x.decay.mT.contiguous().mT,
+            rule=Delta(x.rule.beta.mT.contiguous().mT),
+        )
+    )
+    one = {n: getattr(x, n)[:, 1:2] for n in ("q", "k", "v", "decay")}
+    check(replace(x, **one, rule=Delta(x.rule.beta[:, 1:2])))
     check(replace(x, q=x.q[:1].expand(2, -1, -1, -1), decay=x.decay[..., :1].expand(-1, -1, -1, 4), initial=x.initial.mT.contiguous().mT))
 
 
@@ -205,6 +212,6 @@ def test_the_door_agrees():
     """What the kernel gives is what the public op gives by its portable form."""
     x = inputs(make("bonus", "HK", T=3))
     o, state = linattn.linear_attention(
-        x.q, x.k, x.v, decay=x.decay, bonus=x.bonus, initial_state=x.initial, return_state=True, backend="torch"
+        x.q, x.k, x.v, decay=x.decay, bonus=x.rule.u, initial_state=x.initial, return_state=True, backend="torch"
     )
     compare({"o": decode.recurrent(x).o, "S": decode.recurrent(x).state}, {"o": o, "S": state}, 4e-6)

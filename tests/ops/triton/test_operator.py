@@ -11,7 +11,7 @@ import linattn
 from tests.ops import cases
 from tests.ops.cases import KINDS, Call, cotangent, make
 from tests.ops.errors import compare, error, same_bits
-from tests.ops.operators import check_compiled, check_operators, leaves_of
+from tests.ops.operators import UNSUPPORTED, check_compiled, check_differentiable_once, check_explained, check_operators, leaves_of
 from tests.ops.test_compile import Op
 from tests.ops.triton.device import DEVICE, INTERPRETED, SIZE, check, gradients, here, values
 
@@ -22,13 +22,6 @@ PACKED = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "pack
 
 def sample(kind: str, lengths=None, rank: str = "BTHK", seed: int = 0) -> Call:
     return here(make(kind, rank, B=1, T=sum(LENGTHS), lengths=lengths, H=1, **SIZE, seed=seed)).to(torch.float32)
-
-
-@pytest.fixture
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("_fresh")
@@ -65,26 +58,18 @@ def test_opcheck(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_gradients_are_refused(kind):
-    call = sample(kind)
-    leaves = dict(zip(call.tensors, leaves_of(call), strict=True))
-    (grad,) = torch.autograd.grad(call.with_(**leaves)(backend="triton")["o"].sum(), leaves["v"], create_graph=True)
-    with pytest.raises(NotImplementedError, match='no gradients of gradients: ask for backend="torch"'):
-        grad.sum().backward()
+    check_differentiable_once(sample(kind), "triton", 'no gradients of gradients: ask for backend="torch"')
 
 
 @needs_gpu
 def test_explain_says_that_the_kernels_run(capsys):
-    said = linattn.explain(**sample("beta").arguments())
-    assert "triton: runs, chunk form" in said and capsys.readouterr().out.strip() == said
-    assert said.count(": runs") == 1 and "torch: no, triton comes first" in said
+    check_explained(sample("beta"), "triton", "chunk", lambda: capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda c: c.double(), "float64"),
-        (lambda c: c.tokens(0, 0), "no tokens"),
-        (lambda c: c.without("beta", "decay").set(causal=False), "without causality"),
+        *UNSUPPORTED,
         (lambda c: here(make("beta", "none", T=40, H=1, K=257)).to(torch.float32), "up to 256"),
         (lambda c: here(make("plain", "none", T=40, H=1, K=513)).to(torch.float32), "up to 512"),
     ],

@@ -9,6 +9,7 @@ from torch import Tensor
 import linattn
 from linattn.ops.reference import scan as reference
 from tests.ops.errors import error
+from tests.ops.triton.scans import LENGTHS, LIMIT, check_replays
 
 pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
@@ -18,13 +19,6 @@ pytestmark = [pytest.mark.gpu] if GPU else []
 SLOW = [] if GPU else [pytest.mark.slow]
 
 KINDS = ("sum", "maximum")
-LENGTHS = (0, 3, 0, 6, 1, 4, 0)
-LIMIT = {torch.float32: (1e-5, 1e-5), torch.float16: (0.001, 0.005), torch.bfloat16: (0.004, 0.015)}  # of values, of gradients
-
-
-@pytest.fixture
-def device() -> str:
-    return "cuda" if GPU else "cpu"
 
 
 @pytest.fixture(autouse=True)
@@ -248,11 +242,5 @@ def test_captured_in_a_graph():
     with torch.cuda.graph(graph):
         h, s = door("sum", a)
         grads = torch.autograd.grad(h.sum() + s.sum(), list(a.values()))
-    wanted = None
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        now = [t.clone() for t in (h, s, *grads)]
-        assert wanted is None or all(map(torch.equal, now, wanted))
-        wanted = now
+    check_replays(graph, (h, s, *grads))
     assert torch.equal(h, door("sum", a)[0])

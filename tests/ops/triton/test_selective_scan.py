@@ -10,6 +10,7 @@ from linattn.ops.reference.selective_scan import selective_scan as reference
 from linattn.ops.selective_scan import KERNELS
 from linattn.ops.torch.selective_scan import selective_scan as portable
 from tests.ops.errors import error
+from tests.ops.triton.scans import LENGTHS, LIMIT, check_replays
 
 pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
@@ -19,8 +20,6 @@ pytestmark = [pytest.mark.gpu] if GPU else []
 SLOW = [] if GPU else [pytest.mark.slow]
 
 NAMES = ("x", "dt", "a", "b", "c", "d", "initial")
-LENGTHS = (0, 3, 0, 6, 1, 4, 0)
-LIMIT = {torch.float32: (1e-5, 1e-5), torch.float16: (0.001, 0.005), torch.bfloat16: (0.004, 0.015)}  # of values, of gradients
 FILLED = torch.utils.deterministic.fill_uninitialized_memory
 
 
@@ -28,11 +27,6 @@ def run(*arguments: Tensor | None) -> tuple[Tensor, Tensor]:
     """Outputs and last states by the kernels."""
     y, last, _ = KERNELS["triton"](*arguments)
     return y, last
-
-
-@pytest.fixture
-def device() -> str:
-    return "cuda" if GPU else "cpu"
 
 
 @pytest.fixture(autouse=True)
@@ -262,13 +256,7 @@ def test_captured_in_a_graph(packed, scan):
     with torch.cuda.graph(graph):
         y, last = run(*leaves, cu)
         gradients = torch.autograd.grad(y.sum() + last.sum(), leaves)
-    before = None
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        now = [t.clone() for t in (y, last, *gradients)]
-        assert before is None or all(map(torch.equal, now, before))
-        before = now
+    check_replays(graph, (y, last, *gradients))
     assert torch.equal(y, wanted[0]) and torch.equal(last, wanted[1])
 
 

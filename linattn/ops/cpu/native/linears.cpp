@@ -4,6 +4,7 @@
 
 #include "finish.h"
 #include "pool.h"
+#include "rounded.h"
 #include "rows.h"
 
 namespace linattn {
@@ -14,7 +15,8 @@ constexpr int MOST = 8;      // matrices of a call
 constexpr int BLOCK = 32;    // rows of a task
 constexpr int AHEAD = 4096;  // bytes of a matrix that are asked for before they are needed
 
-// One call, as linears.py fills it; vectors lie end to end, and all tensors are of one dtype but a y that has steps, which is float.
+// One call, as linears.py fills it; vectors lie end to end, and all tensors are of one dtype but a y that has steps, which is float, and
+// quantised matrices: `bits` 8, int8 with a float scale for each row; 4, two numbers a byte (rounded.h) with a float16 scale for each `group`.
 struct Call {
     int64_t dtype, vectors, inputs, maps, gated;
     int64_t size, weights;  // of the norm: numbers that are normed together (0: no norm), and how many weights it has
@@ -26,6 +28,9 @@ struct Call {
         int64_t outputs, row;  // numbers from row to row
         const Step* steps;
         int64_t finishes;  // how many steps
+        int64_t bits;      // 0: of the dtype of x
+        const void* scales;
+        int64_t group;
     } map[MOST];
 };
 
@@ -41,7 +46,7 @@ thread_local struct Scratch {
         return data;
     }
     ~Scratch() { free(data); }
-} scratch;
+} scratch, own;  // of the call, and of a thread's row of scales
 
 LINATTN_INLINE Float silu(Float x) {
     const Float e = exp_below(x < zero() ? x : -x);  // of -|x|
@@ -92,23 +97,66 @@ LINATTN_INLINE void products(const T* w, const float* x, int64_t row, int64_t co
     for (int v = 0; v < V; v++) store(totals + v * step, one[v] + other[v]);
 }
 
+constexpr int VECTORS = 8;
+
+// Vectors of a call: as floats, `row` apart, and rounded where there are quantised matrices.
+struct Vectors {
+    const float* x;
+    int64_t row;
+    const Rounded* rounded;
+    int64_t joined() const { return 2 * (row / UNIT) + 2 * LANES; }  // scales of a row of a matrix and of a vector
+};
+
+// Scales of some rows of a matrix of 4 bits as floats, and behind them room for their products with the scales of vectors.
+struct Scales {
+    int64_t first, groups;
+    float *groups_of, *joined;
+};
+LINATTN_INLINE Scales scales_of(const Call& call, const Call::Map& map, const Vectors& in, int64_t first, int64_t rows) {
+    if (map.bits != 4) return {};
+    const int64_t groups = call.inputs / map.group, count = rows * groups, room = (count + 2 * LANES) / LANES * LANES;
+    float* to = own.room(room + 4 * in.joined());
+    const float16* from = (const float16*)map.scales + first * groups;
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, load(from + i, int(min(LANES, count - i))));
+    return {first, groups, to, to + room};
+}
+
+// Row r of a matrix with V vectors from v on, summed into lanes.
+template <int V, class T>
+LINATTN_INLINE void row_products(
+    const Call& call, const Call::Map& map, const Vectors& in, int64_t v, int64_t r, const Scales& all, float* totals, int64_t step) {
+    if (map.bits == 0) return products<V>((const T*)map.matrix + r * map.row, in.x + v * in.row, in.row, call.inputs, totals, step);
+    if (map.bits == 8) return products8<V>((const int8_t*)map.matrix + r * map.row, in.rounded + v, call.inputs, totals, step);
+    const float* scales[V];
+    for (int i = 0; i < V; i++) {
+        float* to = all.joined + i * in.joined();
+        join_scales(all.groups_of + (r - all.first) * all.groups, all.groups, map.group, in.rounded[v + i], to);
+        scales[i] = to;
+    }
+    const uint8_t* codes = (const uint8_t*)map.matrix + r * map.row;
+    if (map.group == BLOCK32) products4<V, true>(codes, scales, in.rounded + v, call.inputs, totals, step);
+    else products4<V, false>(codes, scales, in.rounded + v, call.inputs, totals, step);
+}
+
 // Rows [first, first + count) of a matrix with all vectors: results[v][r].
 template <class T>
-void multiply(const Call& call, const Call::Map& map, const float* x, int64_t row, int64_t first, int count, float (*results)[BLOCK]) {
+void multiply(const Call& call, const Call::Map& map, const Vectors& in, int64_t first, int count, float (*results)[BLOCK]) {
     alignas(64) float totals[4][BLOCK * LANES] = {};
+    const Scales scales = scales_of(call, map, in, first, count);
     for (int64_t v = 0; v < call.vectors;) {
         const int64_t left = call.vectors - v;
         const int some = left >= 4 ? 4 : left >= 2 ? 2 : 1;
         for (int r = 0; r < count; r++) {
-            const T* w = (const T*)map.matrix + (first + r) * map.row;
-            if (some == 4) products<4>(w, x + v * row, row, call.inputs, totals[0] + r * LANES, BLOCK * LANES);
-            else if (some == 2) products<2>(w, x + v * row, row, call.inputs, totals[0] + r * LANES, BLOCK * LANES);
-            else products<1>(w, x + v * row, row, call.inputs, totals[0] + r * LANES, BLOCK * LANES);
+            float* to = totals[0] + r * LANES;
+            if (some == 4) row_products<4, T>(call, map, in, v, first + r, scales, to, BLOCK * LANES);
+            else if (some == 2) row_products<2, T>(call, map, in, v, first + r, scales, to, BLOCK * LANES);
+            else row_products<1, T>(call, map, in, v, first + r, scales, to, BLOCK * LANES);
         }
         for (int k = 0; k < some; k++)
             for (int r = 0; r < count; r += LANES) {
                 Float y = sums(totals[k] + r * LANES);
                 const int n = int(min(LANES, count - r));
+                if (map.bits == 8) y = y * load((const float*)map.scales + first + r, n);
                 if (map.bias) y = y + load((const T*)map.bias + first + r, n);
                 store(results[v + k] + r, y);
             }
@@ -116,13 +164,27 @@ void multiply(const Call& call, const Call::Map& map, const float* x, int64_t ro
     }
 }
 
-constexpr int VECTORS = 8;
+// The vectors of a call, prepared, in `scratch`; `rounded` has room for them.
+template <class T>
+Vectors vectors_of(const Call& call, Rounded* rounded) {
+    bool quantised = false;
+    for (int64_t m = 0; m < call.maps; m++) quantised = quantised || call.map[m].bits != 0;
+    const int64_t row = quantised ? (call.inputs + UNIT - 1) / UNIT * UNIT : (call.inputs + 2 * LANES - 1) / LANES * LANES;
+    const int64_t units = row / UNIT, whole = row + (quantised ? Rounded::floats(units) : 0);
+    float* x = scratch.room(whole * call.vectors);
+    for (int64_t v = 0; v < call.vectors; v++) {
+        prepare<T>(call, v, x + v * row, row);
+        if (!quantised) continue;
+        rounded[v] = Rounded(x + call.vectors * row + v * (whole - row), units);
+        for (int64_t u = 0; u < units; u++) round_unit(x + v * row + u * UNIT, u, rounded[v]);
+    }
+    return {x, row, rounded};
+}
 
 template <class T>
 void linears(const Call& call, int64_t threads) {
-    const int64_t row = (call.inputs + 2 * LANES - 1) / LANES * LANES;
-    float* x = scratch.room(row * call.vectors);
-    for (int64_t v = 0; v < call.vectors; v++) prepare<T>(call, v, x + v * row, row);
+    Rounded rounded[VECTORS];
+    const Vectors in = vectors_of<T>(call, rounded);
     int64_t blocks[MOST + 1] = {0};
     const int64_t maps = call.gated ? 1 : call.maps;
     for (int64_t m = 0; m < maps; m++) blocks[m + 1] = blocks[m] + (call.map[m].outputs + BLOCK - 1) / BLOCK;
@@ -134,8 +196,8 @@ void linears(const Call& call, int64_t threads) {
         const int64_t first = (block - blocks[m]) * BLOCK;
         const int count = int(min(BLOCK, map.outputs - first));
         float results[VECTORS][BLOCK], others[VECTORS][BLOCK];
-        multiply<T>(call, map, x, row, first, count, results);
-        if (call.gated) multiply<T>(call, call.map[1], x, row, first, count, others);
+        multiply<T>(call, map, in, first, count, results);
+        if (call.gated) multiply<T>(call, call.map[1], in, first, count, others);
         for (int64_t v = 0; v < call.vectors; v++)
             for (int r = 0; r < count; r += LANES) {
                 const int n = int(min(LANES, count - r));

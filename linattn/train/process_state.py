@@ -1,4 +1,4 @@
-"""What a training changes in its process for as long as it runs."""
+"""Process-wide settings that a training changes and restores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from linattn.train import checkpoint
 
 
 @contextmanager
-def own_surroundings() -> Iterator[None]:
-    """Leave the caller's random generators and transformers' progress bars as they were."""
+def restored_process_state() -> Iterator[None]:
+    """Context without transformers' progress bars; restores them and the random generators when it ends."""
     before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

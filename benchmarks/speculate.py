@@ -1,0 +1,221 @@
+"""Benchmark of speculative decoding: speed against plain decoding on three kinds of text, and random patterns of accepted drafts.
+
+``python -m benchmarks.speculate`` measures models with random weights whose choices follow a given text, so that what is accepted is what
+a model that writes this text would accept: text that repeats itself, code that is written again with edits, and new random tokens.
+``--patterns 10000`` verifies drafts of random lengths instead and keeps random parts of them, for every causal mixer, and compares hidden
+states with decoding token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import RESULTS, destination, positive
+from linattn import mixers
+from linattn.bench import decode
+from linattn.generate.captured import Choice
+from linattn.generate.drafter import Source
+from linattn.generate.noise import Rule
+from linattn.generate.prefill import prefill
+from linattn.generate.speculate import Speculated
+from linattn.generate.tokens import Tokens
+from linattn.generate.verify import Chunk
+from linattn.models import LanguageModel, LMConfig
+
+KEY = ("what", "mixer", "size", "dtype", "rows", "text", "dim")
+LONGEST = 8  # tokens of a row in a verification of --patterns
+
+
+def texts(vocabulary: int, rows: int, prompt: int, new: int) -> dict[str, list[list[int]]]:
+    """Texts of ``prompt`` + ``new`` tokens for each row: repeating, code with edits, and without any repetition.
+
+    Code is Python's own library, a token a word, sign or space; behind the prompt it is written again with three words changed.
+    """
+    words: dict[str, int] = {}
+
+    def coded(text: str) -> list[int]:
+        return [words.setdefault(word, len(words)) % vocabulary for word in re.findall(r"[A-Za-z]+| ?[^\sA-Za-z]|\s+", text)]
+
+    draw = random.Random(0)  # noqa: S311
+    found: dict[str, list[list[int]]] = {"repeating": [], "code": [], "new": []}
+    modules = itertools.cycle([argparse, inspect, statistics, random])
+    for _ in range(rows):
+        period = [draw.randrange(vocabulary) for _ in range(prompt // 2)]
+        found["repeating"].append((period * (2 + new // len(period) + 1))[: prompt + new])
+        source = inspect.getsource(next(modules))[3000:]
+        edited = coded(source.replace("self", "this").replace("return", "yield").replace("name", "title"))
+        found["code"].append(coded(source)[:prompt] + (edited[:prompt] * (1 + new // prompt))[:new])
+        found["new"].append([draw.randrange(vocabulary) for _ in range(prompt + new)])
+    return found
+
+
+class Scripted:
+    """Choice of the tokens of a text, after the work that a greedy choice takes."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]], prompt: int) -> None:
+        self.tokens, self.prompt = torch.tensor(tokens), prompt
+
+    def plain(self, model: Any, count: int) -> Tokens:
+        """Plain decoding, written by the text."""
+        place = iter(range(self.prompt, self.prompt + count))
+        choice = Choice(lambda logits: torch.where(logits.argmax(-1) < 0, 0, self.tokens[:, next(place)]), object())
+        return Tokens(model, self.tokens[:, : self.prompt], count, choice, None, single=False)
+
+    def speculated(self, model: Any, count: int) -> Speculated:
+        """Speculative decoding, written by the text."""
+        tokens = Speculated(model, self.tokens[:, : self.prompt], count, Rule(), (), None, Source(), single=False)
+
+        def chosen(hidden: Tensor, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+            model.lm_head(hidden).argmax(-1).tolist()
+            return [self.tokens[b, (start := self.prompt + len(tokens._made[b])) : start + len(row)].tolist() for b, row in enumerate(rows)]
+
+        def choose(logits: Tensor) -> Tensor:
+            places = [self.prompt + len(made) for made in tokens._made]
+            return torch.where(logits.argmax(-1) < 0, 0, self.tokens[torch.arange(len(places)), torch.tensor(places)])
+
+        tokens._chosen = chosen  # type: ignore[method-assign]
+        tokens._choice = Choice(choose, object())
+        return tokens
+
+
+def seconds(tokens: Iterator[Any]) -> float:
+    """Processor seconds a thread of all but the first tokens: other programs on the machine do not count."""
+    for _ in range(4):
+        next(tokens)
+    start = time.process_time()
+    for _ in tokens:
+        pass
+    return time.process_time() - start
+
+
+def compare(model: Any, script: Scripted, count: int, turns: int) -> dict[str, Any]:
+    """Median ratio of plain to speculative decoding over alternating runs, and what was drafted in the last."""
+    ratios, rates = [], []
+    for turn in range(turns + 1):
+        plain, tokens = seconds(script.plain(model, count)), script.speculated(model, count)
+        ratio = plain / seconds(tokens)
+        if turn:  # the first captures steps
+            ratios.append(ratio)
+            rates.append(plain / (count - 4))
+    drafted = {"calls": tokens.verified, "drafted": tokens.drafted, "accepted": tokens.accepted}
+    return {"speedup": statistics.median(ratios), "least": min(ratios), "plain_ms": statistics.median(rates) * 1e3, **drafted}
+
+
+def speeds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows of all models, batches and texts."""
+    for mixer, dtype in itertools.product(options.mixers.split(","), options.dtypes.split(",")):
+        model = decode.build(mixer, decode.SIZES[options.size], "cpu", getattr(torch, dtype))
+        for rows in map(int, options.rows.split(",")):
+            written = texts(model.config.vocab_size, rows, options.prompt, options.new)
+            for text in options.texts.split(","):
+                row = {"what": "speed", "mixer": mixer, "size": options.size, "dtype": dtype, "rows": rows, "text": text}
+                yield row | compare(model, Scripted(written[text], options.prompt), options.new, options.turns)
+
+
+@torch.no_grad()
+def patterns(mixer: str, rows: int, rounds: int, seed: int = 0, **config: Any) -> dict[str, Any]:
+    """Verify ``rounds`` times drafts of random lengths in ``rows`` rows and keep random parts of them.
+
+    Returns the largest error of a hidden state of a kept token, ‖a − b‖ / ‖b‖ beside decoding the kept tokens one by one, and whether
+    other rejected tokens of the same shapes left the bits of every state as they were.
+    """
+    draw = random.Random(seed)  # noqa: S311
+    torch.manual_seed(seed)
+    model = LanguageModel(LMConfig(**{"vocab_size": 40, "dim": 32, "layers": 2, "mixer": mixer, **config})).double().eval()
+
+    def some(n: int) -> list[int]:
+        return [draw.randrange(40) for _ in range(n)]
+
+    kept_tokens: list[list[int]] = [some(5) for _ in range(rows)]
+    prompt, hidden = prefill(model.model, torch.tensor(kept_tokens))[1], []
+    state, same = prompt, True
+    for number in range(rounds):
+        drafts = [some(draw.randint(1, LONGEST)) for _ in range(rows)]
+        kept = [draw.randint(1, len(draft)) for draft in drafts]
+        chunk = Chunk(model.model, drafts, state)
+        hidden.append([h[:n] for h, n in zip(chunk.hidden.split([len(d) for d in drafts]), kept, strict=True)])
+        after = chunk.advance(kept)
+        if number % 10 == 0:
+            other = Chunk(model.model, [[*d[:n], *some(len(d) - n)] for d, n in zip(drafts, kept, strict=True)], state).advance(kept)
+            same = same and all(torch.equal(t, o[name]) for a, o in zip(after.layers, other.layers, strict=True) for name, t in a.items())
+        state = after
+        kept_tokens = [[*row, *draft[:n]] for row, draft, n in zip(kept_tokens, drafts, kept, strict=True)]
+    return {"error": _error(model, prompt, kept_tokens, hidden), "bits": same, "patterns": rows * rounds}
+
+
+def _error(model: Any, state: Any, tokens: Sequence[Sequence[int]], hidden: list[list[Tensor]]) -> float:
+    """Largest error of ``hidden`` beside decoding ``tokens`` one by one from ``state``, behind the first five."""
+    got = [torch.cat([row[b] for row in hidden]) for b in range(len(tokens))]
+    worst = 0.0
+    for t in range(max(map(len, got))):
+        real = torch.tensor([t < len(row) for row in got])
+        step = torch.tensor([[row[5 + t] if t + 5 < len(row) else 0] for row in tokens])
+        y, state = model.model(step, state, return_state=True, mask=None if bool(real.all()) else real[:, None])
+        for b in real.nonzero().flatten().tolist():
+            worst = max(worst, float((got[b][t] - y[b, 0]).norm() / y[b, 0].norm()))
+    return worst
+
+
+def causal() -> list[str]:
+    """Names of the mixers that a language model can have."""
+    return [name for name in mixers.available() if mixers.info(name).resumable]
+
+
+def drawn(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows of ``--patterns`` for each mixer."""
+    for mixer in causal():
+        start = time.perf_counter()
+        row = {"what": "patterns", "mixer": mixer, "dtype": "float64", "rows": 100, "dim": 32}
+        yield row | patterns(mixer, 100, -(-options.patterns // 100)) | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def line(row: dict[str, Any]) -> str:
+    if row["what"] == "patterns":
+        bits = "bits of states do not depend on what is rejected" if row["bits"] else "states depend on what is rejected"
+        return f"{row['mixer']:22} {row['patterns']:6} patterns, error {row['error']:.1e}, {bits}"
+    what = f"{row['mixer']:15} {row['size']} {row['dtype']:8} {row['rows']:2} rows, {row['text']:9}"
+    return f"{what} {row['speedup']:.2f} x (least {row['least']:.2f}), {row['calls']} calls, {row['accepted']} of {row['drafted']} accepted"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speculate", description=__doc__.split("\n")[0])
+    parser.add_argument("--mixers", default="gla,gated_deltanet,mamba2")
+    parser.add_argument("--size", default="130M", choices=decode.SIZES)
+    parser.add_argument("--dtypes", default="bfloat16")
+    parser.add_argument("--rows", default="1,16")
+    parser.add_argument("--texts", default="repeating,code,new")
+    parser.add_argument("--prompt", type=positive, default=512, help="tokens")
+    parser.add_argument("--new", type=positive, default=256, help="tokens")
+    parser.add_argument("--turns", type=positive, default=3, help="alternating runs that count")
+    parser.add_argument("--patterns", type=int, default=0, help="random patterns of each mixer, in place of speeds")
+    parser.add_argument("--quick", action="store_true", help="nothing kept")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for speculate-CPU.json")
+    options = parser.parse_args(arguments)
+    from linattn.bench.files import command
+    from linattn.bench.gpu.record import Record
+
+    facts, path = destination(parser, "speculate", "cpu", options.out)
+    with Record(None if options.quick else path, KEY, facts) as record:
+        record.body["runs"][-1]["command"] = command("python -m benchmarks.speculate", arguments or sys.argv[1:])
+        for row in drawn(options) if options.patterns else speeds(options):
+            record.add(row)
+            print(line(row), flush=True)
+    print("nothing kept" if options.quick else path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""``linattn quantize``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def quantize(
+    run: Annotated[
+        Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or what linattn.load reads.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option(metavar="TYPE", help="int8, with a scale per output channel, or int4, in groups.")] = "int4",
+    group: Annotated[int, typer.Option(metavar="N", help="Neighbours that share a scale in int4: 32, 64 or 128.")] = 64,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TEXT", help="Text such as the model is used on, to make up for rounding.", show_default="none"),
+    ] = None,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of it, at most.")] = 32768,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a piece of it.")] = 512,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder to write, which must not be there.", show_default="RUN-TYPE")
+    ] = None,
+) -> None:
+    """Quantise the weights of a model.
+
+    Linear maps, the embedding and the head are kept in 8 or 4 bits; gates, decays, time constants, short convolutions, norms and
+    states stay as they are. DIR is for linattn generate, chat, evaluate, export and linattn.load; it appears whole or not at all.
+    """
+    from linattn.hf.load import load
+    from linattn.quantization import quantize as quantise
+    from linattn.quantization import save
+    from linattn.quantization.sparing import formats
+    from linattn.report.progress import Progress
+    from linattn.train import checkpoint
+
+    folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
+    source = run if folder is None else folder
+    place = out or run.with_name(f"{run.stem if run.is_file() else run.name}-{to}")
+    if place.exists():
+        raise FileExistsError(f"{place} is there already: give another place with --out, or remove it")
+    model = load(source)
+    ids = None if calibrate is None else _tokens(source, calibrate, tokens, context)
+    with Progress(True).counted("quantising", len(formats(model, to, group))) as done:
+        new = quantise(model, to, group, calibrate=ids, progress=done)
+    save(new, place, tokenizer=source if source.is_dir() else None)
+    sizes = [sum(t.nbytes for t in m.state_dict().values()) / 1e6 for m in (model, new)]
+    print(f"{place}: {to}, {sizes[1]:,.1f} MB of {sizes[0]:,.1f}, from {source}")
+
+
+def _tokens(source: Path, texts: list[Path], most: int, context: int):
+    """Tokens [N, context] of ``texts``."""
+    import torch
+
+    from linattn.data import sources
+    from linattn.train.published import codec_at
+
+    if not 1 <= context <= most:
+        raise ValueError(f"--context must be at least 1 and at most --tokens {most}, but came as {context}")
+    text = b"\n".join(sources.read(path) for path in sources.files(texts))[: 16 * most]  # a token has fewer bytes than that
+    ids = codec_at(source).encode(text.decode(errors="replace"))[:most]
+    if len(ids) < context:
+        raise ValueError(f"--calibrate must have at least --context {context} tokens, but has {len(ids)}")
+    return torch.tensor(ids[: len(ids) // context * context]).unflatten(0, (-1, context))

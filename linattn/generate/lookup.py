@@ -1,0 +1,45 @@
+"""Prompt lookup: drafts of the next tokens from an earlier place of the same text that ends in the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SIZES = (10, 6, 4, 3)  # tokens of the n-grams that are indexed, longest first: a longer one foretells more
+
+
+class Lookup:
+    """Tokens of one sequence with an index of their n-grams; an n-gram leads to its latest place that is not the end itself."""
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self.tokens: list[int] = []
+        self._places: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token behind it
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append ``tokens``. The n-grams that end in the last token are indexed once a token stands behind them."""
+        known, places = self.tokens, self._places
+        for token in tokens:
+            end = len(known)
+            for size in SIZES:
+                if end >= size:
+                    places[tuple(known[end - size : end])] = end
+            known.append(token)
+
+    def propose(self, count: int) -> list[int]:
+        """At most ``count`` tokens that followed the latest earlier place of the last tokens; empty if those are new.
+
+        A draft that reaches the end of the text goes on in what it has drafted, so that a text of short period is continued.
+        """
+        start = self._match()
+        if start is None:
+            return []
+        known, end = self.tokens, len(self.tokens)
+        period = end - start
+        return [known[start + i % period] for i in range(count)]
+
+    def _match(self) -> int | None:
+        """Index of the token behind the latest earlier n-gram like the last tokens."""
+        for size in SIZES:
+            if len(self.tokens) > size and (place := self._places.get(tuple(self.tokens[-size:]))) is not None:
+                return place
+        return None

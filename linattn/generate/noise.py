@@ -1,0 +1,60 @@
+"""Random numbers of sampled tokens by their position, so that rows may be at different ones and a token may be drawn again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.generate.sampling import drawn
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule by which tokens follow from logits [n, V]: the most likely ones, or drawn from ``probabilities(logits)`` [n, V] float32.
+
+    ``generator`` None is torch's default generator.
+    """
+
+    probabilities: Callable[[Tensor], Tensor] | None = None
+    generator: torch.Generator | None = None
+
+    def tokens(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """Tokens [n] int64 of ``logits`` [n, V]; ``noise`` [n, V] unless the most likely ones are taken."""
+        if self.probabilities is None or noise is None:
+            return logits.argmax(-1)
+        return drawn(self.probabilities(logits), noise)
+
+
+class Noise:
+    """Noise of each position, [rows, V] for V rows of the head's ``weight``, drawn in the order of positions as plain decoding does.
+
+    A token depends on the logits and on the noise of its position alone. Whether a draft is right changes no later random number, so
+    that a seed gives the tokens of plain decoding, and every token has the distribution of the model.
+    """
+
+    def __init__(self, rows: int, weight: Tensor, generator: torch.Generator | None) -> None:
+        self.like = torch.empty(rows, weight.shape[0], dtype=torch.float32, device=weight.device)
+        self._generator = generator
+        self._first, self._drawn = 0, deque[Tensor]()
+
+    def at(self, places: Sequence[tuple[int, int]]) -> Tensor:
+        """Noise [n, V] of ``places``: pairs of a row and a position that has not been dropped."""
+        while self._first + len(self._drawn) <= max(position for _, position in places):
+            self._drawn.append(torch.empty_like(self.like).exponential_(1, generator=self._generator))
+        return torch.stack([self._drawn[position - self._first][row] for row, position in places])
+
+    def drop(self, before: int) -> None:
+        """Drop the noise of positions before ``before``, which all rows have passed."""
+        while self._first < before and self._drawn:
+            self._drawn.popleft()
+            self._first += 1
+
+
+def noise_of(rule: Rule, rows: int, head: Any) -> Noise | None:
+    """Noise for ``rows`` sequences of a model with ``head``; None if none is needed."""
+    return None if rule.probabilities is None else Noise(rows, head.weight, rule.generator)

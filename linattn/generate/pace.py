@@ -1,0 +1,108 @@
+"""Length of drafts: from the costs of steps and calls, measured as they come, and from the share of drafts that is accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+LENGTHS = (3, 7, 15, 31)  # tokens of a draft
+SHARE = 0.02  # of the time, that drafts may cost without a gain
+GRACE = 4.0  # steps that they may cost before any time has passed
+SAVED = 16.0  # steps of earlier gains that later losses may use up, at most
+WORTH = 1.1  # expected gain from which a draft is verified, when it has to pay
+
+
+@dataclass
+class Share:
+    """Drafted tokens of one row that were right, and drafts that ended in a wrong one; older ones count less."""
+
+    right: float = 4.0
+    wrong: float = 1.0
+
+    def note(self, drafted: int, accepted: int) -> None:
+        """Take note of a draft."""
+        if drafted:
+            self.right, self.wrong = 0.8 * self.right + accepted, 0.8 * self.wrong + (accepted < drafted)
+
+    def expected(self, drafted: int) -> float:
+        """Expected number of new tokens from a draft of ``drafted`` ones."""
+        p = self.right / (self.right + self.wrong)
+        return (1 - p ** (drafted + 1)) / (1 - p) if p < 1 else drafted + 1.0
+
+
+class Pace:
+    """Decides between a step of one token and the verification of drafts.
+
+    All times are in seconds. The balance is what verification has gained over steps so far; it never falls below a small share of the
+    time, so that text which cannot be drafted costs next to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._step: float | None = None  # seconds of a step
+        self._calls: dict[int, float] = {}  # seconds of a call, by its tokens rounded up to a power of two
+        self._balance = self._elapsed = 0.0
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Take note of the time of a step."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self._step = _smaller(self._step, seconds)
+        self._elapsed += seconds
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Take note of time that plain decoding would not need."""
+        start = time.perf_counter()
+        yield
+        self._balance -= time.perf_counter() - start
+
+    def verified(self, seconds: float, drafted: Sequence[int], accepted: Sequence[int], shares: Sequence[Share]) -> None:
+        """Take note of a call of ``seconds`` that accepted so many of the ``drafted`` tokens of each row, also in its share."""
+        size = _bucket(len(drafted) + sum(drafted))
+        self._calls[size] = _smaller(self._calls.get(size), seconds)
+        for share, count, good in zip(shares, drafted, accepted, strict=True):
+            share.note(count, good)
+        step = self._step or seconds
+        gain = (1 + sum(accepted) / len(accepted)) * step - seconds
+        self._balance = min(self._balance + gain, SAVED * step)
+        self._elapsed += seconds
+
+    def length(self, available: Sequence[int], shares: Sequence[Share]) -> int:
+        """Tokens to draft at most, given how many each row could and its share of right ones; 0: a step is better."""
+        if self._step is None or not any(available):
+            return 0
+        if self._balance < -(SHARE * self._elapsed + GRACE * self._step):
+            return 0
+        best, gain = 0, 0.0
+        for length in LENGTHS:
+            drafts = [min(length, n) for n in available]
+            expected = sum(share.expected(n) for share, n in zip(shares, drafts, strict=True)) / len(drafts)
+            now = expected * self._step / self._cost(len(drafts) + sum(drafts))
+            if now > gain:
+                best, gain = length, now
+        explores = self._balance > -SHARE * self._elapsed
+        return best if gain > WORTH else LENGTHS[0] if explores and gain > WORTH / 4 else 0
+
+    def _cost(self, tokens: int) -> float:
+        """Seconds of a call on ``tokens``: as measured, else from the nearest size that was, else a guess."""
+        assert self._step is not None
+        size = _bucket(tokens)
+        if size in self._calls:
+            return self._calls[size]
+        if not self._calls:
+            return self._step * (2 + 0.1 * size)
+        nearest = min(self._calls, key=lambda known: abs(known.bit_length() - size.bit_length()))
+        return self._calls[nearest] * (1 + 0.2 * (size / nearest - 1)) if size > nearest else self._calls[nearest]
+
+
+def _bucket(tokens: int) -> int:
+    return 1 << (tokens - 1).bit_length()
+
+
+def _smaller(old: float | None, new: float) -> float:
+    """Mean that falls at once and rises slowly: the first call and a busy machine take longer."""
+    return new if old is None else min(new, 0.8 * old + 0.2 * new)

@@ -1,0 +1,188 @@
+"""Speculative decoding: drafts of several tokens, verified in one call, give the tokens of plain decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.generate.captured import Choice, Step
+from linattn.generate.drafter import Source
+from linattn.generate.noise import Rule, noise_of
+from linattn.generate.pace import LENGTHS, Pace, Share
+from linattn.generate.prefill import prefill
+from linattn.generate.tokens import Tokens
+from linattn.generate.verify import Chunk, accepted
+from linattn.state import State
+
+LEAD = 64  # tokens that one row may be ahead of another: their noise is kept
+
+
+class Speculated(Tokens):
+    """Iterator over the tokens of :func:`linattn.generate.stream`, some of which were drafted and verified together.
+
+    Rows of a batch get different numbers of tokens from a call; a tensor [B] is returned once each row has its token.
+    Drafts have at most ``longest`` tokens. ``verified`` counts the calls, ``drafted`` and ``accepted`` the tokens of all rows.
+    """
+
+    def __init__(
+        self, model: Any, ids: Tensor, count: int, rule: Rule, stops: tuple[int, ...], state: State | None, source: Source, *, single: bool
+    ) -> None:
+        rows = len(ids)
+        self._noise = noise_of(rule, rows, model.lm_head)
+        self._now = None if self._noise is None else torch.empty_like(self._noise.like)  # where a captured step reads it
+        choice = Choice(lambda logits: rule.tokens(logits, self._now), object(), None, stops)
+        super().__init__(model, ids, count, choice, state, single=single, ahead=False)
+        self._rule, self._pace, self._shares = rule, Pace(), [Share() for _ in range(rows)]
+        self._drafter = source.drafter(ids, rule, self._noise)
+        self._made: list[list[int]] = [[] for _ in range(rows)]
+        self._done = [False] * rows  # rows whose last made token is a stop token
+        self._count, self._out = count, 0
+        self._base: tuple[State, int] | None = None  # a state of all rows, and how many tokens each had then
+        self._kept: Step | None = None  # a captured step that this generation has used
+        self.longest = LENGTHS[-1]
+        self.verified = self.drafted = self.accepted = 0
+
+    @property
+    def state(self) -> State:
+        """State after the prompt and all tokens returned so far."""
+        if all(len(made) == self._out for made in self._made):
+            return super().state
+        return self._at(self._out)
+
+    @property
+    def unfinished_state(self) -> State:
+        """State without the last token returned."""
+        if all(len(made) == self._out for made in self._made) and self._unread.shape[1]:
+            return super().unfinished_state
+        return self._at(self._out - 1)
+
+    @torch.no_grad()
+    def __next__(self) -> Any:
+        if self._left == 0:
+            raise StopIteration
+        while any(len(made) <= self._out for made in self._made):
+            self._advance()
+        tokens = [made[self._out] for made in self._made]
+        self._out, self._left = self._out + 1, self._left - 1
+        if self._noise is not None:
+            self._noise.drop(min(len(made) for made in self._made))
+        if self._choice.stops and all(self._ends_within(made) for made in self._made):
+            self._left = 0
+        return tokens[0] if self._single else torch.tensor(tokens, device=self._last.device)
+
+    def _ends_within(self, made: Sequence[int]) -> bool:
+        return made[self._out - 1] in self._choice.stops
+
+    def _at(self, count: int) -> State:
+        """State after ``count`` new tokens of each row, for rows that are ahead of them."""
+        assert self._base is not None
+        state, known = self._base
+        rows = [made[max(known - 1, 0) : count] for made in self._made]
+        return prefill(self._model.model, torch.tensor(rows, device=self._last.device), state)[1] if rows[0] else state
+
+    def _advance(self) -> None:
+        """Give every row at least one more token."""
+        start = time.perf_counter()
+        drafts = self._drafts()
+        new = self._verified(drafts, start) if drafts else self._stepped()
+        for made, more in zip(self._made, new, strict=True):
+            made += more
+        self._done = [made[-1] in self._choice.stops for made in self._made]
+        self._drafter.extend(new)
+
+    def _drafts(self) -> list[list[int]]:
+        """Draft of each row to verify now; empty if a step of one token is better, or has to come first."""
+        if self._ahead or self._known is not None or self._unread.shape[1] != 1 or not self._made[0]:
+            return []
+        least = min(map(len, self._made))
+        rooms = [max(0, min(self.longest, self._count - len(made) - 1, LEAD - (len(made) - least))) for made in self._made]
+        length = self._pace.length(rooms, self._shares)
+        if not length:
+            return []
+        drafts = self._drafter.propose([0 if done else min(length, room) for done, room in zip(self._done, rooms, strict=True)])
+        length = self._pace.length([len(draft) for draft in drafts], self._shares)
+        if not length:
+            return []
+        for row, room in enumerate(rooms):  # a row that has ended keeps up with the others
+            drafts[row] = [self._made[row][-1]] * min(length, room) if self._done[row] else drafts[row][:length]
+        return drafts
+
+    def _stepped(self) -> list[list[int]]:
+        """One more token of each row, by a captured step if there is one."""
+        with self._pace.losing():
+            self._resume()
+            self._extend_capacity()
+        with self._held():
+            self._refill()
+            if self._step is not None:
+                with self._pace.stepping():
+                    token = self._captured().tolist()
+            elif self._captures:
+                token = self._eager().tolist()  # may capture a step
+            else:
+                with self._pace.stepping():
+                    token = self._eager().tolist()
+        self._kept = self._step
+        return [[i] for i in token]
+
+    def _verified(self, drafts: Sequence[Sequence[int]], start: float) -> list[list[int]]:
+        """Tokens of each row that the model chooses behind its last token and ``drafts``, up to the first that was not drafted.
+
+        Drafting began at the time ``start``.
+        """
+        state = self._leave_step()
+        rows = [[made[-1], *draft] for made, draft in zip(self._made, drafts, strict=True)]
+        chunk = Chunk(self._model.model, rows, state)
+        chosen = self._chosen(chunk.hidden, rows)
+        new = [
+            [row[0]] * len(row) if done else accepted(row, own, self._choice.stops)
+            for row, done, own in zip(rows, self._done, chosen, strict=True)
+        ]
+        self._state = chunk.advance([len(n) for n in new])
+        self._last = torch.tensor([n[-1] for n in new], device=self._last.device)
+        self._unread = self._last[:, None]
+        self._ended = torch.tensor([n[-1] in self._choice.stops for n in new], device=self._last.device)
+        drafted, right = [len(draft) for draft in drafts], [len(n) - 1 for n in new]
+        self.verified, self.drafted, self.accepted = self.verified + 1, self.drafted + sum(drafted), self.accepted + sum(right)
+        self._pace.verified(time.perf_counter() - start, drafted, right, self._shares)
+        return new
+
+    def _leave_step(self) -> State:
+        """Take the state back from the captured step, and note it where all rows have equally many tokens."""
+        with self._held():
+            if self._step is not None:
+                self._leave()
+        assert self._state is not None
+        if len({len(made) for made in self._made}) == 1:
+            self._base = self._state, len(self._made[0])
+        return self._state
+
+    def _chosen(self, hidden: Tensor, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Token that the model chooses behind each of ``rows``, from their ``hidden`` states [n, D]."""
+        noise = None
+        if self._noise is not None:
+            noise = self._noise.at([(b, len(self._made[b]) + i) for b, row in enumerate(rows) for i in range(len(row))])
+        tokens = iter(self._rule.tokens(self._model.lm_head(hidden), noise).tolist())
+        return [[next(tokens) for _ in row] for row in rows]
+
+    def _resume(self) -> None:
+        """Continue with a captured step, if one was left for a verification."""
+        if self._step is None and self._kept is not None and self._unread.shape[1] == 1 and self._known is None:
+            self._capture()
+
+    def _refill(self) -> None:
+        """Put the noise of each row's position where a step reads it."""
+        if self._noise is not None and self._now is not None and not self._ahead:
+            self._now.copy_(self._noise.at([(b, len(made)) for b, made in enumerate(self._made)]))
+
+    def _run(self) -> None:
+        self._refill()
+        super()._run()
+
+    def give_up(self) -> None:
+        self._kept = None
+        super().give_up()

@@ -1,0 +1,202 @@
+// Vectors rounded to int16, and their products with matrices of 8 and 4 bits: sums of integers are exact, and each unit of 64 numbers has
+// a scale, so that rounding adds at most 2^-16 of the largest number of its unit to any of them.
+#pragma once
+
+#include "lanes.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+typedef int16_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Codes __attribute__((vector_size(2 * LANES)));
+typedef int8_t SignedCodes __attribute__((vector_size(2 * LANES)));
+
+constexpr int UNIT = 64, BLOCK32 = 32;
+constexpr int WORDS = 2 * LANES;               // of a vector
+constexpr int TOTALS = LANES == 16 ? 1 : 2;    // vectors of sums of a unit: with 16 lanes a block of 32 has half of one
+constexpr int AHEAD_OF_CODES = 8192;           // bytes that are asked for before they are needed
+
+LINATTN_INLINE Words load_words(const int16_t* p) {
+    Words x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+LINATTN_INLINE Words widened(const uint8_t* p) {
+    Codes x;
+    memcpy(&x, p, sizeof x);
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu8_epi16((__m256i)x);
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtepu8_epi16((__m128i)x);
+#else
+    return __builtin_convertvector(x, Words);
+#endif
+}
+LINATTN_INLINE Words widened(const int8_t* p) {
+    SignedCodes x;
+    memcpy(&x, p, sizeof x);
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepi8_epi16((__m256i)x);
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtepi8_epi16((__m128i)x);
+#else
+    return __builtin_convertvector(x, Words);
+#endif
+}
+
+// Adds the products of neighbouring words to the lanes of `total`, each half of the words to its half of the lanes.
+LINATTN_INLINE Int dots(Words a, Words b, Int total) {
+#if defined(__AVX512F__)
+    return total + (Int)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return total + (Int)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return total + (Int)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__aarch64__)
+    const int16x8_t one = (int16x8_t)a, other = (int16x8_t)b;
+    return (Int)vmlal_high_s16(vmlal_s16((int32x4_t)total, vget_low_s16(one), vget_low_s16(other)), one, other);
+#else
+    for (int i = 0; i < LANES; i++) total[i] += int32_t(a[2 * i]) * b[2 * i] + int32_t(a[2 * i + 1]) * b[2 * i + 1];
+    return total;
+#endif
+}
+
+LINATTN_INLINE Float floats(Int x) { return __builtin_convertvector(x, Float); }
+
+// A vector as words, `units` of 64 with zeros behind: `words` in its order for codes of 8 bits, and `turned` in that of codes of 4.
+struct Rounded {
+    int16_t *words, *turned;
+    float *scale, *twice;  // of each unit, and of each block of 32
+    int32_t* eights;       // -8 times the sum of a block, in one of the lanes that it is summed in
+
+    static int64_t padded(int64_t units) { return (units + 2 * LANES + 15) / 16 * 16; }
+    static int64_t floats(int64_t units) { return units * (UNIT + TOTALS * LANES) + padded(units) + padded(2 * units); }
+    Rounded() = default;
+    Rounded(float* room, int64_t units)
+        : words((int16_t*)room), turned(words + units * UNIT), scale(room + units * UNIT), twice(scale + padded(units)),
+          eights((int32_t*)(twice + padded(2 * units))) {}
+};
+
+// The place of number i of a unit among the words that codes of 4 bits are multiplied with.
+LINATTN_INLINE int turned_place(int i) { return LANES == 16 ? (i / 16 % 2) * 32 + i / 32 * 16 + i % 16 : i; }
+
+// Rounds unit `u` of x.
+inline void round_unit(const float* x, int64_t u, const Rounded& to) {
+    Float most = zero(), odd = zero();
+    for (int i = 0; i < UNIT; i += LANES) {
+        const Float a = load(x + i);
+        most = max(most, a < zero() ? -a : a);
+        odd = fma(a, zero(), odd);  // NaN where a number is not finite
+    }
+    float lane[LANES], largest = 0;
+    store(lane, most);
+    for (int i = 0; i < LANES; i++) largest = lane[i] > largest ? lane[i] : largest;
+    const bool some = largest > 1e-30f && largest < 1e38f;
+    const float scale = (some ? largest / 32767 : 0.0f) + sum(odd), inverse = some ? 32767 / largest : 0.0f;
+    uint32_t sums[UNIT / BLOCK32];  // unsigned: beside numbers that are not finite, whose scale is NaN, they may wrap around
+    for (int b = 0; b < UNIT / BLOCK32; b++) {
+        Int total = {};
+        for (int i = b * BLOCK32; i < (b + 1) * BLOCK32; i += LANES) {
+            const Float near = (some ? load(x + i) * inverse : zero()) + 0x1.8p23f;  // the nearest integer is in its last bits
+            const Int n = bits<Int>(near) - 0x4b400000;
+            const Half h = narrowed(bits<Word>(n));
+            memcpy(to.words + u * UNIT + i, &h, sizeof h);
+            memcpy(to.turned + u * UNIT + turned_place(i), &h, sizeof h);
+            total += n;
+        }
+        sums[b] = 0;
+        for (int i = 0; i < LANES; i++) sums[b] += uint32_t(total[i]);
+        to.twice[2 * u + b] = scale;
+    }
+    to.scale[u] = scale;
+    int32_t* eights = to.eights + u * TOTALS * LANES;
+    memset(eights, 0, TOTALS * LANES * sizeof(int32_t));
+    for (int b = 0; b < UNIT / BLOCK32; b++) eights[b * TOTALS * LANES / 2] = int32_t(-8u * sums[b]);
+}
+
+// Code rows are read in whole units: what is left of the last one is copied, with zeros behind.
+template <class Code, class Step>
+LINATTN_INLINE void for_units(const Code* w, int64_t bytes, int unit_bytes, Step&& step) {
+    int64_t u = 0;
+    for (; (u + 1) * unit_bytes <= bytes; u++) {
+        __builtin_prefetch((const char*)w + u * unit_bytes + AHEAD_OF_CODES, 0, 2);
+        step(w + u * unit_bytes, u);
+    }
+    if (u * unit_bytes == bytes) return;
+    Code rest[UNIT] = {};
+    memcpy(rest, w + u * unit_bytes, bytes - u * unit_bytes);
+    step(rest, u);
+}
+
+// w · x[v] of codes of 8 bits, into lanes.
+template <int V>
+LINATTN_INLINE void products8(const int8_t* w, const Rounded* x, int64_t count, float* totals, int64_t step) {
+    Float total[V] = {};
+    for_units(w, count, UNIT, [&](const int8_t* p, int64_t u) {
+        Int sums[V] = {};
+        for (int i = 0; i < UNIT; i += WORDS) {
+            const Words a = widened(p + i);
+            for (int v = 0; v < V; v++) sums[v] = dots(a, load_words(x[v].words + u * UNIT + i), sums[v]);
+        }
+        for (int v = 0; v < V; v++) total[v] = fma(floats(sums[v]), splat(x[v].scale[u]), total[v]);
+    });
+    for (int v = 0; v < V; v++) store(totals + v * step, total[v]);
+}
+
+// Products of the scales of a row's groups, as floats with room behind them, with those of x: one for each unit, or for each block of 32
+// if the groups are.
+LINATTN_INLINE void join_scales(const float* groups, int64_t count, int64_t group, const Rounded& x, float* to) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Float scale = load(groups + i);
+        if (group == 32) store(to + i, scale * load(x.twice + i));
+        else if (group == 64) store(to + i, scale * load(x.scale + i));
+        else {
+            store(to + 2 * i, interleaved<false>(scale, scale) * load(x.scale + 2 * i));
+            store(to + 2 * i + LANES, interleaved<true>(scale, scale) * load(x.scale + 2 * i + LANES));
+        }
+    }
+}
+
+// The scales of the lanes of vector t of a unit's sums.
+template <bool FINE>
+LINATTN_INLINE Float lane_scales(const float* scales, int64_t u, int t) {
+    if (!FINE) return splat(scales[u]);
+#if defined(__AVX512F__)
+    (void)t;
+    return (Float)_mm512_mask_broadcastss_ps(_mm512_set1_ps(scales[2 * u]), 0xff00, _mm_load_ss(scales + 2 * u + 1));
+#else
+    return splat(scales[2 * u + t]);
+#endif
+}
+
+// w · x[v] of codes of 4 bits: byte i of a block's 16 has the numbers i and i + 16, each less 8.
+template <int V, bool FINE>
+LINATTN_INLINE void products4(const uint8_t* w, const float* const* scales, const Rounded* x, int64_t count, float* totals, int64_t step) {
+    Float total[V] = {};
+    for_units(w, count / 2, UNIT / 2, [&](const uint8_t* p, int64_t u) {
+        for (int t = 0; t < TOTALS; t++) {
+            Int sums[V];
+            for (int v = 0; v < V; v++) memcpy(&sums[v], x[v].eights + (u * TOTALS + t) * LANES, sizeof(Int));
+            for (int i = 0; i < UNIT / 2 / TOTALS; i += WORDS) {
+                const Words c = widened(p + t * BLOCK32 / 2 + i), low = c & 15, high = c >> 4;
+                for (int v = 0; v < V; v++) {
+                    const int16_t* words = x[v].turned + u * UNIT + t * BLOCK32 + i;
+                    sums[v] = dots(low, load_words(words), sums[v]);
+                    sums[v] = dots(high, load_words(words + UNIT / 2 / TOTALS), sums[v]);
+                }
+            }
+            for (int v = 0; v < V; v++) total[v] = fma(floats(sums[v]), lane_scales<FINE>(scales[v], u, t), total[v]);
+        }
+    });
+    for (int v = 0; v < V; v++) store(totals + v * step, total[v]);
+}
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

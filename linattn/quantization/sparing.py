@@ -1,0 +1,87 @@
+"""What is not quantised: what decays and writes are made of, and matrices too small to gain by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mixers import Mixer
+from linattn.mixers.base import Recurrence
+from linattn.models.quantised import Format, quantisable
+from linattn.ops.torch.quantised import GROUPS
+
+SMALL = 32  # rows or columns below which a matrix stays: heads, ranks, experts
+_TOKENS = 4  # that a mixer is asked with
+
+
+def formats(model: nn.Module, to: str, group: int) -> dict[str, Format]:
+    """The format of every layer of ``model`` that is quantised, by name."""
+    kept: dict[str, tuple[int, int]] = {}
+    shared: dict[type, Tensor | None] = {}
+    for place, mixer in model.named_modules():
+        if isinstance(mixer, Mixer):
+            kept |= {f"{place}.{name}": rows for name, rows in gate_rows(mixer, shared).items()}
+    tied = model.get_submodule("lm_head") if model.config.tie_embeddings else None  # type: ignore[union-attr]
+    found = {}
+    for name, module in model.named_modules():
+        if quantisable(module) and module is not tied:
+            rows, columns = module.weight.shape
+            first, last = kept.get(name, (0, 0))
+            if min(rows - (last - first), columns) >= SMALL:
+                found[name] = _format(to, group, int(columns), (first, last) if last else None)
+    return found
+
+
+def _format(to: str, group: int, columns: int, kept: tuple[int, int] | None) -> Format:
+    """int4 in the largest groups up to ``group`` that divide the columns; int8 if none does."""
+    fitting = [g for g in GROUPS if g <= group and columns % g == 0] if to == "int4" else []
+    return Format("int4", max(fitting), kept) if fitting else Format("int8", None, kept)
+
+
+def gate_rows(mixer: Mixer, shared: dict[type, Tensor | None] | None = None) -> dict[str, tuple[int, int]]:
+    """Rows (first, behind the last) of the linear maps of ``mixer`` that its decays and write strengths depend on, by name.
+
+    Of a mixer that projects to the recurrence they are found by gradients; beside them, all rows of the maps in ``Mixer.gates``.
+    ``shared`` holds what mixers pass on to later ones of their class.
+    """
+    linear = {name: m for name, m in mixer.named_modules() if isinstance(m, nn.Linear) and quantisable(m)}
+    found = {n: (0, m.out_features) for n, m in linear.items() if any(part in mixer.gates for part in n.split("."))}
+    if type(mixer).project is Mixer.project:
+        return found
+    names = [name for name in linear if name not in found]
+    for name, gradient in zip(
+        names, _gradients(mixer, [linear[name].weight for name in names], {} if shared is None else shared), strict=True
+    ):
+        rows = [] if gradient is None else gradient.ne(0).any(1).nonzero().flatten().tolist()
+        if rows:
+            found[name] = (min(rows), max(rows) + 1)
+    return found
+
+
+def _gradients(mixer: Mixer, weights: list[Tensor], shared: dict[type, Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Gradients of a sum of decays and write strengths to ``weights``; None where there is no path."""
+    weight = weights[0] if weights else None
+    if weight is None or weight.is_meta:
+        return (None,) * len(weights)
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        wanted = [w.requires_grad for w in weights]
+        for w in weights:
+            w.requires_grad_()
+        try:
+            x = torch.randn(1, _TOKENS, mixer.dim or weight.shape[1]).to(weight)
+            carry = mixer.begin(x)
+            carry.shared = shared.get(type(mixer))
+            projected: Any = mixer.project(x, carry)
+            shared[type(mixer)] = carry.shared
+            r: Recurrence = projected[0] if isinstance(projected, tuple) else projected
+            gates = [t for t in (r.decay, r.beta) if t is not None and t.requires_grad]
+            total = sum((t.clamp(min=-80).double() * torch.randn(t.shape, device=t.device)).sum() for t in gates)
+            if not gates:
+                return (None,) * len(weights)
+            return torch.autograd.grad(total, weights, allow_unused=True)  # type: ignore[arg-type]
+        finally:
+            for w, before in zip(weights, wanted, strict=True):
+                w.requires_grad_(before)

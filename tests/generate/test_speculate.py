@@ -1,0 +1,221 @@
+"""Speculative decoding gives the tokens of plain decoding, whatever is drafted, and leaves no trace of what is rejected."""
+
+import random
+
+import pytest
+import torch
+
+from benchmarks import speculate as benchmark
+from linattn.generate import Pool, captured, lookup, noise, stream
+from linattn.generate.lookup import Lookup
+from linattn.generate.pace import GRACE, LENGTHS, SHARE, Pace, Share
+from linattn.generate.verify import accepted
+from linattn.models import LanguageModel, LMConfig
+
+VOCABULARY = 12
+MIXERS = ["gla, softmax", "mamba2", "rwkv7"]  # a cache, short convolutions, values that layers share
+
+
+def model(mixer: str = "gla", layers: int = 2, seed: int = 0) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(LMConfig(vocab_size=VOCABULARY, dim=32, layers=layers, mixer=mixer)).double().eval()
+
+
+@pytest.fixture
+def drafting(monkeypatch):
+    """Drafts of random lengths, whether they pay or not."""
+    draw = random.Random(0)
+    monkeypatch.setattr(lookup, "SIZES", (3, 1))
+    monkeypatch.setattr(Pace, "length", lambda self, available, shares: draw.choice([0, 3, 7]) if any(available) else 0)
+
+
+@pytest.mark.parametrize("mixer", benchmark.causal())
+def test_random_patterns_equal_decoding_token_by_token(mixer):
+    found = benchmark.patterns(mixer, 3, 3)
+    assert found["error"] < 1e-10
+    assert found["bits"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", benchmark.causal())
+def test_many_random_patterns_equal_decoding_token_by_token(mixer):
+    found = benchmark.patterns(mixer, 50, 20, seed=1)
+    assert found["error"] < 1e-10
+    assert found["bits"]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_tokens_and_states_equal_plain_decoding(mixer, temperature, rows, drafting):
+    """With a seed sampled tokens too, by lookup and by draft models that are mostly wrong and always right; with a stop token."""
+    lm, small = model(mixer), model("gla", 1, seed=1)
+    ids = torch.randint(VOCABULARY, (rows, 20))
+    for stop in ((), (3,)):
+        how = {"max_new_tokens": 12, "temperature": temperature, "stop": stop}
+        plain = stream(lm, ids, **how, generator=torch.Generator().manual_seed(5))
+        want = torch.stack(list(plain))
+        for drafts in ({"lookup": True}, {"draft": small}, {"draft": lm}):
+            tokens = stream(lm, ids, **how, generator=torch.Generator().manual_seed(5), **drafts)
+            assert torch.equal(torch.stack(list(tokens)), want)
+            assert tokens.drafted > 0 or stop
+            assert tokens.accepted == tokens.drafted or drafts.get("draft") is not lm or stop
+            for ours, theirs in zip(tokens.state.layers, plain.state.layers, strict=True):
+                assert torch.equal(ours["position"], theirs["position"])
+                if rows == 1:  # rows of a batch may keep filler in a cache
+                    for name, t in ours.items():
+                        torch.testing.assert_close(t, theirs[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("mixer", ["gla, softmax", "mamba2"])
+def test_verifications_and_captured_steps_take_turns(mixer, drafting, monkeypatch):
+    monkeypatch.setattr(captured, "FROM", {"cuda": 1, "cpu": 1})
+    lm, ids = model(mixer), torch.randint(VOCABULARY, (2, 20))
+    how = {"max_new_tokens": 40, "temperature": 1.0}
+    want = torch.stack(list(stream(lm, ids, **how, generator=torch.Generator().manual_seed(5))))
+    runs, run = [], captured.Step.run
+    monkeypatch.setattr(captured.Step, "run", lambda self: runs.append(self) or run(self))
+    for drafts in ({"lookup": True}, {"draft": model("gla", 1, seed=1)}):
+        tokens = stream(lm, ids, **how, generator=torch.Generator().manual_seed(5), **drafts)
+        assert torch.equal(torch.stack(list(tokens)), want)
+        assert tokens.verified > 2
+    assert len(runs) > 5
+
+
+def test_the_state_between_two_tokens_has_read_the_returned_ones_alone(drafting):
+    lm, ids = model("gla, softmax"), torch.randint(VOCABULARY, (2, 9))
+    tokens, found = stream(lm, ids, max_new_tokens=40, temperature=0, lookup=True), []
+    for token in tokens:
+        found.append(token)
+        if len(found) % 7 == 3:
+            assert tokens.state.position.tolist() == [9 + len(found)] * 2
+            with torch.no_grad():
+                want = lm(torch.cat([ids, torch.stack(found, 1)], 1))[:, -1]
+            again = next(stream(lm, torch.stack(found, 1)[:, -1:], max_new_tokens=1, temperature=0, state=tokens.unfinished_state))
+            assert torch.equal(again, want.argmax(-1))
+    assert torch.equal(torch.stack(found), torch.stack(list(stream(lm, ids, max_new_tokens=40, temperature=0))))
+
+
+def test_sampled_tokens_have_the_distribution_of_the_model(drafting):
+    """Pairs of tokens behind one prompt, drafted by another model, against products of the model's own probabilities (χ²)."""
+    lm, small, ids, count = model(), model("gla", 1, seed=1), torch.randint(VOCABULARY, (1, 6)), 300
+    with torch.no_grad():
+        first = lm(ids)[0, -1].softmax(-1)
+        second = lm(torch.cat([ids.expand(VOCABULARY, -1), torch.arange(VOCABULARY)[:, None]], 1))[:, -1].softmax(-1)
+    p = (first[:, None] * second).flatten()
+    generator = torch.Generator().manual_seed(0)
+    many = stream(lm, ids.expand(count, -1), max_new_tokens=5, generator=generator, draft=small)
+    one, two, *_ = list(many)
+    seen = (one * VOCABULARY + two).bincount(minlength=len(p))
+    statistic = float(((seen - count * p) ** 2 / (count * p)).sum())
+    spread = float((2 * (len(p) - 1) + (1 / p).sum() / count) ** 0.5)  # the variance of Pearson's statistic, but for terms of 1 / count
+    assert many.accepted > 0
+    assert abs(statistic - (len(p) - 1)) < 5 * spread
+
+
+def test_noise_belongs_to_positions():
+    weight = torch.zeros(7, 2)
+    first = noise.Noise(2, weight, torch.Generator().manual_seed(1))
+    second = noise.Noise(2, weight, torch.Generator().manual_seed(1))
+    late = first.at([(1, 5)])
+    second.drop(0)
+    assert torch.equal(torch.cat([second.at([(1, i)]) for i in range(6)])[5:], late)
+    assert torch.equal(first.at([(0, 2), (1, 0)]), second.at([(0, 2), (1, 0)]))
+    plain = torch.Generator().manual_seed(1)
+    assert torch.equal(first.at([(0, 0), (1, 0)]), torch.empty(2, 7).exponential_(1, generator=plain))
+
+
+def test_lookup_goes_on_where_the_last_tokens_stood_before(monkeypatch):
+    monkeypatch.setattr(lookup, "SIZES", (3, 2))
+    assert Lookup([1, 2, 3, 4, 5, 9, 2, 3]).propose(3) == [4, 5, 9]
+    assert Lookup([1, 2, 3, 4, 2, 3, 5, 1, 2, 3]).propose(2) == [4, 2]  # three tokens alike go before a later place of two
+    assert Lookup([7, 8, 7, 8, 7, 8]).propose(5) == [7, 8, 7, 8, 7]
+    assert Lookup([1, 2, 3]).propose(4) == []
+    text = Lookup([5, 6])
+    text.extend([7, 5, 6])
+    assert text.propose(2) == [7, 5]
+
+
+def test_a_draft_is_right_up_to_the_first_other_token():
+    assert accepted([1, 2, 3], [2, 3, 4]) == [2, 3, 4]
+    assert accepted([1, 2, 3], [2, 9, 4]) == [2, 9]
+    assert accepted([1, 2, 3], [9, 3, 4]) == [9]
+    assert accepted([1, 2, 3], [2, 3, 4], stops=(2,)) == [2]
+
+
+class Clock:
+    """Time that passes as the test says."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("linattn.generate.pace.time", made)
+    return made
+
+
+def paced(clock, right: float, tokens: int, cost) -> tuple[float, int]:
+    """Time of ``tokens`` tokens in steps of 1 if a draft ends in a wrong token but for a share ``right``, and the last length."""
+    pace, share, draw, made, length = Pace(), Share(), random.Random(0), 0, 0
+    while made < tokens:
+        length = pace.length([31], [share])
+        if not length:
+            with pace.stepping():
+                clock.now += 1.0
+            made += 1
+            continue
+        good = next((i for i in range(length) if draw.random() >= right), length)
+        clock.now += cost(length + 1)
+        pace.verified(cost(length + 1), [length], [good], [share])
+        made += good + 1
+    return clock.now, length
+
+
+def test_drafts_that_are_wrong_cost_next_to_nothing(clock):
+    for cost in (lambda n: 3 + 0.1 * n, lambda n: 30.0):
+        seconds, _ = paced(clock, 0.0, 1000, cost)
+        worst = max(cost(n + 1) for n in LENGTHS) - 1
+        assert seconds <= 1000 * (1 + SHARE) / (1 - SHARE) + GRACE + worst
+        clock.now = 0.0
+
+
+def test_drafts_that_are_right_become_long(clock):
+    seconds, length = paced(clock, 1.0, 1000, lambda n: 3 + 0.1 * n)
+    assert length == LENGTHS[-1]
+    assert seconds < 1000 / 4
+
+
+@pytest.mark.parametrize("mixer", ["gla", "mamba2, mla", "gla, softmax"])
+def test_a_pool_gives_the_same_tokens(mixer, drafting):
+    lm, draw = model(mixer), random.Random(0)
+    pool = Pool(lm, slots=3, lookup=True, context=128, prefix_bytes=1 << 20, block=8)
+    prompts = [[draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 20))] for _ in range(4)]
+    how = [{"max_new_tokens": draw.randrange(1, 20), "temperature": float(i % 3 > 0), "stop": [3] if i % 2 else []} for i in range(4)]
+    requests = [pool.submit(ids, **own, seed=i) for i, (ids, own) in enumerate(zip(prompts, how, strict=True))]
+    twin = None
+    for request, _ in pool.run():
+        if twin is None and request is requests[0] and len(request.tokens) == 2:
+            twin = pool.fork(request)
+    assert twin is None or twin.tokens == requests[0].tokens  # greedy
+    for i, (request, ids, own) in enumerate(zip(requests, prompts, how, strict=True)):
+        assert request.tokens == list(stream(lm, ids, **own, generator=torch.Generator().manual_seed(i)))
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"lookup": 1}, ValueError, "lookup must be True or False"),
+        ({"draft": 3}, TypeError, "draft must be a linattn.LanguageModel or its Hugging Face twin"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(how, error, message):
+    with pytest.raises(error, match=message):
+        stream(model(), [1], max_new_tokens=1, **how)
+    other = LanguageModel(LMConfig(vocab_size=VOCABULARY + 1, dim=32, layers=1))
+    with pytest.raises(ValueError, match="draft must have the vocabulary of model, 12 tokens, but came with 13"):
+        stream(model(), [1], max_new_tokens=1, draft=other)

@@ -1,0 +1,58 @@
+"""transformers' assisted generation on our classes: the tokens, states and random numbers of plain generation."""
+
+import random
+
+import pytest
+import torch
+
+import linattn
+from linattn.generate import lookup
+from linattn.generate.pace import Pace
+from linattn.hf import LinattnForCausalLM
+
+VOCABULARY = 15
+
+
+def model(mixer="gla", layers=2, vocabulary=VOCABULARY) -> LinattnForCausalLM:
+    torch.manual_seed(0)
+    config = linattn.LMConfig(
+        vocab_size=vocabulary, dim=32, layers=layers, mixer=mixer, pad_token_id=0, eos_token_id=None, bos_token_id=None
+    )
+    return LinattnForCausalLM(config).double().eval()
+
+
+@pytest.fixture(autouse=True)
+def drafting(monkeypatch):
+    """Drafts whether they pay or not."""
+    draw = random.Random(0)
+    monkeypatch.setattr(lookup, "SIZES", (3, 1))
+    monkeypatch.setattr(Pace, "length", lambda self, available, shares: draw.choice([0, 3, 7]) if any(available) else 0)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("mixer", ["gla", "gla, softmax"])
+def test_assisted_generation_equals_plain(mixer, rows):
+    lm, small = model(mixer), model(layers=1)
+    ids = torch.randint(1, VOCABULARY, (rows, 16))
+    mask = torch.ones_like(ids)
+    mask[: rows - 1, :5] = ids[: rows - 1, :5] = 0
+    for how in ({}, {"eos_token_id": 3}, {"do_sample": True, "temperature": 0.8, "top_k": 9}):
+        outs = []
+        for assistance in ({}, {"prompt_lookup_num_tokens": 5}, {"assistant_model": small}):
+            torch.manual_seed(1)
+            given = {"attention_mask": mask, "max_new_tokens": 12, "return_dict_in_generate": True, "pad_token_id": 0, **how}
+            outs.append(lm.generate(ids, **given, **assistance))
+        for out in outs[1:]:
+            assert torch.equal(out.sequences, outs[0].sequences)
+            for ours, theirs in zip(out.past_key_values.state.layers, outs[0].past_key_values.state.layers, strict=True):
+                assert torch.equal(ours["position"], theirs["position"])
+                if "S" in ours:
+                    torch.testing.assert_close(ours["S"], theirs["S"], rtol=1e-9, atol=1e-11)
+
+
+def test_refusals():
+    lm, ids = model(), torch.ones(1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="verifies several tokens at once, but RepetitionPenaltyLogitsProcessor may read earlier tokens"):
+        lm.generate(ids, max_new_tokens=4, prompt_lookup_num_tokens=3, repetition_penalty=1.5)
+    with pytest.raises(ValueError, match="different tokenizers"):
+        lm.generate(ids, max_new_tokens=4, assistant_model=model(vocabulary=16))

@@ -15,14 +15,16 @@ FLOORS = (
 )  # fmt: skip
 
 
-DOORS = {"linattn", "linattn.report"}  # whose public names may stand above them
+REEXPORTS = {"linattn", "linattn.report"}  # whose public names may stand above them
 
 
 @cache
 def graph() -> dict[str, set[str]]:
     """The modules that each module imports; what is only imported for types does not count."""
     files = {_name(path): path for path in ROOT.rglob("*.py")}
-    return {name: set() if name in DOORS else set(_resolved(ast.parse(path.read_text()), files)) - {name} for name, path in files.items()}
+    return {
+        name: set() if name in REEXPORTS else set(_resolved(ast.parse(path.read_text()), files)) - {name} for name, path in files.items()
+    }
 
 
 def _name(path: Path) -> str:

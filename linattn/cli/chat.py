@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from linattn.cli.options import options_of, takes
-from linattn.cli.sampling import Decoding, Device, Run, Temperature, TopK, TopP
+from linattn.cli.sampling import Decoding, Run
 
 if TYPE_CHECKING:
     from linattn.generate.tokens import Tokens
@@ -23,9 +23,6 @@ def chat(
     given: dict[str, Any],
     run: Run,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens of a reply.")] = 256,
-    temperature: Temperature = 0.8,
-    top_k: TopK = None,
-    top_p: TopP = None,
     stop: Annotated[
         str | None,
         typer.Option(
@@ -34,8 +31,6 @@ def chat(
             show_default="the chat template's end token, else the end of a line",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", help="Seed of the sampling.", show_default="random")] = None,
-    device: Device = "cpu",
     load_state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Continue the conversation in this file.", show_default="a new one")
     ] = None,
@@ -61,14 +56,13 @@ def chat(
         raise ValueError("--stop is empty: give a text that ends a reply")
     if save_state is not None:  # fail now, not after the first reply
         writable(save_state)
-    decoding, random = Decoding(**given), generator(seed, device)
-    model, codec = load_run(run, device=device)
+    decoding = Decoding(**given)
+    random = generator(decoding.seed, decoding.device)
+    model, codec = load_run(run, device=decoding.device)
     turns = _turns(run, model, stop)
     state = None if load_state is None else State.load(load_state, model=model)
-    reply: Callable[..., Tokens] = partial(
-        stream, model, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=turns.stops, generator=random,
-        **decoding.load(device),
-    )  # fmt: skip
+    keywords = decoding.keywords(random)
+    reply: Callable[..., Tokens] = partial(stream, model, max_new_tokens=max_new_tokens, stop=turns.stops, **keywords)
     reply([0], state=state)  # reads no token; raises for invalid arguments before the user types
     texts = [stop or turns.end] if stop or not turns.stops else []
     for line in _lines():

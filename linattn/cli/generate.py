@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from linattn.cli.options import options_of, takes
-from linattn.cli.sampling import Decoding, Device, Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
+from linattn.cli.sampling import Decoding, Prompt, Run, Stop, check
 
 
 @takes(*options_of(Decoding))
@@ -17,27 +17,21 @@ def generate(
     given: dict[str, Any],
     run: Run,
     prompt: Prompt,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write at most.")] = 256,
-    temperature: Temperature = 0.8,
-    top_k: TopK = None,
-    top_p: TopP = None,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")] = 256,
     stop: Stop = None,
-    seed: Seed = None,
-    device: Device = "cpu",
     load_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Go on behind what this file has read.", show_default="from the beginning")
+        Path | None, typer.Option(metavar="FILE", help="Continue from the state in this file.", show_default="no earlier text")
     ] = None,
     save_state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Keep the state after prompt and continuation here, --stop's text among it.", show_default="nowhere"
+            metavar="FILE", help="Save the state after prompt and continuation here, --stop's text included.", show_default="nowhere"
         ),
     ] = None,
 ) -> None:
     """Continue a text with a trained model.
 
-    The prompt and its continuation appear, this as it is written. Memory stays the same however long the text becomes, where the mixers
-    are recurrent.
+    Prints the prompt, then each new token as soon as it is chosen. With recurrent mixers the memory does not grow with the text.
     """
     from linattn.cli.status import Status
     from linattn.generate import stream, stream_text
@@ -48,16 +42,13 @@ def generate(
 
     check(prompt, stop)
     decoding = Decoding(**given)
-    if save_state is not None:  # not after all is written
+    if save_state is not None:  # fail now, not after the last token
         writable(save_state)
-    chance = generator(seed, device)
-    model, codec = load_run(run, device=device)
+    random = generator(decoding.seed, decoding.device)
+    model, codec = load_run(run, device=decoding.device)
     state = None if load_state is None else State.load(load_state, model=model)
     ids = codec.encode(prompt)
-    tokens = stream(
-        model, ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        generator=chance, state=state, **decoding.load(device),
-    )  # fmt: skip
+    tokens = stream(model, ids, max_new_tokens=max_new_tokens, state=state, **decoding.keywords(random))
     decoding.read(tokens, len(ids))
     show = printable if sys.stdout.isatty() else str
     with Status() as status:

@@ -23,7 +23,7 @@ from linattn.arguments import beyond_memory
 from linattn.extras import missing
 from linattn.train.options import Terminated
 
-DOORS = (
+COMMANDS = (
     "compare", "data", "train", "plan", "convert", "quantize", "evaluate", "generate", "chat", "trace", "export", "list", "show",
     "atlas", "draw", "bench", "reproduce",
 )  # fmt: skip
@@ -37,8 +37,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is the same text on a terminal, in a pipe and in the documentation
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _door in DOORS:
-    app.command(_door)(getattr(import_module(f"linattn.cli.{_door}"), _door))
+for _name in COMMANDS:
+    app.command(_name)(getattr(import_module(f"linattn.cli.{_name}"), _name))
 
 
 @app.callback(invoke_without_command=True)

@@ -13,24 +13,18 @@ import typer
 from linattn.arguments import check_fields, option
 
 if TYPE_CHECKING:
+    import torch
+
     from linattn.generate.tokens import Tokens
 
-BAR_FROM = 16384  # tokens of a prompt that is read behind a bar
+BAR_FROM = 16384  # tokens of a prompt from which on its reading has a progress bar
 
 Run = Annotated[
     Path,
     typer.Argument(help="A run of linattn train, one of its checkpoints, a published model's folder, or a GGUF file.", show_default=False),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="Device of the model, such as cuda.")]
 Prompt = Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)]
-Temperature = Annotated[float, typer.Option(metavar="X", help="0 always takes the most likely token; higher values are more random.")]
-TopK = Annotated[int | None, typer.Option(metavar="K", help="Sample from the K most likely tokens.", show_default="all")]
-TopP = Annotated[
-    float | None,
-    typer.Option(metavar="P", help="Sample from the most likely tokens with a total probability of P.", show_default="all"),
-]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given again.", show_default="none")]
-Seed = Annotated[int | None, typer.Option(metavar="S", help="Seed of the sampling.", show_default="random")]
 
 
 def check(prompt: str, stop: Sequence[str] | None) -> None:
@@ -42,8 +36,22 @@ def check(prompt: str, stop: Sequence[str] | None) -> None:
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """Options of how a text is read and continued; none of them changes it."""
+class Sampled:
+    """Options of the choice of each token, and the device of the model."""
+
+    temperature: float = option(0.8, "0 always takes the most likely token; higher values are more random.", "X")
+    top_k: int | None = option(None, "Sample from the K most likely tokens.", "K", shown="all")
+    top_p: float | None = option(None, "Sample from the most likely tokens with a total probability of P.", "P", shown="all")
+    seed: int | None = option(None, "Seed of the sampling.", "S", shown="random")
+    device: str = option("cpu", "Device of the model, such as cuda.", "DEVICE")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Decoding(Sampled):
+    """Options of reading and continuing a text; those that :class:`Sampled` lacks affect speed and memory only."""
 
     lookup: bool = option(False, "Draft tokens from earlier places of the text, and check several at once.")
     draft: Path | None = option(None, "Draft tokens with this small model of the same tokenizer, and check several at once.", "FOLDER",
@@ -52,17 +60,16 @@ class Decoding:
     prefixes: Path | None = option(None, "Keep states behind every N tokens of a prompt here; an edited prompt goes on from them.",
                                    "FOLDER", shown="nowhere")  # fmt: skip
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def load(self, device: str) -> dict[str, Any]:
-        """Keywords of :func:`linattn.generate.stream`, with the small model on ``device``."""
+    def keywords(self, generator: torch.Generator) -> dict[str, Any]:
+        """Keywords of :func:`linattn.generate.stream`; loads the small model."""
         from linattn.train import load_run
 
-        return {"lookup": self.lookup, "draft": None if self.draft is None else load_run(self.draft, device=device)[0]}
+        draft = None if self.draft is None else load_run(self.draft, device=self.device)[0]
+        sampling = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "generator": generator}
+        return {**sampling, "lookup": self.lookup, "draft": draft}
 
     def read(self, tokens: Tokens, count: int) -> None:
-        """Let ``tokens`` read a prompt of ``count`` tokens, behind a bar on a terminal if they are many."""
+        """Let ``tokens`` read a prompt of ``count`` tokens, with a progress bar on a terminal if they are many."""
         from linattn.state import PrefixStore
 
         store = None if self.prefixes is None else PrefixStore(self.prefixes)
@@ -72,7 +79,7 @@ class Decoding:
 
 @contextmanager
 def _bar(count: int) -> Iterator[Callable[[int], None] | None]:
-    """Bar of ``count`` tokens to call with how many have been read; None for few, and where there is no terminal."""
+    """Progress bar of ``count`` tokens, a function of the number read so far; None for few tokens, and without a terminal."""
     from linattn.report.progress import Progress
 
     progress = Progress(count >= BAR_FROM)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from linattn.cli.sampling import Device, Prompt, Run, Seed, Stop, Temperature, TopK, TopP, check
+from linattn.cli.options import options_of, takes
+from linattn.cli.sampling import Prompt, Run, Sampled, Stop, check
 
 
+@takes(*options_of(Sampled))
 def trace(
+    given: dict[str, Any],
     run: Run,
     prompt: Prompt,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens; the trace follows the first.")] = 16,
-    temperature: Temperature = 0.8,
-    top_k: TopK = None,
-    top_p: TopP = None,
     stop: Stop = None,
-    seed: Seed = None,
-    device: Device = "cpu",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Also draw it: an .svg file or an .html page.", show_default="no drawing"),
@@ -44,15 +42,16 @@ def trace(
         writable(out)
     if max_new_tokens < 1:
         raise ValueError(f"--max-new-tokens must be at least 1, but came as {max_new_tokens}")
-    model, codec = load_run(run, device=device)
+    chosen = Sampled(**given)
+    model, codec = load_run(run, device=chosen.device)
     found = traced(
         model,
         codec,
         prompt,
         max_new_tokens=max_new_tokens,
-        sampling=Sampling(temperature, top_k, top_p),
+        sampling=Sampling(chosen.temperature, chosen.top_k, chosen.top_p),
         stop=stop or (),
-        generator=generator(seed, device),
+        generator=generator(chosen.seed, chosen.device),
     )
     print("\n".join(lines(found)))
     if out is not None:

@@ -10,18 +10,18 @@ import pytest
 
 import linattn
 import linattn.mixers
-from linattn.cli.main import DOORS, main
+from linattn.cli.main import COMMANDS, main
 
 
 def _linattn(*args, **options):
     return subprocess.run([sys.executable, "-m", "linattn", *args], capture_output=True, text=True, timeout=60, **options)
 
 
-def test_help_names_every_door(capsys):
+def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for door in DOORS:
-        assert re.search(rf"^  {door}  +\S.*[^.]\.$", text, re.M), f"no whole sentence about {door} in\n{text}"
+    for name in COMMANDS:
+        assert re.search(rf"^  {name}  +\S.*[^.]\.$", text, re.M), f"no whole sentence about {name} in\n{text}"
 
 
 def test_no_arguments_is_help(capsys):
@@ -31,11 +31,11 @@ def test_no_arguments_is_help(capsys):
     assert bare.strip() == capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_help_of_a_door_explains_every_option(door, capsys):
-    assert main([door, "--help"]) == 0
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_explains_every_option(name, capsys):
+    assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"Usage: linattn {door}")
+    assert text.startswith(f"Usage: linattn {name}")
     block = text[text.index("Options:") :]
     for option in re.finditer(r"^  (--?[a-z-]+.*(?:\n {10,}.*)*)", block, re.M):
         assert len(option[1].split()) > 3, f"unexplained: {option[1]}"
@@ -50,8 +50,8 @@ def test_help_of_compare_shows_both_defaults(capsys):
 
 def test_help_needs_no_torch():
     script = (
-        "import sys; from linattn.cli.main import DOORS, main\n"
-        "for door in DOORS: main([door, '--help'])\n"
+        "import sys; from linattn.cli.main import COMMANDS, main\n"
+        "for name in COMMANDS: main([name, '--help'])\n"
         "print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 import linattn
-from linattn.cli.main import DOORS
+from linattn.cli.main import COMMANDS
 from tests.docs import markdown, pages
 from tests.packaging.tree import ROOT
 
@@ -54,7 +54,7 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
     page = (site / "registry/gla.html").read_text(encoding="utf-8")
     assert all(words in page for words in ("2312.06635", "<math", "Option tau", "linattn.mixers."))
     commands = (ROOT / "docs/command_line.rst").read_text(encoding="utf-8")
-    assert {*re.findall(r"^\.\. help:: (\w+)$", commands, re.M)} == {*DOORS}
+    assert {*re.findall(r"^\.\. help:: (\w+)$", commands, re.M)} == {*COMMANDS}
 
 
 @pytest.mark.parametrize("page", GUIDES)

@@ -1,4 +1,4 @@
-"""Fusion of linear maps in a step graph: the maps of one vector, the norm before them and the operations behind them."""
+"""Fusion of linear maps in a step graph: the maps of one vector, the norm before them and the operations after them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from linattn.ops import gpu
 from linattn.ops.linears import linears
 from linattn.ops.quantised import LINEAR as QUANTISED
+from linattn.ops.torch.linears import Norm
 from linattn.ops.torch.quantised import Quantised
 
 Node = Any  # fx.Node, whose arguments are untyped
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 NARROW = 64  # channels between two maps up to which their product replaces them on a GPU: a launch costs more than reading it
 PRODUCT = 4 << 20  # bytes of such a product
 COUNTERS = 256  # counters of finished programs, one per tile of a product, on a GPU
-UNARY = {  # single numbers, by their names in FINISHES of ops/torch/linears.py
+UNARY = {  # elementwise operations by their names in FINISHES of ops/torch/linears.py
     aten.log_sigmoid.default: "log_sigmoid", aten.softplus.default: "softplus", aten.sigmoid.default: "sigmoid",
     aten.tanh.default: "tanh", aten.exp.default: "exp", aten.neg.default: "neg",
 }  # fmt: skip
@@ -88,7 +89,7 @@ def _fuse_linears(graph: fx.Graph) -> None:
         if not on_gpu(x.meta["val"]) if isinstance(weight, Quantised) else _matrix(weight, x):
             groups.setdefault(x, []).append(node)
     for nodes in groups.values():
-        x = nodes[0].args[0]  # by now perhaps a piece of another group
+        x = nodes[0].args[0]  # may have become an output of another group
         with graph.inserting_before(nodes[0]):
             weights, biases = ([_again(graph, _operands(node)[i]) for node in nodes] for i in (1, 2))
             source, options = _normed(graph, x, len(nodes))
@@ -134,7 +135,7 @@ def _normed(graph: fx.Graph, x: Node, users: int) -> tuple[Node, dict[str, Any]]
     if x.target is aten.rms_norm.default:
         source, shape, weight, eps = (*x.args, None, None)[:4]
         if len(shape) == 1 and eps is not None and (weight is None or weight.op == "get_attr"):
-            return source, {"norm": _again(graph, weight), "eps": eps, "size": shape[0]}
+            return source, {"norm": Norm(_again(graph, weight), eps, shape[0])}
         return x, {}
     if x.target is aten.flatten.using_ints and x.args[1:] == (-2,) and len(x.args[0].users) == 1:
         normed = x.args[0]
@@ -144,11 +145,10 @@ def _normed(graph: fx.Graph, x: Node, users: int) -> tuple[Node, dict[str, Any]]
                 return x, {}
             source = graph.call_function(aten.flatten.using_ints, (o, -2))
             source.meta["val"] = x.meta["val"]
-            options = {"norm": _again(graph, weight), "eps": eps, "size": o.meta["val"].shape[-1]}
             if gate is not None:
-                options["gate"] = graph.call_function(aten.flatten.using_ints, (gate, -2))
-                options["gate"].meta["val"] = x.meta["val"]
-            return source, options
+                gate = graph.call_function(aten.flatten.using_ints, (gate, -2))
+                gate.meta["val"] = x.meta["val"]
+            return source, {"norm": Norm(_again(graph, weight), eps, o.meta["val"].shape[-1], gate)}
     return x, {}
 
 
@@ -211,7 +211,7 @@ def _replace(graph: fx.Graph, node: Node, fused: Node, swapped: bool = False, **
 def _fuse_finishes(graph: fx.Graph) -> None:
     """Fuse elementwise float32 operations on a product into the operation that computes it.
 
-    On a GPU they would be launches. On a CPU torch wakes its threads even for few numbers, and waits for them beside a busy process.
+    On a GPU each would be a launch. On a CPU torch wakes its threads even for a few numbers, which takes long on a busy machine.
     """
     for fused in calls(graph, linears):
         if fused.kwargs.get("gated") or fused.kwargs.get("residual") is not None:
@@ -235,7 +235,7 @@ Steps = list[tuple[str, Any]]
 
 
 def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
-    """Elementwise steps behind the output ``get``, the views between them, and the last step's node."""
+    """Elementwise steps after the output ``get``, the views between them, and the last step's node."""
     value = get.meta["val"]
     steps: Steps = []
     views: list[Node] = []
@@ -270,7 +270,7 @@ def _other(user: Node, node: Node, size: int, viewed: bool) -> Any:
 
 
 def _move_views(graph: fx.Graph, get: Node, views: list[Node], last: Node) -> None:
-    """Move the views between the steps behind the steps."""
+    """Move the views between the steps after the steps."""
     users = list(last.users)
     node = get
     first = next(iter(get.users))

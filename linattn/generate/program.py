@@ -1,4 +1,4 @@
-"""Step graph as a list of bound calls on fixed memory, with next to no Python between them."""
+"""Step graph as a list of bound calls on fixed memory, with little Python between them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from linattn.ops.cpu import linears as cpu
 from linattn.ops.linears import linears
 from linattn.ops.memory import dense
 from linattn.ops.quantised import ROWS
+from linattn.ops.torch.linears import Norm
 from linattn.ops.torch.quantised import Quantised
 
 Step = Callable[[], Any]
@@ -54,7 +55,7 @@ class Program:
             step()
 
     def _bind(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run an operation, remember how to run it again, and give its result."""
+        """Run an operation, append the call that repeats it, and return its result."""
         if target is operator.getitem:
             return args[0][args[1]]
         if target is linears and cpu.refusal(args[0], *args[1]) is None and _one_dtype(args, kwargs):
@@ -88,13 +89,15 @@ class Program:
 
     def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         x, weights, biases = args
-        options = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": (), **kwargs}
+        options = {"norm": None, "residual": None, "gated": False, "finish": (), **kwargs}
         constants = [t for t in _tensors((biases, options["finish"])) if not t.is_contiguous()]
         copied = [w for w in weights if not isinstance(w, Quantised) and w.stride(1) != 1]
         self.copied += [*copied, *constants]
         weights = [w.contiguous() if any(w is c for c in copied) else w for w in weights]
         biases = [b if b is None else b.contiguous() for b in biases]
-        y, run = cpu.bound(self._dense(x), weights, biases, *map(self._dense, options.values()))
+        norm = options.pop("norm")
+        norm = None if norm is None else Norm(*map(self._dense, norm))
+        y, run = cpu.bound(self._dense(x), weights, biases, norm, *map(self._dense, options.values()))
         self._first(run)
         return y
 

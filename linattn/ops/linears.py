@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from linattn.ops import dispatch
-from linattn.ops.torch.linears import Biases, Finish, Matrix, Steps, finished, portable
+from linattn.ops.torch.linears import Biases, Finish, Matrix, Norm, Steps, finished, portable
 
 
 def linears(
@@ -17,28 +17,23 @@ def linears(
     weights: Sequence[Matrix],
     biases: Biases,
     *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    size: int = 0,
-    gate: Tensor | None = None,
+    norm: Norm | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
     finish: Finish = (),
     counters: Tensor | None = None,
 ) -> list[Tensor]:
-    """Compute ``n(x) Wᵀ + b`` for each of ``weights``, without gradients. n is the identity, or with ``size`` an RMS norm.
+    """Compute ``n(x) Wᵀ + b`` for each of ``weights``, without gradients. n is ``norm``, or the identity.
 
     Args:
         x: [..., K].
         weights: [N, K] each, in the dtype of x, or quantised (:class:`linattn.ops.torch.quantised.Quantised`).
         biases: [N] or None, one for each weight.
-        norm, eps, size: each ``size`` neighbours of x are divided by the root of their mean square plus eps, and multiplied by
-            ``norm`` [size] or [K], None: ones.
-        gate: [..., K]; the normed x is multiplied by its SiLU.
+        norm: RMS norm of x, and a gate behind it; None: neither.
         residual: [..., N], added to the only product.
         gated: combine the two products a and b to ``silu(a) ⊙ b``.
-        finish: for each product names of ``FINISHES`` (torch/linears.py), with a number or a tensor [N] for those
-            that take two; what has any is float32.
+        finish: elementwise steps on each product: a name of ``FINISHES`` (torch/linears.py), with a number or a tensor [N] for
+            steps of two operands. A product with steps is float32.
         counters: int32 zeros for GPU kernels, which leave them as zeros; no other stream may use them at the same time. None is
             slower with several x.
 
@@ -47,9 +42,9 @@ def linears(
     """
     name = dispatch.choose("auto", _refusal, x, weights)
     if name == "torch":
-        return portable(x, weights, biases, norm, eps, size, gate, residual, gated, finish)
+        return portable(x, weights, biases, norm, residual, gated, finish)
     counting = (counters,) if name == "triton" else ()
-    products: list[Tensor] = _load(name).linears(x, weights, biases, norm, eps, size, gate, residual, gated, finish, *counting)
+    products: list[Tensor] = _load(name).linears(x, weights, biases, norm, residual, gated, finish, *counting)
     return products
 
 

@@ -27,6 +27,7 @@ class OnGpu(torch.Tensor):
 def kernels() -> list[dict]:
     from linattn.ops import checks, gpu
     from linattn.ops.inputs import Given
+    from linattn.ops.torch.linears import Norm
     from linattn.ops.triton import convolution_step, decode, launch, linears
 
     triton.runtime.driver.set_active(Driver(90))
@@ -52,9 +53,9 @@ def kernels() -> list[dict]:
     counters = torch.zeros(64, dtype=torch.int32)
     for rows in (1, 64):
         x, weights = half(rows, 256), [half(512, 256), half(16, 256), half(96, 256)]
-        linears.linears(x, weights, [None, None, half(96)], constant, 1e-5, 256, None, None, False, finish, counters)
-        linears.linears(x, [half(512, 256)] * 2, [None] * 2, constant, 1e-5, 256, None, None, True, (), counters)
-        linears.linears(x, [half(256, 256)], [None], half(64), 1e-5, 64, x, x, False, (), counters)
+        linears.linears(x, weights, [None, None, half(96)], Norm(constant, 1e-5, 256), None, False, finish, counters)
+        linears.linears(x, [half(512, 256)] * 2, [None] * 2, Norm(constant, 1e-5, 256), None, True, (), counters)
+        linears.linears(x, [half(256, 256)], [None], Norm(half(64), 1e-5, 64, x), x, False, (), counters)
     x = half(1, 1, 384).as_subclass(OnGpu)
     convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 128, 256, 1e-6, True)
     convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 0, 0, 0.0, False)  # something before may write to the state

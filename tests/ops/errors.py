@@ -138,3 +138,14 @@ def admitted(call: Call) -> bool:
     if "S" in t:
         largest = max(largest, t["S"].flatten(2).norm(dim=-1).max().item())
     return definition.largest_state(call.double()) <= 1e3 * largest
+
+
+def doubled(value):
+    """``value`` with all tensors in it in float64: a tensor, or a dict, list or tuple of values."""
+    if isinstance(value, torch.Tensor):
+        return value.double()
+    if isinstance(value, dict):
+        return {name: doubled(v) for name, v in value.items()}
+    if isinstance(value, tuple):
+        return type(value)(*map(doubled, value)) if hasattr(value, "_fields") else tuple(map(doubled, value))
+    return [doubled(v) for v in value] if isinstance(value, list) else value

@@ -79,6 +79,7 @@ def norm(dtype: torch.dtype, size: int, gated: bool) -> None:
 
 
 def linears(dtype: torch.dtype, rows: int, gated: bool, width: int = 2048) -> None:
+    from linattn.ops.torch.linears import Norm
     from linattn.ops.triton.linears import linears as op
 
     def ones(*shape: int) -> Tensor:
@@ -86,7 +87,7 @@ def linears(dtype: torch.dtype, rows: int, gated: bool, width: int = 2048) -> No
 
     x, counters = ones(rows, width), torch.zeros(256, dtype=torch.int32)
     weights = [ones(5632, width)] * 2 if gated else [ones(width, width), ones(16, width)]
-    op(x, weights, [None] * 2, ones(width), 1e-5, width, None, None, gated, (), counters)
+    op(x, weights, [None] * 2, Norm(ones(width), 1e-5, width), None, gated, (), counters)
 
 
 def _all() -> dict[str, Case]:

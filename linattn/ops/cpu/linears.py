@@ -1,4 +1,4 @@
-"""Linear maps of a few vectors: matrices are read at the speed of memory, which torch's product of 16 bit numbers leaves half unused."""
+"""Linear maps of a few vectors at the speed of reading the matrices, twice that of torch's product of 16-bit numbers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from linattn.ops import tracing
 from linattn.ops.cpu import library
 from linattn.ops.memory import dense
-from linattn.ops.torch.linears import FINISHES, Finish, Matrix, Steps
+from linattn.ops.torch.linears import FINISHES, Biases, Finish, Matrix, Norm, Steps
 from linattn.ops.torch.quantised import Quantised
 
-VECTORS, MAPS = 8, 8  # at most, as linears.cpp has room for
-FIELDS = 10  # of a map
+VECTORS, MAPS = 8, 8  # limits of linears.cpp
+FIELDS = 10  # of a map in Call
 _struct = struct.Struct("7q 2d 4q" + FIELDS * MAPS * "q")  # Call of linears.cpp
 _step = struct.Struct("2q d")  # Step of finish.h
-_NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # as it counts them
+_NUMBERS = {name: i for i, name in enumerate(FINISHES)}  # numbered as in finish.h
 
 
 def refusal(x: Tensor, *weights: Matrix) -> str | None:
-    """Reason why :func:`linears` does not take them, or None if it does."""
+    """Reason why :func:`linears` does not run the call, or None if it does."""
     if not 0 < x.numel() <= VECTORS * x.shape[-1]:
         return f"for more than {VECTORS} vectors a matrix product is faster, and x has shape {list(x.shape)}"
     if len(weights) > MAPS:
@@ -36,7 +36,7 @@ def refusal(x: Tensor, *weights: Matrix) -> str | None:
     if tracing.wanted(x, *plain):
         return "it has no gradients"
     if tracing.traced(x, *plain):
-        return "it is no operator that a compiler could see"
+        return "tracing is active, which must see operations of torch"
     return library.refusal(x, *plain)
 
 
@@ -48,69 +48,58 @@ def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
     if tracing.wanted(*tensors):
         return "it has no gradients"
     if tracing.traced(*tensors):
-        return "it is no operator that a compiler could see"
+        return "tracing is active, which must see operations of torch"
     return library.refusal(*tensors)
 
 
 def linears(
-    x: Tensor, weights: Sequence[Matrix], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
-    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish,
-) -> list[Tensor]:  # fmt: skip
-    """Compute :func:`linattn.ops.linears.linears`; all but the steps of one dtype, summed in float32 and rounded once."""
-    norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
+    x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Norm | None, residual: Tensor | None, gated: bool, finish: Finish
+) -> list[Tensor]:
+    """Compute :func:`linattn.ops.linears.linears`; operands of one dtype but for those of steps; sums in float32, rounded once."""
+    residual, *biases = (None if t is None else dense(t) for t in (residual, *biases))
+    norm = None if norm is None else Norm(*(dense(t) if isinstance(t, Tensor) else t for t in norm))
     weights = [w if isinstance(w, Quantised) or (w.stride(1) == 1 and not w.is_neg()) else dense(w) for w in weights]
-    y, run = bound(dense(x), weights, biases, norm, eps, size, gate, residual, gated, finish)
+    y, run = bound(dense(x), weights, biases, norm, residual, gated, finish)
     run()
     return y
 
 
 def bound(
-    x: Tensor, weights: Sequence[Matrix], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
-    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (),
-) -> tuple[list[Tensor], Callable[[], None]]:  # fmt: skip
-    """The results, still empty, and what fills them from what the arguments, which are contiguous, hold when it is called."""
+    x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Norm | None, residual: Tensor | None, gated: bool, finish: Finish = ()
+) -> tuple[list[Tensor], Callable[[], None]]:
+    """Bind :func:`linears` to its arguments, which are contiguous; returns empty results and a function that fills them when called."""
     each = [finish[i] if i < len(finish) else () for i in range(len(weights))]
     y = [library.empty((*x.shape[:-1], w.shape[0]), torch.float32 if s else x.dtype) for w, s in zip(weights, each, strict=True)]
     y = y[:1] if gated else y
     out, steps = [*y, *[None] * (len(weights) - len(y))], [_packed(s) for s in each]
     matrices = [_matrix(w) for w in weights]
     maps = [(m[0], b, t, *m[1:3], *s[:2], *m[3:]) for m, b, t, s in zip(matrices, biases, out, steps, strict=True)]
-    return y, _bound(x, norm, eps, size, 1 / max(size, 1), gate, residual, gated, maps, (maps, steps))
+    return y, _bound(x, norm, residual, gated, maps, kept=(maps, steps))
 
 
 def _matrix(w: Matrix) -> tuple[Tensor, int, int, int, Tensor | None, int]:
-    """Numbers, rows, distance from row to row, bits, scales and group of ``w`` as linears.cpp has them."""
+    """Entries, number of rows, distance between rows, bits, scales and group of ``w``, in the order of linears.cpp."""
     if isinstance(w, Tensor):
         return w, w.shape[0], w.stride(0), 0, None, 0
     return w.codes, w.shape[0], w.codes.shape[1], w.bits, w.scale, w.group
 
 
 def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, *, mean: bool) -> tuple[Tensor, Callable[[], None]]:
-    """The norm over the last axis of ``x`` as :mod:`linattn.ops.norms` has it, likewise."""
-    y, size = library.empty(tuple(x.shape), x.dtype), x.shape[-1]
-    return y, _bound(
-        x.flatten(-2) if weight is not None and weight.ndim == 2 else x,
-        weight,
-        eps,
-        size,
-        1 / size if mean else 1.0,
-        gate,
-        None,
-        False,
-        [(None, None, y, *[0] * (FIELDS - 3))],
-        y,
-        given=0,
-    )
+    """Bind the norm of :mod:`linattn.ops.norms` over the last axis of ``x``: see :func:`bound`."""
+    y, norm = library.empty(tuple(x.shape), x.dtype), Norm(weight, eps, x.shape[-1], gate)
+    x = x.flatten(-2) if weight is not None and weight.ndim == 2 else x
+    only = (None, None, y, *[0] * (FIELDS - 3))  # the norm's own result, in place of a map
+    return y, _bound(x, norm, None, False, [only], kept=y, count=0, mean=mean)
 
 
 def bound_steps(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
-    """``x`` [..., N], which is contiguous, after ``steps``, likewise; float32."""
+    """Bind ``steps`` to ``x`` [..., N], which is contiguous; the result is float32: see :func:`bound`."""
     y, packed = library.empty(tuple(x.shape)), _packed(steps)
     return y, library.bound("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), *packed[:2], keep=packed)
 
 
 def bound_rows(weight: Quantised, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable[[], None]]:
-    """Rows ``ids`` [...] of ``weight``, all contiguous, likewise; ids int64 of the matrix."""
+    """Bind the reading of the rows ``ids`` [...] int64 of ``weight``, all contiguous: see :func:`bound`."""
     y, (rows, columns) = library.empty((*ids.shape, weight.shape[1]), dtype), weight.shape
     group = 0 if weight.bits == 8 else weight.group
     numbers = group, rows, columns, ids, ids.numel(), y, library.DTYPES[dtype]
@@ -129,18 +118,24 @@ def _sizes(x: Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[-1], x.shape[-1]
 
 
-def _bound(x, norm, eps, size, share, gate, residual, gated, maps, kept, given: int | None = None) -> Callable[[], None]:
+def _bound(
+    x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool, maps: Sequence[tuple], *, kept: object, count: int | None = None,
+    mean: bool = True,
+) -> Callable[[], None]:  # fmt: skip
+    """Bind the kernel to Call of linears.cpp with the first ``count`` of ``maps``, None: all. ``kept``: objects whose memory it reads."""
+    weight, eps, size, gate = Norm(None, 0.0, 0) if norm is None else norm
+    share = 1 / max(size, 1) if mean else 1.0  # of the sum of squares
     numbers = [n if isinstance(n, int) else _address(n) for m in maps for n in m]
     packed = _struct.pack(
-        library.DTYPES[x.dtype], *_sizes(x), len(maps) if given is None else given, gated, size, 1 if norm is None else norm.numel(), eps,
-        share, *map(_address, (x, norm, gate, residual)), *numbers, *[0] * (FIELDS * MAPS - len(numbers)),
+        library.DTYPES[x.dtype], *_sizes(x), len(maps) if count is None else count, gated, size, 1 if weight is None else weight.numel(),
+        eps, share, *map(_address, (x, weight, gate, residual)), *numbers, *[0] * (FIELDS * MAPS - len(numbers)),
     )  # fmt: skip
     buffer = ctypes.create_string_buffer(packed, len(packed))
-    return library.bound("linears", ctypes.addressof(buffer), keep=(buffer, x, norm, gate, residual, kept))
+    return library.bound("linears", ctypes.addressof(buffer), keep=(buffer, x, weight, gate, residual, kept))
 
 
 def _packed(steps: Steps) -> tuple[int, int, object]:
-    """The address of ``steps`` as finish.h has them, how many there are, and what has to live as long."""
+    """Address of ``steps`` in the form of finish.h, their number, and the objects that hold their memory."""
     if not steps:
         return 0, 0, None
     others = [library.plain(other) if isinstance(other, Tensor) else other for _, other in steps]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +21,20 @@ FINISHES: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
+class Norm(NamedTuple):
+    """RMS norm of each ``size`` neighbours of the K channels of a vector, and the gate behind it."""
+
+    weight: Tensor | None  # [size] or [K]; None: ones
+    eps: float  # added to the mean square
+    size: int
+    gate: Tensor | None = None  # [..., K]; the result is multiplied by its SiLU
+
+
 def portable(
-    x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Tensor | None, eps: float, size: int, gate: Tensor | None,
-    residual: Tensor | None, gated: bool, finish: Finish,
-) -> list[Tensor]:  # fmt: skip
-    """The definition, in operations of torch."""
-    x = normed(x, norm, eps, size, gate)
+    x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Norm | None, residual: Tensor | None, gated: bool, finish: Finish
+) -> list[Tensor]:
+    """Compute :func:`linattn.ops.linears.linears` in operations of torch."""
+    x = x if norm is None else normed(x, norm)
     products = [F.linear(x, _floats(w, x.dtype), b) for w, b in zip(weights, biases, strict=True)]
     if gated:
         products = [F.silu(products[0]) * products[1]]
@@ -38,20 +47,19 @@ def _floats(weight: Matrix, dtype: torch.dtype) -> Tensor:
 
 
 def finished(y: Tensor, steps: Steps) -> Tensor:
-    """The definition, in operations of torch."""
+    """Compute :func:`linattn.ops.linears.stepped` in operations of torch."""
     y = y.float() if steps and y.dtype != torch.float64 else y
     for name, other in steps:
         y = FINISHES[name](y) if other is None else FINISHES[name](y, other)
     return y
 
 
-def normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None) -> Tensor:
-    """Compute ``n(x)`` in the dtype of x."""
-    if not size:
-        return x
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """Apply ``norm`` to ``x`` [..., K], in the dtype of x."""
+    weight, eps, size, gate = norm
     pieces = x.unflatten(-1, (-1, size))
     pieces = pieces if x.dtype == torch.float64 else pieces.float()
     pieces = pieces * torch.rsqrt(pieces.square().mean(-1, keepdim=True) + eps)
-    y = pieces.flatten(-2) if norm is None else pieces.flatten(-2) * norm.flatten().repeat(x.shape[-1] // norm.numel())
+    y = pieces.flatten(-2) if weight is None else pieces.flatten(-2) * weight.flatten().repeat(x.shape[-1] // weight.numel())
     y = y.to(x.dtype)
     return y if gate is None else y * F.silu(gate)

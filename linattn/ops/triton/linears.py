@@ -1,8 +1,8 @@
-"""Linear maps of few vectors on a GPU: several matrices in one launch, with the norm before them, the gate or the residual behind them.
+"""Linear maps of few vectors on a GPU: several matrices in one launch, with the norm before them and the gate or residual after them.
 
-One vector needs no tensor cores: a program has a few rows of a matrix and asks for all of them at once. Of such a launch nothing but
-the vector depends on the launch before, so that where launches may overlap (Hopper) the matrix is asked for while that one ends.
-More vectors are normed by a launch of their own, and then are a product of tiles, whose channels several programs may share.
+One vector needs no tensor cores: a program loads a few rows of a matrix at once. Only the vector depends on the previous launch, so
+where launches may overlap (Hopper) the matrix is loaded while that one ends. Several vectors are normed by a separate launch and
+multiplied in tiles, whose channels several programs may share.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -19,15 +19,15 @@ from torch import Tensor
 
 from linattn.ops import gpu, tracing
 from linattn.ops.memory import dense
-from linattn.ops.torch.linears import FINISHES, Finish, portable
+from linattn.ops.torch.linears import FINISHES, Biases, Finish, Norm, portable
 from linattn.ops.torch.linears import normed as portable_norm
 from linattn.ops.triton import fitting, launch, linear_tiles, norms
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
-LARGEST = 16384  # channels of a vector that a program holds
-ROWS = 8  # that a program has at most, of all its matrices together
-BYTES, EACH = 32 << 10, 256  # of them that a program asks for at once, and of each thread: few threads have done with their sums soon
-REGISTERS = 96  # of a thread where no norm wants more: those of two launches fit a multiprocessor
+LARGEST = 16384  # most channels of a vector, which a program holds
+ROWS = 8  # most rows of a program, of all matrices together
+BYTES, EACH = 32 << 10, 256  # bytes of rows per program and per thread; fewer threads finish their sums sooner
+REGISTERS = 96  # registers of a thread without a norm, so that two launches fit on a multiprocessor
 MAPS = 8
 PROGRAMS = 128  # about one for each multiprocessor of the largest devices
 
@@ -39,9 +39,9 @@ def _silu(x):
 
 @triton.jit
 def _prepared(x, weight, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, eps):
-    """The vector, normed and gated, in float32, but for a factor that products with it still want.
+    """Vector, normed and gated, in float32, and a factor that its products must be multiplied with.
 
-    The factor of a norm over all channels is a sum over the program, and so are the products: neither waits for the other.
+    The factor of a norm over all channels is a sum over the program, as the products are, so neither waits for the other.
     """
     there = k < K
     a = tl.load(x + k, mask=there, other=0.0).to(tl.float32)
@@ -96,14 +96,14 @@ def _bias(biases, index, n, in_n, BN: tl.constexpr, BIASED: tl.constexpr):
 
 @triton.jit
 def _log1p_exp(x):
-    """log(1 + exp(x)) of x <= 0, to what float32 holds: where exp(x) is small its own series."""
+    """log(1 + exp(x)) of x <= 0 to float32 accuracy, by a series where exp(x) is small."""
     e = _exp2(x * LOG2E)
     return tl.where(e < 0.01, e * (1.0 - e * (0.5 - e * (1.0 / 3 - e * 0.25))), tl.log(1.0 + e))
 
 
 @triton.jit
 def _finished(out, other, STEP: tl.constexpr):
-    """``out`` after one of FINISHES, by its number there."""
+    """``out`` after the step of FINISHES with the number ``STEP``."""
     if STEP == 0:
         y = tl.minimum(out, 0.0) - _log1p_exp(-tl.abs(out))
     elif STEP == 1:
@@ -127,7 +127,7 @@ def _finished(out, other, STEP: tl.constexpr):
 
 @triton.jit
 def _store(y, wide, place, there, out, constants, index, n, in_n, FINISH: tl.constexpr):
-    """Into y, or into ``wide`` what has steps behind it: in FINISH four numbers each, product, step, constant (-1: none) and value."""
+    """Store into y, or into ``wide`` after the steps in FINISH, four numbers each: product, step, constant (-1: none) and value."""
     rounded = index >= 0
     for j in tl.static_range(0, len(FINISH), 4):
         own = index == FINISH[j]
@@ -150,9 +150,9 @@ def vector_kernel(
     SIZES: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, WEIGHTS: tl.constexpr,
     BIASED: tl.constexpr, FINISH: tl.constexpr, GATED: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Results lie end to end in y, or, where FINISH has steps for them, at the same places of ``wide``.
+    """Results are stored end to end in y, or, if FINISH has steps for them, at the same places of ``wide``.
 
-    With GATED there are two matrices, one size and one result.
+    With GATED there are two matrices of one size and one result.
     """
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
@@ -167,7 +167,7 @@ def vector_kernel(
     weight = None if norm is None else _norm(norm, k, K, WEIGHTS)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
-    if residual is not None:  # asked for with x, not after the sums over it
+    if residual is not None:  # loaded with x, not after the sums over x
         added = tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
     a, factor = _prepared(x, weight, gate, k, K, BK, SIZE, eps)
     out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + bias
@@ -180,7 +180,7 @@ def vector_kernel(
 
 @triton.jit
 def _ask(matrix, first, N, begin, K: tl.constexpr, BN: tl.constexpr, CHANNELS: tl.constexpr, LINES: tl.constexpr):
-    """Have BN rows brought near, CHANNELS of each from ``begin`` on: LINES of 128 bytes, a power of two."""
+    """Prefetch CHANNELS channels of BN rows from ``begin`` on to the L2 cache: LINES of 128 bytes, a power of two."""
     each: tl.constexpr = 1024 // matrix.dtype.element_ty.primitive_bitwidth
     n = tl.minimum(first + tl.arange(0, BN), N - 1)
     k = tl.minimum(begin + tl.minimum(tl.arange(0, LINES) * each, CHANNELS - 1), K - 1)
@@ -190,7 +190,7 @@ def _ask(matrix, first, N, begin, K: tl.constexpr, BN: tl.constexpr, CHANNELS: t
 
 @triton.jit
 def _summed(out, part, SPLIT: tl.constexpr, STRIDE: tl.constexpr):
-    """Sum of the partial results of all programs of a tile, in their order; ``out`` gives the shape."""
+    """Sum of the partial results of all programs of a tile, in their order, in the shape of ``out``."""
     total = tl.zeros_like(out)
     for i in tl.static_range(SPLIT):
         total += tl.load(part + i * STRIDE, cache_modifier=".cg")
@@ -204,10 +204,10 @@ def tile_kernel(
     CHANNELS: tl.constexpr, LINES: tl.constexpr, BIASED: tl.constexpr, FINISH: tl.constexpr, GATED: tl.constexpr,
     PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """The same for M vectors as they are; each result is a dense [M, N]. A program has CHANNELS of a tile, a multiple of BK.
+    """Compute the same for M vectors without a norm; each result is a dense [M, N]. A program has CHANNELS of a tile, a multiple of BK.
 
-    Of the SPLIT programs of a tile each leaves its sums in ``parts``, and the one that finds all others counted adds them up, so that
-    who it is does not matter, and sets the counter back. Nothing is counted or left before the launches before have ended.
+    Each of the SPLIT programs of a tile stores its sums in ``parts``. The last one by the counter adds them in a fixed order, whichever
+    program it is, and resets the counter. Nothing is counted or stored before the previous launches have ended.
     """
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
@@ -264,7 +264,7 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
     if not x.numel() or len(weights) > MAPS or x.shape[-1] > LARGEST:
         return f"it takes at most {MAPS} matrices of at most {LARGEST} columns, but x has shape {list(x.shape)}"
     if tracing.traced(x, *weights):
-        return "somebody looks on who has to see operations of torch"
+        return "tracing is active, which must see operations of torch"
     return fitting.refusal(_name(x, weights))
 
 
@@ -273,17 +273,18 @@ def _name(x: Tensor, weights: Sequence[Tensor], *_: object) -> Hashable:
 
 
 def _portable(*arguments) -> list[Tensor]:
-    return portable(*(*arguments, ())[:10])  # counters are the kernels'
+    return portable(*(*arguments, ())[:7])  # without the counters, which only the kernels use
 
 
 @fitting.or_else(_portable, _name)
 def linears(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], norm: Tensor | None, eps: float, size: int,
-    gate: Tensor | None, residual: Tensor | None, gated: bool, finish: Finish = (), counters: Tensor | None = None,
+    x: Tensor, weights: Sequence[Tensor], biases: Biases, norm: Norm | None, residual: Tensor | None, gated: bool,
+    finish: Finish = (), counters: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Compute :func:`linattn.ops.linears.linears`, summed in float32 and rounded once."""
-    norm, gate, residual, *biases = (None if t is None else dense(t) for t in (norm, gate, residual, *biases))
-    x = dense(x)
+    norm = Norm(None, 0.0, 0) if norm is None else norm
+    weight, gate, residual, *biases = (None if t is None else dense(t) for t in (norm.weight, norm.gate, residual, *biases))
+    x, eps, size = dense(x), norm.eps, norm.size
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
     sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
     biased = tuple(b is not None for b in biases)
@@ -292,14 +293,14 @@ def linears(
     wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None
     overlapped = gpu.capability(y.device) >= (9, 0)
     if size and (vectors > 1 or (size != K and size & (size - 1))):
-        x, norm, size, gate = _normed(x, norm, eps, size, gate, overlapped), None, 0, None
-    addresses = tuple(weights[0] if b is None else b for b in biases)  # a kernel takes no tuple of nothing
+        x, weight, size, gate = _normed(x, Norm(weight, eps, size, gate), overlapped), None, 0, None
+    addresses = tuple(weights[0] if b is None else b for b in biases)  # kernels accept no tuples of None
     tensors = (x, tuple(map(dense, weights)), addresses, constants or (x,))
     shared = launch.FUSED | {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
     shared |= {"launch_pdl": True} if overlapped else {}
     with launch.on_device(x.device):
         if vectors == 1:
-            _of_vector((*tensors, norm, gate, residual, y, wide), eps, SIZE=size, **shared)
+            _of_vector((*tensors, weight, gate, residual, y, wide), eps, SIZE=size, **shared)
         else:
             _of_tiles((*tensors, residual, y, wide), vectors, counters, **shared)
     ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
@@ -307,17 +308,18 @@ def linears(
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
 
 
-def _normed(x: Tensor, norm: Tensor | None, eps: float, size: int, gate: Tensor | None, overlapped: bool) -> Tensor:
+def _normed(x: Tensor, norm: Norm, overlapped: bool) -> Tensor:
+    weight, eps, size, gate = norm
     heads = (-1, x.shape[-1] // size, size)
-    pieces, own_gate = x.view(heads), None if gate is None else gate.view(heads)
-    if norms.refusal(pieces, norm, own_gate, x.dtype) is not None:
-        return portable_norm(x, norm, eps, size, gate)
-    weight = norm if norm is None else norm.view(size) if norm.numel() == size else norm.view(heads[1:])
-    return norms.forward(pieces, weight, own_gate, eps, True, x.dtype, overlapped=overlapped).view(x.shape)
+    pieces, gate = x.view(heads), None if gate is None else gate.view(heads)
+    if norms.refusal(pieces, weight, gate, x.dtype) is not None:
+        return portable_norm(x, norm)
+    weight = weight if weight is None else weight.view(size) if weight.numel() == size else weight.view(heads[1:])
+    return norms.forward(pieces, weight, gate, eps, True, x.dtype, overlapped=overlapped).view(x.shape)
 
 
 def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]:
-    """Arguments of kernels for ``finish``: the numbers of its steps, and the constants."""
+    """Kernel arguments for ``finish``: the numbers of its steps, and the constants."""
     constants: list[Tensor] = []
     steps: list[int | float] = []
     for i, own in enumerate(finish):

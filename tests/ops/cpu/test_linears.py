@@ -5,7 +5,8 @@ import torch
 
 from linattn.ops import linears as door
 from linattn.ops.cpu import linears as cpu
-from tests.ops.errors import error
+from linattn.ops.torch.linears import Norm
+from tests.ops.errors import doubled, error
 
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}
 
@@ -16,10 +17,8 @@ def normal(*shape, dtype):
 
 def compare(dtype, x, weights, biases, **options):
     got = door.linears(x, weights, biases, **options)
-    wide = {n: t.double() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
     finish = options.get("finish", ())
-    wide["finish"] = [[(n, c.double() if isinstance(c, torch.Tensor) else c) for n, c in steps] for steps in finish]
-    wanted = door.linears(x.double(), [w.double() for w in weights], [None if b is None else b.double() for b in biases], **wide)
+    wanted = door.linears(*doubled((x, weights, biases)), **doubled(options))
     assert len(got) == len(wanted)
     for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         steps = i < len(finish) and bool(finish[i])
@@ -47,11 +46,11 @@ def test_what_stands_around_them(isa, weight, dtype):
     x, gate, residual = (normal(3, n, dtype=dtype) for n in (60, 60, 37))
     a, b = normal(37, 60, dtype=dtype), normal(37, 60, dtype=dtype)
     shape = [None, (20,), (3, 20)][weight]
-    norm = {"norm": None if shape is None else normal(*shape, dtype=dtype), "eps": 1e-5, "size": 20}
-    for around in ({}, {"gate": gate}):
-        compare(dtype, x, [a], [None], **norm, **around, residual=residual)
-        compare(dtype, x, [a, b], [None, None], **norm, **around, gated=True)
-        compare(dtype, x, [a, b], [normal(37, dtype=dtype), normal(37, dtype=dtype)], **norm, **around, gated=True)
+    for own_gate in (None, gate):
+        norm = Norm(None if shape is None else normal(*shape, dtype=dtype), 1e-5, 20, own_gate)
+        compare(dtype, x, [a], [None], norm=norm, residual=residual)
+        compare(dtype, x, [a, b], [None, None], norm=norm, gated=True)
+        compare(dtype, x, [a, b], [normal(37, dtype=dtype), normal(37, dtype=dtype)], norm=norm, gated=True)
 
 
 @pytest.mark.parametrize("dtype", list(LIMIT))

@@ -5,7 +5,9 @@ import torch
 
 from linattn.ops import linears as door
 from linattn.ops.cpu import linears as cpu
+from linattn.ops.torch.linears import Norm
 from linattn.ops.torch.quantised import Quantised, dequantised, packed, signed
+from tests.ops.errors import doubled
 
 SIZES = [(33, 70, None), (5, 3, None), (40, 4100, None), (40, 96, 32), (65, 768, 32), (40, 192, 64), (65, 768, 64), (65, 768, 128)]
 
@@ -57,20 +59,19 @@ def test_products(isa, rows, size, dtype):
 def test_what_stands_around_them(isa, size):
     a, b, plain = matrix(*size), matrix(*size), torch.randn(9, 128)
     x, gate, residual, bias = torch.randn(3, 128), torch.randn(3, 128), torch.randn(3, 37), torch.randn(37)
-    norm = {"norm": torch.randn(32), "eps": 1e-5, "size": 32}
+    weight = torch.randn(32)
 
     def both(weights, biases, **options):
-        wide = {n: t.double() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
         floats = [w.double() if isinstance(w, torch.Tensor) else dequantised(*w, torch.float64) for w in weights]
-        wanted = door.linears(x.double(), floats, [t if t is None else t.double() for t in biases], **wide)
+        wanted = door.linears(x.double(), floats, doubled(biases), **doubled(options))
         got = door.linears(x, weights, biases, **options)
         for mine, theirs in zip(got, wanted, strict=True):
             # of the sum of 128 products: 128 times the rounding of x, and as much again for float32 sums
             assert (mine - theirs).abs().max() <= 2e-3 * theirs.abs().max().clamp(min=1)
 
     both([a, plain, b], [bias, None, None])
-    both([a], [None], **norm, gate=gate, residual=residual)
-    both([a, b], [None, bias], **norm, gated=True)
+    both([a], [None], norm=Norm(weight, 1e-5, 32, gate), residual=residual)
+    both([a, b], [None, bias], norm=Norm(weight, 1e-5, 32), gated=True)
     both([a, plain], [None, None], finish=[[("sigmoid", None)], [("neg", None), ("exp", None)]])
 
 

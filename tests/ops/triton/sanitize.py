@@ -82,6 +82,7 @@ def steps() -> None:
     import torch
 
     from linattn.ops.recurrent_step import recurrent_step_
+    from linattn.ops.torch.linears import Norm
     from linattn.ops.triton import convolution_step, linears
     from tests.ops.steps import token
     from tests.ops.triton.device import DEVICE
@@ -95,8 +96,8 @@ def steps() -> None:
         weights, counters = [new(40, 1024), new(24, 1024)], torch.zeros(64, device=DEVICE, dtype=torch.int32)
         for rows, size in ((1, 1024), (3, 256)):
             x, norm = new(rows, 1024), new(size)
-            linears.linears(x, weights, [None, new(24)], norm, 1e-6, size, new(rows, 1024), None, False, counters=counters)
-            linears.linears(x, [weights[0]] * 2, [None] * 2, None, 0.0, 0, None, new(rows, 40), True)
+            linears.linears(x, weights, [None, new(24)], Norm(norm, 1e-6, size, new(rows, 1024)), None, False, counters=counters)
+            linears.linears(x, [weights[0]] * 2, [None] * 2, None, new(rows, 40), True)
     synchronize()
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from linattn.ops import linears as door
+from linattn.ops.torch.linears import Norm
 from linattn.ops.triton import linear_tiles
 from linattn.ops.triton import linears as gpu
 from linattn.ops.triton.linear_tiles import Tiles
-from tests.ops.errors import error
+from tests.ops.errors import doubled, error
 from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED, poisoned
 
 LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -21,18 +22,17 @@ def normal(*shape, dtype):
 
 def run(x, weights, biases, counters=None, **options):
     assert gpu.refusal(x, *weights) is None
-    defaults = {"norm": None, "eps": 0.0, "size": 0, "gate": None, "residual": None, "gated": False, "finish": ()}
+    defaults = {"norm": None, "residual": None, "gated": False, "finish": ()}
     with poisoned():
         return gpu.linears(x, weights, biases, **{**defaults, **options}, counters=counters)
 
 
 def compare(dtype, x, weights, biases, counters=None, **options):
     got = run(x, weights, biases, counters, **options)
-    wide = {n: t.double() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
-    wide["finish"] = [[(n, c.double() if isinstance(c, torch.Tensor) else c) for n, c in f] for f in options.get("finish", ())]
-    wanted = door.linears(x.double(), [w.double() for w in weights], [None if b is None else b.double() for b in biases], **wide)
+    finish = options.get("finish", ())
+    wanted = door.linears(*doubled((x, weights, biases)), **doubled(options))
     for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
-        wanted_dtype = torch.float32 if wide["finish"][i : i + 1] not in ([], [[]]) else dtype
+        wanted_dtype = torch.float32 if i < len(finish) and finish[i] else dtype
         assert mine.shape == theirs.shape and mine.dtype == wanted_dtype and mine.is_contiguous()
         assert error(mine.double(), theirs) <= LIMIT[dtype]
 
@@ -45,8 +45,8 @@ def test_products(K, outputs, rows, dtype):
     biases = [normal(2 * n, dtype=dtype)[::2] if i % 2 else None for i, n in enumerate(outputs)]
     compare(dtype, x, weights, biases)
     compare(dtype, torch._neg_view(-x), [torch._neg_view(-w) for w in weights], biases)
-    compare(dtype, x, weights, biases, norm=normal(K, dtype=dtype), eps=1e-5, size=K)
-    compare(dtype, x, weights[:1], biases[:1], residual=normal(rows, 1, outputs[0], dtype=dtype), eps=1e-5, size=K)
+    compare(dtype, x, weights, biases, norm=Norm(normal(K, dtype=dtype), 1e-5, K))
+    compare(dtype, x, weights[:1], biases[:1], residual=normal(rows, 1, outputs[0], dtype=dtype), norm=Norm(None, 1e-5, K))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,11 +57,10 @@ def test_gates(size, rows, dtype):
     x, gate = normal(rows, K, dtype=dtype), normal(rows, K, dtype=dtype)
     a, b = normal(N, K, dtype=dtype), normal(N + 1, K, dtype=dtype)[1:]
     for shape in ((size,), (3, size)):
-        compare(
-            dtype, x, [a], [None], norm=normal(*shape, dtype=dtype), eps=1e-5, size=size, gate=gate, residual=normal(rows, N, dtype=dtype)
-        )
+        norm = Norm(normal(*shape, dtype=dtype), 1e-5, size, gate)
+        compare(dtype, x, [a], [None], norm=norm, residual=normal(rows, N, dtype=dtype))
     for biases in ([None, None], [normal(N, dtype=dtype), None], [normal(N, dtype=dtype), normal(N, dtype=dtype)]):
-        compare(dtype, x, [a, b], biases, norm=normal(K, dtype=dtype), eps=1e-5, size=K, gated=True)
+        compare(dtype, x, [a, b], biases, norm=Norm(normal(K, dtype=dtype), 1e-5, K), gated=True)
         compare(dtype, x, [a, b], biases[::-1], gated=True)
 
 
@@ -135,7 +134,7 @@ def test_a_graph_of_calls_that_follow_one_another(counters):
 
     def layers(x):
         for _ in range(20):
-            (wide,) = run(x, [up], [None], counters, norm=norm, eps=1e-5, size=1024)
+            (wide,) = run(x, [up], [None], counters, norm=Norm(norm, 1e-5, 1024))
             (x,) = run(wide, [down], [None], counters, residual=x)
         return x
 

@@ -1,4 +1,4 @@
-"""The page on the architecture names places that are there."""
+"""The page on the architecture and its figure name functions and files that exist."""
 
 import re
 from importlib import import_module
@@ -16,6 +16,14 @@ def test_a_place_is_there(module, name):
     if ".triton" in module:
         pytest.importorskip("triton")
     assert hasattr(import_module(module), name)
+
+
+def test_functions_in_the_figure_are_on_the_page():
+    figure = (ROOT / "docs/images/architecture.svg").read_text(encoding="utf-8")
+    dotted = re.findall(r">(\w+)\.(\w+)</text>", figure)
+    assert len(dotted) >= 2
+    for module, name in dotted:
+        assert (f"linattn.ops.{module}", name) in PLACES, f"{module}.{name}"
 
 
 def test_there_are_places_and_files():

@@ -1,7 +1,7 @@
 """Benchmark of decoding: the captured step alone and through ``generate``, beside the time to read weights and states.
 
-A model is built with random weights, which cost what trained ones do. What a row calls the floor is the time in which this machine
-reads the weights once and reads and writes the state, at the speed of its own copies, measured in the same run.
+A model is built with random weights, which run as fast as trained ones. The floor of a row is the time in which this machine reads
+the weights once and reads and writes the state, at the speed of its own copies, measured in the same run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def bandwidth(device: str) -> float:
 
 
 def weights(model: Any) -> int:
-    """Bytes that a token reads: all weights, but one row of the embedding."""
+    """Bytes of weights that a token reads: all of them, but a single row of the embedding."""
     lookup = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is lookup
     return sum(p.nbytes for p in model.parameters()) - (0 if tied else lookup.nbytes)

@@ -25,7 +25,7 @@ LENGTHS = {"forward": (256, 512, 1024, 4096, 16384, 65536), "forward+backward": 
 USUAL = 4096  # the length at which other shapes and one thread are measured too
 SHAPES = ((8, 64), (4, 128))  # heads, head size
 LONG = (4096, 16384, 65536)
-ROUNDS, SECONDS = 9, 0.8  # a comparison ends after so many rounds, or with the round in which so long has passed
+ROUNDS, SECONDS = 9, 0.8  # limits of a comparison: whichever is reached first ends it after the current round
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """Comparison: milliseconds are medians, ``ratio`` is theirs / ours, the median over rounds."""
+    """Comparison: milliseconds are medians, ``ratio`` is the median over rounds of the peer's time / ours."""
 
     peer: str
     what: str
@@ -68,7 +68,7 @@ class Row:
 
 
 def run(*, quick: bool = False, out: Path | None = None, only: Sequence[str] | None = None) -> None:
-    """Measure, print a table, and write the figures to ``out`` (JSON) if given; ``only`` names peers, None: all, none: ours alone.
+    """Measure, print a table, and write the figures to ``out`` (JSON) if given; ``only`` names peers, None: all, empty: none.
 
     Until all is measured the rows so far are in a file beside ``out``, with ``.partial`` in its name.
     """
@@ -128,7 +128,7 @@ def compare(cell: Cell, rounds: int = ROUNDS) -> Row:
     before = torch.get_num_threads()
     torch.set_num_threads(cell.threads)
     try:
-        timed[0]()  # ours is not cold either when theirs is measured
+        timed[0]()  # warm up ours before the peer is measured
         pairs: list[tuple[float, float]] = []
         started = time.perf_counter()
         while len(pairs) < rounds + 1 and (not pairs or time.perf_counter() - started < SECONDS):
@@ -202,7 +202,7 @@ def _print(rows: list[Row], growth: list[dict[str, float]]) -> None:
     from rich.table import Table
 
     heads = ("peer", "mode", "dtype", "tokens", "shape", "threads", "ours ms", "theirs ms", "ratio", "wanted")
-    table = Table(*heads, title="median of ratios, theirs / ours")
+    table = Table(*heads, title="median of ratios, peer / ours")
     for r in rows:
         wanted = "" if r.target is None else f"{'ok' if r.ratio >= r.target else 'MISSED'} (>= {r.target:.2g})"
         figures = (f"{r.ours_ms:.2f}", f"{r.theirs_ms:.2f}", f"{r.ratio:.2f}")

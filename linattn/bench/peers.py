@@ -58,11 +58,11 @@ class Peer:
     load: Callable[[], Run]
     ours: Run
     targets: dict[tuple[str, int], float]
-    longest: dict[str, int] = field(default_factory=lambda: {"forward": 16384, "forward+backward": 4096})  # worth waiting for
+    longest: dict[str, int] = field(default_factory=lambda: {"forward": 16384, "forward+backward": 4096})  # longer ones take minutes
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     inputs: Callable[..., Inputs] = inputs
-    same: bool = True  # it computes what ours does
-    forward: bool = False  # it is timed without a backward pass, whatever ours does
+    same: bool = True  # it computes the same result as ours
+    forward: bool = False  # it is timed without a backward pass, ours as the mode says
 
 
 def plain(x: Inputs, backend: Backend = "auto") -> Tensor:
@@ -179,7 +179,7 @@ def _softmax() -> Run:
 
 
 def _products() -> Run:
-    """Four products of every chunk of 64 tokens, and nothing else: scores, their reading, the write, and the state's reading."""
+    """Four products of every chunk of 64 tokens, alone: scores, scores with values, keys with values, and queries with the state."""
 
     def run(x: Inputs) -> Tensor:
         q, k, v = (x[name][0].reshape(-1, CHUNK, x[name].shape[-1]) for name in "qkv")
@@ -195,7 +195,7 @@ def all_peers() -> dict[str, Peer]:
     """List all peers by name. Names hold versions: a comparison does not change when a package is upgraded."""
     import transformers
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that its own fallback runs: that is what we measure
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that its fallback runs, which is measured on purpose
     installed, half = transformers.__version__, (torch.bfloat16,)
     peers = [
         Peer("gated-delta", f"transformers {installed} torch_chunk_gated_delta_rule", _gated_delta, gated_delta,

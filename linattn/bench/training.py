@@ -33,10 +33,10 @@ MODELS = (
     ("transformers", "qwen3_next"),
     ("transformers", "mamba2"),
 )
-BASE = ("transformers", "llama")  # whose steps the others' are compared with
+BASE = ("transformers", "llama")  # the row that all others are compared with
 FFN = {"gated_deltanet": 0.55, "qwen3_next": 0.89}  # times Llama's width of the feed-forward, so that all have as many parameters
 DTYPES = (torch.float32, torch.bfloat16)  # of weights and activations
-SLOW = 20.0  # seconds of a step that is not repeated
+SLOW = 20.0  # seconds from which on a step is not repeated
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Command ``linattn bench vision``: image mixers against the resolution, 8 x 8 to 128 x 128 tokens, with softmax.
 
-A batch holds about as many tokens at every resolution, so that linear growth is a level line of tokens per second. At each
+A batch holds about as many tokens at every resolution, so that with linear growth the tokens per second are constant. At each
 resolution the mixers come one after the other, so that other load affects all of them.
 """
 

@@ -78,11 +78,13 @@ def bench(
 
             run(quick=quick, out=out, only=chosen)
         case Suite.ops, _:
-            from linattn.bench.gpu.ops import Wish
+            from linattn.bench.gpu.ops import Request
             from linattn.bench.gpu.ops import run as run_gpu
 
-            wish = Wish(quick=quick, families=_names(families), shapes=_names(shapes), modes=_names(modes), peers=chosen, seconds=seconds)
-            run_gpu(wish, device=device.value, out=out)
+            request = Request(
+                quick=quick, families=_names(families), shapes=_names(shapes), modes=_names(modes), peers=chosen, seconds=seconds
+            )
+            run_gpu(request, device=device.value, out=out)
         case Suite.vision, _:
             from linattn.bench.vision import run as run_vision
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def plan(given: dict[str, Any], as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON object.")] = False) -> None:
     """Plan a training on many cards.
 
-    It tells the memory of each card, what it sends, and how long a step takes. Nothing is allocated, and no card is needed.
-    Times are of the links and the share of the peak that are given; activations are those of the portable form.
+    Prints the memory and the traffic of each card and the time of a step. Nothing is allocated, and no card is needed.
+    Times follow from the given link speeds and share of the peak; activations are those of the portable form.
     """
     from linattn.train.plan import plan as planned
 

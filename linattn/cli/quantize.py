@@ -16,18 +16,18 @@ def quantize(
     group: Annotated[int, typer.Option(metavar="N", help="Neighbours that share a scale in int4: 32, 64 or 128.")] = 64,
     calibrate: Annotated[
         list[Path] | None,
-        typer.Option(metavar="TEXT", help="Text such as the model is used on, to make up for rounding.", show_default="none"),
+        typer.Option(metavar="TEXT", help="Text of the kind that the model will read, to compensate for rounding.", show_default="none"),
     ] = None,
-    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of it, at most.")] = 32768,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a piece of it.")] = 512,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens of that text.")] = 32768,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of one piece of that text.")] = 512,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder to write, which must not be there.", show_default="RUN-TYPE")
+        Path | None, typer.Option(metavar="DIR", help="The folder to write, which must not exist.", show_default="RUN-TYPE")
     ] = None,
 ) -> None:
     """Quantise the weights of a model.
 
     Linear maps, the embedding and the head are kept in 8 or 4 bits; gates, decays, time constants, short convolutions, norms and
-    states stay as they are. DIR is for linattn generate, chat, evaluate, export and linattn.load; it appears whole or not at all.
+    states stay as they are. DIR can be given to linattn generate, chat, evaluate, export and linattn.load; it is written atomically.
     """
     from linattn.hf.load import load
     from linattn.quantization import quantize as quantise
@@ -40,7 +40,7 @@ def quantize(
     source = run if folder is None else folder
     place = out or run.with_name(f"{run.stem if run.is_file() else run.name}-{to}")
     if place.exists():
-        raise FileExistsError(f"{place} is there already: give another place with --out, or remove it")
+        raise FileExistsError(f"{place} already exists: give another folder with --out, or remove it")
     model = load(source)
     ids = None if calibrate is None else _tokens(source, calibrate, tokens, context)
     with Progress(True).counted("quantising", len(formats(model, to, group))) as done:
@@ -59,7 +59,7 @@ def _tokens(source: Path, texts: list[Path], most: int, context: int):
 
     if not 1 <= context <= most:
         raise ValueError(f"--context must be at least 1 and at most --tokens {most}, but came as {context}")
-    text = b"\n".join(sources.read(path) for path in sources.files(texts))[: 16 * most]  # a token has fewer bytes than that
+    text = b"\n".join(sources.read(path) for path in sources.files(texts))[: 16 * most]  # more bytes than that many tokens
     ids = codec_at(source).encode(text.decode(errors="replace"))[:most]
     if len(ids) < context:
         raise ValueError(f"--calibrate must have at least --context {context} tokens, but has {len(ids)}")

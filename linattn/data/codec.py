@@ -12,15 +12,15 @@ from typing import Protocol, Self
 from linattn.arguments import described, typed
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"  # beside a model
-CODEC, BYTES = "linattn_codec", "bytes"  # name and value in the settings of a tokenizer.json that stands for ByteCodec
-REPLACEMENT = "\ufffd"  # what half a character decodes to
+CODEC, BYTES = "linattn_codec", "bytes"  # entry in a tokenizer's settings that says that its tokens are ByteCodec's
+REPLACEMENT = "\ufffd"  # the decoded form of an incomplete character
 
 
 class Stream(Protocol):
-    """Text of tokens that arrive one by one; a character appears once all of its tokens are there."""
+    """Decoder of tokens one by one; a character is returned once its last token has been pushed."""
 
     def push(self, token: int) -> str:
-        """Text that ``token`` completes, often one character, sometimes none."""
+        """Decode ``token``: the text that it completes, often one character, sometimes none."""
         ...
 
     def end(self) -> str:
@@ -98,7 +98,7 @@ class TokenizerCodec:
             self._tokenizer = Tokenizer.from_str(content)
         except Exception as error:  # the package raises bare exceptions
             raise ValueError(f"{source} is no tokenizer.json of the tokenizers package: {error}") from None
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may leave gaps, so it is no count
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # not the number of tokens, because ids may have gaps
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -115,10 +115,10 @@ class TokenizerCodec:
 
 
 def codec_of(folder: Path, vocab_size: int) -> Codec:
-    """Codec of the model of ``vocab_size`` tokens in ``folder``: that of its ``tokenizer.json``; without one tokens are bytes.
+    """Codec of the model of ``vocab_size`` tokens in ``folder``: its ``tokenizer.json``, or bytes if there is none.
 
     Raises:
-        ValueError: for a tokenizer that cannot be read, and for none beside a model of other than 256 tokens.
+        ValueError: if the tokenizer cannot be read, or if there is none and the model does not have 256 tokens.
     """
     settings = folder / SETTINGS
     if settings.is_file():
@@ -135,7 +135,7 @@ def codec_of(folder: Path, vocab_size: int) -> Codec:
 
 
 class _TokenizerStream:
-    """Decodes the last few tokens behind a few that are already written, so that joints come out as in the whole text."""
+    """Decoder of the last few tokens together with a few returned ones before them, so that spaces come out as in the whole text."""
 
     def __init__(self, codec: TokenizerCodec) -> None:
         self._codec = codec
@@ -145,7 +145,7 @@ class _TokenizerStream:
     def push(self, token: int) -> str:
         self._waiting.append(token)
         text = self._text()
-        if text.endswith(REPLACEMENT) and len(self._waiting) < 16:  # half a character; 16 tokens of it are none
+        if text.endswith(REPLACEMENT) and len(self._waiting) < 16:  # an incomplete character, which never has 16 tokens
             return ""
         self._written, self._waiting = self._waiting, []
         return text

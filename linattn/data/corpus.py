@@ -23,7 +23,7 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation tokens, with their origin.
+    """Training and validation tokens, and the hash of their text.
 
     Args:
         train, validation: one-dimensional memory maps of token ids.

@@ -14,7 +14,7 @@ from torch import Tensor
 from linattn.data.packed import permuted
 
 CLASSES, SIZE = 10, 8
-_TEST = 5  # every fifth image in a mixed order is not learned from
+_TEST = 5  # every fifth image in a mixed order is for the test
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def digits() -> Digits:
     """Load the digits in a fixed split: 1,437 for training and 360 for the test (UCI's optical recognition of digits).
 
     Raises:
-        ModuleNotFoundError: scikit-learn, whose installation holds them, is not there.
+        ModuleNotFoundError: if scikit-learn, which contains them, is not installed.
     """
     found = import_module("sklearn.datasets").load_digits()
     pixels, labels = found.images.astype(np.uint8), found.target.astype(np.uint8)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PIECE = 1 << 20  # bytes of a text file that become one document; a longer file is several
-ROWS = 1024  # of a Parquet table that are in memory at a time
+PIECE = 1 << 20  # bytes of a document of a text file; a longer file becomes several documents
+ROWS = 1024  # rows of a Parquet table in memory at a time
 
 
 def documents(path: Path, field: str = "text") -> Iterator[str]:

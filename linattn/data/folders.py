@@ -15,8 +15,8 @@ from linattn.state.files import sync
 def new_folder(path: Path, kept: Callable[[], bool] = lambda: False) -> Iterator[Path]:
     """Yield a new folder beside ``path`` to fill; on exit, sync its content and rename it to ``path``.
 
-    An existing folder is replaced, unless ``kept``: other processes may be reading what a quicker one put there. If the
-    block raises, nothing stays behind and ``path`` is as it was.
+    An existing folder is replaced, unless ``kept``: another process may have created it first, and others may be reading it. If
+    the block raises, the new folder is removed and ``path`` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name[:24]}.{secrets.token_hex(6)}.part")
@@ -33,7 +33,7 @@ def publish(aside: Path, path: Path, kept: Callable[[], bool] = lambda: False) -
     for file in (*aside.iterdir(), aside):
         sync(file)
     try:
-        aside.rename(path)  # the system refuses it where there is something
+        aside.rename(path)  # fails if the folder exists and is not empty
     except OSError:
         if not path.exists():
             raise

@@ -1,4 +1,4 @@
-"""Interactions of users with items, read from a CSV or drawn from a Markov chain whose best forecast is known."""
+"""Interactions of users with items, read from a CSV file or drawn from a Markov chain, for which the best possible forecast is known."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if no row of it can.
+        ValueError: if no row of it can be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -89,7 +89,7 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
 
 
 def _rows(content: bytes) -> Iterator[list[str] | None]:
-    """Cells of each line, empty for a blank one, None for one that is not CSV. An unclosed quote spoils its own line only."""
+    """Cells of each line, empty for a blank one, None for one that is not CSV. An unclosed quote invalidates its own line only."""
     for line in content.removeprefix(b"\xef\xbb\xbf").splitlines():
         try:
             yield next(csv.reader([line.decode()], strict=True), []) if line.strip() else []
@@ -115,7 +115,7 @@ def _parsed(cells: list[str] | None, places: tuple[int, int, int], width: int) -
 
 
 def _seconds(text: str) -> int | float:
-    """Convert a number, or a date to seconds since 1970, UTC where it names no zone; NaN for anything else."""
+    """Parse a number, or convert a date to seconds since 1970 (UTC if it names no time zone); NaN for anything else."""
     for number in (int, float):  # nanoseconds since 1970 have more digits than a float
         try:
             return number(text)
@@ -157,7 +157,7 @@ class Chain:
         return cls(table(), table(), popular / popular.sum())
 
     def chances(self, history: Tensor) -> Tensor:
-        """Probability of each next item, [N, items] float64, after histories [N, T], T at least 2. No forecast ranks better than these."""
+        """Probability of each next item, [N, items] float64, after histories [N, T], T at least 2. No forecast ranks better."""
         a, b, c = self.weights
         return a * self.last[history[:, -1]] + b * self.before[history[:, -2]] + c * self.popular
 

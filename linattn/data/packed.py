@@ -1,4 +1,4 @@
-"""Packed tokens as a map-style dataset in which the sample i is a pure function of (seed, i)."""
+"""Packed tokens as a map-style dataset whose sample i is a pure function of (seed, i)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MASK = (1 << 64) - 1
 
 
 class PackedTokens(Dataset):
-    """Windows of ``context`` tokens in an order that needs no memory.
+    """Windows of ``context`` tokens in a random order that is computed, not stored.
 
-    Sample i belongs to pass i // windows over the text. Each pass begins at another offset below ``context`` and reads the
-    windows from there in another order. Going on at step n is therefore arithmetic, whatever n is.
+    Sample i belongs to pass i // windows over the text. Each pass has its own offset below ``context`` and its own order of
+    the windows. Continuing at step n therefore takes constant time.
     """
 
     def __init__(self, tokens: np.ndarray | Shards, context: int, *, seed: int = 0, samples: int) -> None:
@@ -28,7 +28,7 @@ class PackedTokens(Dataset):
             tokens: one-dimensional array of ids, a memory map for instance, or shards of documents.
             context: tokens of one sample.
             seed: seed of the order.
-            samples: the length of the dataset; more than the text has windows means more than one pass.
+            samples: length of the dataset; with more samples than windows the text is read more than once.
         """
         if not isinstance(tokens, Shards) and (not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
             raise TypeError(f"tokens must be a one-dimensional array of integers, but came as {described(tokens)}")
@@ -37,7 +37,7 @@ class PackedTokens(Dataset):
         if len(tokens) < context:
             raise ValueError(f"the text has {len(tokens)} tokens, fewer than the context of {context}")
         self.tokens, self.context, self.seed, self.samples = tokens, context, seed, samples
-        self.windows = max(1, (len(tokens) - context + 1) // context)  # after the largest offset
+        self.windows = max(1, (len(tokens) - context + 1) // context)  # that fit behind the largest offset
 
     def __len__(self) -> int:
         return self.samples
@@ -50,7 +50,7 @@ class PackedTokens(Dataset):
         return offset + self.context * permuted(rank, self.windows, key)
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """``input_ids`` and ``labels`` [context], int64, one tensor: models shift labels themselves. Of shards as :func:`sample`."""
+        """``input_ids`` and ``labels`` [context], int64, one tensor, because models shift labels themselves. Shards: see :func:`sample`."""
         return sample(self.tokens, self.place(i), self.context)
 
 
@@ -67,12 +67,12 @@ class Windows(Dataset):
         return self.count
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """``input_ids`` and ``labels`` [context], int64. Of shards as :func:`sample`."""
+        """``input_ids`` and ``labels`` [context], int64. Shards: see :func:`sample`."""
         return sample(self.tokens, i * (len(self.tokens) - self.context) // max(self.count - 1, 1), self.context)
 
 
 def sample(tokens: np.ndarray | Shards, start: int, context: int) -> dict[str, Tensor]:
-    """Read ``input_ids`` and ``labels`` [context], int64; of shards also ``starts`` [n], where documents begin, which are no labels."""
+    """Read ``input_ids`` and ``labels`` [context], int64; for shards also ``starts`` [n] of documents, where no label is."""
     ids = torch.from_numpy(tokens[start : start + context].astype(np.int64))
     if not isinstance(tokens, Shards):
         return {"input_ids": ids, "labels": ids}
@@ -83,7 +83,7 @@ def sample(tokens: np.ndarray | Shards, start: int, context: int) -> dict[str, T
 def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack samples to [B, context]; those with ``starts`` become one row [1, B * context] with ``cu_seqlens`` [N + 1].
 
-    No document then sees another, and the first token of each is no label.
+    Documents are then isolated, and the first token of each is not a label.
     """
     batch = {name: torch.stack([one[name] for one in samples]) for name in ("input_ids", "labels")}
     if "starts" not in samples[0]:
@@ -98,7 +98,7 @@ def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def permuted(i: int, n: int, key: int) -> int:
     """Image of ``i`` under the permutation of range(n) that ``key`` selects.
 
-    Four rounds of a Feistel network over the next even number of bits; images outside range(n) are sent through again.
+    Four rounds of a Feistel network over the next even number of bits; values outside range(n) are permuted again.
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1

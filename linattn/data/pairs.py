@@ -11,7 +11,7 @@ from pathlib import Path
 
 from linattn.data.sources import listed_lines
 
-HANDBOOK = Path("/usr/share/doc/debian-handbook/html")  # of Debian's package debian-handbook
+HANDBOOK = Path("/usr/share/doc/debian-handbook/html")  # where Debian's package debian-handbook is installed
 SHOWN = 5  # malformed lines whose numbers are reported
 _TEXTS = {"p", "h1", "h2", "h3", "h4", "h5"}
 _END = {"en": re.compile(r"(?<=[.!?])\s+(?=[A-Z])"), "zh": re.compile(r"(?<=[。！？])")}
@@ -19,12 +19,12 @@ _END = {"en": re.compile(r"(?<=[.!?])\s+(?=[A-Z])"), "zh": re.compile(r"(?<=[。
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of source and target, without repeats.
+    """Pairs of source and target, without duplicates.
 
     Args:
         pairs: the pairs in their order.
         sha256: hash of all pairs.
-        bad: number of lines that were no pair.
+        bad: number of lines that are not a pair.
         bad_lines: the first of their numbers, from 1.
     """
 

@@ -20,7 +20,7 @@ from linattn.data.packed import mix
 from linattn.data.shards import FORMAT, INDEX, SPLITS, TOKENIZER, digest_of
 from linattn.data.sources import files
 
-BATCH = 1 << 22  # characters that are tokenised at a time, on all cores
+BATCH = 1 << 22  # characters tokenised at a time, in parallel
 SHARD_TOKENS = 1 << 28
 
 
@@ -36,30 +36,30 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     progress: Callable[[int, int], None] = lambda documents, tokens: None,
 ) -> dict[str, int]:
-    """Tokenise ``inputs`` into the folder ``out``, which appears whole or not at all; memory does not grow with the text.
+    """Tokenise ``inputs`` into the folder ``out``, written atomically; memory does not grow with the text.
 
     Args:
         inputs: files or patterns: ``.jsonl`` and ``.parquet`` hold a document in each line or row, other files are text.
         out: a folder that does not exist or is empty; its layout is that of :mod:`linattn.data.shards`.
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
-        end: text of the one token that ends each document; None: none does. Documents are told apart without it.
+        end: text of the one token that ends each document; None: documents have no end token. Their borders are stored in either case.
         field: key or column of the text.
         validation: share of the documents that are held out, chosen by their number.
-        shard_tokens: tokens of a shard, which is closed by the first document that fills it.
+        shard_tokens: least tokens of a shard, which ends with the document that reaches them.
         progress: called with the number of documents and of tokens so far.
 
     Returns:
         The number of documents and tokens: ``documents``, ``train``, ``validation``.
 
     Raises:
-        OSError, ValueError: for inputs that cannot be read, an ``out`` that holds something, and a split without a document.
+        OSError, ValueError: for inputs that cannot be read, an ``out`` that holds something, or if a split would have no document.
     """
     folder, codec = Path(out), ByteCodec() if tokenizer is None else TokenizerCodec(tokenizer)
     whole("shard_tokens", shard_tokens, 1)
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share above 0 and below 1, but came as {validation!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already: name another folder with --out")
+        raise ValueError(f"{folder} already exists: name another folder with --out")
     last = [] if end is None else codec.encode(end)
     if end is not None and len(last) != 1:
         raise ValueError(f"end must be one token, but {end!r} is {len(last)}")

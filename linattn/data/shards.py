@@ -1,4 +1,4 @@
-"""Tokens in memory-mapped shards with an index of documents: sets larger than memory.
+"""Tokens in memory-mapped shards with an index of documents, for data sets larger than memory.
 
 A folder holds, for the splits train and validation:
 
@@ -30,7 +30,7 @@ SPLITS = ("train", "validation")
 
 
 class Shards:
-    """Tokens of one split as one sequence, of which slices are read, and where its documents begin."""
+    """Tokens of one split as one sequence that can be sliced, with the places where its documents begin."""
 
     def __init__(self, tokens: Sequence[np.ndarray], ends: Sequence[np.ndarray]) -> None:
         """Concatenate shards: ``tokens`` [n] each, and ``ends`` [documents], the last of which is n."""
@@ -41,7 +41,7 @@ class Shards:
         return self._first[-1]
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Tokens from ``part.start`` to ``part.stop``, from several shards if need be."""
+        """Read the tokens from ``part.start`` to ``part.stop``, which may lie in several shards."""
         start, stop, _ = part.indices(len(self))
         pieces = []
         for i in range(self._shard(start), len(self._tokens)):
@@ -70,7 +70,7 @@ class Shards:
 class Prepared:
     """A folder of tokens, with the attributes of :class:`linattn.data.Corpus`; ``train`` and ``validation`` are :class:`Shards`.
 
-    ``end`` is the text of the token that ends each document; None: none does.
+    ``end`` is the text of the token that ends each document; None: documents have no end token.
     """
 
     train: Shards
@@ -87,7 +87,7 @@ class Prepared:
 
 
 def prepared(folder: str | os.PathLike[str]) -> Prepared:
-    """Map what :func:`linattn.data.prepare` wrote into ``folder``. Sizes are compared, contents are not: see :func:`check`.
+    """Map a ``folder`` written by :func:`linattn.data.prepare`. File sizes are checked, contents by :func:`check` only.
 
     Raises:
         OSError: if it is missing.
@@ -99,7 +99,7 @@ def prepared(folder: str | os.PathLike[str]) -> Prepared:
     index = read_json(folder / INDEX)
     with content_of(folder / INDEX):
         if index["format"] != FORMAT or index.pop("sha256") != (sha256 := digest_of(index)):
-            raise ValueError("its SHA-256 is not the one that was written into it")
+            raise ValueError("its SHA-256 differs from the recorded one")
         dtype = np.dtype(index["dtype"]).newbyteorder("<")
         splits = {split: _split(folder, index["splits"][split], dtype) for split in SPLITS}
         codec = ByteCodec() if index["tokens"] == "bytes" else TokenizerCodec(folder / TOKENIZER)
@@ -112,7 +112,7 @@ def check(folder: str | os.PathLike[str]) -> int:
     """Compare every file of ``folder`` with its SHA-256 and return the number of tokens.
 
     Raises:
-        OSError, ValueError: as :func:`prepared`, and for the first file with another content.
+        OSError, ValueError: as :func:`prepared`, and for the first file whose content has changed.
     """
     data, folder = prepared(folder), Path(folder)
     index = read_json(folder / INDEX)

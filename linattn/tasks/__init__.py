@@ -1,6 +1,6 @@
-"""Made-up tasks that each ask one thing of a sequence model: to recall, to copy, to keep track of a state.
+"""Synthetic tasks for sequence models: recall, copying, state tracking.
 
-Every function takes how many examples are wanted and a ``generator``, and returns :class:`Examples`; the same seed gives the same
+Every function takes the number of examples and a ``generator``, and returns :class:`Examples`; the same seed gives the same
 examples on every machine.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-IGNORED = -100  # label of a position at which nothing is asked; torch's cross entropy leaves it out, too
+IGNORED = -100  # label of a position without a question; torch's cross entropy ignores it
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Examples:
 
     Args:
         ids: tokens [N, T] int64.
-        labels: [N, T] int64: the wanted output at each position, :data:`IGNORED` where nothing is asked.
+        labels: [N, T] int64: the wanted output at each position, :data:`IGNORED` at positions without a question.
         vocab_size: number of tokens; ids and labels are below it.
     """
 
@@ -32,9 +32,9 @@ class Examples:
         return Examples(self.ids.to(device), self.labels.to(device), self.vocab_size)
 
     def asked(self) -> tuple[Tensor, Tensor]:
-        """Positions and answers of the questions, both [N, n] int64, n the most questions of an example.
+        """Positions and answers of the questions, both [N, n] int64, with n the largest number of questions of an example.
 
-        An example with fewer has filler positions behind its own; their answers are :data:`IGNORED`.
+        In an example with fewer questions filler positions follow, with the answer :data:`IGNORED`.
         """
         question = self.labels != IGNORED
         most = int(question.sum(1).max()) if len(self) else 0
@@ -60,7 +60,7 @@ def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) 
 def distinct(count: int, size: int, most: int, generator: Generator) -> Tensor:
     """Draw ``size`` different integers below ``most`` in each of ``count`` rows, every order equally likely: [count, size].
 
-    By Floyd's method: number i is drawn from 0 to j = most - size + i; what was drawn before is replaced by j, which was not.
+    By Floyd's method: number i is drawn from 0 to j = most - size + i, and replaced by j if it was drawn before.
     """
     chosen = torch.empty(count, size, dtype=torch.int64)
     for i in range(size):

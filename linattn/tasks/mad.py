@@ -1,6 +1,6 @@
 """Tasks of Mechanistic Architecture Design (arXiv 2403.17844): recall in three kinds, selective copying, compression, memorisation.
 
-Only answers that can be known are asked. The authors' code asks the same in its tests, but trains recall on every next token.
+Only answers that follow from earlier tokens are asked. The authors' code tests the same, but trains recall on every next token.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from linattn.tasks.examples import IGNORED, Examples, distinct, integers, whole
 def in_context_recall(
     count: int, *, tokens: int = 128, vocab_size: int = 16, noise: float = 0.0, noise_vocab: int = 0, generator: Generator
 ) -> Examples:
-    """Pairs of a key and its value, keys coming again: whenever a key was seen before its value is asked (arXiv 2403.17844).
+    """Pairs of a key and its value with repeated keys: the value of every repeated key is asked (arXiv 2403.17844).
 
-    Each example has a value of its own for each key. The last key is that of one of the pairs before, each as likely (in the authors' code
-    each key is). With ``noise`` each pair but one is, with that probability, two tokens of a noise vocabulary in its place (noisy
-    recall: vocabulary 32, of it noise 16, noise 0.2).
+    Each example has a value of its own for each key. The last key is the key of an earlier pair, each pair equally likely (in the authors'
+    code each key is). With probability ``noise`` each pair but the last and one other is replaced by two tokens of a noise vocabulary
+    (the paper's noisy recall: vocabulary 32, 16 of these for noise, noise 0.2).
 
     Args:
         count: N.
-        tokens: even; the examples have one less, since the last value is not given away.
+        tokens: even; the examples have one less, because the last value is left out.
         vocab_size: V: keys, values and noise tokens, in that order.
         noise: probability from 0 to below 1.
         noise_vocab: number of noise tokens; at least 1 with noise.
@@ -51,7 +51,7 @@ def in_context_recall(
     pairs = torch.stack([key, value], -1)
     if noise:
         pairs = torch.where(clear[..., None], pairs, integers(known, vocab_size, tuple(pairs.shape), generator))
-    again = _first(torch.where(clear, key, half + torch.arange(slots))) < torch.arange(slots)  # noise is no key
+    again = _first(torch.where(clear, key, half + torch.arange(slots))) < torch.arange(slots)  # noise is not a key
     asked = torch.where(clear & again, value, IGNORED)
     labels = torch.stack([asked, torch.full_like(asked, IGNORED)], -1)
     return Examples(pairs.flatten(1)[:, :-1], labels.flatten(1)[:, :-1], vocab_size)
@@ -68,9 +68,9 @@ def fuzzy_recall(
 ) -> Examples:
     """In-context recall of keys and values that are several tokens long (arXiv 2403.17844).
 
-    A key has one of ``key_sizes``, a value 1 to ``value_size`` different tokens. Every token of the value of a key that was seen before is
-    asked, at the place before it. In front stands padding (token V - 1) up to the full length. The paper trains with keys of 1 to 3
-    tokens and tests with those of 3.
+    A key has one of ``key_sizes``, a value 1 to ``value_size`` different tokens. Every token of the value of a repeated key is asked,
+    one place before it. Padding (token V - 1) in front fills up the length. The paper trains with keys of 1 to 3 tokens and tests
+    with keys of 3.
 
     Returns:
         Examples with ``tokens`` tokens.
@@ -93,22 +93,22 @@ def fuzzy_recall(
     key = _motifs(0, half, key_sizes, (count, slots), generator)
     value = _motifs(half, vocab_size - 1, range(1, value_size + 1), (count, slots), generator)
     first = _first(_named(key, half))
-    value = _rows(value, first)  # what a key has once it keeps
+    value = _rows(value, first)  # a key keeps the value of its first occurrence
     length = (key >= 0).sum(-1) + (value >= 0).sum(-1)
-    kept = length.cumsum(1) - length < tokens - 2 * longest  # the last pair has room behind those that begin before this
+    kept = length.cumsum(1) - length < tokens - 2 * longest  # pairs that leave space for the last one
     probe = _one_of(kept, generator)
     key, value = (torch.cat([motifs, _rows(motifs, probe)], 1) for motifs in (key, value))
     kept, again = (torch.cat([t, torch.ones_like(probe, dtype=torch.bool)], 1) for t in (kept, first < torch.arange(slots)))
     written = torch.where(kept[..., None], torch.cat([key, value], -1), -1).flatten(1)  # -1 where a motif is shorter
     asked = torch.cat([torch.full_like(key, IGNORED), torch.where(again[..., None] & (value >= 0), value, IGNORED)], -1)
-    order = torch.argsort((written >= 0).long(), dim=1, stable=True)[:, -tokens - 1 :]  # what is written to the end, in its order
+    order = torch.argsort((written >= 0).long(), dim=1, stable=True)[:, -tokens - 1 :]  # tokens in their order, padding before them
     ids, labels = written.gather(1, order), asked.flatten(1).gather(1, order)
     ids, labels = torch.where(ids >= 0, ids, vocab_size - 1), torch.where(ids >= 0, labels, IGNORED)
     return Examples(ids[:, :-1], labels[:, 1:], vocab_size)
 
 
 def selective_copying(count: int, *, tokens: int = 256, content: int = 16, vocab_size: int = 16, generator: Generator) -> Examples:
-    """``content`` tokens stand anywhere between blanks; behind a copy token they are asked, in their order (arXiv 2312.00752, 4.1).
+    """``content`` tokens at random places among blanks; after a copy token they are asked in their order (arXiv 2312.00752, 4.1).
 
     All arrangements are equally likely; in MAD's code no blank comes behind the last token. Token V - 2 is the blank, V - 1 the copy token.
 
@@ -131,10 +131,10 @@ def selective_copying(count: int, *, tokens: int = 256, content: int = 16, vocab
 
 
 def compression(count: int, *, tokens: int = 32, vocab_size: int = 16, generator: Generator) -> Examples:
-    """Random tokens and, last, a compression token (V - 1), from whose output alone each is to be told (arXiv 2403.17844).
+    """Random tokens and, last, a compression token (V - 1), from whose output alone all tokens must be read (arXiv 2403.17844).
 
-    So the labels are the tokens themselves, and a model for this task must look at its last output only, with the place asked for beside
-    it: :class:`linattn.reproduce.synthetic.Decoder`.
+    The labels are the tokens themselves. A model for this task reads its last output only, together with the place that is asked:
+    :class:`linattn.reproduce.synthetic.Decoder`.
 
     Returns:
         Examples with ``tokens`` tokens, of which all but the last are asked.
@@ -151,10 +151,10 @@ def compression(count: int, *, tokens: int = 32, vocab_size: int = 16, generator
 
 
 def memorisation(count: int, *, tokens: int = 32, vocab_size: int = 256, facts: int = 0, generator: Generator) -> Examples:
-    """Keys, each followed by a token (V - 1) in whose place its value is asked, which nowhere is to be read (arXiv 2403.17844).
+    """Keys, each followed by a token (V - 1), at which the key's value is asked; values are never shown (arXiv 2403.17844).
 
     The map from keys (the lower half of the other tokens) to values (the upper half) is one permutation for all examples, drawn with the
-    seed ``facts``: it has to be learned.
+    seed ``facts``, which the model has to learn.
 
     Returns:
         Examples with ``tokens`` tokens, of which every other one asks.
@@ -197,7 +197,7 @@ def _first(key: Tensor) -> Tensor:
 
 
 def _one_of(real: Tensor, generator: Generator) -> Tensor:
-    """Index of one true value of ``real`` [N, n] in each row, each equally likely: [N, 1]."""
+    """Index of a true value of ``real`` [N, n] in each row, each equally likely: [N, 1]."""
     chance = torch.rand(real.shape, generator=generator, dtype=torch.float64)
     return torch.where(real, chance, -1.0).argmax(1, keepdim=True)
 
@@ -206,7 +206,7 @@ def _motifs(low: int, high: int, sizes: Sequence[int], shape: tuple[int, int], g
     """Draw different tokens from low to high - 1, each of ``sizes`` equally likely: [*shape, longest] with -1 behind the end."""
     longest, count = max(sizes), shape[0] * shape[1]
     size = torch.tensor(sizes)[integers(0, len(sizes), (count, 1), generator)]
-    drawn = low + distinct(count, longest, high - low, generator)  # of which the first ones are as random
+    drawn = low + distinct(count, longest, high - low, generator)  # the first ones of these are as random
     return torch.where(torch.arange(longest) < size, drawn, -1).view(*shape, longest)
 
 

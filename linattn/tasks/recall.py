@@ -13,8 +13,8 @@ _POWER = 0.01  # a: the gap before a query has a probability in proportion to ga
 def multi_query_recall(count: int, *, tokens: int = 64, pairs: int = 8, vocab_size: int = 8192, generator: Generator) -> Examples:
     """MQAR as in the code of Zoology (arXiv 2312.04927): k₁ v₁ ... k_n v_n, then each key once more, where its value is asked.
 
-    Keys are different tokens from 1 to V/2 - 1, values different ones from V/2 to V - 1. Behind the pairs every even place may hold a
-    query; they take n of these at random, place g = 1, 2, ... with a weight of g^-0.99. All other places hold random tokens.
+    Keys are different tokens from 1 to V/2 - 1, values different ones from V/2 to V - 1. After the pairs every even place may hold a
+    query; n of these places are drawn, place g = 1, 2, ... with the weight g^-0.99. All other places hold random tokens.
 
     Args:
         count: N, examples.
@@ -35,10 +35,10 @@ def multi_query_recall(count: int, *, tokens: int = 64, pairs: int = 8, vocab_si
 def forgetting_recall(
     count: int, *, tokens: int = 64, pairs: int = 8, updates: int = 4, vocab_size: int = 8192, generator: Generator
 ) -> Examples:
-    """MQAR in which ``updates`` of the keys get another value behind all pairs; a key's last value is asked.
+    """MQAR in which ``updates`` of the keys get a new value after all pairs; a key's last value is asked.
 
-    As in the code of Zoology (arXiv 2312.04927), but for one thing: there the new value differs from that of some key, here from that of
-    its own key.
+    As in the code of Zoology (arXiv 2312.04927), with one difference: there the new value differs from the old value of any one key,
+    here from that of its own key.
 
     Args:
         count, pairs, vocab_size, generator: as in :func:`multi_query_recall`.

@@ -10,13 +10,13 @@ from torch import Generator, Tensor
 
 from linattn.tasks.examples import Examples, integers, whole
 
-GROUPS = {"S3": (3, False), "A5": (5, True), "S5": (5, False)}  # permutations of how many things, and whether only the even ones
+GROUPS = {"S3": (3, False), "A5": (5, True), "S5": (5, False)}  # number of permuted things; True: even permutations only
 
 
 def parity(count: int, *, tokens: int, generator: Generator) -> Examples:
-    """Random bits; asked at every place: whether the ones up to there are odd in number (arXiv 2411.12537).
+    """Random bits; asked at every place: the parity of the bits so far (arXiv 2411.12537).
 
-    It is the word problem of the group of two.
+    It is the word problem of the group of order two.
 
     Returns:
         Examples with ``tokens`` tokens, all of which ask.
@@ -30,7 +30,7 @@ def parity(count: int, *, tokens: int, generator: Generator) -> Examples:
 
 
 def word_problem(count: int, *, group: str, tokens: int, generator: Generator) -> Examples:
-    """Random elements of ``group``; asked at every place: the product of all up to there, the latest applied last (arXiv 2404.08819).
+    """Random elements of ``group``; asked at every place: the product of all elements so far, the latest applied last (arXiv 2404.08819).
 
     Args:
         count: N.

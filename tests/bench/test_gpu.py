@@ -16,7 +16,7 @@ import linattn.bench.gpu.ops as gpu_ops
 from linattn.bench.files import command, file_for
 from linattn.bench.gpu import libraries, train
 from linattn.bench.gpu.cases import DECODE, FAMILIES, FIRST, FIRST_SHAPE, MODES, PASSES, SHAPES, STEPS, TINY, Case, Shape, plan, tensors
-from linattn.bench.gpu.ops import KEY, Wish
+from linattn.bench.gpu.ops import KEY, Request
 from linattn.bench.gpu.record import Record
 from linattn.bench.gpu.worker import Failure, Worker
 from linattn.cli.main import main
@@ -79,12 +79,12 @@ def test_a_shape_can_be_typed():
 
 
 def test_a_wish_narrows_the_plan_and_adds_shapes():
-    wish = Wish(families=("gla",))
+    request = Request(families=("gla",))
     with pytest.raises(ValueError, match=r"--families must be among none, .* but has gla"):
-        wish.check()
-    only = [case for case, _ in Wish(families=("kda",), shapes=("B2T100H4D64",), modes=("forward",)).cases("cuda")]
+        request.check()
+    only = [case for case, _ in Request(families=("kda",), shapes=("B2T100H4D64",), modes=("forward",)).cases("cuda")]
     assert only == [Case.of("kda", Shape(2, 100, 4, 64), "forward")]
-    peers = {with_peers for case, with_peers in Wish(modes=(FIRST,)).cases("cuda")}
+    peers = {with_peers for case, with_peers in Request(modes=(FIRST,)).cases("cuda")}
     assert peers == {True}, "asked for by name, a first call is every library's"
 
 
@@ -120,7 +120,7 @@ def test_a_file_takes_the_rows_of_several_runs(tmp_path):
             record.add({"family": family, "ms": 4.0})
     body = json.loads(path.read_text())
     assert len(body["runs"]) == 1 and {row["run"] for row in body["rows"]} == {0}, "a run without rows is forgotten"
-    with pytest.raises(ValueError, match="something else than cpu"):
+    with pytest.raises(ValueError, match="other figures than those of cpu"):
         Record(path, ("family",), {"card": "cpu"})
 
 
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_named_and_stays(tmp_path, change):
 
 def test_a_run_keeps_what_fails_beside_what_works(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_ops, "measure", _measure)
-    gpu_ops.run(Wish(quick=True, families=("none", "delta"), modes=("forward", *DECODE)), device="cpu", out=tmp_path)
+    gpu_ops.run(Request(quick=True, families=("none", "delta"), modes=("forward", *DECODE)), device="cpu", out=tmp_path)
     rows = {(r["family"], r["mode"]): r for r in json.loads((tmp_path / "ops-cpu.json").read_text())["rows"]}
     assert rows["none", "forward"]["failure"] == "crashed" and rows["none", "forward"]["ms"] is None
     assert rows["delta", "forward"]["ms"] == 1.5 and len(rows) == 4
@@ -152,13 +152,13 @@ def _measure(library, case, device, seconds, check):
 
 
 def test_real_figures_come_from_a_cpu_too(tmp_path):
-    gpu_ops.run(Wish(quick=True, families=("head", "softmax")), device="cpu", out=tmp_path / "few.json")
+    gpu_ops.run(Request(quick=True, families=("head", "softmax")), device="cpu", out=tmp_path / "few.json")
     body = json.loads((tmp_path / "few.json").read_text())
     assert all(row["ms"] > 0 for row in body["rows"]) and {row["library"] for row in body["rows"]} == {"linattn", "torch"}
 
 
 def test_no_time_is_no_figure(tmp_path, capsys):
-    gpu_ops.run(Wish(quick=True, families=("head",), seconds=0.0), device="cpu", out=tmp_path / "none.json")
+    gpu_ops.run(Request(quick=True, families=("head",), seconds=0.0), device="cpu", out=tmp_path / "none.json")
     assert json.loads((tmp_path / "none.json").read_text())["rows"] == [] and "missing" in capsys.readouterr().err
 
 

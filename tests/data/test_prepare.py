@@ -163,5 +163,5 @@ def test_what_is_refused(lines, tmp_path):
         with pytest.raises((ValueError, OSError), match=says):
             prepare(inputs, tmp_path / "out", **how)
         assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         prepare([lines], tmp_path)

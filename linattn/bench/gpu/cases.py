@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The tensors of a call beside q, k and v (the scans have their own).
+# Tensors of a call besides q, k and v; scans have others.
 FAMILIES = {
     "none": (),
     "constant": ("constant",),  # RetNet, Lightning
@@ -23,7 +23,7 @@ FAMILIES = {
     "erase": ("decay", "read", "write"),  # RWKV-7
     "scan": ("decay",),  # HGRN: elementwise over all H · D channels
     "selective_scan": (),  # Mamba: H · D channels of 16 states
-    "softmax": (),  # causal attention, what all of them are an alternative to
+    "softmax": (),  # causal attention, the baseline of all others
 }
 PER_HEAD = ("head", "gated_delta")
 SCANS = ("scan", "selective_scan")  # over H · D channels
@@ -60,13 +60,13 @@ class Shape:
 
 FIRST_SHAPE = Shape(1, 32768, 16, 128)
 SHAPES = (FIRST_SHAPE, Shape(8, 4096, 16, 128), Shape(1, 8192, 64, 128), Shape(4, 2048, 16, 128), Shape(8, 1024, 8, 64))
-SHORT = SHAPES[3:]  # of which a pass is a few tens of microseconds
+SHORT = SHAPES[3:]  # whose passes take a few tens of microseconds
 SMALL_HEADS = Shape(1, 32768, 32, 64)  # RWKV-7's own head size
 START_SHAPE = replace(FIRST_SHAPE, T=4096)  # of the first call, which compiles the same for any T
 DECODE_SHAPES = (Shape(64, 1, 16, 128), Shape(256, 1, 16, 128))
-LENGTHS = tuple(Shape(1, 1 << n, 16, 128) for n in (12, 14, 16, 18, 20))  # is time linear in T?
+LENGTHS = tuple(Shape(1, 1 << n, 16, 128) for n in (12, 14, 16, 18, 20))  # show whether the time is linear in T
 SWEEP = (-0.001, -1.0, -5.0)
-TINY = (Shape(1, 64, 2, 16), Shape(2, 32, 2, 16))  # for a machine without a GPU: does everything run?
+TINY = (Shape(1, 64, 2, 16), Shape(2, 32, 2, 16))  # for a machine without a GPU, to check that everything runs
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _torch(case: Case) -> Run | None:
 
 
 def _mamba(case: Case) -> Run | None:
-    """Call of Mamba's scan, or of state space duality with A = -1 and Δ = -decay, for equal decays, and v weighted by Δ, at no cost."""
+    """Call of Mamba's scan, or of state space duality with equal decays by A = -1 and Δ = -decay, which also weights v by Δ."""
     if case.shape.T == 1:
         return None
     if case.family == "selective_scan":
@@ -127,7 +127,7 @@ def _mamba(case: Case) -> Run | None:
     return run
 
 
-# By name: what runs a case, or None where the library has no such thing. It is called in the library's own process.
+# By name: a function that returns the call of a case, None if the library has none. It runs in the library's own process.
 LIBRARIES: dict[str, Callable[[Case], Run | None]] = {"linattn": _linattn, "torch": _torch, "fla": _fla, "mamba-ssm": _mamba}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from linattn.bench.gpu import libraries, timing
 from linattn.bench.gpu.cases import GRAPHED, Case, tensors
 
-TUNING_MS = (5, 20)  # what an autotuner may spend on a configuration: warm-up and measurement
+TUNING_MS = (5, 20)  # limits of an autotuner for one configuration: warm-up and measurement
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def first_call(library: str, case: Case, device: str) -> float:
     """Milliseconds of the first forward and backward in this process, the loading of kernels and tuners included."""
     x = tensors(case, device, 0)
     if device == "cuda":
-        torch.cuda.synchronize()  # the context of the device is not what is measured
+        torch.cuda.synchronize()  # exclude the creation of the device's context
     start = time.perf_counter()
     _step(_loaded(library, case), x, "forward+backward")()
     if device == "cuda":
@@ -110,7 +110,7 @@ def compile_only(library: str, case: Case, device: str) -> float:
 
 
 def quick_tuning() -> None:
-    """Let Triton's autotuners in this process spend less time on each configuration than they would."""
+    """Let Triton's autotuners in this process spend less time on each configuration than by default."""
     _tuner(_short_bench)
 
 

@@ -25,11 +25,11 @@ from linattn.bench.gpu.worker import Failure, Worker
 
 KEY = ("library", "family", "shape", "mode", "decay", "decay_dtype")
 TIMEOUT = 240.0  # seconds of one figure, its compilation included
-COMPILING = {"FLA_CACHE_RESULTS": "0"}  # compile_only chooses nothing: a choice made beside other processes would be a bad one
+COMPILING = {"FLA_CACHE_RESULTS": "0"}  # a choice made while other processes run would be a bad one
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """Request of a run: empty lists mean everything. ``seconds`` limits the run; figures measured by then stay."""
 
     quick: bool = False
@@ -65,11 +65,11 @@ class Wish:
         ]
 
 
-def run(wish: Wish, *, device: str = "cuda", out: Path | None = None) -> None:
-    """Measure the cases of ``wish``, report each figure, and add them to ``out`` (JSON, or a folder for it) if given."""
-    wish.check()
+def run(request: Request, *, device: str = "cuda", out: Path | None = None) -> None:
+    """Measure the cases of ``request``, report each figure, and add them to ``out`` (JSON, or a folder for it) if given."""
+    request.check()
     facts = about(device)
-    session = Session(wish, device)
+    session = Session(request, device)
     with Record(out and file_for(out, "ops", facts["card"]), KEY, facts) as record:
         for row in session.rows():
             record.add(row)
@@ -78,16 +78,16 @@ def run(wish: Wish, *, device: str = "cuda", out: Path | None = None) -> None:
 class Session:
     """Run with a process for each library and a time limit."""
 
-    def __init__(self, wish: Wish, device: str) -> None:
+    def __init__(self, request: Request, device: str) -> None:
         from linattn.report.progress import Progress
 
-        self.wish, self.device = wish, device
+        self.request, self.device = request, device
         self.started = time.monotonic()
         self.say = Progress(True).say
         self.folders: dict[str, list[str]] = {}
         self.versions: dict[str, str] = {}
         for name in libraries.LIBRARIES:
-            if name == "linattn" or wish.peers is None or name in wish.peers:
+            if name == "linattn" or request.peers is None or name in request.peers:
                 self._find(name)
 
     def _find(self, name: str) -> None:
@@ -99,21 +99,21 @@ class Session:
 
     def left(self) -> float:
         """Seconds left until the time limit."""
-        return float("inf") if self.wish.seconds is None else self.wish.seconds - (time.monotonic() - self.started)
+        return float("inf") if self.request.seconds is None else self.request.seconds - (time.monotonic() - self.started)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Measure everything, one row after the other."""
-        cases = self.wish.cases(self.device)
+        cases = self.request.cases(self.device)
         turns = [
             (case, name) for case, peers in cases for name in self.versions if (peers or name == "linattn") and libraries.takes(name, case)
         ]
         self._compile(turns)
         with ExitStack() as stack:
             workers = {name: stack.enter_context(Worker(self.folders[name])) for name in self.versions}
-            broken: set[str] = set()  # families that ours cannot run: nothing to check peers against
+            broken: set[str] = set()  # families that our kernels cannot run, so peers have nothing to be compared with
             for i, (case, name) in enumerate(turns):
                 if self.left() <= 0:
-                    self.say(f"{len(turns) - i} figures are missing: {self.wish.seconds:.0f} s are over")
+                    self.say(f"{len(turns) - i} figures are missing: {self.request.seconds:.0f} s are over")
                     return
                 row = self._row(workers[name], case, name, case.family not in broken)
                 if name == "linattn" and row["ms"] is None:
@@ -128,7 +128,7 @@ class Session:
         try:
             if case.mode == FIRST:
                 return row | self._first(case, name, timeout)
-            seconds = 0.05 if self.wish.quick else 0.25
+            seconds = 0.05 if self.request.quick else 0.25
             return row | worker.call(measure, name, case, self.device, seconds, check, timeout=timeout)
         except Failure as failure:
             return row | {"failure": failure.kind, "message": str(failure)}
@@ -147,7 +147,7 @@ class Session:
         """Compile the configurations of fla's autotuners, all kernels in parallel on every core, before anything is timed."""
         kinds: dict[tuple, Case] = {}
         for case, name in turns:
-            if name == "fla" and case.mode != FIRST:  # of the passes the last, which has the backward kernels
+            if name == "fla" and case.mode != FIRST:  # only for the last pass, whose kernels include the backward ones
                 kinds[case.family, case.shape.T == 1, case.shape.H, case.shape.D, case.decay_dtype] = case
         if not kinds or self.device != "cuda":
             return

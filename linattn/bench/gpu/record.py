@@ -17,7 +17,7 @@ from linattn.bench.files import command
 from linattn.state import read_json
 
 SCHEMA = "linattn.bench.gpu"
-EVERY = 3.0  # seconds between writes; what a killed run loses
+EVERY = 3.0  # seconds between writes, at most lost when a run is killed
 
 
 class Record:
@@ -34,11 +34,11 @@ class Record:
     def _load(self, path: Path, card: str) -> None:
         body = read_json(path)
         if body.get("schema") != SCHEMA or body.get("card") != card:
-            raise ValueError(f"--out {path} holds figures of something else than {card}; name another file")
+            raise ValueError(f"--out {path} holds other figures than those of {card}; name another file")
         if not all(isinstance(body.get(name), list) and all(isinstance(one, dict) for one in body[name]) for name in ("runs", "rows")):
             raise ValueError(f"--out {path} is damaged: runs and rows must be lists of objects; name another file")
         if not all(row.get("run") in range(len(body["runs"])) for row in body["rows"]):
-            raise ValueError(f"--out {path} is damaged: a row is of a run that is not there; name another file")
+            raise ValueError(f"--out {path} is damaged: a row names a run that the file lacks; name another file")
         self.body = body
 
     def _key(self, row: dict[str, Any]) -> tuple:

@@ -2,7 +2,7 @@
 
 bfloat16 weights and activations (our time constants stay float32), AdamW in its fused form, random tokens, no
 checkpointing, equal for every library. Our Gated DeltaNet has 8 heads of keys, of 128 channels, and 16 of
-values, so that it stands beside fla's DeltaNet, which has 8 heads of 128.
+values, so that it is comparable with fla's DeltaNet, which has 8 heads of 128.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODELS = {
     "transformers": ("llama",),
     "fla": ("gla", "delta_net", "gated_deltanet"),
 }
-OPTIONS = {"gated_deltanet": {"heads": 8}}  # of mixers of ours that are not measured as they come
+OPTIONS = {"gated_deltanet": {"heads": 8}}  # of our mixers that are not measured with their defaults
 TIMEOUT = 600.0
 WARM = ("fla",)  # its first step tunes for minutes, so it keeps what it has compiled; `empty_cache` says so in the row
 
@@ -88,7 +88,7 @@ def _turns(models: tuple[str, ...], peers: tuple[str, ...] | None, quick: bool) 
         for model in names
         if not models or model in models
         for compiled in (False, True)
-        if not (compiled and (quick or library == "fla"))  # its ops switch the compiler off around themselves
+        if not (compiled and (quick or library == "fla"))  # its ops disable the compiler
     ]
 
 

@@ -1,6 +1,6 @@
-"""Cache capacity of a captured step: its shapes are fixed, so slots for the tokens to come are preallocated.
+"""Cache capacity of a captured step: its shapes are fixed, so slots for later tokens are preallocated.
 
-Only the step's own buffers have free slots. Every state that leaves the step ends behind the last slot in use.
+Only the step's own buffers have free slots. A state returned by a step has the slots in use alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from linattn.state import State
 
 TAKEN = "taken"
-LEAST = {"cuda": 1024, "cpu": 256}  # slots: short texts need no second step, which takes longer to make on a GPU
-AHEAD = 64  # fewest free slots that a step is made for
+LEAST = {"cuda": 1024, "cpu": 256}  # least slots, enough that a short text needs one step; making a step takes longer on a GPU
+AHEAD = 64  # least free slots of a new step
 
 Slots = Sequence[tuple[str, ...]]  # for each layer the names of the tensors with a slot per token
 
@@ -39,10 +39,10 @@ def taken(state: State, slots: Slots) -> int | None:
 
 
 def slots_for(used: int, tokens: int, device: str) -> int:
-    """Cache capacity behind ``used`` slots, a power of two: for ``tokens`` more if those are few, else for a quarter of ``used`` more.
+    """Cache capacity after ``used`` slots, a power of two: room for ``tokens`` more, at most a quarter of ``used`` or :data:`AHEAD`.
 
-    A step on a GPU reads every slot, so the capacity is at most two and a half times the slots needed. Powers of two let the next
-    text reuse the steps that a growing text went through.
+    A step on a GPU reads every slot, so the capacity is at most two and a half times the slots needed. With powers of two later texts
+    reuse the steps made for a growing one.
     """
     return max(LEAST[device], 1 << (used + min(tokens, max(used // 4, AHEAD)) - 1).bit_length())
 

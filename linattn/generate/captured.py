@@ -28,7 +28,7 @@ FROM = {"cuda": 16, "cpu": 64}  # fewest tokens for which a step is captured
 UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)  # errors of a step that cannot be traced
 COMPILES = True  # compiles the small operations between kernels on a GPU
 KEPT = 4  # steps kept for one model while their states are small
-HELD = 1 << 30  # bytes of small states; beyond them two steps are kept, and a step whose cache alone has more ends with its generation
+HELD = 1 << 30  # bytes of small states; of larger ones two steps are kept, and a step with a larger cache is dropped after its generation
 _steps: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()  # held by the thread that looks up or makes a step
 
@@ -75,7 +75,7 @@ def hooked(module: nn.Module) -> bool:
 def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     """Captured step of the backbone ``model`` with ``head`` for states like ``state``, or the reason why there is none.
 
-    A new step is made if ``tokens`` more are enough to repay it. Growing states get cache capacity for all or some of them.
+    A new step is made if ``tokens`` more repay its cost. For growing states it has cache capacity for all or some of these.
     """
     with _making:
         return _kept_or_new(model, head, state, tokens)
@@ -84,7 +84,7 @@ def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Ste
 def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     kept, slots = _steps.setdefault(model, {}), capacity.slots_of(model)
     used, device = capacity.taken(state, slots), state.position.device.type
-    size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # the state after the last token may be read too
+    size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # with a slot for the last token, which may be read too
     key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
            *fingerprint(model, head))  # fmt: skip
     step = kept.pop(key, None)
@@ -131,8 +131,8 @@ class Step:
     ``load`` a state and tokens, then ``run`` once per token; where the state grows, only while ``free`` is true. ``state`` is a
     copy of the buffers. A caller holds ``lock`` while other threads may generate.
 
-    ``buffers`` are a state, contiguous in memory, which the step updates in place; ``tokens`` [rows] int64, None: of its own. ``size`` is
-    the cache capacity: slots of each tensor with a slot per token, 0 if no tensor has or if the caller keeps count.
+    ``buffers`` are a state, contiguous in memory, which the step updates in place; ``tokens`` [rows] int64, None: a new tensor. ``size``
+    is the cache capacity: slots of each tensor with a slot per token, 0 if there is no such tensor or if the caller counts the slots.
     """
 
     def __init__(self, model: nn.Module, head: nn.Module, buffers: State, *, size: int = 0, tokens: Tensor | None = None) -> None:
@@ -170,7 +170,7 @@ class Step:
         return State([{name: next(rest) for name in layer} for layer in self._buffers.layers])
 
     def current(self) -> bool:
-        """True if the weights that constants were computed from are unchanged; writes to ``data`` leave no trace in a version."""
+        """True if the weights that constants were computed from are unchanged; writes through ``data`` are not detected."""
         return self._sums == sums_of_bits(self._computed)
 
     @property
@@ -198,7 +198,7 @@ class Step:
 
     @torch.inference_mode()
     def load(self, user: Any, state: State, tokens: Tensor, ended: Tensor, choice: Choice) -> None:
-        """Start from ``state`` for ``user``; the previous user gives the step up. The CUDA graph is kept if ``choice`` is equal."""
+        """Start from ``state`` for ``user``; the previous user stops using the step. The CUDA graph is kept if ``choice`` is equal."""
         if (last := self._user()) is not None and last is not user and getattr(last, "_step", None) is self:
             last.give_up()
         self._user = weakref.ref(user)
@@ -210,7 +210,7 @@ class Step:
 
     @torch.inference_mode()
     def start(self, choice: Choice) -> None:
-        """Sample by ``choice`` from now on. A CUDA graph is made for one unlike the last on a GPU, which overwrites the buffers."""
+        """Sample by ``choice`` from now on. On a GPU a different choice needs a new CUDA graph, whose capture overwrites the buffers."""
         if choice == self._choice:
             return
         self._choice, self._graph = choice, None
@@ -259,7 +259,7 @@ class Graph:
         before = [g.get_state() for g in generators]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles, makes handles and work space
+        with torch.cuda.stream(stream):  # warm-up: compiles kernels, creates handles and workspaces
             run()
             run()
         torch.cuda.current_stream().wait_stream(stream)

@@ -1,4 +1,4 @@
-"""Drafters: what proposes the next tokens of a batch, from its own texts or by a small model."""
+"""Drafters, which propose the next tokens of a batch from its own texts or by a small model."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from linattn.generate.prefill import prefill
 from linattn.generate.verify import Layout
 from linattn.state import State
 
-ENOUGH = 256  # tokens, for which capturing a step of the small model pays
+ENOUGH = 256  # tokens from which on capturing a step of the small model pays
 
 
 class Drafter(Protocol):
     """Drafts for all rows of a batch."""
 
     def propose(self, counts: Sequence[int]) -> list[list[int]]:
-        """At most ``counts[b]`` next tokens of each row b."""
+        """Propose at most ``counts[b]`` next tokens of each row b."""
         ...
 
     def extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Take in the tokens that each row has got behind those that the drafter knows."""
+        """Append the tokens of each row that follow those known to the drafter."""
         ...
 
 
 @dataclass(frozen=True)
 class Source:
-    """Source of drafts: ``model``, or the text itself if that is None; ``before`` are the tokens that each row has read already."""
+    """Source of drafts: ``model``, or the text itself if that is None; ``before`` are the earlier tokens of each row."""
 
     model: Any = None
     before: Sequence[Sequence[int]] = ()
 
     def drafter(self, ids: Tensor, rule: Rule, noise: Noise | None) -> Drafter:
-        """Drafter for what follows ``ids`` [B, T]."""
+        """Make a drafter of the tokens after ``ids`` [B, T]."""
         rows: list[list[int]] = ids.tolist()
         if self.before:
             rows = [[*first, *row] for first, row in zip(self.before, rows, strict=True)]
@@ -48,7 +48,7 @@ class Source:
 
 
 class LookupDrafter:
-    """Drafts from the rows' own texts, prompts ``rows`` first."""
+    """Drafts from the rows' own texts, which begin with the prompts ``rows``."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self._rows = [Lookup(row) for row in rows]
@@ -62,22 +62,22 @@ class LookupDrafter:
 
 
 class ModelDrafter:
-    """Drafts of ``model``, prompts ``rows`` first, chosen by the ``rule`` and the ``noise`` by which tokens are chosen too.
+    """Drafts of ``model`` after the prompts ``rows``, chosen by the ``rule`` and the ``noise`` of the tokens themselves.
 
-    With equal noise two distributions agree on a token nearly as often as they can at all, and always where they are equal. The state
-    of ``model`` has read tokens alone, no drafts: those that were right are read again, together with the token behind them.
+    With equal noise two distributions agree on a token nearly as often as they can at all, and always where they are equal. The
+    state of ``model`` has read no drafts: accepted ones are read again, together with the token after them.
     """
 
     def __init__(self, model: Any, rows: Sequence[Sequence[int]], rule: Rule, noise: Noise | None) -> None:
         self._model, self._rule, self._noise = model, rule, noise
         self._unread, self._made = [list(row) for row in rows], [0] * len(rows)
         self._state: State | None = None
-        self._now: Tensor | None = None  # noise of the token that is drafted
+        self._now: Tensor | None = None  # noise of the token to be drafted
         self._choice = Choice(lambda logits: rule.tokens(logits, self._now), object())
 
     @torch.no_grad()
     def propose(self, counts: Sequence[int]) -> list[list[int]]:
-        """At most ``counts[b]`` next tokens of each row b; all rows are decoded as far as the longest wants."""
+        """Propose at most ``counts[b]`` next tokens of each row b; all rows are decoded up to the largest count."""
         if not any(counts):
             return [[] for _ in counts]
         hidden, state = self._read()
@@ -93,7 +93,7 @@ class ModelDrafter:
             self._made[row] += len(new)
 
     def _read(self) -> tuple[Tensor, State]:
-        """Read what is unread; returns the last hidden state of each row [B, D] and the state."""
+        """Read the unread tokens; returns the last hidden state of each row [B, D] and the state."""
         model, lengths = self._model.model, tuple(map(len, self._unread))
         packed = self._state is not None and len(set(lengths)) > 1 and all(layer.mixer.info.recurrent for layer in model.layers)
         layout = Layout(lengths, packed, self._model.lm_head.weight.device)
@@ -107,7 +107,7 @@ class ModelDrafter:
         return hidden, self._state
 
     def _decoded(self, state: State, token: Tensor, count: int) -> list[Tensor]:
-        """``count`` tokens behind ``token`` [B], by a captured step if there is one."""
+        """Decode ``count`` tokens after ``token`` [B], by a captured step if there is one."""
         model, found = self._model, []
         step = captured.refusal(model) or captured.step_of(model.model, model.lm_head, state, ENOUGH)
         if isinstance(step, str):
@@ -125,7 +125,7 @@ class ModelDrafter:
         return found
 
     def _refill(self, ahead: int) -> None:
-        """Put the noise of the token ``ahead`` of each row's next one where a step reads it."""
+        """Put the noise of the token ``ahead`` places after each row's next one into the buffer that a step reads."""
         if self._noise is not None:
             self._now = torch.empty_like(self._noise.like) if self._now is None else self._now
             self._now.copy_(self._noise.at([(row, made + ahead) for row, made in enumerate(self._made)]))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SIZES = (10, 6, 4, 3)  # tokens of the n-grams that are indexed, longest first: a longer one foretells more
+SIZES = (10, 6, 4, 3)  # tokens of the n-grams that are indexed, longest first, since a longer match predicts better
 
 
 class Lookup:
-    """Tokens of one sequence with an index of their n-grams; an n-gram leads to its latest place that is not the end itself."""
+    """Tokens of one sequence with an index of their n-grams; an n-gram leads to its latest place before the end."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token behind it
+        self._places: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after it
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append ``tokens``. The n-grams that end in the last token are indexed once a token stands behind them."""
+        """Append ``tokens``. The n-grams that end in the last token are indexed once a token follows them."""
         known, places = self.tokens, self._places
         for token in tokens:
             end = len(known)
@@ -28,7 +28,7 @@ class Lookup:
     def propose(self, count: int) -> list[int]:
         """At most ``count`` tokens that followed the latest earlier place of the last tokens; empty if those are new.
 
-        A draft that reaches the end of the text goes on in what it has drafted, so that a text of short period is continued.
+        A draft that reaches the end of the text continues in the draft itself, so that a text of short period is continued.
         """
         start = self._match()
         if start is None:
@@ -38,7 +38,7 @@ class Lookup:
         return [known[start + i % period] for i in range(count)]
 
     def _match(self) -> int | None:
-        """Index of the token behind the latest earlier n-gram like the last tokens."""
+        """Index of the token after the latest earlier n-gram that equals the last tokens."""
         for size in SIZES:
             if len(self.tokens) > size and (place := self._places.get(tuple(self.tokens[-size:]))) is not None:
                 return place

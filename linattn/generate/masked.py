@@ -32,12 +32,12 @@ def fill(
     noise: float = 4.5,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Fill in the tokens of ``ids`` [B, T] where ``masked`` [B, T] bool, equally many in each row; returns a new tensor [B, T].
+    """Fill in the tokens of ``ids`` [B, T] where ``masked`` [B, T] bool, with equal counts in all rows; returns a new tensor [B, T].
 
     Each step draws all masked tokens at once, keeps those of highest confidence and masks the others again.
 
     Args:
-        model: ids [B, T] -> logits [B, T, V], every token reading all others.
+        model: ids [B, T] -> logits [B, T, V], in which every token may attend to all others.
         ids: tokens; values where ``masked`` is true are ignored.
         masked: True for tokens to fill in.
         mask_id: the token that stands for a masked one.

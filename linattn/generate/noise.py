@@ -1,4 +1,4 @@
-"""Random numbers of sampled tokens by their position, so that rows may be at different ones and a token may be drawn again."""
+"""Random numbers of sampled tokens by position, so that rows may be at different positions and a token may be drawn again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rule:
     generator: torch.Generator | None = None
 
     def tokens(self, logits: Tensor, noise: Tensor | None) -> Tensor:
-        """Tokens [n] int64 of ``logits`` [n, V]; ``noise`` [n, V] unless the most likely ones are taken."""
+        """Tokens [n] int64 of ``logits`` [n, V]; ``noise`` [n, V], None for greedy decoding."""
         if self.probabilities is None or noise is None:
             return logits.argmax(-1)
         return drawn(self.probabilities(logits), noise)
@@ -33,8 +33,8 @@ class Rule:
 class Noise:
     """Noise of each position, [rows, V] for V rows of the head's ``weight``, drawn in the order of positions as plain decoding does.
 
-    A token depends on the logits and on the noise of its position alone. Whether a draft is right changes no later random number, so
-    that a seed gives the tokens of plain decoding, and every token has the distribution of the model.
+    A token depends on the logits and on the noise of its position alone. Accepting or rejecting a draft changes no later random
+    number: a seed gives the tokens of plain decoding, and every token has the distribution of the model.
     """
 
     def __init__(self, rows: int, weight: Tensor, generator: torch.Generator | None) -> None:
@@ -49,7 +49,7 @@ class Noise:
         return torch.stack([self._drawn[position - self._first][row] for row, position in places])
 
     def drop(self, before: int) -> None:
-        """Drop the noise of positions before ``before``, which all rows have passed."""
+        """Drop the noise of positions before ``before``, which no row needs any more."""
         while self._first < before and self._drawn:
             self._drawn.popleft()
             self._first += 1

@@ -1,4 +1,4 @@
-"""Length of drafts: from the costs of steps and calls, measured as they come, and from the share of drafts that is accepted."""
+"""Length of drafts, from the measured costs of steps and verifications and from the share of accepted drafts."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LENGTHS = (3, 7, 15, 31)  # tokens of a draft
-SHARE = 0.02  # of the time, that drafts may cost without a gain
-GRACE = 4.0  # steps that they may cost before any time has passed
-SAVED = 16.0  # steps of earlier gains that later losses may use up, at most
-WORTH = 1.1  # expected gain from which a draft is verified, when it has to pay
+SHARE = 0.02  # of the time, the most that drafts without a gain may cost
+GRACE = 4.0  # steps that drafts may cost at the start
+SAVED = 16.0  # most steps of earlier gains that later losses may use up
+WORTH = 1.1  # least expected gain of a draft; a fourth of it for short drafts on trial
 
 
 @dataclass
 class Share:
-    """Drafted tokens of one row that were right, and drafts that ended in a wrong one; older ones count less."""
+    """Counts of one row: accepted tokens, and drafts that ended in a rejected one; older ones count less."""
 
     right: float = 4.0
     wrong: float = 1.0
 
     def note(self, drafted: int, accepted: int) -> None:
-        """Take note of a draft."""
+        """Record a draft."""
         if drafted:
             self.right, self.wrong = 0.8 * self.right + accepted, 0.8 * self.wrong + (accepted < drafted)
 
     def expected(self, drafted: int) -> float:
-        """Expected number of new tokens from a draft of ``drafted`` ones."""
+        """Expected number of new tokens from a draft of ``drafted`` tokens."""
         p = self.right / (self.right + self.wrong)
         return (1 - p ** (drafted + 1)) / (1 - p) if p < 1 else drafted + 1.0
 
@@ -35,7 +35,7 @@ class Share:
 class Pace:
     """Decides between a step of one token and the verification of drafts.
 
-    All times are in seconds. The balance is what verification has gained over steps so far; it never falls below a small share of the
+    All times are in seconds. The balance is the time that verification has saved so far; losses are limited to a small share of the
     time, so that text which cannot be drafted costs next to nothing.
     """
 
@@ -46,7 +46,7 @@ class Pace:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Take note of the time of a step."""
+        """Record the time of a step."""
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -55,13 +55,13 @@ class Pace:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Take note of time that plain decoding would not need."""
+        """Record time that plain decoding would not need."""
         start = time.perf_counter()
         yield
         self._balance -= time.perf_counter() - start
 
     def verified(self, seconds: float, drafted: Sequence[int], accepted: Sequence[int], shares: Sequence[Share]) -> None:
-        """Take note of a call of ``seconds`` that accepted so many of the ``drafted`` tokens of each row, also in its share."""
+        """Record a verification of ``seconds`` that accepted so many of the ``drafted`` tokens of each row."""
         size = _bucket(len(drafted) + sum(drafted))
         self._calls[size] = _smaller(self._calls.get(size), seconds)
         for share, count, good in zip(shares, drafted, accepted, strict=True):
@@ -72,7 +72,7 @@ class Pace:
         self._elapsed += seconds
 
     def length(self, available: Sequence[int], shares: Sequence[Share]) -> int:
-        """Tokens to draft at most, given how many each row could and its share of right ones; 0: a step is better."""
+        """Number of tokens to draft, from the available tokens and the share of each row; 0 if a step is better."""
         if self._step is None or not any(available):
             return 0
         if self._balance < -(SHARE * self._elapsed + GRACE * self._step):
@@ -88,7 +88,7 @@ class Pace:
         return best if gain > WORTH else LENGTHS[0] if explores and gain > WORTH / 4 else 0
 
     def _cost(self, tokens: int) -> float:
-        """Seconds of a call on ``tokens``: as measured, else from the nearest size that was, else a guess."""
+        """Seconds of a call on ``tokens``: measured, else from the nearest measured size, else estimated."""
         assert self._step is not None
         size = _bucket(tokens)
         if size in self._calls:
@@ -104,5 +104,5 @@ def _bucket(tokens: int) -> int:
 
 
 def _smaller(old: float | None, new: float) -> float:
-    """Mean that falls at once and rises slowly: the first call and a busy machine take longer."""
+    """Mean that falls at once and rises slowly, because the first call and calls on a busy machine take longer."""
     return new if old is None else min(new, 0.8 * old + 0.2 * new)

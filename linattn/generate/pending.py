@@ -1,4 +1,4 @@
-"""Tokens on their way from the device to Python."""
+"""Tokens that are being copied from the device to the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Pending:
-    """Next ``tokens`` [n] of ``items``, one each, copied while the device computes on."""
+    """Next ``tokens`` [n] of ``items``, one each, copied while the device continues."""
 
     def __init__(self, items: list, tokens: Tensor) -> None:
         self._items, self._event = items, None
@@ -19,7 +19,7 @@ class Pending:
             self._tokens = tokens.to("cpu", copy=True)
 
     def values(self) -> tuple[list, list[int]]:
-        """Items and their tokens, once those are here."""
+        """Wait for the copy; returns the items with their tokens."""
         if self._event is not None:
             self._event.synchronize()
         return self._items, self._tokens.tolist()

@@ -1,4 +1,4 @@
-"""Pool of states: many sequences decode together and join and leave at any token."""
+"""Pool of states: many sequences decode together, and each may join and leave at any token."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from linattn.state import State
 
 
 class PoolFullError(RuntimeError):
-    """Raised where a request would have to wait behind as many others as the pool's queue holds."""
+    """The pool's queue is full."""
 
 
 class Pool:
     """States of up to ``slots`` sequences of one model. Each step of decoding advances all of them by a token.
 
-    A prompt is read beside the decoding sequences, at most ``block`` tokens of all prompts between two steps, in pieces that end at
-    multiples of ``block``. A GPU reads pieces of several prompts as one batch, for which a prompt waits a few steps. With
-    ``prefix_bytes`` the states behind those pieces are kept, the most recently used ones, and a later prompt with the same beginning
-    starts behind it; on a CPU its logits have the same bits as if the pool had read it alone from the start, on a GPU up to rounding.
+    Prompts are read between the steps of the decoding sequences, at most ``block`` tokens of all prompts at a time, in pieces that end
+    at multiples of ``block``. A GPU reads pieces of several prompts as one batch, for which a prompt waits a few steps. With
+    ``prefix_bytes`` the most recently used states after such pieces are kept, and a later prompt with the same beginning starts from
+    the kept state; on a CPU its logits have the same bits as if the pool had read it alone from the start, on a GPU up to rounding.
 
     Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
     a matrix product may be ordered differently for another number of rows.
@@ -45,12 +45,12 @@ class Pool:
     Args:
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin, in ``eval``.
         slots: sequences that are read or decoded at the same time, at least 1. Their states are allocated at once.
-        prefix_bytes: bytes of states of prefixes; 0: none is kept.
+        prefix_bytes: bytes of kept states of prefixes; 0: none.
         block: tokens of a piece of a prompt, and of a block of a cached prefix.
         queue: requests that may wait for a slot.
         context: tokens of one sequence, prompt included, for models with layers that keep every token; others have no limit.
         codec: decodes tokens, for ``Request.text`` and for stops that are texts.
-        lookup: draft several tokens of each sequence from an earlier place of its text and verify them in one call, where that pays.
+        lookup: draft several tokens of each sequence from its own text and verify them in one call, where that is faster.
 
     Raises:
         TypeError: for ``model`` or ``codec`` of another kind.
@@ -76,10 +76,10 @@ class Pool:
         self._reading: list[Prompt] = []  # each has the slot of its first request
         self._ready: deque[tuple[Request, State, Tensor]] = deque()  # forks: their state and next token, waiting for a slot
         self._active: list[Request] = []  # in the order of their rows
-        self._pending: deque[Pending] = deque()  # tokens that are computed and not yet known here
-        self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not returned yet
-        self._lookup = PoolLookup(model, self._rows) if flag("lookup", lookup) else None  # which needs all tokens known
-        self._ahead = int(self._device.type == "cuda" and not lookup)  # steps that a GPU computes while earlier tokens are taken in
+        self._pending: deque[Pending] = deque()  # tokens that are computed and not yet copied to the host
+        self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not yielded yet
+        self._lookup = PoolLookup(model, self._rows) if flag("lookup", lookup) else None  # needs to know all tokens
+        self._ahead = int(self._device.type == "cuda" and not lookup)  # steps that a GPU runs ahead of the host
         self._lock = threading.RLock()
 
     @property
@@ -110,20 +110,20 @@ class Pool:
         state: State | None = None,
         salt: str = "",
     ) -> Request:
-        """Ask for the continuation of ``ids``, which :meth:`run` computes.
+        """Queue a request for the continuation of ``ids``, which :meth:`run` computes.
 
         Args:
             ids: the prompt, [T] or a list of integers, at least one.
             max_new_tokens: tokens to add at most.
             temperature, top_k, top_p: see :class:`linattn.generate.Sampling`; temperature 0 is greedy.
             seed: of this sequence's own random numbers; None: a random one.
-            stop: tokens and texts that end the sequence; the token that does so is returned too.
-            state: one row that has read what stands before ``ids``, as :meth:`state` returns it; None: nothing.
-            salt: cached prefixes are only shared between requests with equal ones: separates users from each other.
+            stop: tokens and texts that end the sequence; the last token is returned too.
+            state: state of one row after the tokens before ``ids``, as :meth:`state` returns it; None: no tokens.
+            salt: requests share cached prefixes only if their salts are equal, which isolates users.
 
         Raises:
             PoolFullError: if as many requests wait as the queue holds.
-            TypeError, ValueError: for an argument that does not fit; nothing has been queued then.
+            TypeError, ValueError: for an invalid argument; the request is not queued.
         """
         if not isinstance(salt, str):
             raise TypeError(f"salt must be a string, but came as {described(salt)}")
@@ -146,7 +146,7 @@ class Pool:
     def run(self) -> Iterator[tuple[Request, int]]:
         """Decode until all requests have ended; yields every new token with its request.
 
-        Requests may be submitted, forked and cancelled meanwhile. Who stops early finds the other tokens in the next run.
+        Requests may be submitted, forked and cancelled meanwhile. If a caller stops early, the next run yields the remaining tokens.
         """
         if self._rows.changed():
             self._prefixes.clear()
@@ -163,7 +163,7 @@ class Pool:
                 yield event
 
     def cancel(self, request: Request) -> None:
-        """End ``request`` now: its slot is free, and :meth:`run` yields no more of its tokens. Without effect on one that has ended.
+        """End ``request`` now: its slot is freed, and :meth:`run` yields no more of its tokens. Does nothing for a request that has ended.
 
         Raises:
             ValueError: for a request of another pool.
@@ -175,7 +175,7 @@ class Pool:
             request.reason = "cancelled"
 
     def fork(self, request: Request, *, seed: int | None = None) -> Request:
-        """Ask for a second continuation from where ``request`` is now, with the same arguments but for the ``seed``.
+        """Queue a second continuation of ``request`` from its present state, with the same arguments but the ``seed``.
 
         The prompt is read once for both. The new request's ``tokens`` begin with those so far; :meth:`run` yields the ones after.
 
@@ -208,7 +208,7 @@ class Pool:
         with self._lock:
             self._settle()
             if self._known(_is_request(request)) not in self._active:
-                raise ValueError("request must be one that decodes, but its prompt is not read yet")
+                raise ValueError("request must be decoding, but its prompt has not been read yet")
             return self._rows.read(self._active.index(request))
 
     @property
@@ -217,7 +217,7 @@ class Pool:
 
     @torch.no_grad()
     def _advance(self) -> None:
-        """Let requests join, read a piece of the prompts, and advance all active rows by a token."""
+        """Admit requests, read a piece of the prompts, and advance all active rows by a token."""
         while self._ready and self.free:
             self._join(*self._ready.popleft())
         while self._waiting and self.free and not self._ready:
@@ -244,7 +244,7 @@ class Pool:
         return full or longest == self._block
 
     def _read(self, pieces: list[tuple[Prompt, int]]) -> None:
-        """Read ``pieces`` of prompts; where one ends, its requests get their first token and join."""
+        """Read ``pieces`` of prompts; the requests of a finished prompt get their first token and join."""
         self._waited = 0
         hidden = self._prefill(pieces)
         for (prompt, n), last in zip(pieces, hidden, strict=True):
@@ -260,12 +260,12 @@ class Pool:
                 self._pending.append(Pending([request], token))
                 self._ready.append((request, prompt.state, token))
         if not self._ahead:
-            self._settle()  # who has ended by now need not join
+            self._settle()  # requests that have ended need not join
         while self._ready and self.free:
             self._join(*self._ready.popleft())
 
     def _pieces(self) -> list[tuple[Prompt, int]]:
-        """Prompts to read from now, with the number of tokens of each: one batch, or together at most a block."""
+        """Choose the prompts to read next, with the number of tokens of each: one batch, or together at most a block."""
         left, longest = self._block, 0
         pieces: list[tuple[Prompt, int]] = []
         for prompt in self._reading:
@@ -278,7 +278,7 @@ class Pool:
                 break
             pieces.append((prompt, n))
             left -= n
-            if self._rows.growing:  # states of different numbers of tokens are not packed
+            if self._rows.growing:  # growing states of different lengths cannot be packed
                 break
         return pieces
 
@@ -306,19 +306,19 @@ class Pool:
         self._active.append(request)
 
     def _settle(self, keep: int = 0) -> None:
-        """Take in the tokens that are computed but for the last ``keep`` steps; sequences that end with theirs leave."""
+        """Process the computed tokens of all but the last ``keep`` steps, and remove sequences that end."""
         while len(self._pending) > keep:
             requests, tokens = self._pending.popleft().values()
             for request, token in zip(requests, tokens, strict=True):
                 self._accept(request, [token])
 
     def _take(self, new: list[list[int]]) -> None:
-        """Take in the ``new`` tokens of each active request."""
+        """Process the ``new`` tokens of each active request."""
         for request, tokens in zip(list(self._active), new, strict=True):
             self._accept(request, tokens)
 
     def _accept(self, request: Request, tokens: Sequence[int]) -> None:
-        """Give ``request`` its next ``tokens``; it leaves if it ends, and the tokens behind are dropped."""
+        """Append ``tokens`` to ``request``; if it ends, remove it and drop the tokens after its end."""
         if request.done:
             return
         for token in tokens:
@@ -343,7 +343,7 @@ class Pool:
             self._ready = deque(one for one in self._ready if one[0] is not request)
 
     def _prompt(self, request: Request) -> Prompt | None:
-        """Prompt of ``request`` that is not read to its end; None if it has been."""
+        """Unfinished prompt of ``request``; None if it has been read."""
         return next((p for p in (*self._reading, *self._waiting) if request in p.requests), None)
 
     def _known(self, request: Request) -> Request:
@@ -351,7 +351,7 @@ class Pool:
         if request.done:
             raise ValueError(f"request must be a running one, but it has ended: {request.reason}")
         if request not in self._active and self._prompt(request) is None and all(request is not r for r, _, _ in self._ready):
-            raise ValueError("request must be one of this pool, but came from another")
+            raise ValueError("request must be of this pool, but came from another")
         return request
 
     def _generator(self, seed: int | None) -> torch.Generator:
@@ -372,7 +372,7 @@ class Pool:
 
 
 def _batches(model: Any, fresh: State, block: int, rows: Rows) -> Batches | None:
-    """Batches for reading prompts on a GPU; None elsewhere, where a piece costs what its tokens cost, and for states that grow."""
+    """Batches for reading prompts on a GPU; None for growing states, and on a CPU, where batches save no time."""
     if fresh.position.device.type != "cuda" or rows.growing or captured.refusal(model) is not None:
         return None
     return Batches(model.model, fresh, block)

@@ -21,16 +21,16 @@ from linattn.generate.verify import Chunk, accepted, compacted
 
 
 class Draftable:
-    """Text, share of right drafts, and noise of one request."""
+    """Text, share of accepted drafts, and noise of one request."""
 
     def __init__(self, request: Request, weight: Tensor) -> None:
         self.lookup, self.share = Lookup(request.ids), Share()
         self.rule = Rule(partial(probabilities, sampling=request.sampling) if request.sampling.temperature else None)
         self._noise = None if self.rule.probabilities is None else Noise(1, weight, request.generator)
-        self._start = len(request.tokens)  # tokens before have been drawn without this noise
+        self._start = len(request.tokens)  # earlier tokens have been drawn without this noise
 
     def tokens(self, request: Request, logits: Tensor) -> list[int]:
-        """Tokens chosen from logits [n, V] at the next n positions of ``request``."""
+        """Choose tokens from logits [n, V] at the next n positions of ``request``."""
         noise, first = None, len(request.tokens) - self._start
         if self._noise is not None:
             self._noise.drop(first)
@@ -47,7 +47,7 @@ class PoolLookup:
         self._known: WeakKeyDictionary[Request, Draftable] = WeakKeyDictionary()
 
     def advance(self, active: Sequence[Request]) -> list[list[int]]:
-        """New tokens, at least one, of each of the ``active`` requests; the rows have read all but the last one."""
+        """Compute new tokens, at least one, of each ``active`` request, whose row has read all tokens but the last."""
         start = time.perf_counter()
         own = [self._draftable(request) for request in active]
         drafts = self._drafts(active, own)
@@ -63,7 +63,7 @@ class PoolLookup:
         return new
 
     def _draftable(self, request: Request) -> Draftable:
-        """What is known of ``request``, with all of its tokens."""
+        """Record of ``request``, brought up to date with all of its tokens."""
         one = self._known.get(request)
         if one is None:
             one = self._known[request] = Draftable(request, self._model.lm_head.weight)

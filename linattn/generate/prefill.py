@@ -1,4 +1,4 @@
-"""Prefill: reads tokens into a state, a segment at a time."""
+"""Prefill: reading of tokens into a state, a segment at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from linattn.state import State
     from linattn.state.store import PrefixStore
 
-Tell = Callable[[int], object]  # is called with the number of tokens that have been read of each row, after every segment
+Tell = Callable[[int], object]  # called after every segment with the number of tokens read of each row
 
 PREFILL = 4096  # tokens of a segment: a longer prompt takes no more memory
 
@@ -44,7 +44,7 @@ def prefill(
     for start in range(0, ids.shape[1], size):
         segment = ids[:, start : start + size]
         end = start + segment.shape[1]
-        own = None if cu_seqlens is None else cu_seqlens.clamp(start, end) - start  # a sequence that lies elsewhere is empty here
+        own = None if cu_seqlens is None else cu_seqlens.clamp(start, end) - start  # sequences outside of this segment are empty
         hidden, state = model(segment, state, return_state=True, mask=None if mask is None else mask[:, start:end], cu_seqlens=own)
         if tell is not None:
             tell(end)
@@ -58,8 +58,8 @@ def resume(
 ) -> tuple[int, State | None]:
     """Read the first ``count`` tokens of each of ``rows`` from the longest prefix whose state is in ``store``.
 
-    States are stored behind every ``piece`` tokens (4,096 by default), so that a prompt which is edited later is read from the last such
-    place before the change. Returns ``count``, and the state; (0, None) for no token.
+    States are stored behind every ``piece`` tokens (4,096 by default), so that an edited prompt is read from the last such place
+    before the change. Returns ``count``, and the state; (0, None) for no token.
     """
     size = PREFILL if piece is None else whole("piece", piece, 1)
     done, state = store.find(model, [row[:count] for row in rows])
@@ -67,7 +67,7 @@ def resume(
         tell(done)
     device = model.lm_head.weight.device
     while done < count:
-        end = min(count, done - done % size + size)  # other prompts pass through multiples of it too
+        end = min(count, done - done % size + size)  # at multiples, as in all prompts
         _, state = prefill(model.model, torch.tensor([row[done:end] for row in rows], device=device), state, piece=size)
         for i, row in enumerate(rows):
             store.put(model, row[:end], state.select([i]))

@@ -1,4 +1,4 @@
-"""Cache of prefix states in memory: a chain of hashes over blocks of tokens leads to the state behind each block."""
+"""Cache of prefix states in memory: a chain of hashes over blocks of tokens leads to the state after each block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linattn.state import State
 
 
 class PrefixCache:
-    """States of one row by the tokens that led to them, together at most ``max_bytes``; the least recently used are dropped first."""
+    """States of one row by the tokens read, together at most ``max_bytes``; the least recently used are dropped first."""
 
     def __init__(self, max_bytes: int, block: int) -> None:
         self.max_bytes, self.block, self.nbytes = max_bytes, block, 0
@@ -39,7 +39,7 @@ class PrefixCache:
         return 0, None
 
     def put(self, key: bytes, state: State) -> None:
-        """Keep ``state``, which nobody writes to, under ``key``; a state larger than ``max_bytes`` is not kept."""
+        """Keep ``state``, which must not be written to, under ``key``; a state larger than ``max_bytes`` is not kept."""
         if key in self._states:
             self._states.move_to_end(key)
         elif state.nbytes <= self.max_bytes:

@@ -11,15 +11,15 @@ from torch import Tensor
 from linattn.generate import captured
 from linattn.state import State
 
-ROWS = 8  # rows of a batch of short pieces; as many tokens as it has are at most read at a time
+ROWS = 8  # rows of a batch of short pieces
 PATIENCE = 16  # steps that a batch may wait for more rows: reading one row costs a GPU about as much as reading eight
 
 
 class Batch:
-    """Pieces of at most ``tokens`` tokens of up to ``rows`` prompts, padded and masked, on fixed buffers.
+    """Reader of pieces of at most ``tokens`` tokens of up to ``rows`` prompts, padded and masked, on fixed buffers.
 
-    ``model`` is a backbone, ``fresh`` a state of one row of it before its first token. The model is run as it is written, on a GPU as one
-    CUDA graph.
+    ``model`` is a backbone, ``fresh`` its state of one row before the first token. The model's own code is run, on a GPU as one CUDA
+    graph.
     """
 
     @torch.inference_mode(mode=False)
@@ -35,7 +35,7 @@ class Batch:
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def __call__(self, pieces: Sequence[tuple[Sequence[int], State | None]]) -> tuple[Tensor, list[State]]:
-        """Read ``pieces``, each with the state before it, None: the fresh one. Returns last hidden states [n, D] and the states after."""
+        """Read ``pieces``, each with the state before it (None: the fresh one); returns last hidden states [n, D] and the states after."""
         width = self._input.shape[1]
         lines = [[len(ids), *ids, *[0] * (width - 1 - len(ids))] for ids, _ in pieces]
         self._input[: len(pieces)].copy_(torch.tensor(lines), non_blocking=True)
@@ -45,7 +45,7 @@ class Batch:
             own = [t for i, _ in begun for t in _tensors(self._states, i)]
             torch._foreach_copy_(own, [t for _, state in begun for t in _tensors(state)])
         self._run()
-        new = self._new.clone()  # the next run writes over it
+        new = self._new.clone()  # the next run overwrites it
         rows = [State({name: t[i : i + 1] for name, t in layer.items()} for layer in new.layers) for i in range(len(pieces))]
         return self._last[: len(pieces)].clone(), rows
 

@@ -1,6 +1,6 @@
-"""Compilation of the small operations between the kernels of a step: each region of them becomes one launch or two.
+"""Compilation of the small operations between the kernels of a step: each region becomes one launch or two.
 
-Regions of layers of one kind are equal, and each kind is compiled once.
+Layers of one kind have equal regions, and each kind is compiled once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def compile_regions(module: fx.GraphModule) -> fx.GraphModule:
 
 
 class _Small(OperatorSupportBase):
-    """Operations that may become part of a compiled region."""
+    """Test for operations that may become part of a compiled region."""
 
     def is_node_supported(self, submodules: Any, node: Node) -> bool:
         if node.op != "call_function" or not _on_gpu(node.meta.get("val")):

@@ -1,4 +1,4 @@
-"""One sequence that a pool continues: its sampling, its tokens so far, and the conditions that end it."""
+"""Sequence that a pool continues: its sampling, its tokens so far, and the conditions that end it."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Request:
         ids: the prompt.
         max_new_tokens: tokens to add at most.
         sampling: how tokens are drawn.
-        stops: what ends the sequence besides.
-        generator: for the random numbers, on the model's device; of this sequence alone.
+        stops: other conditions that end the sequence.
+        generator: for the random numbers of this sequence, on the model's device.
         tokens: tokens added so far; a stop token is the last of them.
-        reason: why the sequence has ended: "length", "stop" or "cancelled"; None while it has not.
+        reason: why the sequence has ended: "length", "stop" or "cancelled"; None before that.
     """
 
     ids: tuple[int, ...]
@@ -105,7 +105,7 @@ class Request:
         return copy
 
     def _cut(self, piece: str) -> bool:
-        """Append ``piece`` to the text and cut it at the first stop text, which may begin in what was there; True if there is one."""
+        """Append ``piece`` to the text and cut it at the first stop text, which may begin before ``piece``; True if there is one."""
         start = max(0, len(self._text) - max((len(s) for s in self.stops.texts), default=0))
         self._text += piece
         ends = [at for s in self.stops.texts if (at := self._text.find(s, start)) >= 0]
@@ -115,12 +115,12 @@ class Request:
 
 @dataclass(eq=False)
 class Prompt:
-    """Tokens that are read once for all ``requests`` behind them.
+    """Tokens that are read once for all ``requests`` that continue them.
 
     Args:
-        requests: sequences that continue the prompt; more may come while it is read.
+        requests: sequences that continue the prompt; more may be added while it is read.
         ids: the tokens.
-        state: one row that has read ``done`` of them, and whatever came before.
+        state: state of one row after ``done`` of these tokens and any tokens before.
         keys: hashes of the prefixes that a cache may hold.
     """
 

@@ -4,7 +4,7 @@ Active rows are the first ones, so that a step works on a view of the buffers an
 replaced by the last active one. A step is captured for each of a few numbers of rows (:func:`bucket`).
 
 Softmax layers have a slot per token. All rows write the token of a step into the same slot, number ``used``; a row's tokens are in the
-slots just before it, as many as the row has read, and the mask of the layer hides the others. Where the slots run out, all rows are
+slots just before it, as many as the row has read, and the mask of the layer hides the others. When no slot is left, all rows are
 moved to the front together.
 """
 
@@ -21,7 +21,7 @@ from linattn.generate.capacity import TAKEN
 from linattn.generate.captured import Choice, Step
 from linattn.state import State
 
-SPARE = 64  # slots beyond the longest sequence, at least: the rows are moved to the front once for as many steps
+SPARE = 64  # least slots beyond the longest sequence; after as many steps the rows are moved to the front
 
 
 def bucket(count: int, slots: int) -> int:
@@ -61,7 +61,7 @@ class Rows:
         return before is not None and before != self._weights
 
     def write(self, row: int, state: State, token: Tensor) -> None:
-        """Let ``row`` continue the one-row ``state`` with ``token`` [1]; nothing stays of what was in the row."""
+        """Put the one-row ``state`` and its next ``token`` [1] into ``row``; its old contents are overwritten."""
         length = capacity.taken(state, self.names) or 0
         if length > self._used:
             self._shift(length)
@@ -72,7 +72,7 @@ class Rows:
                     own[name][row].zero_()
                 places.append(own[name][row, self._used - length : self._used] if name in names else own[name][row])
                 values.append(t[0])
-        torch._foreach_copy_(places, values)  # few launches for many layers
+        torch._foreach_copy_(places, values)  # one launch for many layers
         self._lengths[row] = length
 
     def read(self, row: int) -> State:
@@ -84,7 +84,7 @@ class Rows:
         )
 
     def read_first(self, count: int) -> State:
-        """Copy of the states of the first ``count`` rows, with the slots of the longest; those that a row has not read are not valid."""
+        """Copy of the states of the first ``count`` rows, with the slots of the longest; a shorter row's first slots are masked."""
         kept = slice(self._used - max(self._lengths[:count]), self._used)
         return State(
             {name: (t[:count, kept] if name in names else t[:count]).clone() for name, t in layer.items() if name != TAKEN}
@@ -92,7 +92,7 @@ class Rows:
         )
 
     def leave(self, row: int, last: int) -> None:
-        """Put the row ``last`` in the place of ``row``, and zeros in its own."""
+        """Move the row ``last`` to ``row``, and fill ``last`` with zeros."""
         tensors = [self.tokens, *self._tensors()]
         ends = [t[last] for t in tensors]
         if row != last:
@@ -103,13 +103,13 @@ class Rows:
             self._use(0)
 
     def step(self, count: int) -> Tensor:
-        """Let the first ``count`` rows read their tokens; writes the most likely next ones into ``tokens``, returns the logits [count, V].
+        """Advance the first ``count`` rows by their tokens; writes the most likely next ones into ``tokens``, returns logits [count, V].
 
         The logits are overwritten by the next step.
         """
         if self.growing:
             longest = max(self._lengths[:count])
-            if self._used == self._size or self._used > 2 * longest + SPARE:  # few slots: a CPU reads all that are used
+            if self._used == self._size or self._used > 2 * longest + SPARE:  # a CPU reads all slots in use, so few
                 self._shift(longest)
         n = bucket(count, self._slots)
         if n not in self._steps:
@@ -142,7 +142,7 @@ class Rows:
         self._use(used)
 
     def _step(self, n: int) -> Callable[[], Tensor]:
-        """Step of the first ``n`` rows: captured where that is possible, else as the model is written. The rows stay as they are."""
+        """Step of the first ``n`` rows: captured if possible, else by the model's own code. The states are unchanged."""
         views = State({name: t[:n] for name, t in layer.items()} for layer in self._buffers.layers)
         tokens = self.tokens[:n]
         if captured.refusal(self._model) is None:
@@ -163,7 +163,7 @@ def _captured(model: Any, views: State, tokens: Tensor) -> Callable[[], Tensor]:
     logits: list[Tensor] = []
 
     def choose(now: Tensor) -> Tensor:
-        logits[:] = [now]  # on a GPU the graph's own memory, which every replay fills anew
+        logits[:] = [now]  # on a GPU the graph's own memory, which every replay overwrites
         return now.argmax(-1)
 
     step.start(Choice(choose, "pool"))

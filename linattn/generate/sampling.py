@@ -19,8 +19,8 @@ class Sampling:
 
     Args:
         temperature: 0 takes the most likely token.
-        top_k: number of most likely tokens that stay; None: all.
-        top_p: the most likely tokens stay until their probabilities sum to this, at least one; None: all.
+        top_k: number of most likely tokens that are kept; None: all.
+        top_p: the most likely tokens are kept until their probabilities sum to this, at least one; None: all.
     """
 
     temperature: float = 1.0
@@ -56,7 +56,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Turn logits [B, V] into float32 probabilities [B, V]; ``sampling.temperature`` must be above 0."""
     _check(logits, sampling)
     if sampling.temperature == 0:
-        raise ValueError("sampling must have a temperature above 0 here: at 0 the most likely token is taken, without probabilities")
+        raise ValueError("sampling must have a temperature above 0 here: at 0 the most likely token is chosen, without probabilities")
     return _probabilities(logits, sampling)
 
 
@@ -69,7 +69,7 @@ def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p is not None:
         if order is None:
             p, order = p.sort(descending=True, stable=True)
-        p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # the tokens before it do not reach top_p
+        p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # kept if the tokens before it do not reach top_p
         p = p / p.sum(-1, keepdim=True)
     return p if order is None else p.new_zeros(size).scatter(-1, order, p)
 
@@ -85,7 +85,7 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
 
 
 def sample_rows(logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator]], out: Tensor) -> None:
-    """Draw a token for each row of logits [n, V] by its own sampling and generator, into ``out`` [n]; greedy rows stay as they are.
+    """Draw a token for each row of logits [n, V] by its own sampling and generator, into ``out`` [n]; greedy rows are left unchanged.
 
     Every row gets the token that :func:`sample` draws for it alone.
     """

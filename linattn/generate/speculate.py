@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts of several tokens, verified in one call, give the tokens of plain decoding."""
+"""Speculative decoding: drafts of several tokens are verified in one call; the tokens are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from linattn.generate.tokens import Tokens
 from linattn.generate.verify import Chunk, accepted
 from linattn.state import State
 
-LEAD = 64  # tokens that one row may be ahead of another: their noise is kept
+LEAD = 64  # most tokens by which a row may be ahead of another, as their noise is kept
 
 
 class Speculated(Tokens):
@@ -33,15 +33,15 @@ class Speculated(Tokens):
     ) -> None:
         rows = len(ids)
         self._noise = noise_of(rule, rows, model.lm_head)
-        self._now = None if self._noise is None else torch.empty_like(self._noise.like)  # where a captured step reads it
+        self._now = None if self._noise is None else torch.empty_like(self._noise.like)  # buffer that a captured step reads
         choice = Choice(lambda logits: rule.tokens(logits, self._now), object(), None, stops)
         super().__init__(model, ids, count, choice, state, single=single, ahead=False)
         self._rule, self._pace, self._shares = rule, Pace(), [Share() for _ in range(rows)]
         self._drafter = source.drafter(ids, rule, self._noise)
         self._made: list[list[int]] = [[] for _ in range(rows)]
-        self._done = [False] * rows  # rows whose last made token is a stop token
+        self._done = [False] * rows  # rows whose last computed token is a stop token
         self._count, self._out = count, 0
-        self._base: tuple[State, int] | None = None  # a state of all rows, and how many tokens each had then
+        self._base: tuple[State, int] | None = None  # a state of all rows, with the number of new tokens of each row
         self._kept: Step | None = None  # a captured step that this generation has used
         self.longest = LENGTHS[-1]
         self.verified = self.drafted = self.accepted = 0
@@ -78,14 +78,14 @@ class Speculated(Tokens):
         return made[self._out - 1] in self._choice.stops
 
     def _at(self, count: int) -> State:
-        """State after ``count`` new tokens of each row, for rows that are ahead of them."""
+        """State after ``count`` new tokens of each row, some of which are further."""
         assert self._base is not None
         state, known = self._base
         rows = [made[max(known - 1, 0) : count] for made in self._made]
         return prefill(self._model.model, torch.tensor(rows, device=self._last.device), state)[1] if rows[0] else state
 
     def _advance(self) -> None:
-        """Give every row at least one more token."""
+        """Compute at least one more token of every row."""
         start = time.perf_counter()
         drafts = self._drafts()
         new = self._verified(drafts, start) if drafts else self._stepped()
@@ -95,7 +95,7 @@ class Speculated(Tokens):
         self._drafter.extend(new)
 
     def _drafts(self) -> list[list[int]]:
-        """Draft of each row to verify now; empty if a step of one token is better, or has to come first."""
+        """Draft of each row to verify now; empty if a step of one token is better or must come first."""
         if self._ahead or self._known is not None or self._unread.shape[1] != 1 or not self._made[0]:
             return []
         least = min(map(len, self._made))
@@ -112,7 +112,7 @@ class Speculated(Tokens):
         return drafts
 
     def _stepped(self) -> list[list[int]]:
-        """One more token of each row, by a captured step if there is one."""
+        """Compute one more token of each row, by a captured step if there is one."""
         with self._pace.losing():
             self._resume()
             self._extend_capacity()
@@ -130,7 +130,7 @@ class Speculated(Tokens):
         return [[i] for i in token]
 
     def _verified(self, drafts: Sequence[Sequence[int]], start: float) -> list[list[int]]:
-        """Tokens of each row that the model chooses behind its last token and ``drafts``, up to the first that was not drafted.
+        """Compute the tokens that the model chooses after each row's last token and ``drafts``, up to the first that was not drafted.
 
         Drafting began at the time ``start``.
         """
@@ -152,7 +152,7 @@ class Speculated(Tokens):
         return new
 
     def _leave_step(self) -> State:
-        """Take the state back from the captured step, and note it where all rows have equally many tokens."""
+        """Take the state back from the captured step, and keep it if all rows have equally many tokens."""
         with self._held():
             if self._step is not None:
                 self._leave()
@@ -162,7 +162,7 @@ class Speculated(Tokens):
         return self._state
 
     def _chosen(self, hidden: Tensor, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Token that the model chooses behind each of ``rows``, from their ``hidden`` states [n, D]."""
+        """Tokens that the model chooses for ``rows`` from their ``hidden`` states [n, D]."""
         noise = None
         if self._noise is not None:
             noise = self._noise.at([(b, len(self._made[b]) + i) for b, row in enumerate(rows) for i in range(len(row))])
@@ -170,12 +170,12 @@ class Speculated(Tokens):
         return [[next(tokens) for _ in row] for row in rows]
 
     def _resume(self) -> None:
-        """Continue with a captured step, if one was left for a verification."""
+        """Continue with the captured step that was left for a verification, if any."""
         if self._step is None and self._kept is not None and self._unread.shape[1] == 1 and self._known is None:
             self._capture()
 
     def _refill(self) -> None:
-        """Put the noise of each row's position where a step reads it."""
+        """Put the noise of each row's position into the buffer that a step reads."""
         if self._noise is not None and self._now is not None and not self._ahead:
             self._now.copy_(self._noise.at([(b, len(made)) for b, made in enumerate(self._made)]))
 

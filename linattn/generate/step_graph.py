@@ -3,7 +3,7 @@
 A step is the same for every token, so it is traced once, on fake tensors. The graph then has fewer operations than the model:
 
 * values that depend on weights alone are computed once;
-* linear maps of one vector are fused, with the norm before them and the gate or the residual behind them;
+* linear maps of one vector are fused, with the norm before them and the gate or the residual after them;
 * the recurrence updates its states in place, and attention writes a token into its slot.
 """
 
@@ -48,7 +48,7 @@ def make_step_graph(function: Callable[..., Sequence[Tensor]], examples: Sequenc
 
 
 def _refuse_writing(graph: fx.Graph) -> None:
-    """Refuse operations that write: other nodes may share the memory, and a constant exists once for all steps."""
+    """Refuse operations that write, because other nodes may share the memory, and all steps share the constants."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             raise NotImplementedError(f"{node.target} writes into a tensor, and a step is a graph of values")
@@ -107,7 +107,7 @@ def step_in_place(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     if fusion.on_gpu(call.v):
         from linattn.ops.triton import decode
 
-        out = decode.step_(call.inputs(), overlapped=True)  # a step has each state once, and steps follow one another
+        out = decode.step_(call.inputs(), overlapped=True)  # each state occurs once in a step, and steps run one after the other
         return out.o, out.denominator
     from linattn.ops.cpu.linear_attention import bound_step
 
@@ -167,7 +167,7 @@ def _append_in_place(graph: fx.Graph) -> None:
         old = node.args[0]
         if set(old.users) == {node} and end in node.users and _into_place(old, node, placeholders, list(end.args[0])):
             node.target = aten.index_copy_.default
-            end.replace_input_with(node, old)  # others read it behind this node
+            end.replace_input_with(node, old)  # others read it after this node
 
 
 def _ends(graph: fx.Graph) -> tuple[list[Node], Node]:
@@ -191,7 +191,7 @@ def _kept_tokens(old: Node | None, x: Node, node: Node) -> Node | None:
 
 
 def _unit_heads(node: Node) -> tuple[int, int, float, list[Node]]:
-    """Size of the heads that are normalised to unit length behind ``node``, their channels in all, eps, and the norm nodes."""
+    """Size of the heads that are normalised to unit length after ``node``, their channels in all, eps, and the norm nodes."""
     none: tuple[int, int, float, list[Node]] = (0, 0, 0.0, [])
     if len(node.users) != 1 or next(iter(node.users)).target is not aten.split_with_sizes.default:
         return none
@@ -225,7 +225,7 @@ def _after(node: Node | None, target: Any) -> Node | None:
 
 
 def _counters(module: fx.GraphModule) -> list[int]:
-    """Remove nodes that only add one to a state: one operation outside of the graph does so for all of them."""
+    """Remove nodes that only add one to a state: one operation outside of the graph advances all of them."""
     inputs, end = _ends(module.graph)
     found = []
     for node in calls(module.graph, aten.add.Tensor):

@@ -47,9 +47,9 @@ def stream(
         stop: tokens that end a sequence; the stop token itself is returned too.
         generator: for the random numbers, on the model's device; None: torch's default.
         state: the state after the tokens before ``ids``, with a row for each sequence; None: no tokens.
-        lookup: draft several tokens at once from an earlier place of the text, prompt included, and verify them in one call.
-        draft: a small model of the same vocabulary that drafts them instead. Drafts change no token, with the same ``generator``
-            sampled ones included, up to rounding; where too few are right, they are left off.
+        lookup: draft several tokens at once from the text so far, prompt included, and verify them in one call.
+        draft: a small model of the same vocabulary that drafts instead. Up to rounding, drafts change no token, nor, with the same
+            ``generator``, sampled ones; when too few are accepted, drafting stops.
 
     Returns:
         An iterator of integers for one sequence, of tensors [B] for a batch. A row that has ended repeats its stop token,
@@ -85,7 +85,7 @@ def stream(
 
 
 def language_model(name: str, model: Any) -> Any:
-    """Return ``model`` if it has the parts that decoding needs; else raise TypeError, or ValueError where each process has a part of it."""
+    """Return ``model`` if it has the parts that decoding needs; else raise TypeError, or ValueError if its parameters are sharded."""
     weight = getattr(getattr(model, "lm_head", None), "weight", None)
     if not isinstance(weight, Tensor) or not hasattr(model, "model"):
         raise TypeError(f"{name} must be a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}")

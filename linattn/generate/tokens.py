@@ -32,9 +32,9 @@ class Tokens(Iterator[Any]):
         self._unread, self._state, self._left = ids, state, count
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._last, self._hidden = ids[:, -1], ids.new_empty(0)
-        self._known: Tensor | None = None  # the next token, if a captured step found it before it was given up
+        self._known: Tensor | None = None  # the next token, if a captured step computed it before being given up
         self._step: Step | None = None
-        self._captures = True  # a step may still be captured
+        self._captures = True  # True while a step may still be captured
         self._runs_ahead, self._ahead = ahead and ids.is_cuda, False  # _ahead: the step has read the last token
         self.how = "no token has been read yet"
 
@@ -71,13 +71,13 @@ class Tokens(Iterator[Any]):
 
     @torch.no_grad()
     def read_prompt(self, *, piece: int | None = None, store: PrefixStore | None = None, tell: Tell | None = None) -> None:
-        """Read the prompt now, before the first token is asked for; without effect afterwards.
+        """Read the prompt now; does nothing once the first token has been computed.
 
         Args:
-            piece: tokens that are read at a time, which bounds the memory; None: 4,096.
-            store: states of prefixes. Reading starts behind the longest that is there, and the states behind every ``piece`` tokens are
-                kept in it; without effect on a generation that began with a ``state``.
-            tell: is called with the number of tokens read so far.
+            piece: tokens read at a time, which bounds the memory; None: 4,096.
+            store: states of prefixes. Reading starts after the longest stored prefix, and the states after every ``piece`` tokens are
+                stored; ignored by a generation that began with a ``state``.
+            tell: called with the number of tokens read so far.
         """
         if self._hidden.numel() or not self._unread.shape[1]:
             return
@@ -92,7 +92,7 @@ class Tokens(Iterator[Any]):
         if self._left == 0:
             raise StopIteration
         self._extend_capacity()
-        with self._held():  # keeps the generation of another thread from taking the step
+        with self._held():  # keeps other threads' generations from taking the step
             token = self._captured() if self._step is not None else self._eager()
             self._left -= 1
             if not self._single and not self._choice.stops:
@@ -117,12 +117,12 @@ class Tokens(Iterator[Any]):
             grown = captured.growth(model.model, before, self._state)
             if grown is None:
                 self._capture()
-            else:  # a bounded window may still fill
+            else:  # a bounded window may still be filling
                 self.how = f"as the model is written: {grown}"
         return token
 
     def _capture(self) -> None:
-        """Continue with a captured step, if there is one, from the last token, which is unread."""
+        """Continue with a captured step, if there is one, from the last token, which has not been read yet."""
         assert self._state is not None
         model, self._captures = self._model, False
         step = captured.refusal(model) or captured.step_of(model.model, model.lm_head, self._state, self._left)
@@ -148,14 +148,14 @@ class Tokens(Iterator[Any]):
         return self._step.tokens.clone()
 
     def _run(self) -> None:
-        """Let the captured step read the last token if it has not yet."""
+        """Read the last token by the captured step, unless that has been done."""
         assert self._step is not None
         if not self._ahead:
             self._step.run()
             self._ahead = True
 
     def _seen(self, token: Tensor) -> Any:
-        """Return ``token`` [B] once it is known whether it is the last; meanwhile a GPU computes the next."""
+        """Return ``token`` [B] after the check for stop tokens; meanwhile a GPU computes the next."""
         ended = (self._ended if self._step is None else self._step.ended).all()
         if self._runs_ahead and self._step is not None and self._step.free and self._left:
             note = torch.cat([token, ended[None]]).to("cpu", non_blocking=True)
@@ -183,11 +183,11 @@ class Tokens(Iterator[Any]):
     def give_up(self) -> None:
         """Continue without the captured step, which another generation needs."""
         self._leave()
-        self.how = "as it is written: another generation took the captured step"
+        self.how = "as the model is written: another generation took the captured step"
 
     @torch.no_grad()
     def _leave(self) -> None:
-        """Take back the state from the captured step, and the token that it found or has not read yet."""
+        """Take back the state from the captured step, and the token that it computed or has not read yet."""
         step = self._step
         assert step is not None
         self._state, self._ended, token = step.state, step.ended.clone(), step.tokens.clone()

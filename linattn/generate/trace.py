@@ -22,7 +22,7 @@ LARGEST, LIKELIEST = 3, 8  # entries of a vector, and tokens, that are shown
 
 @dataclass(frozen=True)
 class Token:
-    """Token with its decoded text (a lone byte's code if it is half a character), logit and probability, 0 for prompt tokens."""
+    """Token with its decoded text (a byte's code if it is part of a character), logit and probability, both 0 for prompt tokens."""
 
     number: int
     text: str
@@ -108,7 +108,7 @@ def trace(
     stop: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> Trace:
-    """Read ``prompt`` in one pass, record every stage of it, choose the next token, and continue until a stop.
+    """Read ``prompt`` in one pass, record every stage, choose the next token, and continue until a stop.
 
     Args:
         model: a :class:`linattn.LanguageModel`, in ``eval``.
@@ -206,7 +206,7 @@ def _watched(model: LanguageModel) -> Iterator[list[Stage]]:
 
 
 def experts_of(ffn: nn.Module, x: Tensor) -> list[tuple[int, float]]:
-    """Experts that a mixture sends the token x [1, D] to, with their weights; empty for other feed-forwards."""
+    """Experts that a mixture chooses for the token x [1, D], with their weights; empty for other feed-forwards."""
     router, active = getattr(ffn, "router", None), getattr(ffn, "active", None)
     if router is None or active is None:
         return []

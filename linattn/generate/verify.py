@@ -1,8 +1,7 @@
-"""Verification of drafts: one call of a model reads several tokens of each row, and the state goes on by those that are kept.
+"""Verification of drafts: one call of a model reads several tokens of each row, and the state advances by the kept ones.
 
-States are values. The state before the call stays, and the mixers' inputs of the call are recorded; the state after the kept tokens comes
-from running the mixers alone on their inputs, without feed-forwards and head. Short convolutions, caches of softmax layers and every other
-mixer's state need nothing of their own for that, and rejected tokens leave no trace.
+The call changes no state and records the inputs of the mixers. The state after the kept tokens comes from running the mixers alone on
+these inputs, without feed-forwards and head. So no mixer needs code of its own to take back rejected tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from linattn.state import State
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of rows of ``lengths`` tokens, at least 1, in one call: packed end to end, or from the left with a mask."""
+    """Layout of rows of ``lengths`` tokens, at least 1, in one call: packed end to end, or padded on the right with a mask."""
 
     lengths: tuple[int, ...]
     packed: bool
@@ -36,7 +35,7 @@ class Layout:
 
     @property
     def keywords(self) -> dict[str, Tensor]:
-        """Keywords that tell a model or a mixer the layout; none where all rows are equally long."""
+        """Keywords of a model or a mixer for the layout; empty if all rows are equally long."""
         if self.packed:
             return {"cu_seqlens": torch.tensor([0, *self.lengths], device=self.device).cumsum(0)}
         if min(self.lengths) == max(self.lengths):
@@ -81,7 +80,7 @@ class Chunk:
         lengths = tuple(kept)
         layout = Layout(lengths, self._layout.packed, self._layout.device)
         keywords, layers = layout.keywords, []
-        shared: dict[str, Tensor | None] = {}  # for each mixer that does so what its last layer passed on
+        shared: dict[str, Tensor | None] = {}  # by mixer, the tensor that its last layer passed on
         for layer, old, x in zip(self._model.layers, self._before.layers, self._inputs, strict=True):
             mixer, name = layer.mixer, layer.mixer.info.name
             sharing = {"shared": shared.get(name), "return_shared": True} if mixer.shares else {}
@@ -92,9 +91,9 @@ class Chunk:
 
 
 def accepted(row: Sequence[int], chosen: Sequence[int], stops: Collection[int] = ()) -> list[int]:
-    """Tokens that follow the first of ``row``, of which ``chosen`` says what the model chooses behind each.
+    """New tokens after the first of ``row``; ``chosen`` are the model's tokens after each of ``row``.
 
-    They end with the first one that is in ``stops`` or is not the next of ``row``.
+    The last one is the first that is in ``stops`` or differs from the next of ``row``.
     """
     right = next((i for i, token in enumerate(row[1:]) if chosen[i] != token or token in stops), len(row) - 1)
     return list(chosen[: right + 1])
@@ -119,7 +118,7 @@ def _inputs(model: Any) -> Iterator[list[Tensor]]:
 
 
 def compacted(state: State, model: Any, slack: float = 1.25) -> State:
-    """Drop slots of growing states that hold no token of any row, once there are ``slack`` times as many as tokens of the longest."""
+    """Drop slots of growing states without a token of any row, once there are ``slack`` times as many slots as the longest row's tokens."""
     layers = []
     for layer, own in zip(state.layers, capacity.slots_of(model), strict=True):
         valid = layer.get("valid") if own else None

@@ -126,7 +126,7 @@ def test_other_errors(lm):
     pool, other = Pool(lm, slots=1), Pool(lm, slots=1)
     request = other.submit([1], max_new_tokens=2)
     for use in (pool.cancel, pool.fork, pool.state):
-        with pytest.raises(ValueError, match="one of this pool"):
+        with pytest.raises(ValueError, match="must be of this pool"):
             use(request)
         with pytest.raises(TypeError, match="what submit returned"):
             use(3)

@@ -26,7 +26,7 @@ class StateCache(Cache):
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1  # no bound
+        return -1  # unbounded
 
     @property
     def batch_size(self) -> int:

@@ -23,7 +23,7 @@ from linattn.generate.tokens import Tokens
 from linattn.hf.cache import StateCache
 from linattn.state import State
 
-_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # use logits alone
+_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # depend on the logits alone
 _KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)  # criteria whose limits can be read
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 

@@ -132,7 +132,7 @@ class Answers:
             raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
         mask = _real(attention_mask, tokens)
         said_by, cu_seqlens = sequences(tokens, mask=mask, fresh=cache is None or cache.state is None, **packed)
-        mask = None if cu_seqlens is not None and said_by == "position_ids" else mask  # without padding then
+        mask = None if cu_seqlens is not None and said_by == "position_ids" else mask  # such rows have no padding
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         recording = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return Call(input_ids, inputs_embeds, mask, cache, use_cache, cu_seqlens, bool(recording))

@@ -25,9 +25,9 @@ TOKENIZER = (  # files of a tokenizer, copied unchanged
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tiktoken.model",
 )  # fmt: skip
-WORD = r"[A-Za-z0-9_-]+"  # of a variant
+WORD = r"[A-Za-z0-9_-]+"  # name of a variant
 FLOATS = ("F64", "F32", "F16", "BF16")
-CODES = ("I8", "U8")  # of quantised weights
+CODES = ("I8", "U8")  # dtypes of quantised weights
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Weights:
     def __init__(self, folder: Path, stack: ExitStack, variant: str | None) -> None:
         from safetensors import SafetensorError, safe_open
 
-        self._where: dict[str, tuple[Any, str]] = {}  # name -> the file and its name there
+        self._where: dict[str, tuple[Any, str]] = {}  # name -> file and name in it
         for file, names in _files(folder, variant).items():
             path = _inside(folder, file)
             try:

@@ -158,7 +158,7 @@ class StateGenerationMixin(GenerationMixin):
     ) -> Any:  # fmt: skip
         """Speculative decoding by ``assistant_model``, or by prompt lookup without one; any number of prompts.
 
-        Tokens are those of plain decoding, with a seed sampled ones too: a draft is right where it is the token that is drawn there.
+        Tokens are those of plain decoding, with a seed sampled ones too: a draft is accepted where it equals the token drawn there.
 
         Raises:
             ValueError: for settings that need single tokens, such as a repetition penalty; the message names them.
@@ -176,12 +176,12 @@ class StateGenerationMixin(GenerationMixin):
         return out
 
     def _validate_generation_mode(self, generation_mode: Any, *args: Any) -> None:
-        """Check as transformers does, which refuses to assist recurrent models: its own loop cannot take back what a state has read."""
+        """Check as transformers does, but allow assisted generation, which transformers refuses for recurrent models."""
         assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         cast(Any, super())._validate_generation_mode(GenerationMode.SAMPLE if assisted else generation_mode, *args)
 
     def _finish(self: Any, cache: Any, input_ids: Tensor, out: Any, stopping_criteria: Any, generation_config: Any) -> None:
-        """Take filler out of the cache if its prompt's state was kept for that."""
+        """Remove filler from the cache if the state after its prompt was kept."""
         if isinstance(cache, StateCache) and cache.prompt is not None:
             new = (out if isinstance(out, Tensor) else out.sequences)[:, input_ids.shape[1] :]
             self._without_padding(cache, *cache.prompt, new, captured.ends(new, stopping_criteria, generation_config))
@@ -237,7 +237,7 @@ class StateGenerationMixin(GenerationMixin):
         return None if pad is None or pad in ends or not bool((ids == pad).any()) else ids.ne(pad).long()
 
     def _resumed(self: Any, store: PrefixStore, rows: list[list[int]], ids: Tensor) -> dict[str, Any]:
-        """Cache after the stored prefixes of ``ids`` [B, T], from which ``generate`` continues."""
+        """Make the cache after the stored prefixes of ``ids`` [B, T], from which ``generate`` continues."""
         width = ids.shape[1]
         lengths = [len(row) for row in rows]
         done, state = self._through(store, rows, min(lengths) - 1)

@@ -34,7 +34,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _supports_context_parallel = False  # torch's, which exchanges no states; linattn.parallel.context_parallel does
+    _supports_context_parallel = False  # torch's own, which exchanges no states, unlike linattn.parallel.context_parallel
     accepts_loss_kwargs = True
     _is_stateful = True
     _no_split_modules = ["Block"]  # noqa: RUF012  (as the base class declares it)

@@ -54,7 +54,7 @@ def distinct(differences: Iterable[str], most: int = 4) -> str:
 def _options(ours: LMConfig, again: LMConfig) -> dict[tuple[str, str], Any]:
     """Options of mixers, by mixer and option, whose value in ``again`` is the same in all layers and differs from ours.
 
-    Options that are None here follow from the width, as theirs do.
+    Options that are None here follow from the width, as in the published class.
     """
     wanted: dict[tuple[str, str], list[Any]] = {}
     if ours.mixer_names != again.mixer_names:

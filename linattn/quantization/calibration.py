@@ -14,13 +14,13 @@ from linattn.models.quantised import Format
 from linattn.ops.checks import check_tokens
 from linattn.quantization.rounding import compensated, rounded
 
-ROWS = 4  # of tokens that run at a time
+ROWS = 4  # rows of tokens per forward pass
 Progress = Callable[[str], None]
 Put = Callable[[nn.Module, str, Format, Callable[..., Any]], None]
 
 
 def checked(model: Any, tokens: Tensor) -> Tensor:
-    """``tokens`` [N, T] on the device of ``model``; ValueError for anything else."""
+    """Check ``tokens`` [N, T] and move them to the device of ``model``; raises ValueError."""
     if tokens.ndim != 2 or tokens.numel() == 0:
         raise ValueError(f"calibrate must be tokens [N, T], but came with shape {list(tokens.shape)}")
     check_tokens("calibrate", tokens, model.model.embedding.num_embeddings)
@@ -29,14 +29,14 @@ def checked(model: Any, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def quantise(model: Any, chosen: dict[str, Format], tokens: Tensor, put: Put, progress: Progress) -> None:
-    """Quantise the layers ``chosen`` of ``model`` in place, each block on what the quantised ones before it give.
+    """Quantise the layers ``chosen`` of ``model`` in place, each block with the outputs of the quantised blocks before it as inputs.
 
     Args:
         model: a language model, in evaluation mode.
         chosen: formats by name.
         tokens: [N, T].
-        put: quantises one layer of a model by a function of weight and format.
-        progress: called with each name that is done.
+        put: function that quantises one layer of a model, by a function of weight and format.
+        progress: called with the name of each quantised layer.
     """
     backbone = model.model
     if (name := "model.embedding") in chosen:
@@ -56,7 +56,7 @@ def quantise(model: Any, chosen: dict[str, Format], tokens: Tensor, put: Put, pr
 
 
 def _through(layer: Any, mixer: str, x: Tensor, shared: dict[str, Tensor | None]) -> Tensor:
-    """Output of one block; ``shared`` gets what it passes on to the next block with its mixer."""
+    """Output of one block; ``shared`` receives the tensor passed on to the next block with the same mixer."""
     y: Tensor
     y, _, shared[mixer] = layer(x, None, shared.get(mixer), return_state=False, mask=None, cu_seqlens=None)
     return y
@@ -65,7 +65,7 @@ def _through(layer: Any, mixer: str, x: Tensor, shared: dict[str, Tensor | None]
 def _fit(
     model: nn.Module, names: list[str], chosen: dict[str, Format], runs: list[Callable[[], Any]], put: Put, progress: Progress
 ) -> None:
-    """Quantise layers by the second moments of what they read in ``runs``; those that read nothing are rounded to nearest."""
+    """Quantise layers by the second moments of their inputs in ``runs``; layers without input are rounded to nearest."""
     with _moments({name: model.get_submodule(name) for name in names}) as moments:
         for run in runs:
             run()
@@ -81,7 +81,7 @@ def _with(moments: Tensor, weight: Tensor, form: Format) -> Any:
 
 @contextmanager
 def _moments(layers: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Second moments [K, K] of what each of ``layers`` reads within the context; layers with one input share them."""
+    """Record the second moments [K, K] of the inputs of ``layers`` within the context; layers with the same input share them."""
     found: dict[str, Tensor] = {}
 
     def watch(name: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:

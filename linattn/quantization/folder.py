@@ -12,7 +12,7 @@ from linattn.models import quantised
 
 
 def save(model: Any, path: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] | None = None) -> None:
-    """Write a quantised ``model`` as a folder that :func:`linattn.load` reads; it appears whole or not at all.
+    """Write a quantised ``model`` atomically as a folder that :func:`linattn.load` reads.
 
     Args:
         model: a :class:`linattn.hf.LinattnForCausalLM` that :func:`linattn.quantize` has made.
@@ -24,7 +24,7 @@ def save(model: Any, path: str | os.PathLike[str], *, tokenizer: str | os.PathLi
         OSError: if the folder exists or cannot be written.
     """
     if not quantised.formats(model):
-        raise ValueError("model must be quantised, but came with floating weights alone")
+        raise ValueError("model must be quantised, but all its weights are floating-point")
     content = json.loads(model.config.to_json_string()) | {"quantization_config": quantised.config_of(model)}
     content |= {"dtype": str(model.dtype).removeprefix("torch."), "architectures": [type(model).__name__]}
     told = {folders.CONFIG: content}

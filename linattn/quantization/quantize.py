@@ -29,7 +29,7 @@ def quantize(
     calibrate: Tensor | None = None,
     progress: Progress = lambda layer: None,
 ) -> Any:
-    """Copy ``model`` with quantised weights: linear layers, embedding and head. Activations, states and all else keep their dtype.
+    """Copy ``model`` with quantised weights: linear layers, embedding and head. Activations, states and all other tensors keep their dtype.
 
     Not quantised are the rows of linear maps that make decays and write strengths, matrices with fewer than 32 rows or columns,
     norms, biases, time constants and short convolutions.
@@ -37,17 +37,17 @@ def quantize(
     Args:
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin.
         to: ``"int8"``: a scale for each output channel; ``"int4"``: one for each ``group`` of inputs of a channel.
-        group: 32, 64 or 128 inputs; where it does not divide them all, the next smaller group that does, or int8.
-        calibrate: tokens [N, T] of text such as the model is used on: the error of a rounded weight is made up for by the weights
-            behind it (GPTQ). None: every weight is rounded to nearest.
-        progress: called with the name of each part that is done.
+        group: 32, 64 or 128 inputs; for layers that it does not divide, the next smaller group that does, or int8.
+        calibrate: tokens [N, T] like those that the model will read, by which later weights compensate the rounding of earlier
+            ones (GPTQ). None: every weight is rounded to nearest.
+        progress: called with the name of each quantised part.
 
     Returns:
         A new model; ``model`` is unchanged, and shares no memory with the new one.
 
     Raises:
         TypeError: for a model of another class.
-        ValueError: for another format, a model that is quantised already, and ``calibrate`` that is no integers [N, T] of the vocabulary.
+        ValueError: for another format, a model that is quantised already, and for ``calibrate`` other than tokens [N, T].
     """
     _check(model, to, group)
     chosen = formats(model, to, group)
@@ -63,7 +63,7 @@ def quantize(
 
 
 def put(model: nn.Module, name: str, form: Format, how: Callable[[Tensor, Format], Quantised]) -> None:
-    """Quantise the layer ``name`` of ``model`` by ``how``, which gets its rows that are not kept."""
+    """Quantise the layer ``name`` of ``model`` by ``how``, which receives the rows to be quantised."""
     old: Any = model.get_submodule(name)
     new: Any = quantised.empty(old, form)
     weight = old.weight.detach()
@@ -77,7 +77,7 @@ def put(model: nn.Module, name: str, form: Format, how: Callable[[Tensor, Format
 
 
 def finish(model: Any) -> None:
-    """Tie the head, and let a model of transformers say in its config what it is."""
+    """Tie the head, and record the formats in the config of a transformers model."""
     quantised.tie(model)
     if hasattr(model.config, "to_json_string"):
         model.config.quantization_config = quantised.config_of(model)
@@ -85,7 +85,7 @@ def finish(model: Any) -> None:
 
 
 def _copied(model: nn.Module, chosen: dict[str, Format]) -> nn.Module:
-    """Copy of ``model`` that still shares the weights which will be replaced."""
+    """Copy ``model``, but share the weights that will be replaced."""
     shared: list[Any] = [model.get_submodule(name).weight for name in chosen]
     new = copy.deepcopy(model, {id(weight): weight for weight in shared})
     return new.eval()

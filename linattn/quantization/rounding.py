@@ -1,4 +1,4 @@
-"""Rounding of matrices to codes and scales, plainly or with the error of each column made up for by those behind it."""
+"""Rounding of matrices to codes and scales, to nearest or with the error of each column compensated by later columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from linattn.models.quantised import Format
 from linattn.ops.torch.quantised import Quantised, group_scale, nearest, packed, row_scale
 
-_PIECE = 128  # columns whose errors go to the columns behind them at once
+_PIECE = 128  # columns whose errors are propagated to later columns at once
 DAMPING = 0.01  # of the mean of the diagonal of the second moments
 
 
 def rounded(weight: Tensor, form: Format) -> Quantised:
-    """``weight`` [N, K] rounded to nearest, each scale that of least squared error among a few."""
+    """Round ``weight`` [N, K] to nearest; each scale is the one of least squared error among a few."""
     w = weight.detach().float()
     if form.group is None:
         scale = row_scale(w)
@@ -25,10 +25,10 @@ def rounded(weight: Tensor, form: Format) -> Quantised:
 
 
 def compensated(weight: Tensor, form: Format, moments: Tensor) -> Quantised:
-    """``weight`` [N, K] rounded column by column, each column's error made up for by those behind it (GPTQ, arXiv 2210.17323).
+    """Round ``weight`` [N, K] column by column, and compensate each column's error by later columns (GPTQ, arXiv 2210.17323).
 
     For inputs x with second moments H = E[x xᵀ] the error of a row is (w − ŵ) H (w − ŵ)ᵀ. If column i is fixed at ŵ_i, the
-    least error of the columns behind is reached by w_j −= (w_i − ŵ_i) U_ij / U_ii, with H⁻¹ = Uᵀ U and U upper triangular.
+    least error of the later columns is reached by w_j −= (w_i − ŵ_i) U_ij / U_ii, with H⁻¹ = Uᵀ U and U upper triangular.
 
     Args:
         weight: of any dtype.
@@ -52,7 +52,7 @@ def compensated(weight: Tensor, form: Format, moments: Tensor) -> Quantised:
 
 
 def _columns(w: Tensor, scale: Tensor, upper: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Codes of the columns w [N, C], and their errors over U_ii; changes ``w``."""
+    """Round the columns w [N, C] in place; returns codes, and errors divided by U_ii."""
     codes, errors = torch.empty_like(w), torch.empty_like(w)
     for i in range(w.shape[1]):
         codes[:, i] = nearest(w[:, i], scale, largest)

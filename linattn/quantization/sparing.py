@@ -1,4 +1,4 @@
-"""What is not quantised: what decays and writes are made of, and matrices too small to gain by it."""
+"""Selection of the layers to quantise, without the rows that make decays and write strengths, and without small matrices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from linattn.mixers.base import Recurrence
 from linattn.models.quantised import Format, quantisable
 from linattn.ops.torch.quantised import GROUPS
 
-SMALL = 32  # rows or columns below which a matrix stays: heads, ranks, experts
-_TOKENS = 4  # that a mixer is asked with
+SMALL = 32  # least rows and columns of a quantised matrix; smaller ones make heads, ranks, experts
+_TOKENS = 4  # tokens of a mixer's trial call
 
 
 def formats(model: nn.Module, to: str, group: int) -> dict[str, Format]:
-    """The format of every layer of ``model`` that is quantised, by name."""
+    """Format of every layer of ``model`` that is to be quantised, by name."""
     kept: dict[str, tuple[int, int]] = {}
     shared: dict[type, Tensor | None] = {}
     for place, mixer in model.named_modules():
@@ -41,10 +41,10 @@ def _format(to: str, group: int, columns: int, kept: tuple[int, int] | None) -> 
 
 
 def gate_rows(mixer: Mixer, shared: dict[type, Tensor | None] | None = None) -> dict[str, tuple[int, int]]:
-    """Rows (first, behind the last) of the linear maps of ``mixer`` that its decays and write strengths depend on, by name.
+    """Rows (first, one past the last) of the linear maps of ``mixer`` that its decays and write strengths depend on, by name.
 
-    Of a mixer that projects to the recurrence they are found by gradients; beside them, all rows of the maps in ``Mixer.gates``.
-    ``shared`` holds what mixers pass on to later ones of their class.
+    For mixers that project to the recurrence these rows are found by gradients; all rows of the maps in ``Mixer.gates`` are added.
+    ``shared`` holds the tensors that mixers pass on to later ones of their class.
     """
     linear = {name: m for name, m in mixer.named_modules() if isinstance(m, nn.Linear) and quantisable(m)}
     found = {n: (0, m.out_features) for n, m in linear.items() if any(part in mixer.gates for part in n.split("."))}
@@ -61,7 +61,7 @@ def gate_rows(mixer: Mixer, shared: dict[type, Tensor | None] | None = None) -> 
 
 
 def _gradients(mixer: Mixer, weights: list[Tensor], shared: dict[type, Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Gradients of a sum of decays and write strengths to ``weights``; None where there is no path."""
+    """Gradients of a sum of decays and write strengths with respect to ``weights``; None if there is no path."""
     weight = weights[0] if weights else None
     if weight is None or weight.is_meta:
         return (None,) * len(weights)

@@ -1,4 +1,4 @@
-"""``python -m linattn.vllm FOLDER [PROMPT]``: serve a model by vLLM on this machine, ask it once, print the answer as it comes, end."""
+"""``python -m linattn.vllm FOLDER [PROMPT]``: serve a model by vLLM on this machine, stream the answer to one prompt, and stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of a mixer for a batch of vLLM: sequences that decode a token each, then packed pieces of prompts."""
+"""Batches of vLLM for one call of a mixer: sequences that decode a token each, then packed pieces of prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch:
         decodes: number of sequences, the first ones, with one token each.
         starts: first token of each sequence, and the number of all tokens, [N + 1].
         index: page of each sequence, [N] int64.
-        begun: True for sequences of which earlier calls have read tokens, [N] bool.
+        begun: True for sequences with tokens read by earlier calls, [N] bool.
     """
 
     decodes: int
@@ -31,16 +31,16 @@ class Batch:
 
     @classmethod
     def of(cls, metadata: Any) -> Batch:
-        """Batch in the metadata that vLLM builds for linear attention."""
+        """Read the batch from the metadata that vLLM builds for linear attention."""
         rows = metadata.num_decodes + metadata.num_prefills
         starts = metadata.query_start_loc[: rows + 1]
         begun = metadata.seq_lens[:rows] > starts.diff()
-        index = metadata.state_indices_tensor[:rows].clamp(min=0)  # padding of a graph: the page that nobody owns
+        index = metadata.state_indices_tensor[:rows].clamp(min=0)  # padding of a graph: page 0, which no sequence owns
         return cls(metadata.num_decodes, starts, index.long(), begun)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, if it is known without a look at the device: all sequences decode, or the tensors are on the host."""
+        """Number of tokens if no synchronisation is needed: if all sequences decode, or if the tensors are on the host."""
         return self.decodes if self.decodes == len(self.index) else int(self.starts[-1])
 
 
@@ -55,8 +55,8 @@ class Paged:
     ) -> tuple[Tensor, Tensor | None]:
         """Mix ``x`` [1, T, D] and replace the states of its sequences; returns y [1, T, D] and what is passed on to the next layer.
 
-        ``given`` has for some sequences that begin the state to begin with, in place of the fresh one; ``shared`` [1, T, ...] comes from
-        the layer before of the same kind.
+        ``given`` has initial states of some sequences that begin, in place of the fresh one; ``shared`` [1, T, ...] comes from the
+        previous layer of the same kind.
         """
         n, rows, given = batch.decodes, len(batch.index), given or {}
         results: list[tuple[Tensor, Any]] = []
@@ -81,7 +81,7 @@ class Paged:
         return y, passed[0] if passed else None
 
     def _state(self, batch: Batch, rows: slice, given: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """States of the sequences ``rows``; of those that begin nothing stays of what was in their pages."""
+        """States of the sequences ``rows``; a sequence that begins gets the fresh or given state, whatever its page contains."""
         state, begun = self.layout.read(self.pages, batch.index[rows]), batch.begun[rows]
         if not values_visible(begun) or not bool(begun.all()):
             state = {name: torch.where(begun.view(-1, *[1] * (t.ndim - 1)), t, self.fresh[name].to(t.device)) for name, t in state.items()}

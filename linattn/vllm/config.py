@@ -1,4 +1,4 @@
-"""Configs of served models: the fields that vLLM asks for, and the models that it cannot serve, by name."""
+"""Configs of served models: the fields that vLLM reads, and refusals of models that it cannot serve."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from linattn.mixers.attention.softmax import Softmax
 
 STATES, HYBRID = "LinattnForCausalLM", "LinattnHybridForCausalLM"  # architectures: states alone, and states beside keys and values
 UNKNOWN_TO_VLLM = ("rwkv", "rwkv6", "rwkv7", "xlstm", "recurrent_gemma", "gla", "retnet", "delta_net", "gated_deltanet", "kda", "hgrn2")
-HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention; others are filled up with zeros
-_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")  # of a published config
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes of heads of vLLM's attention; other heads are padded with zeros
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")  # fields kept of a published config
 
 
 class ServedConfig(LMConfig):
@@ -28,7 +28,7 @@ class ServedConfig(LMConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Config of the content of a ``config.json``, that of a published family too."""
+        """Make the config from the content of a ``config.json``, also of a published family."""
         if cls.model_type != LMConfig.model_type:
             source = family(cls.model_type)
             kept = {name: config_dict[name] for name in _KEPT if name in config_dict}
@@ -50,7 +50,7 @@ class ServedConfig(LMConfig):
 
 
 def served_config(model_type: str) -> type[ServedConfig]:
-    """Class of the configs of ``model_type``: ours, or a published family's that is converted."""
+    """Config class of ``model_type``: ours, or one that converts a published family's."""
     if model_type == LMConfig.model_type:
         return ServedConfig
     assert model_type in FAMILIES

@@ -30,12 +30,12 @@ class Call:
 
 
 class Recurrent(nn.Module, MambaBase):
-    """Mixer of constant state in place of the one of a block; layer number ``layer`` of the model."""
+    """Replacement of a block's mixer with states of constant size in vLLM's pages; ``layer`` is its number in the model."""
 
     def __init__(self, inner: Any, fresh: dict[str, Tensor], layer: int, call: Call, vllm_config: Any) -> None:
         super().__init__()
         self.inner, self.layer, self.call, self.shares = inner, layer, call, inner.shares
-        self.fresh, self.layout = fresh, Layout(fresh)  # before the first token: some begin with weights
+        self.fresh, self.layout = fresh, Layout(fresh)  # the state before the first token, which may be made of weights
         call.nbytes = max(call.nbytes, self.layout.nbytes)
         self.kv_cache: tuple[Tensor, ...] = ()
         self.prefix = f"layers.{layer}.mixer"
@@ -57,7 +57,7 @@ class Recurrent(nn.Module, MambaBase):
     def forward(self, x: Tensor, state: None = None, *, shared: Tensor | None = None, return_shared: bool = False, **how: Any) -> Any:
         """Mix ``x`` [1, T, D] from the states in the pages and leave the new ones there."""
         metadata = get_forward_context().attn_metadata
-        if metadata is None or not self.kv_cache:  # vLLM measures its memory
+        if metadata is None or not self.kv_cache:  # while vLLM measures memory
             y, passed = self._alone(x, shared)
         else:
             y, passed = self._paged(x, Batch.of(metadata[self.prefix]), shared)
@@ -85,7 +85,7 @@ def _padded(x: Tensor, fill: int) -> Tensor:
 
 
 class Positioned(CallContext):
-    """Call context of tokens whose positions vLLM knows."""
+    """Call context of tokens with positions given by vLLM."""
 
     def __init__(self, x: Tensor, positions: Tensor) -> None:
         super().__init__(x, returning=False)
@@ -98,7 +98,7 @@ class Positioned(CallContext):
 
 
 class Attending(nn.Module):
-    """Softmax mixer over vLLM's pages of keys and values, in place of the one of a block."""
+    """Replacement of a block's softmax mixer that uses vLLM's pages of keys and values."""
 
     shares = False
 
@@ -113,6 +113,6 @@ class Attending(nn.Module):
         """Attend from every token of ``x`` [1, T, D] to those of its sequence up to itself."""
         r = self.inner.recurrence(x, Positioned(x, self.call.positions))
         fill = self.size - self.inner.size
-        q, k, v = (F.pad(t[0], (0, fill)).flatten(1) for t in (r.q, r.k, r.v))  # channels of zeros change no score
+        q, k, v = (F.pad(t[0], (0, fill)).flatten(1) for t in (r.q, r.k, r.v))  # zero channels do not change scores
         o = self.attention(q, k, v).view(1, -1, self.inner.heads, self.size)[..., : self.inner.size]
         return self.inner.read(o, x)

@@ -63,12 +63,12 @@ class Layout:
 
 @torch.no_grad()
 def after(model: Any, tokens: int) -> State:
-    """State of one row of the backbone ``model`` after ``tokens`` tokens, zeros all."""
+    """Compute the state of one row of the backbone ``model`` after ``tokens`` tokens with the id 0."""
     ids = torch.zeros(1, tokens, dtype=torch.int64, device=model.embedding.weight.device)
     return model(ids, return_state=True)[1]
 
 
 def growing(model: Any) -> list[int]:
-    """Layers of a backbone whose states grow with the number of tokens."""
+    """List the layers of a backbone whose states grow with the number of tokens."""
     states = zip(after(model, 0).layers, after(model, 2).layers, strict=True)
     return [layer for layer, (before, behind) in enumerate(states) if not Layout(before).fits(behind)]

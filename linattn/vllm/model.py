@@ -1,4 +1,4 @@
-"""Model classes for vLLM: the backbone of this library, whose states vLLM keeps."""
+"""Model classes for vLLM: the backbone of this library with states in vLLM's pages."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class _Served(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         return self.lm_head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the folder by :func:`linattn.load`, which converts published names and checks damage; ``weights`` is not read.
+        """Load the folder by :func:`linattn.load`, which converts published names and checks the files; ``weights`` is ignored.
 
         Raises:
-            ValueError: if the model is named by anything but a folder of this machine.
+            ValueError: if the model is not a local folder.
         """
         folder = Path(self._settings.model)
         if not folder.is_dir():

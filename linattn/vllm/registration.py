@@ -17,7 +17,7 @@ class Checks(MambaModelConfig):
 
     @classmethod
     def verify_and_update_config(cls, vllm_config) -> None:
-        """Refuse what does not work, and let requests name state files.
+        """Refuse unsupported settings, and let requests name state files.
 
         Raises:
             ValueError: with the setting and the reason.
@@ -30,8 +30,8 @@ class Checks(MambaModelConfig):
             given = list(model.logits_processors or [])
             model.logits_processors = given + ([] if states.PROCESSOR in given else [states.PROCESSOR])
         if states.folder() is not None:
-            vllm_config.scheduler_config.async_scheduling = False  # or a state may have read a token after the end
-            vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE  # a graph copies no rows aside
+            vllm_config.scheduler_config.async_scheduling = False  # otherwise a state may have read a token after the end
+            vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE  # a graph would not copy the states of single rows
 
 
 def register() -> None:
@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def _refusal(vllm_config) -> str | None:
-    """Reason why these settings do not work; None if they do."""
+    """Reason why these settings are not supported, or None if they are."""
     parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, vllm_config.cache_config
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if (size := getattr(parallel, name)) != 1:
@@ -52,11 +52,11 @@ def _refusal(vllm_config) -> str | None:
     if model.quantization is not None:
         return f"quantization must be None, but came as {model.quantization!r}"
     if vllm_config.speculative_config is not None:
-        return "speculative decoding is not supported: states cannot be rolled back there"
+        return "speculative decoding is not supported: vLLM cannot roll back states"
     if cache.mamba_cache_mode == "all":
         return "mamba_cache_mode must be 'align' or 'none', but came as 'all'"
     if states.folder() is None:
         return None
     if cache.enable_prefix_caching:
-        return f"{states.VARIABLE} needs --no-enable-prefix-caching: a prompt behind a state is no prefix of another one"
+        return f"{states.VARIABLE} needs --no-enable-prefix-caching: the prompt after a state is not a prefix of other prompts"
     return f"{states.VARIABLE} needs a model of constant states, but this one has softmax layers" if model.is_hybrid else None

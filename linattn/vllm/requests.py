@@ -12,7 +12,7 @@ from linattn.vllm import states
 
 
 class StateFiles(LogitsProcessor):
-    """Processor of logits by which vLLM tells which sequence is in which row of a step; it changes the logits of failed ones alone."""
+    """Logits processor, through which vLLM reports which sequence is in which row of a step; it changes only the logits of failed ones."""
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -24,11 +24,11 @@ class StateFiles(LogitsProcessor):
         self._end = (end[0] if isinstance(end, list) else end) or 0
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: a failed sequence gets its end token."""
+        """Return False, because a failed sequence gets its end token."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the sequences as they come, go and move."""
+        """Update the rows as sequences are added, removed and moved."""
         if batch_update is None:
             return
         for row in batch_update.removed:
@@ -39,7 +39,7 @@ class StateFiles(LogitsProcessor):
             states.ROWS.move(source, target, swap=direction == MoveDirectionality.SWAP)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Let the sequences end whose state could not be read."""
+        """End the sequences whose state could not be read."""
         for row in states.ROWS.failed:
             logits[row] = -torch.inf
             logits[row, self._end] = 0.0

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server in a process of its own, for demonstrations, tests and measurements: started, waited for, asked and ended."""
+"""vLLM's OpenAI server in a process of its own, for demonstrations, tests and measurements."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def open(self, path: str, body: bytes | None = None, *, key: str | None = None, timeout: float = 120) -> http.client.HTTPResponse:
-        """Send a request and return the answer as it comes; with ``key`` another one than the server's."""
+        """Send a request and return the streaming response; ``key`` replaces the server's key."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
         headers = {"Authorization": f"Bearer {self.key if key is None else key}", "Content-Type": "application/json"}
         connection.request("GET" if body is None else "POST", path, body, headers)
         return connection.getresponse()
 
     def ask(self, content: Mapping[str, Any], path: str = "/v1/completions", *, key: str | None = None) -> tuple[int, Any]:
-        """Status and content of the answer to a request."""
+        """Send a request; returns the status and content of the response."""
         answer = self.open(path, json.dumps(content).encode(), key=key)
         text = answer.read()
         try:
@@ -46,7 +46,7 @@ class Server:
             return answer.status, text.decode(errors="replace")
 
     def stream(self, content: Mapping[str, Any]) -> Iterator[str]:
-        """Pieces of the text of a completion, as they come.
+        """Stream the text of a completion.
 
         Raises:
             RuntimeError: if the server refuses.
@@ -76,12 +76,12 @@ def serving(folder: str | os.PathLike[str], *options: str, states: Path | None =
 
     Args:
         folder: folder of a model.
-        options: further ones of ``vllm serve``.
+        options: further options of ``vllm serve``.
         states: folder of the state files that requests may name.
-        log: where the server's output goes; None: where that of this process goes.
+        log: destination of the server's output; None: that of this process.
 
     Raises:
-        RuntimeError: if the server ends before it answers.
+        RuntimeError: if the server exits before it responds.
     """
     with socket.socket() as found:
         found.bind((HOST, 0))
@@ -103,7 +103,7 @@ def _wait(server: Server, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if server.process.poll() is not None:
-            raise RuntimeError(f"the server ended with {server.process.returncode} before it answered: its output says why")
+            raise RuntimeError(f"the server ended with {server.process.returncode} before it answered: see its output")
         try:
             if server.open("/health", timeout=5).status == 200:
                 return

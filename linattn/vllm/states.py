@@ -1,8 +1,8 @@
-"""State files that requests name: continued from, and written when a sequence ends. Nothing here imports vLLM.
+"""State files named by requests, to continue from or to write when a sequence ends. Nothing here imports vLLM.
 
 The environment variable ``LINATTN_STATES`` names the folder; without it requests that name a file are refused. A name is letters, digits,
 ``-`` and ``_``: no path leads out of the folder, and links in it are not followed. The process with the model writes the model's identity
-into the folder (``.model.json``), so that those that take requests can refuse a file before the request is queued.
+into the folder (``.model.json``), so that the processes that receive requests can refuse a file before a request is queued.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def folder() -> Path | None:
 
 
 def path_of(name: object) -> Path:
-    """Path of the file that requests call ``name``.
+    """Path of the file with the name ``name`` in requests.
 
     Raises:
-        ValueError: for an invalid name, a link, and where there is no folder.
+        ValueError: for an invalid name or a link, or if there is no folder.
     """
     here = folder()
     if here is None:
@@ -61,27 +61,27 @@ def path_of(name: object) -> Path:
 
 
 def begin(model: nn.Module) -> None:
-    """Say in the folder that its states are those of ``model``, a :class:`linattn.hf.LinattnForCausalLM`."""
+    """Record in the folder that its states belong to ``model``, a :class:`linattn.hf.LinattnForCausalLM`."""
     here = folder()
     if here is not None:
-        for left in here.glob(".*.pending"):  # of a server that ended early
+        for left in here.glob(".*.pending"):  # left by a server that was stopped early
             left.unlink(missing_ok=True)
         with replacing(here / _MODEL) as aside:
             aside.write_text(json.dumps(identity(model)), encoding="utf-8")
 
 
 def model_identity() -> dict[str, Any]:
-    """Identity of the served model, as :func:`begin` wrote it."""
+    """Read the identity of the served model, written by :func:`begin`."""
     here = folder()
     assert here is not None, "path_of comes first"
     return read_json(here / _MODEL)
 
 
 def read(name: object) -> State:
-    """State of one row in the file ``name``.
+    """Read the state of one row from the file ``name``.
 
     Raises:
-        ValueError: for a name or file that does not do: missing, damaged, of another model.
+        ValueError: for an invalid name, and for a file that is missing, damaged or of another model.
     """
     path = path_of(name)
     if not path.exists():
@@ -96,7 +96,7 @@ def read(name: object) -> State:
 
 
 def check(extra: Mapping[str, Any] | None, samples: int = 1) -> None:
-    """Check what a request asks for in ``extra``, before it is queued, and mark the file that it will write.
+    """Check the state files requested in ``extra`` before the request is queued, and mark the file that it will write.
 
     Raises:
         ValueError: for an unknown key, an invalid name, a file that is missing or does not fit, and several ``samples`` of one file.
@@ -114,13 +114,13 @@ def check(extra: Mapping[str, Any] | None, samples: int = 1) -> None:
 
 
 def _pending(path: Path) -> Path:
-    """Mark beside ``path`` while a request that writes it runs."""
+    """Path of the mark that exists while a request that writes ``path`` runs."""
     return path.with_name(f".{path.stem}.pending")
 
 
 @dataclass
 class Wanted:
-    """Files of one sequence: the state that it begins with, the name of the one that it leaves, and its layers so far."""
+    """Files of one sequence: its initial state, the name of the file to write, and the layers of the state so far."""
 
     state: State | None = None
     save: str | None = None
@@ -129,7 +129,7 @@ class Wanted:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Wanted:
-        """Wishes in ``extra``, which were checked before; a file that has gone since is logged and marked as failed."""
+        """Read the files requested in ``extra``, which was checked before; a file removed meanwhile is logged and marked as failed."""
         wanted = cls(save=extra.get(SAVE))
         try:
             wanted.state = read(extra[LOAD]) if LOAD in extra else None
@@ -139,7 +139,7 @@ class Wanted:
         return wanted
 
     def end(self) -> None:
-        """Write the state if it is wanted; an error is logged, since the answer is on its way already."""
+        """Write the state if requested; an error is logged, because the response has begun."""
         if self.save is None:
             return
         try:
@@ -152,7 +152,7 @@ class Wanted:
 
 
 class Rows:
-    """Files wanted by the sequences of a step, by their row in it."""
+    """Requested files of the sequences of a step, by row."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Wanted] = {}
@@ -163,18 +163,18 @@ class Rows:
         return [row for row, wanted in self._rows.items() if wanted.failed]
 
     def add(self, row: int, extra: Mapping[str, Any] | None) -> None:
-        """Let ``row`` be a sequence with these wishes; what was there has ended."""
+        """Add a sequence with the requested files ``extra`` in ``row``; an earlier one there has ended."""
         self.remove(row)
         if extra and (LOAD in extra or SAVE in extra):
             self._rows[row] = Wanted.of(extra)
 
     def remove(self, row: int) -> None:
-        """Let the sequence in ``row`` go: write its state if that is wanted."""
+        """Remove the sequence in ``row``, and write its state if requested."""
         if (wanted := self._rows.pop(row, None)) is not None:
             wanted.end()
 
     def move(self, source: int, target: int, *, swap: bool) -> None:
-        """Put the sequence of the row ``source`` into ``target``, and with ``swap`` that one in its place."""
+        """Move the sequence from row ``source`` to ``target``, or exchange the two with ``swap``."""
         moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
         if moved is not None:
             self._rows[target] = moved
@@ -182,14 +182,14 @@ class Rows:
             self._rows[source] = other
 
     def given(self, layer: int) -> dict[int, dict[str, Tensor]]:
-        """States of ``layer`` that sequences begin with, by row."""
+        """Initial states of ``layer`` by row."""
         return {row: wanted.state.layers[layer] for row, wanted in self._rows.items() if wanted.state is not None}
 
     def keep(self, layer: int, layout: Layout, pages: Tensor, index: Tensor) -> None:
-        """Copy the states of ``layer`` that will be written, from the pages ``index`` of the rows of a step."""
+        """Copy the states of ``layer`` that will be written from the pages ``index`` of a step's rows."""
         for row, wanted in self._rows.items():
             if wanted.save is not None and row < len(index):
                 wanted.kept[layer] = layout.read(pages, index[row : row + 1])
 
 
-ROWS = Rows()  # of the process that runs the model: its sequences come from the processor of requests
+ROWS = Rows()  # rows of the process with the model, updated by requests.StateFiles

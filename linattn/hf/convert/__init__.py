@@ -1,6 +1,6 @@
-"""Published models, family by family: the map between their configs and weights and ours. One file each, registered here.
+"""Published models, family by family: the map between published and our configs and weights. One file each, registered here.
 
-Their names are those of transformers' ``model_type``, and of flash-linear-attention's. A file is imported when it is wanted.
+Names are the ``model_type`` of transformers and of flash-linear-attention. A file is imported at its first use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib import import_module
 from linattn.arguments import suggestion
 from linattn.hf.convert.table import Family as Family
 
-# model_type -> the file that has it
+# model_type -> its file
 FAMILIES = {
     "mamba": "mamba",
     "falcon_mamba": "mamba",

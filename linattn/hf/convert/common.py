@@ -9,7 +9,7 @@ from typing import Any
 from linattn.hf.convert.table import Line, named, part, same, stack
 from linattn.models import LMConfig
 
-ANGLES = r"\.rotary_emb\.inv_freq$"  # of rotary positions, in old checkpoints; they follow from the config
+ANGLES = r"\.rotary_emb\.inv_freq$"  # frequencies of rotary positions in old checkpoints, which follow from the config
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -32,9 +32,9 @@ def back(ours: LMConfig) -> dict[str, Any]:
 
 
 def blocks(ours: LMConfig) -> int:
-    """Number of blocks of RWKV-4 and RWKV-7, of two of our layers each; their classes divide by all but one of them."""
+    """Number of blocks of RWKV-4 and RWKV-7, each two of our layers. The published classes divide by this number minus 1."""
     if ours.layers < 4:
-        raise ValueError("it has one block, but their class cannot be made with less than two")
+        raise ValueError("it has one block, but the published class needs at least two")
     return ours.layers // 2
 
 
@@ -53,11 +53,11 @@ def transformers_config(model_type: str) -> Callable[[dict[str, Any]], Any]:
     return complete
 
 
-GATED_FFN = named([(name, name) for name in ("gate_proj", "up_proj", "down_proj")])  # SwiGLU, named as everybody does
+GATED_FFN = named([(name, name) for name in ("gate_proj", "up_proj", "down_proj")])  # SwiGLU under its usual names
 
 
 def expert_lines(theirs: str, count: int, names: tuple[str, str, str]) -> Iterator[Line]:
-    """Lines of gate, up and down maps of ``count`` experts with their ``names``. Merged, gate and up of all are one tensor."""
+    """Lines of gate, up and down maps of ``count`` experts with their ``names``. If merged, gate and up of all are one tensor."""
     gate_up = f"{theirs}.gate_up_proj"
     merged = part(gate_up, "gate_proj", 0, 2, 1), part(gate_up, "up_proj", 1, 2, 1), same(f"{theirs}.down_proj", "down_proj")
     for line, name in zip(merged, names, strict=True):
@@ -73,5 +73,5 @@ def rope(theirs: Any) -> tuple[float, float]:
 
 
 def rope_told(softmax: Any) -> dict[str, Any]:
-    """Rotary parameters of our softmax mixer, in their form."""
+    """Rotary parameters of our softmax mixer in transformers' form."""
     return {"rope_type": "default", "rope_theta": softmax.base, "partial_rotary_factor": softmax.rotated / softmax.size}

@@ -19,7 +19,7 @@ from linattn.hf.convert.common import GATED_FFN, back, base
 from linattn.hf.convert.table import Family, Line, ffn_of, join, mixer_of, named, only, same, under
 from linattn.models import LMConfig
 
-COMMON = {  # what all their configs have, with its default
+COMMON = {  # fields of all fla configs with their defaults
     "hidden_size": 2048, "num_hidden_layers": 24, "vocab_size": 32000, "intermediate_size": None, "hidden_ratio": 4, "norm_eps": 1e-6,
     "hidden_act": "swish", "attn": None, "attnres_block_size": None, "tie_word_embeddings": False, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": None, "rope_parameters": None,
@@ -39,7 +39,7 @@ class Kind:
     options: Callable[[Any], dict[str, Any]]
     told: Callable[[Any], dict[str, Any]]
     lines: Callable[[Any], Iterable[Line]]
-    whole: Callable[[LMConfig], Iterable[Line]] = lambda ours: ()  # of the model outside of its layers
+    whole: Callable[[LMConfig], Iterable[Line]] = lambda ours: ()  # lines outside of the layers
 
 
 def complete(model_type: str, defaults: dict[str, Any], content: dict[str, Any]) -> Any:
@@ -57,7 +57,7 @@ def hidden_of(theirs: Any) -> int:
 
 def _fields(kind: Kind, theirs: Any) -> dict[str, Any]:
     """Convert their config to fields of our LMConfig."""
-    heads = {name: (None, theirs.num_heads) for name in ("num_kv_heads", "num_v_heads") if name in kind.fixed}  # as many as of queries
+    heads = {name: (None, theirs.num_heads) for name in ("num_kv_heads", "num_v_heads") if name in kind.fixed}  # equal to num_heads
     only(theirs, theirs.model_type, hidden_act="swish", attn=None, attnres_block_size=None, **kind.fixed | heads)
     return base(theirs) | {
         "mixer": kind.mixer, "mixer_options": {kind.mixer: kind.options(theirs)}, "ffn_dim": hidden_of(theirs),
@@ -132,7 +132,7 @@ def _hgrn2(_: Any) -> Iterator[Line]:
 def _bounds(ours: LMConfig) -> Iterator[Line]:
     """Convert lower bounds: fla learns steps between layers, in a softmax over layers; linattn stores the bound of each layer.
 
-    What is added to all layers changes no softmax and is lost on the way.
+    A constant added to all layers does not affect the softmax and is not restored.
     """
 
     def read(t: list[Tensor], _: list[Size]) -> list[Tensor]:
@@ -220,7 +220,7 @@ KINDS = {
 
 
 def _family(model_type: str, kind: Kind) -> Family:
-    aliases = {r"\.attn\.g_norm\.": ".attn.g_norm_swish_gate."} if model_type in ("gla", "retnet") else {}  # where norms are not fused
+    aliases = {r"\.attn\.g_norm\.": ".attn.g_norm_swish_gate."} if model_type in ("gla", "retnet") else {}  # names of unfused norms
     return Family(
         model_type, kind.architecture, TIED, partial(complete, model_type, kind.defaults), partial(_fields, kind),
         partial(_config, kind), partial(_weights, kind), aliases,

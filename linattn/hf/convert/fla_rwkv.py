@@ -1,6 +1,6 @@
 """RWKV-6 and RWKV-7 with the names of flash-linear-attention 0.6.0. A block of fla is two layers of linattn.
 
-Their models mix the token before into a token by μ, our channel mixing by 1 − μ, which is rounded in the conversion.
+fla's models mix the previous token into a token by μ, our channel mixing by 1 − μ, which is rounded in the conversion.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ RWKV7_DEFAULTS = {
     "hidden_ratio": 4, "head_dim": 64, "num_heads": None, "decay_low_rank_dim": 64, "gate_low_rank_dim": 128, "a_low_rank_dim": 64,
     "v_low_rank_dim": 16, "hidden_act": "sqrelu", "norm_first": True, "norm_bias": True, "norm_eps": 1e-5, "value_dim": None,
 }  # fmt: skip
-_FIVE = "rwkvg"  # the order of theirs
-_RANKS = {"w": "decay_low_rank_dim", "g": "gate_low_rank_dim", "a": "a_low_rank_dim", "v": "v_low_rank_dim"}  # letter of ours, theirs
+_FIVE = "rwkvg"  # fla's order
+_RANKS = {"w": "decay_low_rank_dim", "g": "gate_low_rank_dim", "a": "a_low_rank_dim", "v": "v_low_rank_dim"}  # our letter -> fla's name
 
 
 def _stack(theirs: Any, name: str, ratio: float, mixer: dict[str, Any], gated: bool) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def config7(ours: LMConfig) -> dict[str, Any]:
     mixer = mixer_of(ours, "rwkv7")
     sizes = {"num_hidden_layers": blocks(ours), "head_dim": ours.dim // mixer.heads, "num_heads": mixer.heads}
     ranks = {name: getattr(mixer, f"{letter}1").shape[1] for letter, name in _RANKS.items() if hasattr(mixer, f"{letter}1")}
-    ranks["v_low_rank_dim"] = mixer_of(ours, "rwkv7", last=True).v1.shape[1]  # the first layer has no such map
+    ranks["v_low_rank_dim"] = mixer_of(ours, "rwkv7", last=True).v1.shape[1]  # the first layer lacks this map
     return _told(ours, RWKV7_DEFAULTS) | sizes | ranks
 
 
@@ -95,7 +95,7 @@ def weights(name: str, ours: LMConfig) -> Iterator[Line]:
 
 
 def _kept(theirs: str, ours: str) -> Line:
-    """Convert our 1 − μ to μ in float32: near 1 bfloat16 has no digits for a small μ."""
+    """Convert our 1 − μ to μ in float32, because bfloat16 near 1 cannot represent a small μ."""
     return Line((theirs,), (ours,), lambda t, _: [1 - to_float32(t[0])], lambda t: [1 - to_float32(t[0])])
 
 
@@ -108,15 +108,15 @@ CHANNEL7 = [_kept("x_k", "time_mix_key"), *named([("key", "k_proj"), ("value", "
 
 def _time6() -> Iterator[Line]:
     mixes = tuple(f"time_maa_{letter}" for letter in _FIVE)
-    order = [_FIVE.index(letter) for letter in "wkvrg"], ["wkvrg".index(letter) for letter in _FIVE]  # from theirs to ours and back
+    order = [_FIVE.index(letter) for letter in "wkvrg"], ["wkvrg".index(letter) for letter in _FIVE]  # published -> ours, and back
     yield same("x_proj.0.mu", "time_maa_x")
     yield Line(("x_bias",), mixes, lambda t, _: list(t[0].unbind()), lambda t: [torch.stack(t)])
-    yield Line(  # [5 R, D] of theirs, [D, 5 R] of ours
+    yield Line(  # published [5 R, D], ours [D, 5 R]
         ("x_proj.0.linear.weight",), ("time_maa_w1",),
         lambda t, _: [t[0].unflatten(0, (5, -1))[order[0]].flatten(0, 1).mT.contiguous()],
         lambda t: [t[0].mT.unflatten(0, (5, -1))[order[1]].flatten(0, 1).contiguous()],
     )  # fmt: skip
-    yield Line(  # [D, 5 R] of theirs, [5, R, D] of ours
+    yield Line(  # published [D, 5 R], ours [5, R, D]
         ("x_proj.2.weight",), ("time_maa_w2",),
         lambda t, _: [t[0].unflatten(1, (5, -1)).permute(1, 2, 0)[order[0]].contiguous()],
         lambda t: [t[0][order[1]].permute(2, 0, 1).flatten(1).contiguous()],

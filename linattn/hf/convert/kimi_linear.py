@@ -14,12 +14,12 @@ _KINDS = {"linear_attention": "kda", "full_attention": "mla"}
 _FFNS = {"dense": "swiglu", "sparse": "experts"}
 _NORMS = [("input_layernorm", "mixer_norm"), ("post_attention_layernorm", "ffn_norm")]
 
-MODULES = {  # where in transformers' modules what published files name is
+MODULES = {  # published names -> names of transformers' modules
     r"\.forget_gate\.": ".",
     r"\.mlp\.(gate|experts|shared_experts)\.": r".block_sparse_moe.\1.",
     r"\.block_sparse_moe\.(gate|up|down)_proj\.": r".mlp.\1_proj.",  # dense layers, as transformers saves them
 }
-MLA = [  # of theirs, of ours
+MLA = [  # published name, ours
     *named([("kv_a_proj_with_mqa", "latent_proj"), ("kv_a_layernorm", "norm"), ("kv_b_proj", "kv_proj")]),
     *named([("q_proj", "q_proj"), ("o_proj", "o_proj")]),
 ]

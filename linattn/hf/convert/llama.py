@@ -19,22 +19,22 @@ from linattn.mixers.rotary import SCALINGS
 from linattn.models import LMConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LENGTH = "max_position_embeddings"  # kept beside our fields, which have no use for it, for the way back
+LENGTH = "max_position_embeddings"  # stored beside our fields, which do not use it, for the conversion back
 
 
 @dataclass(frozen=True)
 class _Kind:
     """Traits of one family.
 
-    ``norms`` are the norms of a block under their names and ours. ``bias`` is whether q, k and v have biases, None where the config says
-    it for them and for the output too. ``qk_norm`` is the kind of norm on queries and keys. ``fixed`` are the values that a config must
-    have to be read.
+    ``norms`` are the norms of a block under their names and ours. ``bias`` is True if q, k and v have biases, None if the
+    config says so for these and for the output. ``qk_norm`` is the kind of norm on queries and keys. ``fixed`` are the values that a
+    config must have to be read.
     """
 
     norms: tuple[tuple[str, str], ...] = (("input_layernorm", "mixer_norm"), ("post_attention_layernorm", "ffn_norm"))
     bias: bool | None = False
     qk_norm: str | None = None
-    windows: str = "none"  # which layers have one: "none", "all", or "by layer" as layer_types says
+    windows: str = "none"  # layers with a window: "none", "all", or "by layer", which layer_types lists
     gemma: bool = False
     fixed: tuple[tuple[str, Any], ...] = (("hidden_act", "silu"),)
 
@@ -109,7 +109,7 @@ def _of_layers(kind: _Kind, theirs: Any, layer_type: str) -> dict[str, Any]:
 
 
 def _scaling(model_type: str, told: dict[str, Any]) -> dict[str, Any]:
-    """Option ``scaling`` of our mixer from their rotary parameters; nothing where the angles are not scaled."""
+    """Option ``scaling`` of our mixer from transformers' rotary parameters; empty if the angles are not scaled."""
     kind, known = told.get("rope_type", "default"), ("default", *SCALINGS)
     if kind not in known or told.get("partial_rotary_factor", 1.0) != 1 or not told.get("truncate", True):
         wanted = f"{' or '.join(map(repr, known))}, with partial_rotary_factor 1 and truncate true"
@@ -135,7 +135,7 @@ def _attention_factor(told: dict[str, Any]) -> float:
 
 
 def _softmax_layers(ours: LMConfig) -> list[Any]:
-    """Mixer of each layer, without memory."""
+    """Mixer of each layer, on the meta device."""
     if others := [name for name in ours.mixer_names if name != "softmax"]:
         raise ValueError(f"it has {', '.join(dict.fromkeys(others))} layers, where all must be softmax")
     with torch.device("meta"):
@@ -174,7 +174,7 @@ def _config(kind: _Kind, ours: LMConfig) -> dict[str, Any]:
 
 
 def _rope_told(softmax: Any) -> dict[str, Any]:
-    """Rotary parameters of our softmax mixer, in their form."""
+    """Rotary parameters of our softmax mixer in transformers' form."""
     if softmax.rotated != softmax.size:
         raise ValueError(f"it turns {softmax.rotated} of the {softmax.size} channels of a head, where all must be")
     return {"rope_type": "default"} | (softmax.scaling or {}) | {"rope_theta": softmax.base}

@@ -9,7 +9,7 @@ from linattn.hf.convert.common import back, base, transformers_config
 from linattn.hf.convert.table import Family, Line, mixer_of, named, only, same, split, under
 from linattn.models import LMConfig
 
-MIXER = [  # of theirs, of ours
+MIXER = [  # published name, ours
     split("in_proj.weight", "in_proj.weight", "g_proj.weight"),
     same("conv1d.weight", "conv.weight"),
     same("conv1d.bias", "conv.bias"),

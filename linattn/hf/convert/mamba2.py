@@ -10,7 +10,7 @@ from linattn.hf.convert.mamba import OLDER, backbone
 from linattn.hf.convert.table import Family, mixer_of, named, only, same, split
 from linattn.models import LMConfig
 
-MIXER = [  # of theirs, of ours
+MIXER = [  # published name, ours
     split("in_proj.weight", "g_proj.weight", "in_proj.weight"),
     same("conv1d.weight", "conv.weight"),
     same("conv1d.bias", "conv.bias"),

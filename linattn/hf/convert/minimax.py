@@ -15,9 +15,9 @@ from linattn.models import LMConfig
 _KINDS = {"linear_attention": "lightning", "full_attention": "softmax"}
 _SCALES = {"lightning": "linear_attn", "softmax": "full_attn", "experts": "mlp"}  # our name -> prefix of their factors
 _NORMS = [("input_layernorm", "mixer_norm"), ("post_attention_layernorm", "ffn_norm")]
-_BLOCK = 256  # tokens of their blocks, which change only the sizes of their buffers
+_BLOCK = 256  # tokens of a published block, which determines only the sizes of buffers
 
-LIGHTNING = named([("qkv_proj", "qkv_proj"), ("output_gate", "g_proj"), ("norm", "norm"), ("out_proj", "o_proj")])  # theirs, ours
+LIGHTNING = named([("qkv_proj", "qkv_proj"), ("output_gate", "g_proj"), ("norm", "norm"), ("out_proj", "o_proj")])  # published name, ours
 SOFTMAX = named([(name, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")])
 
 
@@ -25,7 +25,7 @@ def fields(theirs: Any) -> dict[str, Any]:
     """Convert their config to fields of our LMConfig."""
     only(theirs, "minimax", hidden_act="silu")
     heads, size = theirs.num_attention_heads, theirs.head_dim or theirs.hidden_size // theirs.num_attention_heads
-    turn, _ = rope(theirs)  # their class rotates all channels and ignores the fraction
+    turn, _ = rope(theirs)  # the published class rotates all channels and ignores the fraction
     softmax = {"heads": heads, "kv_heads": theirs.num_key_value_heads, "head_dim": size, "base": turn, "window": theirs.sliding_window}
     chosen = {"lightning": {"heads": heads, "head_dim": size}, "softmax": softmax}
     mixers = [_KINDS[kind] for kind in theirs.layer_types]
@@ -79,7 +79,7 @@ def weights(ours: LMConfig) -> Iterator[Line]:
 
 
 def _decays(heads: int, layer: int, layers: int) -> Line:
-    """Buffers of decay rates for blocks of tokens in their layers."""
+    """Lines of the buffers of decay rates in published layers."""
 
     def make() -> list[Tensor]:
         rate = ((2 ** (-8 / heads)) ** torch.arange(1, heads + 1))[:, None, None] * (1 - layer / (layers - 1 + 1e-5) + 1e-5)

@@ -117,6 +117,6 @@ def _experts(count: int) -> Iterator[Line]:
 FAMILIES = {
     "qwen3_next": Family(
         "qwen3_next", "Qwen3NextForCausalLM", ("model.embed_tokens.weight", "lm_head.weight"), transformers_config("qwen3_next"),
-        fields, config, weights, ignored=rf"^mtp\.|{ANGLES}",  # the first are layers that guess further tokens
+        fields, config, weights, ignored=rf"^mtp\.|{ANGLES}",  # mtp: layers that predict further tokens
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ _KINDS = {"recurrent": "rg_lru", "attention": "softmax"}
 _GATES = ("input_gate_weight", "input_gate_bias", "recurrent_gate_weight", "recurrent_gate_bias", "recurrent_param")
 _NORMS = [("temporal_pre_norm", "mixer_norm"), ("channel_pre_norm", "ffn_norm")]
 
-RECURRENT = [  # of theirs, of ours
+RECURRENT = [  # published name, ours
     *(line for p in (".weight", ".bias") for line in named([("linear_x", "x_proj"), ("linear_y", "y_proj"), ("linear_out", "o_proj")], p)),
     *(line for p in (".weight", ".bias") for line in named([("conv_1d", "conv")], p)),
     *(same(f"rg_lru.{name}", name) for name in _GATES),
@@ -45,7 +45,7 @@ def fields(theirs: Any) -> dict[str, Any]:
 
 
 def _scale(dim: int) -> float:
-    """Square root of the width as their model keeps it."""
+    """Square root of the width, rounded as in the published model."""
     return torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item()
 
 

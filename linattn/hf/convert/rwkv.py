@@ -1,7 +1,7 @@
 """transformers' RWKV, which is RWKV-4. A block of transformers is two layers of linattn: time mixing and channel mixing.
 
-``rescale_every`` halves numbers on their way for the sake of float16 and their weights with them; nothing else depends on it but
-the epsilon of norms, and our models leave it out.
+``rescale_every`` halves activations and weights against overflow in float16. It affects only the epsilon of norms, and our models
+omit it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from linattn.models import LMConfig
 
 _PROJECTIONS = [("receptance", "r_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "o_proj")]
 _CHANNEL = [("receptance", "r_proj"), ("key", "k_proj"), ("value", "o_proj")]
-_MIXES = ("time_mix_key", "time_mix_receptance", "time_mix_value")  # the last one of time mixing alone
+_MIXES = ("time_mix_key", "time_mix_receptance", "time_mix_value")  # the last one only in time mixing
 _NORM = ("weight", "bias")
 
-TIME = [  # of theirs, of ours
+TIME = [  # published name, ours
     *named([("time_decay", "time_decay"), ("time_first", "time_first")], ""),
     *(same(name, name, 1, 1, -1) for name in _MIXES),
     *named(_PROJECTIONS),

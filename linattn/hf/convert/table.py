@@ -1,7 +1,7 @@
 """Table of a family's weights: lines that map their weights to ours, in either direction.
 
-A line has the names on both sides and a conversion each way. Shapes are never written down: writing our tensors on the meta device
-gives the names and shapes that a checkpoint must have, so reading and checking cannot disagree.
+A line has the names on both sides and a conversion each way. Shapes are not listed: writing our tensors on the meta device gives
+the names and shapes that a checkpoint must have, so that reading and checking agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Line:
     """Line that maps the weights ``theirs`` of a checkpoint to ``ours``, with the same numbers.
 
     ``read`` takes their tensors and our shapes, ``write`` takes our tensors; both return the tensors of the other side. Weights of an
-    ``optional`` line may be missing from a checkpoint and is not read. ``merged`` is the line of a checkpoint that has, in
+    ``optional`` line may be missing from a checkpoint and are not read. ``merged`` is the line of a checkpoint that has, in
     place of published names, those of transformers' modules, in which several published weights are one.
     """
 
@@ -83,12 +83,12 @@ def join(ours: str, theirs: Sequence[str], rows: Sequence[int]) -> Line:
 
 
 def stack(ours: str, theirs: Sequence[str]) -> Line:
-    """Map one of our weights to several of theirs along a new first axis: the experts of a mixture."""
+    """Map one linattn weight to several published ones along a new first axis: the experts of a mixture."""
     return Line(tuple(theirs), (ours,), lambda t, _: [torch.stack(t)], lambda t: list(t[0].unbind()))
 
 
 def part(theirs: str, ours: str, index: int, of: int, axis: int) -> Line:
-    """Map one of our weights to one of ``of`` equal parts of theirs along ``axis``. For reading only: their weight has more parts."""
+    """Map one linattn weight to one of ``of`` equal parts of a published one along ``axis``. For reading only."""
     return Line((theirs,), (ours,), lambda t, _: [t[0].chunk(of, axis)[index].clone()], lambda t: [torch.cat(of * [t[0]], axis)])
 
 
@@ -128,7 +128,7 @@ def only(config: Any, model_type: str, **wanted: Any) -> None:
 
 
 def some(config: Any, model_type: str, *names: str) -> None:
-    """Raise ValueError for a config that counts none of ``names``, of which our model needs at least one."""
+    """Raise ValueError for a config in which a field of ``names`` is below 1."""
     for name in names:
         if not getattr(config, name):
             raise ValueError(f"{model_type}: {name} must be at least 1 to be read, but is {getattr(config, name)!r}")
@@ -146,7 +146,7 @@ def repeated(names: Sequence[str]) -> str:
 
 
 def mixer_of(ours: LMConfig, name: str, *, last: bool = False) -> Any:
-    """Build mixer ``name`` of the first layer of that kind, or the ``last``, without memory, to read off its sizes."""
+    """Build mixer ``name`` of the first layer of that kind, or the ``last``, on the meta device, to read its sizes."""
     layers = [i for i, mixer in enumerate(ours.mixer_names) if mixer == name]
     if not layers:
         raise ValueError(f"it has no {name} layers, only {', '.join(dict.fromkeys(ours.mixer_names))}")
@@ -164,7 +164,7 @@ def ffn_of(ours: LMConfig, name: str) -> Any:
 
 
 def interleaved(theirs: str, ours: Sequence[str], groups: int, rows: Sequence[int], into: Sequence[int]) -> Line:
-    """Map their weight with ``rows`` of several parts for each of ``groups`` heads to ours, where each part has all heads.
+    """Map a published weight with ``rows`` of several parts for each of ``groups`` heads to ours, where each part has all heads.
 
     ``into``: number of consecutive parts in each of ``ours``.
     """

@@ -1,6 +1,6 @@
 """transformers' xLSTM, which is xLSTM-7B: mLSTM layers with SwiGLU.
 
-Width and depth have two names each. What its class has of them are ``num_blocks`` blocks of ``hidden_size``.
+Width and depth have two names each; the class uses ``num_blocks`` and ``hidden_size``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from linattn.hf.convert.common import back, base, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, mixer_of, named, only, same, under
 from linattn.models import LMConfig
 
-MIXER = [  # of theirs, of ours
+MIXER = [  # published name, ours
     *named([("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("ogate_preact", "g_proj"), ("out_proj", "o_proj")]),
     *named([("multihead_norm", "norm"), ("igate_preact", "i_proj"), ("fgate_preact", "f_proj")]),
     *named([("igate_preact", "i_proj"), ("fgate_preact", "f_proj")], ".bias"),
@@ -23,9 +23,9 @@ _NORMS = [("norm_mlstm", "mixer_norm"), ("norm_ffn", "ffn_norm")]
 
 
 def complete(content: dict[str, Any]) -> Any:
-    """Remove the kernel settings of their config, which change no result and of which their class accepts only installed ones.
+    """Remove the kernel settings of a published config: they change no result, and the class accepts installed kernels only.
 
-    Some are of another model, whose input gates are sigmoids.
+    Kernels with sigmoid input gates, which are of another model, are refused.
     """
     for name in KERNELS:
         if "siging" in str(content.get(name)):

@@ -1,4 +1,4 @@
-"""Patch of fla (flash-linear-attention): its linear attentions are run by our ops, for its own layers and models and for their callers."""
+"""Patch of fla (flash-linear-attention): fla's layers, models and callers run linattn's ops."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from linattn.ops.dispatch import BACKENDS
 from linattn.ops.inputs import Backend
 
 _lock = RLock()
-_on: list[FlaPatch] = []  # the one that is on, if any
+_on: list[FlaPatch] = []  # the active patch, if any
 
 
 class FlaPatch:
     """Record of :func:`patch_fla`; as a context manager it is undone at the end.
 
     Attributes:
-        names: functions of ``fla.ops`` that are served.
-        calls: number of calls that our ops have run since, by fla's name.
-        refused: by fla's name, the reasons why calls went to fla's own function, with their number.
+        names: patched functions of ``fla.ops``.
+        calls: number of calls that linattn's ops have run, by fla's name.
+        refused: reasons why calls went to fla's own function, with their number, by fla's name.
     """
 
     def __init__(self, names: tuple[str, ...], backend: Backend) -> None:
@@ -39,7 +39,7 @@ class FlaPatch:
         self._originals: dict[int, Callable] = {}  # by the id of the replacement
 
     def explain(self) -> str:
-        """One line for each name: what ran its calls so far, and why fla's own did where it did."""
+        """Format one line per name: which calls linattn and fla's own function ran so far, the latter with the reasons."""
         lines = []
         for name in self.names:
             reasons = "; ".join(f"{n} by fla's own ({reason})" for reason, n in self.refused.get(name, Counter()).items())
@@ -47,7 +47,7 @@ class FlaPatch:
         return "\n".join(lines)
 
     def undo(self) -> None:
-        """Restore fla's functions everywhere in fla, in modules that were imported since too; a second call does nothing."""
+        """Restore fla's functions everywhere in fla, also in modules imported meanwhile; a second call does nothing."""
         with _lock:
             _exchange(self._originals)
             self._replacements, self._originals = {}, {}
@@ -67,14 +67,14 @@ class FlaPatch:
 
     def _serve(self, name: str, original: Callable, served: Served) -> None:
         if id(original) in self._replacements:
-            return  # a second name of a function
+            return  # another name of a function that is already replaced
         parameters = signature(original)
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = served(Given(parameters, args, kwargs), self.backend)
-            except (Refused, ValueError, NotImplementedError) as error:  # fla's function reports bad input
+            except (Refused, ValueError, NotImplementedError) as error:  # fla's own function then runs, or reports bad input
                 self.refused.setdefault(name, Counter())[str(error)] += 1
                 return original(*args, **kwargs)
             self.calls[name] += 1
@@ -123,7 +123,7 @@ def patch_fla(names: Iterable[str] | None = None, backend: Backend = "auto") -> 
 
 
 def _found(ops: ModuleType, name: str) -> Callable | None:
-    """A function of ``fla.ops``, or of one of its packages that does not hand it on."""
+    """Find a function in ``fla.ops``, or in one of its packages that ``fla.ops`` does not re-export."""
     if hasattr(ops, name):
         return getattr(ops, name)
     places = (module for key, module in list(sys.modules.items()) if key.startswith("fla.ops.") and key.count(".") == 2)

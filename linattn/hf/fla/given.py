@@ -19,11 +19,11 @@ class Refused(Exception):
 
 
 class Given:
-    """Arguments by the parameter names of fla's function; those that no rule has read are known.
+    """Arguments by the parameter names of fla's function, with a record of those that a rule has read.
 
     Args:
         signature: of fla's function.
-        args, kwargs: the arguments it is called with; those of its ``**kwargs`` count by their own names.
+        args, kwargs: arguments of the call; those in ``**kwargs`` have their own names.
 
     Raises:
         TypeError: where they do not fit ``signature``, as the function itself would.
@@ -45,7 +45,7 @@ class Given:
                 self.unread.add(name)
 
     def __call__(self, name: str, default: Any = None) -> Any:
-        """Read an argument; ``default`` where fla's function has none of that name."""
+        """Read an argument; ``default`` if fla's function has none of that name."""
         self.unread.discard(name)
         return self.values.get(name, default)
 

@@ -1,7 +1,7 @@
 """fla's linear attentions as calls of our ops: for each name of ``fla.ops`` the function that reads its arguments and runs ours.
 
-fla's gates are natural logarithms, as ours, and its default scale is ours too. Shapes are [B, T, H, ...]; states [N, H, K, V], or
-[N, H, V, K] where ``state_v_first``. With ``reverse`` a sequence is run from its end.
+fla's gates are natural logarithms and its default scale is K ** -0.5, as in linattn. Shapes are [B, T, H, ...]; states [N, H, K, V], or
+[N, H, V, K] where ``state_v_first``. With ``reverse`` a sequence is read from its end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _deprecated(given: Given) -> bool:
 
 
 def normalized(given: Given, backend: Backend) -> tuple[Any, ...]:
-    """Linear attention with fla's pair of states: (S, z) with z [N, 1, H, K]. ``normalize=False`` is the plain one."""
+    """Linear attention with fla's pair of states: (S, z) with z [N, 1, H, K]. ``normalize=False`` is the plain recurrence."""
     if not given("normalize", False):
         return attention(lambda _: {})(given, backend)
     q, k, v = given("q"), given("k"), given("v")
@@ -128,7 +128,7 @@ def _delta(given: Given) -> dict[str, Any]:
 
 
 def _gated_delta(given: Given) -> dict[str, Any]:
-    """Decays per head (``g``), per channel (``gk``) or both, made from a raw gate where the kernel was to do it."""
+    """Decays per head (``g``), per channel (``gk``) or both, computed from a raw gate if ``use_gate_in_kernel``."""
     g, gk, a, bias = given("g"), given("gk"), given("A_log"), given("dt_bias")
     if given("use_gate_in_kernel", False):
         if g is None or a is None:
@@ -186,7 +186,7 @@ SERVED: dict[str, Served] = {
 
 
 def _one_dtype(options: dict[str, Any]) -> dict[str, Any]:
-    """Give q, k, v and what erases one dtype, and gates that or float32: fla reads each as it comes."""
+    """Convert q, k, v and erasing vectors to one dtype, and gates to that or float32; fla accepts any mix."""
     dtype = torch.promote_types(torch.promote_types(options["q"].dtype, options["k"].dtype), options["v"].dtype)
     same = {name: options[name].to(dtype) for name in ("q", "k", "v")}
     if "erase" in options:
@@ -204,7 +204,7 @@ def _wide(t: Tensor, like: Tensor) -> Tensor:
 
 
 def _reversed(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Turn every sequence around: with packed ones the whole row is, so that they come in the opposite order."""
+    """Reverse every sequence; of packed ones the whole row is reversed, and with it their order."""
     cut = tensors["cu_seqlens"]
     turned: dict[str, Any] = {name: t.flip(1) for name, t in tensors.items() if isinstance(t, Tensor) and t.ndim > 2}
     if "erase" in tensors:

@@ -30,8 +30,8 @@ class Written:
         mixers: our mixers, a pattern of layers.
         metadata: function of our config; raises ValueError for options that llama.cpp lacks.
         tensors: tensors of the model besides embedding and head, from our config and weights.
-        matrices: last parts of the names of tensors that may be kept in fewer bits.
-        tied: a file may leave out the head.
+        matrices: last parts of the names of tensors that may be quantised.
+        tied: True if a file may omit the head.
         published: name of the family in ``linattn.hf.convert``, if it is another one.
     """
 
@@ -118,7 +118,7 @@ def _rwkv6_metadata(ours: LMConfig) -> dict[str, Any]:
 
 
 def comparable(ours: LMConfig) -> LMConfig:
-    """Our config in the words of the published classes: fla's RWKV-6 has one eps for all norms, llama.cpp that of RWKV-LM."""
+    """Adapt our config for the comparison with the published classes: fla's RWKV-6 has one eps for all norms, llama.cpp that of RWKV-LM."""
     if "rwkv6" not in ours.mixer_names:
         return ours
     content = {f.name: getattr(ours, f.name) for f in fields(LMConfig)}

@@ -1,4 +1,4 @@
-"""Metadata and tensors of one GGUF file. Every length is compared with the file before anything is read by it.
+"""Metadata and tensors of one GGUF file. Every length is checked against the size of the file before it is used.
 
 The header is parsed here, because the reader of the ``gguf`` package takes seconds for a tokenizer's lists and trusts their lengths;
 the formats of quantised tensors are that package's.
@@ -19,12 +19,12 @@ from torch import Tensor
 from linattn.extras import missing
 
 SUFFIX = ".gguf"
-TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}  # ggml's numbers of the tensors that are read
+TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}  # ggml's codes of the supported tensor types
 _PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.int16}
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # GGUF's numbers of value types
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # GGUF's codes of value types
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 4  # ggml's tensors have no more
+_MOST_DIMENSIONS = 4  # ggml's limit
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class GGUFFile:
             return torch.from_numpy(self._gguf.quants.dequantize(rows, kind)).reshape(stored.shape)
 
     def floats(self) -> int:
-        """Number of bytes of all tensors once they are read."""
+        """Number of bytes of all tensors in memory."""
         return sum(math.prod(t.shape) * (2 if t.kind in ("F16", "BF16") else 4) for t in self.tensors.values())
 
     def _stored(self, cursor: _Cursor, count: int) -> dict[str, Stored]:
@@ -105,7 +105,7 @@ class GGUFFile:
 
 
 class _Cursor:
-    """Place in the header, from which values are read in turn."""
+    """Cursor in the header, from which values are read in turn."""
 
     def __init__(self, data: np.ndarray) -> None:
         self._data, self.at = data, 0
@@ -124,7 +124,7 @@ class _Cursor:
     def count(self, most: int, code: str = "Q") -> int:
         """Read a count of at most ``most``."""
         if (n := self.scalar(code)) > most:
-            raise ValueError(f"byte {self.at:,} counts {n:,} things, where {most:,} could be")
+            raise ValueError(f"byte {self.at:,} has a count of {n:,}, but at most {most:,} are possible")
         return n
 
     def string(self) -> str:
@@ -141,14 +141,14 @@ class _Cursor:
             return self.string()
         if kind == _ARRAY:
             inner = self.scalar("I")
-            n = self.count(len(self._data) - self.at)  # a thing takes a byte at least
+            n = self.count(len(self._data) - self.at)  # an entry has at least one byte
             if inner in _SCALARS:
                 code = _SCALARS[inner]
                 return list(struct.unpack(f"<{n}{code}", self.take(n * struct.calcsize(f"<{code}"))))
             if inner == _STRING:
                 return [self.string() for _ in range(n)]
         if kind not in _SCALARS:
-            raise ValueError(f"byte {self.at:,} has a value of type {inner if kind == _ARRAY else kind}, which is not known")
+            raise ValueError(f"byte {self.at:,} has a value of type {inner if kind == _ARRAY else kind}, which is not supported")
         return self.scalar(_SCALARS[kind])
 
 

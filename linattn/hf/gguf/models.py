@@ -1,4 +1,4 @@
-"""Models of GGUF files in terms of transformers: the ``config.json`` that each would have, and its weights under their names there."""
+"""Models of GGUF files in transformers' format: the equivalent ``config.json``, and the weights under transformers' names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GEMMA = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_fe
           "post_ffw_norm": "post_feedforward_layernorm"}  # fmt: skip
 _ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 FREQUENCIES = "rope_freqs.weight"  # divisors of the rotary frequencies, which follow from the config
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # of all Llama 3 models
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # the values of all Llama 3 models
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Metadata:
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Value of a key of the architecture, above 0; it must be there if there is no default."""
+        """Value of a key of the architecture, above 0; it is required if there is no default."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(f"{self.architecture}.{name} must be a number above 0, but is {value!r}")
@@ -136,7 +136,7 @@ def _positions(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
         "layer_types": ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)],
         "sliding_window": told.count("attention.sliding_window"),
         "final_logit_softcapping": told.get("final_logit_softcapping"),
-        # The files do not have it; of all published sizes it is another than a head's in the one of 62 layers alone.
+        # The files lack it. Of all published sizes only that of 62 layers has another value than the size of a head.
         "query_pre_attn_scalar": told.count("embedding_length") // told.count("attention.head_count") if layers == 62 else size,
     }
 
@@ -163,7 +163,7 @@ def _llama3(divisors: Tensor, told: _Metadata) -> dict[str, Any]:
     scaling = {"rope_type": "llama3", "factor": round(divisors.max().item(), 4), **_LLAMA3}
     base, rotated = told.number("rope.freq_base", 10000.0), 2 * len(divisors)
     plain, scaled = (frequencies(divisors, rotated, base, how) for how in (None, scaling))
-    if not torch.allclose(plain / divisors, scaled, rtol=1e-4, atol=0):  # they were computed in float32
+    if not torch.allclose(plain / divisors, scaled, rtol=1e-4, atol=0):  # the file's divisors were computed in float32
         raise ValueError(f"{FREQUENCIES} must be those of Llama 3 ({_LLAMA3}) to be read")
     return scaling
 
@@ -216,7 +216,7 @@ def weights_of(file: GGUFFile) -> Weights:
     """Weights of ``file`` under the names of the model in :func:`config_of`.
 
     Raises:
-        ValueError: if they take more memory than there is once they are floats.
+        ValueError: if they need more memory as floats than there is.
     """
     require(file.floats(), f"the weights in {file.path}")
     return _SSMWeights(file) if _Metadata(file).architecture in ssm.NAMES else _GGUFWeights(file)

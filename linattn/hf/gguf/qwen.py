@@ -1,4 +1,4 @@
-"""Qwen3-Next as llama.cpp keeps it: gated DeltaNet with a gated softmax layer at regular distances, and experts in every layer."""
+"""Qwen3-Next in llama.cpp's format: gated DeltaNet with a gated softmax layer at regular distances, and experts in every layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MATRICES = ("attn_qkv", "attn_gate", "attn_q", "attn_k", "attn_v", "attn_output"
 
 
 def metadata(ours: LMConfig) -> dict[str, Any]:
-    """Metadata without the architecture's name; raises ValueError for layers in another order and for feed-forwards without experts."""
+    """Metadata without the architecture's name; raises ValueError for layers in another order or without experts."""
     delta, softmax, experts = mixer_of(ours, "gated_deltanet"), mixer_of(ours, "softmax"), ffn_of(ours, "experts")
     every = ours.mixer_names.index("softmax") + 1
     if any((name == "softmax") != ((i + 1) % every == 0) for i, name in enumerate(ours.mixer_names)):
@@ -46,7 +46,7 @@ def metadata(ours: LMConfig) -> dict[str, Any]:
 
 
 def tensors(ours: LMConfig, w: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name. Queries and gates, β and decays are interleaved by head as in the published files; norms have their 1 added."""
+    """Tensors by name. Queries and gates, β and decays are interleaved by head as in published files; norm weights include the 1."""
     published: dict[str, Tensor] = {}
     for line in family("qwen3_next").lines(ours):
         published |= zip(line.theirs, line.write([w[name] for name in line.ours]), strict=True)

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2 in GGUF files, in terms of transformers' classes: config, names of tensors, and what llama.cpp keeps otherwise."""
+"""Mamba and Mamba-2 in GGUF files, in transformers' format: config, names of tensors, and values that llama.cpp stores in another form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCK = {
     "attn_norm.weight": "norm.weight", "ssm_in.weight": "mixer.in_proj.weight", "ssm_conv1d.weight": "mixer.conv1d.weight",
     "ssm_conv1d.bias": "mixer.conv1d.bias", "ssm_a": "mixer.A_log", "ssm_d": "mixer.D", "ssm_out.weight": "mixer.out_proj.weight",
 }  # fmt: skip
-NAMES = {  # by architecture, those of a block
+NAMES = {  # names of a block's tensors by architecture
     "mamba": _BLOCK | {
         "ssm_x.weight": "mixer.x_proj.weight", "ssm_dt.weight": "mixer.dt_proj.weight", "ssm_dt.bias": "mixer.dt_proj.bias",
     },
@@ -63,6 +63,6 @@ def shape(name: str, there: tuple[int, ...], architecture: str) -> tuple[int, ..
 
 
 def value(name: str, t: Tensor, architecture: str) -> Tensor:
-    """The tensor in transformers; the file has -exp(A_log) in place of A_log."""
+    """Value of a tensor in transformers; the file has -exp(A_log) in place of A_log."""
     t = t.reshape(shape(name, tuple(t.shape), architecture))
     return (-t).log() if name.endswith(".A_log") else t

@@ -11,13 +11,13 @@ from linattn.hf.gguf.file import GGUFFile
 from linattn.hf.gguf.vocabulary import NO_MERGES
 
 _KEY = "tokenizer.ggml."
-_CONTROL, _USER = 3, 4  # token types: never part of a text, and found whole in it
+_CONTROL, _USER = 3, 4  # token types: tokens that never occur in a text, and tokens that are not split
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
 @dataclass(frozen=True)
 class _Words:
-    """How a text is cut into words, within which tokens are merged.
+    """Rules by which a text is cut into words, within which tokens are merged.
 
     ``digits``: every digit is a word. ``pattern``: a regular expression of words, None for GPT-2's. ``whole``: a word that is a token
     needs no merges. ``nfc``: the text is composed first.
@@ -30,7 +30,7 @@ class _Words:
 
 
 def _pattern(digits: str) -> str:
-    """Words of tiktoken's later vocabularies, with numbers of so many ``digits``."""
+    """Pattern of words of tiktoken's later vocabularies, with numbers of at most ``digits`` digits."""
     contractions, letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+"
     marks, blanks = r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+|\s+(?!\S)|\s+"
     return f"{contractions}|{letters}|{digits}|{marks}|{blanks}"
@@ -106,7 +106,7 @@ def _vocabulary(file: GGUFFile, told: dict[str, Any]) -> tuple[list[str], dict[s
 
 
 def _cut(inner: Any, words: _Words) -> None:
-    """Set how ``inner`` cuts a text into words of bytes."""
+    """Make ``inner`` cut a text into words of bytes."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
@@ -119,7 +119,7 @@ def _cut(inner: Any, words: _Words) -> None:
 
 
 def _begin(inner: Any, token: str, number: int) -> None:
-    """Let every text begin with ``token``."""
+    """Make every text begin with ``token``."""
     from tokenizers.processors import TemplateProcessing
 
     inner.post_processor = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, number)])

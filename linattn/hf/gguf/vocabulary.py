@@ -1,4 +1,4 @@
-"""Vocabulary of a ``tokenizer.json`` as GGUF keeps it: tokens, their types, merges, and how a text is cut into words."""
+"""Vocabulary of a ``tokenizer.json`` in GGUF's format: tokens, types, merges, and the rule that cuts a text into words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def vocabulary_of(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _pre(path: Path, told: dict[str, Any]) -> str:
-    """Name of llama.cpp for how the tokenizer cuts a text into words."""
+    """llama.cpp's name of the rule by which the tokenizer cuts a text into words."""
     cut = told.get("pre_tokenizer") or {}
     parts = cut.get("pretokenizers", [cut])
     kinds = [part.get("type") for part in parts]

@@ -34,14 +34,14 @@ def export_gguf(
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6, rwkv7 and qwen3_next.
         path: the file; an old one is replaced.
         dtype: of the matrices: F32, F16, BF16, or Q8_0 and Q4_0, where rows that are no multiple of 32 long stay F32. All other tensors are
-            F32. What :func:`linattn.quantize` has made int4 is the same numbers in Q4_0.
+            F32. Weights in int4 by :func:`linattn.quantize` have the same values in Q4_0.
         tokenizer: a folder with ``tokenizer.json``, byte-level BPE; None: the file has no vocabulary, only its size.
-        context: tokens that llama.cpp takes at most; the state has the same size for any number.
+        context: maximum number of tokens in llama.cpp; the size of the state does not depend on it.
 
     Raises:
         ImportError: if the ``gguf`` package is not installed.
         TypeError: if ``model`` is of another class.
-        ValueError: for a model or a tokenizer that llama.cpp has no words for, with the reason.
+        ValueError: for a model or a tokenizer that the format cannot express, with the reason.
     """
     from linattn.hf.load import their_config
     from linattn.hf.model import LinattnForCausalLM

@@ -1,7 +1,7 @@
 """Context of one call of a transformers mixer besides its tokens, and the short convolution that needs it.
 
-The functions that a modeling module calls are given tensors, but not which of them are padding, which sequences are packed, or the
-state that came before. The mixer's forward knows: while it runs, its :class:`Call` lies on a stack of this thread.
+The functions that a modeling module calls receive tensors, but not the padding mask, the packing or the cache. The mixer's forward
+receives these: while it runs, its :class:`Call` is on a stack of this thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from linattn.ops.short_convolution import short_convolution
 
 OURS = "cu_seqlens"  # names of PACKED here and in fla
 _SWISH = ("silu", "swish")
-_FEW = 2**14  # numbers that torch's operations have normed before a kernel is called
+_FEW = 2**14  # numbers up to which torch's operations are faster than a call of the kernel
 Replacement = tuple[Any, str, Any]  # owner, attribute, replacement
 
 
@@ -38,7 +38,7 @@ class Family(NamedTuple):
     mixer: str  # the class whose forward is one call
     model: str  # class whose forward gets the packing
     head: str = ""  # enclosing class that drops these arguments
-    norms: tuple[str, ...] = ()  # classes of RMS norms: their weight times what is normed, and then a gate that is activated
+    norms: tuple[str, ...] = ()  # classes of RMS norms: weight times normed input, times an activated gate if there is one
     ffns: tuple[str, ...] = ()  # classes of feed-forwards: down_proj(act_fn(gate_proj x) ⊙ up_proj x)
     lost: tuple[str, ...] = ()  # arguments that the model does not pass to its layers: "packing", "padding"
 
@@ -124,7 +124,7 @@ def in_place(run: Callable, state: Tensor, x: Tensor, *args: Any, **kwargs: Any)
 
 def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
     """Mask [B, T] of the last ``tokens`` of a mask [B, ...], True for real tokens; None if all are known to be real."""
-    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or tokens == 1:  # a token that is decoded alone is real
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or tokens == 1:  # a token that is decoded alone is never padding
         return None
     real = attention_mask[:, -tokens:].bool()
     if real.device.type == "cpu" and not torch.compiler.is_compiling() and bool(real.all()):
@@ -145,7 +145,10 @@ def packing(given: dict[str, Any], like: Tensor) -> Tensor | None:
 
 
 def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """Borders ``cu_seqlens`` of one row whose positions restart, or None. Several such rows are refused: layers would take each for one."""
+    """Borders ``cu_seqlens`` of one row whose positions restart, or None.
+
+    Several such rows are refused, because layers would treat each as one sequence.
+    """
     places, mask = given.get("position_ids"), given.get("attention_mask")
     mask = mask[:, -tokens:] if isinstance(mask, Tensor) and mask.ndim == 2 else None
     if places is None or tokens == 1 or (batch != 1 and (mask is not None or places.ndim != 2)):
@@ -221,9 +224,9 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
             args, kwargs = (), {name: value for name, value in given.items() if name not in ("self", OURS)} | {PACKED: cu}
             softmax, mask = "position_ids" in parameters.parameters, given.get("attention_mask")
             if softmax and given.get("position_ids") is None:
-                kwargs["position_ids"] = positions(cu, tokens)  # softmax attention keeps apart what begins again
-            if isinstance(mask, Tensor) and mask.ndim == 2:  # with a mask positions are ignored
-                if bool(mask.all()):  # a compiled model stops to look
+                kwargs["position_ids"] = positions(cu, tokens)  # softmax attention isolates sequences by restarting positions
+            if isinstance(mask, Tensor) and mask.ndim == 2:  # beside a mask softmax attention ignores positions
+                if bool(mask.all()):  # a graph break in a compiled model
                     kwargs["attention_mask"] = None
                 elif softmax:
                     _refuse_padding(self)
@@ -260,7 +263,7 @@ def around(module: ModuleType, family: Family) -> Iterator[Replacement]:
 
 
 def normed(original: Callable) -> Callable:
-    """RMS norm in one kernel, where that is faster than torch's operations."""
+    """Replace an RMS norm by one kernel where that is faster than torch's operations."""
 
     @wraps(original)
     def forward(self, hidden_states, gate=None):
@@ -278,7 +281,7 @@ def normed(original: Callable) -> Callable:
 
 
 def swiglu(original: Callable) -> Callable:
-    """Feed-forward whose gate is one kernel, where that is faster than torch's operations."""
+    """Replace a feed-forward's gate by one kernel where that is faster than torch's operations."""
     from transformers.activations import ACT2FN
 
     from linattn.generate.captured import hooked
@@ -306,7 +309,7 @@ def shared(module: ModuleType, family: Family, forward: Callable = lambda origin
 
 
 def _told_of_packing(original: Callable) -> Callable:
-    """Mask of softmax attention: models make it without positions, or with those of images, which do not mark packing."""
+    """Wrap the function that makes softmax's mask to pass it packing, because models call it without positions or with those of images."""
 
     @wraps(original)
     def create_causal_mask(*args, **kwargs):
@@ -341,7 +344,7 @@ def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, 
 def convolve_one(hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None):
     """Replace ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is updated."""
     x, state = hidden_states.transpose(1, 2), conv_state.transpose(1, 2)
-    if weight.shape[-1] == 1:  # no token before is seen, and none need be kept
+    if weight.shape[-1] == 1:  # a convolution of one tap reads and keeps no earlier token
         return _convolved(x, weight, bias, activation).transpose(1, 2)
     own = state.to(x.dtype)
     swish = activation in _SWISH

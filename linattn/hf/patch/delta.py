@@ -35,7 +35,7 @@ FAMILIES = {
         ffns=("KimiLinearMLP",),
     ),
 }  # fmt: skip
-_RULES = {  # many tokens, one token
+_RULES = {  # functions for many tokens, and for one token
     "kimi_linear": ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
     "": ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
 }
@@ -51,8 +51,9 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
 
 
 def _forget(self: Any, hidden_states: Tensor) -> Tensor:
-    """KDA's decay [B, T, H, K]. transformers takes the logarithm of 1 + exp(x) and is off by up to 6e-8: slow decays lose digits, the
-    slowest become 0.
+    """Compute KDA's decay [B, T, H, K].
+
+    transformers computes log(1 + exp(x)) with an error of up to 6e-8: slow decays lose digits, the slowest become 0.
     """
     rates = -to_float32(self.A_log).exp().expand(-1, -1, -1, self.head_dim).flatten()  # [H * K]
     steps = (("add", to_float32(self.dt_bias)), ("softplus", None), ("mul", rates))
@@ -74,10 +75,10 @@ def _rule(run: Callable) -> Callable:
     ) -> tuple[Tensor, Tensor | None]:
         """query, key [B, T, Hk, K], value [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [B, H, K, V]."""
         call = current()
-        if query.shape[1] == 1 and initial_state is not None and call.owns(initial_state, value):  # a token alone is real
+        if query.shape[1] == 1 and initial_state is not None and call.owns(initial_state, value):  # a single token is never padding
             unit = 1e-6 if use_qk_l2norm_in_kernel else None
             return run(recurrent_step_, initial_state, query, key, value, decay=g, beta=beta, unit=unit), initial_state
-        # Keys of padding are 0, as their convolution has no bias: only their decay would show.
+        # Keys of padding are 0, as the convolution has no bias, so only its decay would have an effect.
         if use_qk_l2norm_in_kernel:
             query, key = (unit_length(t, eps=1e-6, dtype=value.dtype) for t in (query, key))
         if initial_state is not None:

@@ -49,8 +49,8 @@ class _Linear(NamedTuple):
 class _Frozen:
     """Mixer whose map to time steps needs no gradients.
 
-    It is multiplied with a batch from the left. Where a weight wants gradients torch makes such a product in another order and copies
-    it into this one, element by element, even when no gradients are recorded.
+    The map is multiplied with a batch from the left. For a weight that requires gradients torch computes such a product in another
+    layout and copies it, even when no gradients are recorded.
     """
 
     def __init__(self, mixer: nn.Module) -> None:
@@ -64,7 +64,7 @@ class _Frozen:
 def _frozen(original: Callable) -> Callable:
     @wraps(original)
     def forward(self, hidden_states, *args, **kwargs):
-        plain = type(self.dt_proj) is nn.Linear and not hasattr(self.dt_proj, "_hf_hook")  # a hook may load the weight first
+        plain = type(self.dt_proj) is nn.Linear and not hasattr(self.dt_proj, "_hf_hook")  # a hook may have to load the weight first
         if plain and hidden_states.shape[1] > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self = _Frozen(self)
         return original(self, hidden_states, *args, **kwargs)
@@ -132,7 +132,7 @@ def step_of(run: Callable, limit: Callable[[], tuple[float, float]] = lambda: (0
 
 
 def time_step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """Time step in float32: rounded ones decay wrongly over long sequences."""
+    """Time step in float32, because rounding errors accumulate over long sequences."""
     dt = to_float32(dt)
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return F.softplus(dt) if softplus else dt

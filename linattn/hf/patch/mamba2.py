@@ -25,19 +25,19 @@ FAMILIES = {
 
 def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
     yield module, "mamba2_chunk_scan", _scan(run)
-    yield module, "mamba2_selective_state_update", step_of(run, lambda: current().mixer.time_step_limit)  # as over many tokens
+    yield module, "mamba2_selective_state_update", step_of(run, lambda: current().mixer.time_step_limit)  # the limits of the scan
     yield module, "mamba2_split_conv1d_scan_combined", absent
     yield from shared(module, FAMILIES[family])
 
 
 def _scan(run: Callable) -> Callable:
-    def scan(
+    def scan(  # the arguments of transformers' own
         hidden_states: Tensor,
         dt: Tensor,
         A: Tensor,
         B: Tensor,
         C: Tensor,
-        chunk_size: int | None = None,  # noqa: ARG001  our chunks are our own
+        chunk_size: int | None = None,  # noqa: ARG001  linattn chooses its own chunks
         D: Tensor | None = None,
         dt_bias: Tensor | None = None,
         initial_states: Tensor | None = None,

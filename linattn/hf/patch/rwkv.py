@@ -13,7 +13,7 @@ from linattn.hf.patch.call import Call, Family, Replacement, around, current, to
 from linattn.ops import diagonal_scan, running_max
 
 FAMILIES = {"rwkv": Family("rwkv", "RwkvSelfAttention", "RwkvModel", head="RwkvForCausalLM", lost=("packing", "padding"))}
-_NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are
+_NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are finite
 
 
 def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Replacement]:
@@ -39,7 +39,7 @@ def _feed_forward(self, hidden: Tensor, state: list[Tensor] | None = None):
 
 
 def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -> Tensor:
-    """Real token before each of ``hidden`` [B, T, D], and the last one into ``state[place]`` [B, D, layers]."""
+    """Real token before each of ``hidden`` [B, T, D]; writes the last real one into ``state[place]`` [B, D, layers]."""
     call, tokens = current(), hidden.shape[1]
     if state is not None and _alone(call, tokens):
         before = state[place][:, None, :, layer].to(hidden.dtype, copy=True)
@@ -51,7 +51,7 @@ def _shift(hidden: Tensor, state: list[Tensor] | None, place: int, layer: int) -
         before, last = longer[:, :-1], longer[:, -1]
     else:
         place_of = torch.arange(1, tokens + 1, device=hidden.device) * call.real
-        upto = place_of.cummax(1).values  # [B, T], the last real place up to each token; 0 is the state's
+        upto = place_of.cummax(1).values  # [B, T], place of the last real token up to each token; 0: the state
         at = torch.cat([torch.zeros_like(upto[:, :1]), upto], 1)[..., None].expand(-1, -1, hidden.shape[-1])
         longer = longer.gather(1, at)
         before, last = longer[:, :-1], longer[:, -1]
@@ -70,10 +70,10 @@ def _alone(call: Call, tokens: int) -> bool:
 
 def _attention(run: Callable) -> Callable:
     def attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state=None, return_state: bool = False):
-        """Weighted mean of value [B, T, D], of weight e^key faded by e^(-e^time_decay) a token; state: num, den, max [B, D].
+        """Weighted mean of value [B, T, D], with weights e^key that decay by e^(-e^time_decay) per token; state: num, den, max [B, D].
 
-        Both sums are kept relative to e^max, the largest weight so far, so no key overflows; gradients take max as a constant,
-        which the output does not depend on.
+        Both sums are kept relative to e^max, the largest weight so far, so no key overflows; gradients treat max as a constant,
+        because the output does not depend on it.
         """
         call = current()
         if state is not None and _alone(call, key.shape[1]):
@@ -84,7 +84,7 @@ def _attention(run: Callable) -> Callable:
         largest, last = run(running_max, fade, k, initial_state=top, return_state=True, cu_seqlens=call.cu_seqlens)
         largest, earlier = largest.detach(), _before(largest, top, call).detach()
         log = earlier + fade - largest
-        log = log - log.detach().clamp(min=0)  # rounding alone is above 0
+        log = log - log.detach().clamp(min=0)  # values above 0 are rounding errors
         weight = (k - largest).exp()
         sums, after = run(
             diagonal_scan, torch.cat([log, log], -1), torch.cat([weight * v, weight], -1),
@@ -103,7 +103,7 @@ def _attention(run: Callable) -> Callable:
 
 
 def wkv_step(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state, **_: Any) -> tuple[Tensor, list[Tensor]]:
-    """Weighted mean for one token after ``state``: a step of each recurrence is two operations, cheaper than a kernel's launch."""
+    """Weighted mean for one token after ``state``; the few operations are cheaper than a kernel's launch."""
     k, v = to_float32(key[:, 0]), to_float32(value[:, 0])
     num, den, top = (t.to(k.dtype) for t in state)
     own, faded = k + to_float32(time_first), top - torch.exp(to_float32(time_decay))

@@ -1,4 +1,4 @@
-"""A language model over many cards: activation checkpointing, compilation and sharded parameters, in that order."""
+"""Parallel training of a language model: activation checkpointing, compilation and sharded parameters, applied in that order."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def parallelize(
 ) -> nn.Module:
     """Shard a language model over ``mesh``, in place, block by block.
 
-    Tensor parallelism, the dimension ``"tp"``, comes first: each of its processes has some heads of each mixer, some channels of each
-    feed-forward, and all of embedding, norms and head. The parameters of a process are then sharded over ``"dp"`` and ``"cp"``.
-    Gradients are averaged over these, those that share a sequence among them, as :func:`linattn.parallel.token_loss` expects.
+    Tensor parallelism, the dimension ``"tp"``, is applied first: each process then has some heads of each mixer, some channels of each
+    feed-forward, and the whole embedding, norms and head. The parameters of a process are then sharded over ``"dp"`` and ``"cp"``.
+    Gradients are averaged over these processes, as :func:`linattn.parallel.token_loss` expects.
     Parameters in a mixer's ``keep_float32`` stay unsharded and float32.
 
     Args:
-        model: a :class:`linattn.LanguageModel` or its transformers kind, the same in every process.
-        mesh: with dimensions named ``"dp"``, processes with sequences of their own, or ``"cp"``, processes that share one
-            (:func:`linattn.parallel.context_parallel`), and ``"tp"``, processes that share the heads; at least one of them.
-        checkpoint: keep no activations within blocks, and compute them again in the backward pass.
+        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, equal in every process.
+        mesh: with at least one of the dimensions ``"dp"`` (processes with different sequences), ``"cp"`` (processes that share a
+            sequence, :func:`linattn.parallel.context_parallel`) and ``"tp"`` (processes that share the heads).
+        checkpoint: store no activations within blocks, and recompute them in the backward pass.
         compile_blocks: compile each block; exchanges between processes stay outside of the graphs.
         dtype: of parameters in the forward and backward pass, e.g. ``torch.bfloat16``; gradients are then summed in float32.
 
@@ -39,8 +39,8 @@ def parallelize(
         ``model``.
 
     Raises:
-        ValueError: for a mesh with other dimensions, for a model without such blocks, and, naming it, for a mixer whose heads cannot
-            be shared.
+        ValueError: for a mesh with other dimensions, for a model without such blocks, and for a mixer whose heads cannot be
+            distributed, which the message names.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh, but came as {described(mesh)}")
@@ -59,7 +59,7 @@ def parallelize(
     backbone.gradient_checkpointing = checkpoint or backbone.gradient_checkpointing
     if compile_blocks:
         for block in backbone.layers:
-            block.compile(dynamic=False)  # checkpoints must find the graph of the forward pass again
+            block.compile(dynamic=False)  # checkpoints must replay the same graph as the forward pass
     gradients = None if tp is None else share_heads(model, backbone, tp)
     one = _others(mesh)
     kept = replicate(model, one if tp is None else _both(one, tp), gradients)
@@ -74,14 +74,14 @@ def parallelize(
 
 
 def _others(mesh: DeviceMesh) -> DeviceMesh:
-    """All processes that do not share heads with each other, as one dimension."""
+    """Flatten all dimensions but ``"tp"`` into one."""
     names = [name for name in mesh.mesh_dim_names or () if name != "tp"]
     if not names:
-        raise ValueError('mesh must have a dimension "dp" or "cp" beside "tp", if only of one process')
+        raise ValueError('mesh must have a dimension "dp" or "cp" beside "tp", which may have one process')
     part = mesh[tuple(names)] if len(names) < mesh.ndim else mesh
     return part if part.ndim == 1 else part._flatten("_".join(names))
 
 
 def _both(one: DeviceMesh, tp: DeviceMesh) -> DeviceMesh:
-    """``one`` beside ``tp``, as ``fully_shard`` puts them together."""
+    """Combine ``one`` and ``tp`` to a mesh of two dimensions, as ``fully_shard`` does."""
     return DeviceMesh._concatenate([one, tp])

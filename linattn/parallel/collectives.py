@@ -15,7 +15,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _Gather(torch.autograd.Function):
-    """[M, ...] of each process -> [ranks M, ...]; backward sums the cotangents of all processes and takes this one's part."""
+    """[M, ...] of each process -> [ranks M, ...]; backward sums the cotangents of all processes and selects this process's part."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -46,7 +46,7 @@ class _Tie(torch.autograd.Function):
 
 
 class _Follow(torch.autograd.Function):
-    """Identity of the first argument in a graph that leads to the others, which get no gradients from it."""
+    """Identity of the first argument, with the others in its graph, which get no gradients from it."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, *others: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class _Follow(torch.autograd.Function):
 def all_gather(t: Tensor, group: dist.ProcessGroup, of: Sequence[Tensor | None] = ()) -> Tensor:
     """Gather ``t`` [M, ...], of the same shape in every process, as [ranks M, ...]; differentiable once.
 
-    ``of`` are the inputs from which some process computes ``t``. Every process's graph leads to them, so that all backward passes
-    take part in the collective if one does.
+    ``of`` are the inputs from which some process computes ``t``. In every process the result depends on them in the graph, so that all
+    backward passes take part in the collective if one does.
     """
     if t.is_complex():
         return torch.view_as_complex(all_gather(torch.view_as_real(t), group, of))
@@ -71,7 +71,7 @@ def all_gather(t: Tensor, group: dist.ProcessGroup, of: Sequence[Tensor | None] 
 
 
 def follow(t: Tensor, others: Sequence[Tensor | None]) -> Tensor:
-    """``t`` in a graph that leads to ``others``, which get no gradients of it."""
+    """Return ``t`` with ``others`` in its graph, which get no gradients from it."""
     inputs = [o for o in others if o is not None and o.requires_grad] if torch.is_grad_enabled() else []
     found: Tensor = _Follow.apply(t, *inputs) if inputs else t
     return found

@@ -1,7 +1,7 @@
 """Exchange of states: one all-gather of each segment's state from an empty start and of its link, and a fold along each sequence.
 
 A segment takes a state S to ``own + link · S``. The link of a recurrence without decay is the identity, that of decays a factor, that
-of rules that erase a matrix [K, K]; for a running maximum · is a sum and + the maximum.
+of rules that erase a matrix [K, K]; for a running maximum the product is a sum and the sum a maximum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from linattn.parallel.layout import Exchange, Layout
 from linattn.parallel.rows import Rows
 from linattn.parallel.scan import scan
 
-SCAN_ABOVE = 8  # processes, from which on all-gathering everyone's states takes longer than passing them on
+SCAN_ABOVE = 8  # number of processes above which a scan is faster than an all-gather of all states
 
 Join = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # (own, link, state before) -> state after
 
@@ -67,7 +67,7 @@ class Carried(NamedTuple):
     """States before this process's segments and after the whole sequences, and the gathered tensor.
 
     ``before`` [segments, B, ...] is None if all are empty; ``final`` [N B, ...] is the last state of every sequence, None unless
-    requested; ``gathered`` must stay in the graph of every process, see :func:`linattn.parallel.collectives.tie`.
+    requested; ``gathered`` must be in the graph of every process, see :func:`linattn.parallel.collectives.tie`.
     """
 
     before: Tensor | None
@@ -107,7 +107,7 @@ def carry(layout: Layout, of: Recurrence, inputs: Sequence[Tensor | None], initi
 
 
 def scanned(layout: Layout) -> bool:
-    """True where states are exchanged step by step: many processes, each with one part of the same rows."""
+    """True if states are exchanged by a scan: many processes, each with one segment of the same rows."""
     return layout.ranks > SCAN_ABOVE and layout.order == "contiguous" and layout.cu_seqlens is None
 
 

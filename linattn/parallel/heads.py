@@ -1,8 +1,8 @@
-"""Mixers and feed-forwards cut by heads or channels: a process's part is the same module with fewer of them.
+"""Partition of mixers and feed-forwards by heads or channels: a process's part is the same class with fewer of them.
 
 A mixer of H heads and width D is the sum over n processes of mixers of H / n heads that read and write the whole width: projections into
-heads are cut by rows, the output projection by columns. The part is made by the class itself, for width D / n and H / n heads, and its
-tensors are cut from the whole's where their shapes differ; what has equal shapes every process has.
+heads are cut by rows, the output projection by columns. The part is made by the class itself, for width D / n and H / n heads; its
+tensors are cut from the whole's if their shapes differ, else every process has all of them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from torch import Tensor, nn
 
 from linattn.mixers import Mixer
 
-COUNTS = ("heads", "kv_heads", "value_heads", "groups", "hidden")  # options that count what is cut
+COUNTS = ("heads", "kv_heads", "value_heads", "groups", "hidden")  # options with numbers of heads or channels
 OUT = ("o_proj", "down_proj", "fc2")  # maps back to the model's width
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one tensor is cut: along ``dim`` (None: every process has all of it), in equal parts of each of its ``sections``."""
+    """Cut of one tensor: along ``dim`` (None: every process has all of it), in equal parts of each of its ``sections``."""
 
     dim: int | None = None
     sections: tuple[int, ...] = ()
-    once: bool = False  # a bias behind the sum over processes, of which each adds its share
+    once: bool = False  # a bias after the sum over processes, of which each adds its share
 
     def take(self, t: Tensor, rank: int, count: int) -> Tensor:
-        """The part of ``t`` that process ``rank`` of ``count`` holds."""
+        """Select the part of ``t`` of process ``rank`` of ``count``."""
         if self.dim is None:
             return t
         return torch.cat([s.chunk(count, self.dim)[rank] for s in t.split(self.sections or t.shape[self.dim], self.dim)], self.dim)
 
     def order(self, count: int) -> Tensor | None:
-        """Entry of the whole along ``dim`` that stands at each place of all parts put end to end; None where none has moved."""
+        """Indices along ``dim`` of the whole's entries in the concatenated parts; None if the order is unchanged."""
         if len(self.sections) < 2:
             return None
         places = torch.arange(sum(self.sections))
@@ -46,9 +46,9 @@ class Cut:
 
 
 def refusal(module: Mixer, options: dict[str, Any], count: int) -> str | None:
-    """Why ``module`` cannot be cut into ``count``; None: it can."""
+    """Reason why ``module`` cannot be cut into ``count`` parts, or None if it can."""
     if module.heads_apart is None:
-        return "its heads do not stand on their own"
+        return "its heads are not independent"
     for name, value in _counts(module, options).items():
         if value % count:
             return f"its {value} {name} are no multiple of {count}"
@@ -56,11 +56,11 @@ def refusal(module: Mixer, options: dict[str, Any], count: int) -> str | None:
 
 
 def part(module: Mixer, options: dict[str, Any], count: int) -> tuple[Mixer, dict[str, Cut]]:
-    """A module for one of ``count`` processes, with tensors of its own shapes yet to be filled, and how the whole's are cut.
+    """Make a module for one of ``count`` processes, with tensors to be filled, and the cuts of the whole's tensors.
 
     Args:
-        module: the whole, for which :func:`refusal` gives None.
-        options: of its constructor, without its width.
+        module: the whole, for which :func:`refusal` returns None.
+        options: options of its constructor, without the width.
         count: number of processes.
     """
     cls, dim = type(module), module.dim
@@ -75,7 +75,7 @@ def part(module: Mixer, options: dict[str, Any], count: int) -> tuple[Mixer, dic
 
 
 def fill(own: Mixer, whole: dict[str, Tensor], cuts: dict[str, Cut], rank: int, count: int) -> None:
-    """Give ``own`` the part of process ``rank`` of the tensors of the ``whole``."""
+    """Fill ``own`` with the parts of process ``rank`` of the tensors of ``whole``."""
     for name, cut in cuts.items():
         t = cut.take(whole[name].detach(), rank, count).clone()
         put(own, name, nn.Parameter(t, whole[name].requires_grad) if isinstance(whole[name], nn.Parameter) else t)
@@ -96,7 +96,7 @@ def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _counts(module: Mixer, options: dict[str, Any]) -> dict[str, int]:
-    """Numbers of heads, groups or channels that a constructor gets, its defaults among them."""
+    """Numbers of heads, groups or channels among a constructor's options, with its defaults."""
     known = {name: p.default for name, p in inspect.signature(type(module)).parameters.items()}
     asked = {name: options.get(name, known[name]) for name in COUNTS if name in known}
     if "hidden" in asked:
@@ -117,7 +117,7 @@ def _whole_numbers(value: int | Sequence[int]) -> Sequence[int]:
 
 
 def _cut(module: Mixer, name: str, whole: Tensor, own: Tensor, count: int) -> Cut:
-    """The cut of one tensor, of which ``own`` has a part's shape but for the model's width."""
+    """Cut of one tensor; ``own`` has the shape of a part, but for the model's width."""
     owner, _, last = name.partition(".")
     if owner in OUT:
         return Cut(once=True) if last == "bias" else Cut(1)
@@ -126,7 +126,7 @@ def _cut(module: Mixer, name: str, whole: Tensor, own: Tensor, count: int) -> Cu
     differing = [i for i, (n, small) in enumerate(zip(whole.shape, own.shape, strict=True)) if n != small]
     dim = differing[0]
     if last.endswith("weight") and dim == 1:
-        return Cut()  # a map from the model's width to as many channels in every process
+        return Cut()  # a map from the model's width to channels that every process has
     sections = _sections(module, name, whole.shape[dim])
     if whole.shape[dim] != count * own.shape[dim] or any(n % count for n in sections):
         raise ValueError(f"{name} of shape {list(whole.shape)} and sections {list(sections)} cannot be cut in {count}")

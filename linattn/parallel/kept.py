@@ -15,7 +15,7 @@ from linattn.parallel.tensor import Gradients
 
 
 class _Averaged(torch.autograd.Function):
-    """The identity, whose backward pass averages over the processes of ``group`` in one collective."""
+    """Identity whose backward pass averages over the processes of ``group`` in one collective."""
 
     @staticmethod
     def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -31,10 +31,10 @@ class _Averaged(torch.autograd.Function):
 
 
 def replicate(model: nn.Module, mesh: DeviceMesh, gradients: Gradients | None = None) -> set[nn.Parameter]:
-    """Make the ``keep_float32`` parameters of all mixers replicated DTensors, which their mixer sees as plain tensors in its forward pass.
+    """Make the ``keep_float32`` parameters of all mixers replicated DTensors, which are plain tensors during their mixer's forward pass.
 
-    ``mesh`` has one dimension, or a second one of tensor parallelism: then ``gradients``, see :mod:`linattn.parallel.tensor`, describe
-    how they are cut there, and lose the parameters that are replicated here.
+    ``mesh`` has one dimension, or a second one of tensor parallelism. In that case ``gradients`` describe the cuts, see
+    :mod:`linattn.parallel.tensor`, and the parameters that are replicated here are removed from it.
 
     Returns these parameters, for ``fully_shard``'s ``ignored_params``. As DTensors they combine with the sharded parameters in
     optimizers, clipping and checkpoints.

@@ -1,7 +1,7 @@
-"""The exchange of states among many processes in logarithmically many steps, where one all-gather would bring each of them all.
+"""Exchange of states among many processes in logarithmically many steps, in place of an all-gather of all states.
 
-In step i process r gets from process r - 2^i what the 2^i processes before it make together (Hillis and Steele): after the last step
-each has the state after its part, and one more step brings the state before it.
+In step i process r receives from process r - 2^i the result of the 2^i processes up to that one (Hillis and Steele). After the last
+step each has the state after its part; one more step shifts it to the state before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linattn.parallel.collectives import follow
 
 
 class _Shift(torch.autograd.Function):
-    """t of the process ``distance`` before this one, ``empty`` where there is none; backward sends the gradients back."""
+    """t of the process ``distance`` before this one, ``empty`` if there is none; backward sends the gradients back."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, empty: Tensor, distance: int, group: dist.ProcessGroup) -> Tensor:
@@ -30,7 +30,10 @@ class _Shift(torch.autograd.Function):
 
 
 class _Ends(torch.autograd.Function):
-    """t of the process before this one, ``empty`` in the first; and t of the last process. One function: its backward keeps the order."""
+    """t of the process before this one, ``empty`` in the first; and t of the last process.
+
+    Both in one function, so that the order of the collectives is fixed in backward too.
+    """
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, empty: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
@@ -48,7 +51,7 @@ class _Ends(torch.autograd.Function):
 
 
 def _moved(t: Tensor, empty: Tensor, distance: int, group: dist.ProcessGroup) -> Tensor:
-    """t of the process ``distance`` before this one in ``group``, behind it if that is negative; ``empty`` where there is none."""
+    """t of the process ``distance`` before this one in ``group``, after it if that is negative; ``empty`` if there is none."""
     source, target = group.rank() - distance, group.rank() + distance
     got, operations = empty.expand_as(t).contiguous().clone(), []
     if 0 <= target < group.size():
@@ -63,14 +66,14 @@ def _moved(t: Tensor, empty: Tensor, distance: int, group: dist.ProcessGroup) ->
 def scan(
     own: Tensor, link: Tensor | None, join: Any, empty: tuple[float, Tensor | None], inputs: list[Tensor | None], group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """States that all processes before this one make from nothing, their link, and both of all processes.
+    """Combine the parts of all processes before this one, and of all processes: states from an empty start, and links.
 
     Args:
-        own: [B, ...], the state that this process's part makes from nothing, of the same shape in every process.
-        link: of its part, None: the identity.
+        own: [B, ...], the state after this process's part from an empty start, of the same shape in every process.
+        link: link of its part; None: the identity.
         join: (own, link, state) -> the state after a part; see :func:`composed`.
         empty: the state before the first token, and the link of no tokens.
-        inputs: those that ``own`` and ``link`` are made of in some process; each one's graph leads to the exchange.
+        inputs: tensors from which some process computes ``own`` and ``link``; the exchange is in the graph of each.
         group: the processes.
     """
     nothing = torch.as_tensor(empty[0], dtype=own.dtype, device=own.device)
@@ -86,7 +89,7 @@ def scan(
 
 
 def composed(join: Any, link: Tensor, before: Tensor | None) -> Tensor:
-    """Link of a part behind another's: join's own rule without a state of its own."""
+    """Compose the links of two consecutive parts, by ``join`` with an empty state."""
     assert before is not None
     return join(torch.zeros_like(link) if join.__name__ != "largest" else torch.full_like(link, -torch.inf), link, before)
 

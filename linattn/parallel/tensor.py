@@ -1,4 +1,4 @@
-"""Tensor parallelism: processes that share the heads of each mixer and the channels of each feed-forward, of the same tokens."""
+"""Tensor parallelism: processes with the same tokens share the heads of each mixer and the channels of each feed-forward."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from linattn.models import Backbone
 from linattn.parallel import heads
 from linattn.parallel.heads import Cut
 
-Gradients = dict[nn.Parameter, tuple[Placement, float]]  # of each parameter: how its gradients add up, and the share of it that is used
+Gradients = dict[nn.Parameter, tuple[Placement, float]]  # by parameter: placement of its gradients, and a process's share
 
 
 class _Shared(torch.autograd.Function):
-    """The identity, of what all processes of ``group`` read alike; backward sums their gradients."""
+    """Identity of a tensor that all processes of ``group`` read; backward sums their gradients."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -32,7 +32,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """The sum over the processes of ``group``, which all of them go on with alike; backward is the identity."""
+    """Sum over the processes of ``group``, which all of them get; backward is the identity."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -50,13 +50,12 @@ def _sum(t: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def share_heads(model: nn.Module, backbone: Backbone, mesh: DeviceMesh) -> Gradients:
-    """Replace each mixer and feed-forward of ``model`` by this process's part, which notes the order of its rows: :func:`row_orders`.
+    """Replace each mixer and feed-forward of ``model`` by this process's part, which stores the order of its rows, see :func:`row_orders`.
 
-    Returns, for each parameter of the model, how the gradients of all processes make up the whole's, and the share of it that each
-    process computes with.
+    Returns for each parameter of the model the placement of its gradients and the share of it that each process uses.
 
     Raises:
-        ValueError: naming the mixer or feed-forward that cannot be cut, before anything is changed.
+        ValueError: naming the mixer or feed-forward that cannot be cut; nothing has been changed then.
     """
     config: Any = model.config
     count, found = mesh.size(), []
@@ -91,7 +90,7 @@ def _placement(cut: Cut, count: int) -> tuple[Placement, float]:
 
 
 def _joined(own: Mixer, group: dist.ProcessGroup) -> Mixer:
-    """Let ``own`` read what all processes read and give the sum of what they give."""
+    """Hook ``own`` so that its gradients of the input, and its outputs, are summed over the processes."""
 
     def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return _Shared.apply(args[0], group), *args[1:]
@@ -105,12 +104,12 @@ def _joined(own: Mixer, group: dist.ProcessGroup) -> Mixer:
 
 
 def row_orders(model: nn.Module) -> dict[str, Tensor]:
-    """For each parameter of fused projections the row of the whole that stands at each place of the parts put end to end."""
+    """For each parameter of fused projections the indices of the whole's rows in the concatenated parts."""
     return {f"{place}.{name}": order for place, m in model.named_modules() for name, order in getattr(m, "row_order", {}).items()}
 
 
 def in_whole_order(t: DTensor, order: Tensor) -> DTensor:
-    """Copy of a fused projection, or of what an optimizer keeps of one, with the rows of a single process, sharded by rows."""
+    """Copy a fused projection, or its optimizer state, with the rows in the order of a single process, sharded by rows."""
     stored = t.full_tensor()
     rows = torch.empty_like(stored).index_copy_(0, order.to(stored.device), stored)
     return distribute_tensor(rows, t.device_mesh, [Shard(0), Replicate()], src_data_rank=None)
@@ -127,7 +126,7 @@ def fill_in_order(t: DTensor, whole: DTensor, order: Tensor) -> None:
 
 
 def distribute(model: nn.Module, backbone: Backbone, mesh: DeviceMesh, gradients: Gradients) -> None:
-    """Make the parameters in ``gradients`` DTensors of ``mesh``, which blocks and the model around them see as plain tensors in forward."""
+    """Make the parameters in ``gradients`` DTensors of ``mesh``, which are plain tensors during the forward passes of blocks and model."""
     inside = {p for block in backbone.layers for p in block.parameters()}
     for unit in (*backbone.layers, model):
         swap = Local()
@@ -142,19 +141,19 @@ def distribute(model: nn.Module, backbone: Backbone, mesh: DeviceMesh, gradients
 
 
 def _owners(unit: nn.Module, p: nn.Parameter) -> list[tuple[nn.Module, str]]:
-    """Modules in ``unit`` that have ``p`` as their own parameter, and its name there; tied ones are several."""
+    """Modules in ``unit`` that have ``p`` as their own parameter, and its name there; several if it is tied."""
     return [(module, name) for module in unit.modules() for name, own in module._parameters.items() if own is p]
 
 
 class Local:
-    """Hooks that put this process's plain tensors in the place of DTensor parameters while a module runs."""
+    """Hooks that replace DTensor parameters by this process's plain tensors while a module runs."""
 
     def __init__(self) -> None:
         self.places: list[tuple[list[tuple[nn.Module, str]], Placement, float]] = []
         self.held: list[Any] = []
 
     def add(self, owners: list[tuple[nn.Module, str]], p: nn.Parameter, placement: Placement, share: float) -> None:
-        """Set the parameter of ``owners``, whose gradients have ``placement``."""
+        """Add the parameter ``p`` of ``owners``, whose gradients have ``placement``."""
         self.places.append((owners, placement, share))
         _set(owners, p)
 

@@ -101,7 +101,7 @@ def refusals(world: DeviceMesh) -> str | None:
     """What cannot be shared is refused by name, before the model is changed."""
     mesh = mesh_of(world.size(), {"tp": 2})
     for mixer, options, why in (
-        ("retnet", {}, "retnet does not run under tensor parallelism of 2: its heads do not stand on their own"),
+        ("retnet", {}, "retnet does not run under tensor parallelism of 2: its heads are not independent"),
         ("gla", {"gla": {"heads": 1}}, "gla does not run under tensor parallelism of 2: its 1 heads are no multiple of 2"),
     ):
         model = language_model(mixer, **options)

@@ -56,7 +56,7 @@ def test_what_fits_is_launched_as_it_is():
 def test_stages_come_first_then_tiles_then_warps():
     kernel = Kernel(lambda c: False)
     tiles = Tiles({"BV": 16, "BK": 32}, lambda c: (512 // c["BV"], 1, 1))
-    with pytest.raises(Unfit, match="scan does not fit this GPU: it wants 122880 of 101376 there are .shared memory."):
+    with pytest.raises(Unfit, match="scan does not fit this GPU: it needs 122880 of shared memory, and there are 101376"):
         start(kernel, tiles, BV=64, BK=64, num_warps=8, num_stages=3)
     tried = [(c["num_stages"], c["BV"], c["BK"], c["num_warps"], grid[0]) for grid, c in kernel.tried[1:]]
     assert tried == [
@@ -88,7 +88,7 @@ def test_each_device_has_its_own(monkeypatch):
 def test_what_fits_nowhere_is_not_tried_again():
     kernel = Kernel(lambda c: False, FAILED)
     for _ in range(2):
-        with pytest.raises(Unfit, match="Triton's compiler ends in RuntimeError: PassManager::run failed"):
+        with pytest.raises(Unfit, match="Triton's compiler fails with RuntimeError: PassManager::run failed"):
             start(kernel, num_stages=1)
     assert len(kernel.tried) == 2
 
@@ -97,7 +97,7 @@ def test_what_fits_nowhere_is_not_tried_again():
 def test_other_errors_pass(error):
     with pytest.raises(type(error), match=str(error)[:20].replace("[", r"\[")):
         start(Kernel(lambda c: False, error), num_stages=3)
-    assert fitting.reason_of(PTXASError("`ptxas` failed")) == "Triton's compiler ends in PTXASError: PTXAS error: `ptxas` failed"
+    assert fitting.reason_of(PTXASError("`ptxas` failed")) == "Triton's compiler fails with PTXASError: PTXAS error: `ptxas` failed"
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def unfit(monkeypatch):
 
     def run(body, *_, **__):
         bodies.append(body.__name__)
-        raise Unfit("scan does not fit this GPU: it wants too much")
+        raise Unfit("scan does not fit this GPU: it needs too much")
 
     monkeypatch.setattr(gpu, "_known", lambda *_: CARD)
     monkeypatch.setattr(launch, "run", run)
@@ -127,7 +127,7 @@ def test_the_recurrence_and_its_gradients_come_from_torch(kind, rank, unfit):
         flat = [t for x in out for t in (x if isinstance(x, tuple) else (x,))]
         return flat, torch.autograd.grad(sum(t.sum() for t in flat), list(leaves.values()))
 
-    with pytest.warns(UserWarning, match="torch's operations run in the place of a GPU kernel of linattn: scan does not fit"):
+    with pytest.warns(UserWarning, match="torch's operations run in place of a GPU kernel of linattn: scan does not fit"):
         found = both("triton")
     for mine, theirs in zip((t for ts in found for t in ts), (t for ts in both("torch") for t in ts), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-5)
@@ -138,7 +138,7 @@ def test_explain_says_what_did_not_fit(unfit, capsys):
     call = make("plain", "BTH", T=30, initial=False).to(torch.float32)
     with pytest.warns(UserWarning, match="does not fit"):
         linattn.linear_attention(**call.arguments(), form="chunk", backend="triton")
-    assert "triton: no, scan does not fit this GPU: it wants too much" in linattn.explain(**call.arguments(), form="chunk")
+    assert "triton: no, scan does not fit this GPU: it needs too much" in linattn.explain(**call.arguments(), form="chunk")
     other = make("plain", "BTHK", T=30, initial=False).to(torch.float32)
     assert "triton: runs" in linattn.explain(**other.arguments(), form="chunk")
 

@@ -22,9 +22,9 @@ from linattn.ops import tracing
 from linattn.ops.compilers import constant_result
 from linattn.ops.cpu import build
 
-GUARD = 64  # numbers
-LARGE = 1 << 18  # numbers that take longer than waking torch's threads, see pool.h
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as vector.h numbers them
+GUARD = 64  # elements
+LARGE = 1 << 18  # elements from which on the work takes longer than waking torch's threads, see pool.h
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # numbered as in vector.h
 _TAKEN = (*DTYPES, torch.int32, torch.int64)
 _CPU = torch.device("cpu")
 _lowered: str | None = os.environ.get("LINATTN_CPU_ISA")

@@ -1,4 +1,4 @@
-"""The chunks of the recurrence on a GPU: the kernels of a forward and a backward pass."""
+"""Chunked form of the recurrence on a GPU: the kernels of a forward and a backward pass."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
 from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
 
-WIDEST = 256  # keys of one call of the kernels; without a rule that erases more go in parts
+WIDEST = 256  # most keys of one call of the kernels; more are split unless the rule erases
 
 
 def name(of: str, k, v, per_channel: bool, lasting: bool, beta, read, bonus) -> Hashable:
-    """Key under which a pass is remembered where one of its kernels does not fit; calls that differ only in batch and length share it."""
+    """Key of a pass in the record of kernels that do not fit; calls that differ only in batch and length share it."""
     sizes = min(k.shape[3], WIDEST), v.shape[3]
     return of, v.device, v.dtype, sizes, per_channel, lasting, beta is None, read is None, bonus is None
 
@@ -31,7 +31,7 @@ def _backward_name(do, dfinal, q, *tensors) -> Hashable:
 
 
 def portable_forward(*arguments) -> launch.Tensors:
-    """``forward`` in operations of torch; nothing joins segments."""
+    """Compute :func:`forward` in operations of torch, without states and links between segments."""
     from linattn.ops.torch import linear_attention as portable
 
     call, wide = Flat(*(*arguments[:9], None, *arguments[9:11], False)), arguments[11]
@@ -41,7 +41,7 @@ def portable_forward(*arguments) -> launch.Tensors:
 
 @fitting.or_else(portable_forward, _forward_name)
 def forward(*arguments) -> launch.Tensors:
-    """Output [B, T, H, V] (float32 if ``wide``), final state, and, between segments, states and what joins them (or None).
+    """Output [B, T, H, V] (float32 if ``wide``), final state, and the states and links between segments (or None).
 
     The arguments are those of ``linattn::chunk_forward``.
     """
@@ -50,7 +50,7 @@ def forward(*arguments) -> launch.Tensors:
 
 
 def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *arguments) -> None:
-    """The backward pass that follows unless the final state has a cotangent too."""
+    """The backward pass that follows, unless the final state has a cotangent."""
     *tensors, scale, _, _ = arguments
     o, _, starts, links = results
     decay = Arguments(*tensors).decay
@@ -58,7 +58,7 @@ def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *argume
 
 
 def _laid_out(*tensors: Any) -> launch.Tensors:
-    """The tensors of ``linattn::chunk_forward``, in the memory layout that the kernels want."""
+    """The tensors of ``linattn::chunk_forward`` in the memory layout of the kernels."""
     q, k, v, *timed, bonus, initial, cu = tensors
     return *map(in_rows, (q, k, side_by_side(v), *timed)), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
 
@@ -95,13 +95,13 @@ def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
 
 
 def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
-    """``backward`` in operations of torch."""
+    """Compute :func:`backward` in operations of torch."""
     *tensors, scale, ddecay, _, _ = arguments
 
     def run(*given: Tensor | None) -> launch.Tensors:
         return portable_forward(*given, tensors[9], scale, do.dtype == torch.float32)[:2]
 
-    if tensors[8] is None:  # the kernels give the gradient of a state of zeros too
+    if tensors[8] is None:  # the kernels return the gradient of an empty initial state too
         sequences = do.shape[0] if tensors[9] is None else tensors[9].shape[0] - 1
         tensors[8] = do.new_zeros(sequences, do.shape[2], tensors[1].shape[3], do.shape[3], dtype=torch.float32)
     dq, dk, dv, decay, *others = fitting.differentiated(run, tuple(tensors[:9]), (do, dfinal))
@@ -115,7 +115,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
     The arguments are those of ``linattn::chunk_backward``.
     """
     *tensors, scale, ddecay, starts, links = arguments
-    if fitting.refusal(_forward_name(*tensors)):  # whose kernels have left nothing
+    if fitting.refusal(_forward_name(*tensors)):  # the forward pass has saved nothing then
         return portable_backward(do, dfinal, *arguments)
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()

@@ -1,4 +1,4 @@
-"""A token of the short convolution on a GPU, in one launch: its sum and SiLU, the length of heads, and the state moved on in its place."""
+"""Decoding step of the short convolution on a GPU in one launch: sum, SiLU, norm of heads, and the state updated in place."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -17,7 +17,7 @@ from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 BLOCK = 128  # channels of a program, unless heads are normed
-MOST = 65535  # rows: a grid has no room for more along its second dimension
+MOST = 65535  # most rows, CUDA's limit of a grid's second dimension
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def step_kernel(
     D: tl.constexpr, S: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, NORMED: tl.constexpr, ACTIVATION: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """The first NORMED channels are in heads of DB, which come out of length 1. What does not depend on x is read first."""
+    """The first NORMED channels are in heads of DB, which are normalised to length 1. Tensors other than x are read first."""
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DB + tl.arange(0, DB)
@@ -60,9 +60,9 @@ def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, size:
     if x.dtype == torch.float64:
         return "its sums are float32, and float64 was given"
     if x.stride(2) != 1 or size & (size - 1):
-        return "it takes channels side by side, and heads that are powers of two"
+        return "channels must be contiguous, and sizes of heads powers of two"
     if state.is_neg():
-        return "the state is a view that turns the signs of another, and is moved on in its place"
+        return "the state is a negated view (torch's lazy negation), and is updated in place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
     return fitting.refusal(_name(x, state, weight))

@@ -1,14 +1,14 @@
-"""The recurrent form in one kernel: few tokens onto a given state, for every rule and every decay.
+"""Recurrent form in one kernel: a few tokens from a given state, for every rule and every decay.
 
     read        o_t = q_t S_t, with a bonus   o_t = q_t S_{t-1} + (q_t · u ⊙ k_t) v_t
     write       S_t = D + k_tᵀ v_t            D = Diag(α_t) S_{t-1}
     delta       S_t = D + k_tᵀ β_t (v_t − k_t D)
     erase       S_t = D + w_tᵀ (r_t S_{t-1}) + k_tᵀ v_t
 
-A step reads the state once and writes it once, and nothing else counts. A program owns all K rows of BV columns of one state:
-every product with the state is a sum over K, so columns need nothing from each other, and delta and erase, which read before
-they write, stay inside the program. With one warp to a program that sum is a few shuffles between lanes and no barrier, and the
-whole tile is in flight at once; many small programs fill the chip, not few large ones.
+The cost of a step is that of reading and writing the state once. A program owns all K rows of BV columns of one state: products with
+the state are sums over K, so columns are independent, and delta and erase, which read before they write, need no other program. With
+one warp per program such a sum is a few shuffles between lanes without a barrier, and the loads of the whole tile are in flight at
+once. Many small programs fill the device better than a few large ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from linattn.ops.operator import register
 from linattn.ops.torch import linear_attention as portable
 from linattn.ops.triton import fitting, launch, table
 
-LARGEST = 512  # channels of a key whose tile the registers still hold
+LARGEST = 512  # most channels of a key, whose tile has to fit into registers
 
 
 @triton.jit
 def _factor(log):
-    """exp(log) as keep + rest, with keep 1 or 0. Near 1 a factor rounds to the same side at every step; its distance from 1, here by
-    a series, does not, so that slow decays do not drift.
+    """exp(log) as keep + rest, with keep 1 or 0. A factor near 1 would be rounded to the same side at every step, and slow decays would
+    drift; its distance from 1, computed by a series, is exact enough.
     """
     near = log > -0.5
     x = tl.where(near, log, 0.0)
@@ -45,7 +45,7 @@ def _factor(log):
 
 @triton.jit
 def _fade(s, keep, rest, written):
-    """exp(log) s + written in two steps, the small one first. Where nothing remains s is masked: a reset forgets an infinity too."""
+    """exp(log) s + written in two steps, the smaller summand first. After a reset s is masked, so that an infinity is dropped too."""
     s = tl.where(keep + rest > 0.0, s, 0.0)
     return keep * s + (rest * s + written)
 
@@ -62,7 +62,7 @@ def recurrence(
     """Run the recurrence for one block of columns of one state; arguments may be None. Token t of row n is at n · tokens + t.
 
     UNIT: q and k are first divided by √(Σ x² + eps).
-    OVERLAPPED: the states are read while the launch before may still run, and the launch after may start at once.
+    OVERLAPPED: the states are read while the previous launch may still run, and the next launch may start at once.
     """
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
@@ -83,7 +83,7 @@ def recurrence(
     else:
         s = tl.zeros([BK, BV], tl.float32)
     if denominator is not None:
-        own_z = in_k & (block == 0)  # one program a state reads and writes z: it may be updated in place
+        own_z = in_k & (block == 0)  # one program per state reads and writes z, which may be updated in place
         z = tl.zeros([BK], tl.float32)
         if initial_z is not None:
             z = tl.load(initial_z + state * K + channels, mask=own_z, other=0.0)
@@ -101,7 +101,7 @@ def recurrence(
     shared = head // GROUP
     token = first
     while token < last:
-        # Every load before the first use of one: a vector on its way to its place in the tile passes a barrier that loads do not.
+        # All loads come before the first use: the layout conversion of a vector needs a barrier, which loads would wait for.
         qt = tl.load(q + token * q_token + shared * q_head + channels, mask=in_k, other=0.0)
         kt = tl.load(k + token * k_token + shared * k_head + channels, mask=in_k, other=0.0)
         vt = tl.load(v + token * v_token + head * v_head + columns, mask=in_v, other=0.0)
@@ -149,7 +149,7 @@ def recurrence(
 
 
 def _walkable(x: Tensor | None, vector: bool = True) -> Tensor | None:
-    """``x`` [B, T, H] and, for a ``vector``, a dense last dimension, with one step from token to token of the whole batch."""
+    """``x`` [B, T, H] and, for a ``vector``, a dense last dimension, with one stride between tokens across the whole batch."""
     if x is None:
         return None
     dense = not vector or x.stride(-1) == 1
@@ -168,21 +168,21 @@ def _steps(x: Tensor | None, vector: bool = True) -> tuple[int, int]:
 
 
 def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least ``n``; triton's own takes a microsecond."""
+    """Smallest power of two that is at least ``n``; triton's function takes a microsecond."""
     return 1 << (n - 1).bit_length()
 
 
 def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
     columns, numbers = table.decode(states * V)
-    if V % 4:  # rows that 16 bytes do not divide: a thread then has single columns, and every vector at as many rows as numbers
+    if V % 4:  # rows that are no multiple of 16 bytes: a thread then has single columns
         numbers = 16
     BK, BV = _power_of_two(K), min(columns, _power_of_two(V))
     return BK, BV, max(1, BK * BV // (32 * numbers))
 
 
 def _name(arguments: tuple[Any, ...], *_: object) -> Hashable:
-    """Key under which calls are remembered where the kernel does not fit; calls that differ only in batch and length share it."""
+    """Key of a call in the record of kernels that do not fit; calls that differ only in batch and length share it."""
     k, v, decay, beta, read, _, bonus = arguments[1:8]
     rank = None if decay is None else decay.ndim in (2, 4)
     return "recurrent", v.device, v.dtype, k.shape[3], v.shape[3], rank, beta is None, read is None, bonus is None
@@ -224,7 +224,7 @@ def _per_channel(decay: Tensor | None) -> bool:
 
 
 def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
-    """The launch, which follows from shapes and strides: who has seen them replays it."""
+    """Launch the kernel; a call with the same shapes and strides replays the launch."""
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, final, final_z, scale, normalized, overlapped, unit = arguments
     (B, T, H, V), K = v.shape, k.shape[3]
     o = recorder.empty(B, T, H, V, dtype=torch.float32 if normalized else v.dtype)
@@ -261,7 +261,7 @@ def _fake(*arguments: Any) -> list[Tensor]:
 
 
 def _states(x: Flat) -> tuple[Tensor, Tensor | None]:
-    """Empty final states S [N, H, K, V] and, with a denominator, z [N, H, K]."""
+    """Allocate final states S [N, H, K, V] and, with a denominator, z [N, H, K]."""
     v, cu = x.v, x.cu_seqlens
     size = (v.shape[0] if cu is None else cu.shape[0] - 1, v.shape[2], x.k.shape[3])
     state = torch.empty((*size, v.shape[3]), dtype=torch.float32, device=v.device)
@@ -294,7 +294,7 @@ def _unsuited(inputs: Inputs) -> str | None:
 
 
 def recurrent(inputs: Inputs) -> Outputs:
-    """``o`` [B, T, H, V] in v's dtype, in float32 beside a denominator; denominator and states float32, states if they are asked for."""
+    """``o`` [B, T, H, V] in v's dtype, in float32 beside a denominator; denominator and states float32, states if requested."""
     _refuse(inputs)
     out = iter(_op(*inputs.flat, inputs.return_state))
     o, denominator = next(out), next(out) if inputs.denominator else None
@@ -302,17 +302,17 @@ def recurrent(inputs: Inputs) -> Outputs:
 
 
 def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None) -> Outputs:
-    """:func:`recurrent` that writes the final states over the initial ones, as a captured decoding loop wants it.
+    """Run :func:`recurrent`, and write the final states over the initial ones, as a captured decoding loop needs it.
 
-    ``overlapped``: on Hopper the states are read while the launches before may still run, for who knows that none of them since the
-    last one that waited for all others writes to them. ``unit``: an eps, with which q and k are divided by √(Σ x² + eps) first.
+    ``overlapped``: on Hopper the states are read while earlier launches may still run; the caller ensures that none of these since the
+    last one that waited for all others writes to them. ``unit``: an eps, by which q and k are first divided by √(Σ x² + eps).
     """
     _refuse(inputs)
     state, z = inputs.initial, inputs.initial_z
     if state is None or (inputs.denominator and z is None):
-        raise ValueError("a step in place needs the states that it updates")
+        raise ValueError("a step in place needs initial states, which it updates")
     if not all(t is None or (t.is_contiguous() and not t.is_neg()) for t in (state, z)):
-        raise ValueError("a step in place needs contiguous states with their own signs")
+        raise ValueError("a step in place needs contiguous states that are not negated views")
     overlapped = overlapped and gpu.capability(state.device) >= (9, 0)
     o, denominator = _launch(inputs.flat, state, z, overlapped, unit)
     return Outputs(o, denominator, state, z)

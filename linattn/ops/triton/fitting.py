@@ -1,8 +1,8 @@
 """Fallbacks for a kernel that does not fit a card or that a compiler fails on.
 
-The tables say what suits the cards that are known. On another, or with another Triton, a launch may want more shared memory, threads
-or tensor memory than there are, or end in the compiler. Then the same launch is tried with fewer stages, smaller tiles and more
-warps, and what serves is remembered. Where nothing does, :class:`Unfit` says why, and torch's operations compute instead.
+The tables have configurations for known cards. On another card, or with another version of Triton, a launch may need more shared
+memory, threads or tensor memory than available, or fail to compile. The launch is then tried with fewer stages, smaller tiles and more
+warps, and the first variant that works is remembered. If none works, :class:`Unfit` has the reason, and torch's operations are used.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 Grid = tuple[int, ...]
 STAGES = 3  # Triton's own choice
 WARPS = 16  # at most
-_served: dict[Hashable, dict[str, Any] | str] = {}  # what is changed of a launch, or why nothing serves
-_unfit: dict[Hashable, str] = {}  # calls of operations
+_served: dict[Hashable, dict[str, Any] | str] = {}  # changed constants of a launch, or the reason why no variant works
+_unfit: dict[Hashable, str] = {}  # reasons by the names of operations' calls
 
 
 class Tiles(NamedTuple):
-    """Constants of a launch that may be halved, with what each is at least, and the grid that then follows from them."""
+    """Constants of a launch that may be halved, with their lower bounds, and the grid as a function of the constants."""
 
     least: dict[str, int]
     grid: Callable[[dict[str, Any]], Grid] | None = None
 
 
 class Unfit(RuntimeError):
-    """A kernel fits a device in no shape."""
+    """No variant of a kernel fits the device."""
 
 
 def launch(kernel: Any, grid: Grid, arguments: tuple[Any, ...], constants: dict[str, Any], tiles: Tiles | None = None) -> tuple[Any, Grid]:
-    """Launch ``kernel``; the compiled kernel and its grid.
+    """Launch ``kernel``; returns the compiled kernel and its grid.
 
-    Only after a first launch has failed does this cost more than the launch.
+    Costs no more than the launch unless a launch has failed.
     """
     if not _served:
         try:
@@ -60,7 +60,7 @@ def launch(kernel: Any, grid: Grid, arguments: tuple[Any, ...], constants: dict[
         except Exception as error:
             if (reason := reason_of(error)) is None:
                 raise
-            known = known if isinstance(known, str) else reason  # of the first shape, which was meant
+            known = known if isinstance(known, str) else reason  # the reason of the first variant, the intended one
             continue
         _served[key] = changes
         return compiled, place
@@ -69,7 +69,7 @@ def launch(kernel: Any, grid: Grid, arguments: tuple[Any, ...], constants: dict[
 
 
 def chosen(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> dict[str, Any]:
-    """``constants`` with what was found to serve in their place."""
+    """``constants`` with the changes that were found to work."""
     known = _served.get(_key(kernel, arguments, constants)) if _served else None
     return {**constants, **known} if isinstance(known, dict) else constants
 
@@ -101,19 +101,19 @@ def shapes(constants: dict[str, Any], tiles: Tiles | None) -> Iterator[dict[str,
 
 
 def reason_of(error: Exception) -> str | None:
-    """The missing resource or the compiler's message, if ``error`` is about either; None for other errors."""
+    """The missing resource or the compiler's message; None for other errors."""
     if isinstance(error, OutOfResources):
-        return f"it wants {error.required} of {error.limit} there are ({error.name})"
+        return f"it needs {error.required} of {error.name}, and there are {error.limit}"
     if isinstance(error, (CompilationError, PTXASError)) or (isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"Triton's compiler ends in {type(error).__name__}: {lines[-1] if lines else ''}"
+        return f"Triton's compiler fails with {type(error).__name__}: {lines[-1] if lines else ''}"
     return None
 
 
 def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Callable[[F], F]:
-    """Decorate a function that launches kernels: where one is :class:`Unfit`, ``otherwise`` computes the same of its arguments.
+    """Decorate a function that launches kernels to call ``otherwise`` with the same arguments if a kernel is :class:`Unfit`.
 
-    That warns once, and is remembered under ``name`` of the arguments for :func:`refusal`.
+    Warns once, and records the failure under ``name`` of the arguments for :func:`refusal`.
     """
 
     def decorate(function: F) -> F:
@@ -125,7 +125,7 @@ def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Cal
                 return function(*arguments, **options)
             except Unfit as error:
                 _unfit[name(*arguments, **options)] = str(error)
-                warnings.warn(f"torch's operations run in the place of a GPU kernel of linattn: {error}", stacklevel=2)
+                warnings.warn(f"torch's operations run in place of a GPU kernel of linattn: {error}", stacklevel=2)
                 return otherwise(*arguments, **options)
 
         return run  # type: ignore[return-value]
@@ -134,18 +134,18 @@ def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Cal
 
 
 def refusal(*names: Hashable) -> str | None:
-    """Reason why the kernels no longer run calls with these names, or None."""
+    """Reason why the kernels do not run calls with these names, or None."""
     return next((_unfit[name] for name in names if name in _unfit), None) if _unfit else None
 
 
 def alike(operation: str, *tensors: Tensor | None) -> Hashable:
-    """The name of calls of an operation that differ in batch and length alone."""
+    """Name shared by the calls of an operation that differ only in batch and length."""
     kinds = tuple(None if t is None else (t.dtype, t.shape[2:]) for t in tensors)
     return operation, next(t for t in tensors if t is not None).device, kinds
 
 
 def differentiated(function: Callable[..., Any], tensors: tuple[Any, ...], cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """Gradients of floating ``tensors``, None for the others: of the results of ``function``, in operations of torch."""
+    """Gradients of the results of ``function`` with respect to floating ``tensors``, None for others, in operations of torch."""
     leaves = [t.detach().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
     wanted = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
     with torch.enable_grad():

@@ -1,16 +1,16 @@
 """Gradients of a chunk from the state before it and the cotangent of the state after it: every chunk at once.
 
-What a token reads besides its output is one more query, with a cotangent of its own (the delta rule reads v - kᵀS with the key,
-the erase rule rᵀS), and what it writes one more key. So every rule is plain attention between one or two kinds of queries and
-one or two kinds of keys:
+A token's read besides its output is a second query with its own cotangent (the delta rule reads v - kᵀS by the key, the erase
+rule rᵀS), and a second write is a second key. So every rule is plain attention between one or two kinds of queries and one or
+two kinds of keys:
 
     plain    q (cotangent do)                             k (value v)
     delta    q (do), k (cotangent -de = -dv, strictly)    k (value e)
     erase    q (do), r (cotangent x, strictly, before)    k (value v), w (value u)
 
-A query and a key are each other's mirror image: ``role`` serves both, one role after the other, so that few tensors are live at once.
-With a decay per channel all is scaled to the middle of the chunk; unsettled.py has the blocks of channels in which that exceeds the
-range of float32.
+The gradients of queries and keys are mirror images: ``role`` computes either, one after the other, so that few tensors are live at
+once. With a decay per channel both are scaled to the middle of the chunk; unsettled.py has the blocks of channels in which that
+exceeds the range of float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from linattn.ops.triton.tiles import (
 
 @triton.jit
 def units_of(slot, heads, head, column, K: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr):
-    """Places of a block's units of channels in ``done``, and which of them exist."""
+    """Indices in ``done`` of a block's units of channels, and the mask of those that exist."""
     COUNT: tl.constexpr = (K + UNIT - 1) // UNIT
     unit = column * (BK // UNIT) + tl.arange(0, BK // UNIT)
     return (slot.to(tl.int64) * heads + head) * COUNT + unit, unit < COUNT
@@ -46,13 +46,13 @@ def units_of(slot, heads, head, column, K: tl.constexpr, BK: tl.constexpr, UNIT:
 
 @triton.jit
 def of_tokens(tensor, time, token, channels, inside):
-    """A block [C, BK] of a tensor whose head is chosen."""
+    """Load a block [C, BK] of a tensor that points to its head."""
     return tl.load(tensor + time[:, None] * token + channels[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def factor(x, decay_at, inside, READS: tl.constexpr, BEFORE: tl.constexpr):
-    """What scales a kind of query (``READS``) or key [C, BK] to the middle of the chunk, ``x`` orders away."""
+    """Factor that scales a kind of query (``READS``) or key [C, BK] to the middle of the chunk, ``x`` binary orders away."""
     if BEFORE:
         x -= orders(tl.load(decay_at, mask=inside, other=0.0))
     return tl.exp2(x if READS else -x)
@@ -63,8 +63,9 @@ def other_side(
     g, of, x, steps, total, reader, decay_at, channels, inside, time, rows, scale,
     DECAY: tl.constexpr, READS: tl.constexpr, APART: tl.constexpr, BITS: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """What a query (``READS``) meets of a kind of key, or a key of a kind of query: the weights [C, C], and the vectors as they come and
-    scaled. ``reader`` are the decays before queries; those that are ``APART`` read before their token's own.
+    """Load the other side of the products of a kind of query (``READS``) or key: weights [C, C], and vectors, unscaled and scaled.
+
+    ``reader`` are the decays before queries; queries that are ``APART`` read before their own token's decay.
     """
     i = rows[:, None]
     t = rows[None, :]
@@ -85,13 +86,13 @@ def role(
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
     BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one kind of query (``READS``) or key [C, BK], both its parts in the decay's, and what a token meets of itself.
+    """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
 
-    A kind is its cotangents (a key's values) and its vectors, each with its stride of time: ``mine`` meets ``one`` and, if ``TWO``,
-    ``two``, and what ``state`` holds, the one before the chunk (the cotangent of the one after it), which ``edge`` brings to the middle.
-    Queries may read ``BEFORE`` their token's decay. Neighbours of which one does (``APART``) have no decay between them: they go apart,
-    so that the decay's gradient holds nothing of them, not even what is left where they cancel. Both ends of a pair are rounded alike
-    here and on its other side: in the decay's gradient what they share must cancel.
+    A kind has cotangents (for a key, values) and vectors, each with its stride of time: ``mine`` is multiplied with ``one`` and, if
+    ``TWO``, ``two``, and with ``state``, that before the chunk (the cotangent of that after it), which ``edge`` brings to the middle.
+    Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
+    so that the decay's gradient contains no rounding error of theirs. Both ends of a pair are rounded equally here and on its other
+    side, because their shared part must cancel in the decay's gradient.
     """
     i = rows[:, None]
     t = rows[None, :]
@@ -146,9 +147,9 @@ def role(
 
 @triton.jit
 def summed(a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr, kind: tl.constexpr):
-    """A part of the decay's gradient: for each token the sum of rows of ``a`` [C, BK] at ``LATER`` or earlier tokens, and its ``OWN``.
+    """Part of the decay's gradient: for each token the sum of rows of ``a`` [C, BK] at ``LATER`` or earlier tokens, with its ``OWN``.
 
-    Exact to float32, as parts are to cancel what they have in common. With a decay per head, of the sums over channels.
+    Exact to float32, because shared summands of the parts must cancel. With a decay per head, of the sums over channels.
     """
     i = rows[:, None]
     t = rows[None, :]
@@ -159,7 +160,7 @@ def summed(a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr,
         each = tl.sum(a, 1)
         if LATER and OWN:
             total = tl.cumsum(each, 0, reverse=True)
-        else:  # without a difference, in which large ones would leave their rounding
+        else:  # not by a difference, which would contain the rounding errors of large summands
             total = tl.sum(tl.where(which, each[None, :], 0.0), 1)
     else:
         if kind == tl.float32:
@@ -177,7 +178,7 @@ def of_block(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr, DDECAY: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of a chunk in a block of channels; that of a decay per head [C], summed over them, is returned."""
+    """Store the gradients of a chunk in a block of channels; returns that of a decay per head [C], summed over the channels."""
     q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head = strides[:10]
     decay_token, decay_head, beta_token, beta_head, do_token, do_head = strides[10:]
@@ -187,8 +188,8 @@ def of_block(
     place = slot.to(tl.int64) * heads + head
     channels = first_channel + tl.arange(0, BK)
     inside = valid[:, None] & (channels < K)[None, :]
-    at = time[:, None] * heads * K + head * K + channels[None, :]  # in contiguous tensors [B, T, H, K]
-    row = heads * V  # of values and de [B, T, H, V]
+    at = time[:, None] * heads * K + head * K + channels[None, :]  # indices in contiguous tensors [B, T, H, K]
+    row = heads * V  # stride of time of values and de [B, T, H, V]
     states += place * K * V
     dstates += place * K * V
     keys = k + (head // group) * k_head
@@ -278,7 +279,7 @@ def of_block(
             dd += summed(send, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
 
     if DDECAY:
-        past = tl.zeros([BK], tl.float32)  # what passes through the whole chunk
+        past = tl.zeros([BK], tl.float32)  # the part of the state that passes the whole chunk
         for block in range(0, V, BV):
             columns = block + tl.arange(0, BV)
             place_in_state = channels[:, None] * V + columns[None, :]
@@ -306,9 +307,9 @@ def gradients(
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
     DDECAY: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """A program has one block of channels; with a decay per head and a gradient of it, all of them.
+    """A program computes one block of channels; with the gradient of a decay per head, all blocks.
 
-    With a decay per channel ``done`` [chunks, H, units of channels] says which are done here, and which are left to unsettled.py.
+    With a decay per channel ``done`` [chunks, H, units of channels] marks the blocks computed here; unsettled.py computes the others.
     """
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
@@ -360,7 +361,7 @@ def gradients(
 
 @triton.jit(do_not_specialize=["rows"])
 def shared(given, total, rows, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr):
-    """Sums [rows, K] over the heads that share something, of [rows, GROUP, K]; torch's own sum reaches a third of the memory's rate."""
+    """Sum [rows, GROUP, K] over the heads of a group: [rows, K]. torch's own sum reaches a third of the memory bandwidth."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     channel = tl.arange(0, BK)[None, :]
     there = (row < rows) & (channel < K)

@@ -1,4 +1,4 @@
-"""Launching kernels: the first call of its kind is recorded, later ones are replayed, which spares the host most of its work."""
+"""Launches of kernels: the first call of its kind is recorded and later ones are replayed, which saves most of the host's work."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
     "Tensors",
     "on_device",
     "run",
-]  # what bodies and callers of kernels want, from one place
+]  # names for bodies and callers of kernels
 INTERPRETED = gpu.INTERPRETED
-MOST = 1024  # recorded calls; the oldest makes room
+MOST = 1024  # most recorded calls; the oldest is dropped
 _programs: dict[tuple, Program] = {}
 _compiled: set[tuple] = set()
 _replay_refusals: dict[torch.device, str | None] = {}
@@ -35,11 +35,11 @@ _replay_refusals: dict[torch.device, str | None] = {}
 def run(
     body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: object, then: Callable[..., object] | None = None
 ) -> Tensors:
-    """``body(recorder, *tensors, *options)``: tensors that the recorder has made on the device of ``like``, or None.
+    """Run ``body(recorder, *tensors, *options)``, which returns tensors made by the recorder on the device of ``like``, or None.
 
-    What ``body`` does follows from the shapes, strides and dtypes of ``tensors``, from which of them are absent and from
-    ``options``; it touches no tensor but by a launch. ``then(recorder, results, *tensors, *options)`` is what is likely to be
-    run next: its kernels are compiled at the same time.
+    ``body`` must depend only on the shapes, strides and dtypes of ``tensors``, on which of them are None and on ``options``, and use
+    tensors only in launches. ``then(recorder, results, *tensors, *options)`` is the body that probably runs next: its kernels are
+    compiled at the same time.
     """
     tensors = tuple(t if t is None else _signed(t) for t in tensors)
     with on_device(like.device):
@@ -51,7 +51,7 @@ def run(
         if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
             return body(Recorder(like, tensors), *tensors, *options)
         addresses = [0 if t is None else t.data_ptr() for t in tensors]
-        # Triton compiles for whether an address is a multiple of 16.
+        # Triton specialises on addresses that are multiples of 16.
         kinds = [t if t is None else (t.shape, t.stride(), t.dtype, a & 15) for t, a in zip(tensors, addresses, strict=True)]
         key = (body, driver.active.get_current_device(), options, *kinds)
         program = _programs.get(key)
@@ -61,7 +61,7 @@ def run(
         if (sort := (body, options, then is None, *sizes)) not in _compiled:
             _compile(body, then, like, tensors, options)
             _compiled.add(sort)
-        tensors = tuple(t if t is None else t.detach() for t in tensors)  # what is one tensor now may be two the next time
+        tensors = tuple(t if t is None else t.detach() for t in tensors)  # arguments that are one tensor now may be two the next time
         recorder = Recorder(like, tensors)
         made = body(recorder, *tensors, *options)
         if len(_programs) >= MOST:
@@ -80,12 +80,12 @@ def replay_refusal(device: torch.device) -> str | None:
 
 
 def capturing() -> bool:
-    """True if a CUDA graph is being captured, into which nothing may go that is only tried."""
+    """True if a CUDA graph is being captured, in which no trial may run."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def off(device: torch.device) -> list[str]:
-    """Optimizations that no call on ``device`` gets, for ``explain``."""
+    """Optimizations that are off for all calls on ``device``, for ``explain``."""
     if INTERPRETED or device.type != "cuda":
         return []
     with on_device(device):
@@ -94,17 +94,17 @@ def off(device: torch.device) -> list[str]:
 
 
 def make_room() -> None:
-    """Let kernels that make descriptors, those for Hopper, have memory for them. Who has set an allocator in this thread keeps it."""
+    """Set the allocator for kernels that make descriptors, those for Hopper, unless one is set in this thread."""
     try:
         from triton.runtime._allocation import NullAllocator, _allocator
-    except ImportError:  # then those kernels fail in their trial, and the others need none
+    except ImportError:  # those kernels then fail in their trial; others need no allocator
         return
     if isinstance(_allocator.get(), NullAllocator):
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 
 
 def _compile(body: Callable[..., Tensors], then: Callable[..., object] | None, like: Tensor, tensors: Tensors, options: tuple) -> None:
-    """Compile all kernels of ``body`` and ``then`` at once. What fails to compile fails again, and is reported, when it is launched."""
+    """Compile all kernels of ``body`` and ``then`` in parallel. Errors are ignored here, because the launch reports them."""
     from triton.runtime._async_compile import AsyncCompileMode
 
     compiler = Compiler(like, tensors)
@@ -115,10 +115,10 @@ def _compile(body: Callable[..., Tensors], then: Callable[..., object] | None, l
 
 
 def _signed(t: Tensor) -> Tensor:
-    """``t`` with its own signs in memory: the imaginary part of a conjugate is a view that turns those of another tensor."""
+    """Resolve a lazy negation of ``t``, such as that of the imaginary part of a conjugate."""
     return t.resolve_neg() if t.is_neg() else t
 
 
 def _watched(hook) -> bool:
-    """True if a profiler hooks launches, which only Triton's own launcher calls."""
+    """True if a profiler has set launch hooks, which only Triton's own launcher calls."""
     return bool(getattr(hook, "calls", hook))

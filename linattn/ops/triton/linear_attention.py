@@ -1,4 +1,4 @@
-"""The GPU backend of the recurrence: what it refuses, the form that it takes, and calls of its kernels."""
+"""GPU backend of the recurrence: refusals, choice of the form, and calls of the kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linattn.ops.triton.chunks import WIDEST, name
 from linattn.ops.triton.plan import CHANNEL, HEAD, NONE
 from linattn.ops.triton.run import in_rows, side_by_side
 
-STEPS = 16  # tokens that steps are faster for than chunks
+STEPS = 16  # most tokens for which steps are faster than chunks
 
 
 def refusal(inputs: Inputs, form: str) -> str | None:
@@ -38,14 +38,14 @@ def refusal(inputs: Inputs, form: str) -> str | None:
 
 
 def form_of(inputs: Inputs, form: str) -> str:
-    """The form that ``auto`` takes: steps for a few tokens that nobody wants gradients of, else chunks."""
+    """Form that ``auto`` selects: steps for a few tokens without gradients, else chunks."""
     if form != "auto":
         return form
     return "recurrent" if inputs.v.shape[1] <= STEPS and decode.refusal(inputs) is None else "chunk"
 
 
 def off(inputs: Inputs, form: str) -> list[str]:
-    """Optimizations that ``inputs`` do not get, for ``explain``: a line for each, with the reason."""
+    """Optimizations that are off for ``inputs``, for ``explain``: a line for each, with the reason."""
     device, lines = inputs.v.device, launch.off(inputs.v.device)
     if device.type != "cuda" or form_of(inputs, form) != "chunk" or gpu.capability(device) != (9, 0):
         return lines
@@ -63,7 +63,7 @@ def chunked(inputs: Inputs) -> Outputs:
     o, state = _wide_keys(inputs, inputs.v, inputs.initial, inputs.denominator)
     if not inputs.denominator:
         return Outputs(o, None, state, None)
-    # z is a state with one column that every token writes a 1 into.
+    # z is a state with one column and values of 1.
     ones = inputs.v.new_ones(()).expand(*inputs.v.shape[:3], 1)
     initial = None if inputs.initial_z is None else inputs.initial_z[..., None]
     below, z = _wide_keys(inputs, ones, initial, True)
@@ -71,7 +71,7 @@ def chunked(inputs: Inputs) -> Outputs:
 
 
 def _wide_keys(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
-    """The channels of keys are independent where nothing erases, so many of them go in parts that add up."""
+    """Split many channels of keys into parts that are summed: without erasure the channels are independent."""
     size = x.k.shape[3]
     if size <= WIDEST:
         return _call(x, v, initial, wide)

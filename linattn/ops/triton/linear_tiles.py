@@ -1,7 +1,7 @@
 """Tiles of the product of several vectors and a few matrices.
 
-Such a product costs what reading the matrices costs, so that all multiprocessors have to read at once. Wide tiles read the vectors
-seldom, but there are few of them: then several programs share the channels of a tile.
+The cost of such a product is that of reading the matrices, so all multiprocessors have to read. Wide tiles read the vectors less often,
+but there are few of them; several programs then share the channels of a tile.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import triton
 
-WIDTHS = (128, 64, 32)  # rows of a matrix: the widest of which there are MANY tiles
-MANY = 200  # tiles: more than one for each multiprocessor of the largest devices
-PROGRAMS = 80  # that read fast enough: sharing channels costs more than some idle multiprocessors
-SHARED = 96 << 10  # bytes that a program asks for ahead: two of them fit a Hopper, one an Ampere
+WIDTHS = (128, 64, 32)  # rows of a matrix per tile: the widest that gives MANY tiles
+MANY = 200  # tiles, more than one per multiprocessor of the largest devices
+PROGRAMS = 80  # programs that are enough: sharing channels costs more than a few idle multiprocessors
+SHARED = 96 << 10  # bytes of shared memory of a program: two programs fit on a Hopper multiprocessor, one on an Ampere's
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Tiles:
     num_stages: int
 
     def grid(self, vectors: int, sizes: Sequence[int]) -> tuple[int, int, int]:
-        """Tiles of one matrix' rows follow one another, so that the rows are read from memory once."""
+        """Number of programs; tiles with the same rows of a matrix are adjacent, so that rows are read from memory once."""
         return triton.cdiv(vectors, self.BM), sum(triton.cdiv(n, self.BN) for n in sizes), self.SPLIT
 
 
@@ -45,7 +45,7 @@ def choose(vectors: int, K: int, sizes: Sequence[int], itemsize: int, *, gated: 
     split = 1
     while tiles <= counters and tiles * split < PROGRAMS and steps >= 8 * split:
         split *= 2
-    split = triton.cdiv(steps, triton.cdiv(steps, split))  # as many as get any
+    split = triton.cdiv(steps, triton.cdiv(steps, split))  # programs that have any channels
     stage = (BM + BN * (2 if gated else 1)) * BK * itemsize
     return Tiles(BM, BN, BK, split, num_warps=4, num_stages=min(max(SHARED // stage, 2), 5))
 

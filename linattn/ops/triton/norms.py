@@ -20,8 +20,8 @@ from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 8192  # V
-NUMBERS = 2048  # of a tile
-TILES = 8  # of a program, backward
+NUMBERS = 2048  # elements of a tile
+TILES = 8  # tiles of a program in backward
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _numbers(t, m, h, v, there, t_m, t_h):
 
 @triton.jit
 def _scaled(x, real, eps, V: tl.constexpr, MEAN: tl.constexpr):
-    """``x`` over its length, and one over the length; rows that are not ``real`` have length 1, for eps may be 0."""
+    """``x`` divided by its length, and the inverse of the length; rows that are not ``real`` have length 1, because eps may be 0."""
     total = tl.sum(x * x, 1)[:, None]
     if MEAN:
         total = total / V
@@ -56,7 +56,7 @@ def forward_kernel(
     H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """OVERLAPPED: the weight is read while the launch before may still run, and the launch after may start at once."""
+    """OVERLAPPED: the weight is read while the previous launch may still run, and the next launch may start at once."""
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
     m, h, v, there = _rows(tl.program_id(0), M, H, V, RB, VB, EACH)
@@ -113,7 +113,7 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
     if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:
         return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
     if tracing.traced(x, weight, gate):
-        return "somebody looks on who has to see operations of torch"
+        return "tracing is active, which must see operations of torch"
     return fitting.refusal(fitting.alike("norm", x))
 
 
@@ -129,7 +129,7 @@ def _portable_backward(d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tens
 def forward(
     x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype, *, overlapped: bool = False
 ) -> Tensor:
-    """``overlapped``: on Hopper for who knows that the launches before, since the last one that waited for all, do not write ``weight``."""
+    """``overlapped``: on Hopper, if no earlier launch since the last one that waited for all others writes to ``weight``."""
     tensors = (_three(x), None if weight is None else weight.contiguous(), None if gate is None else _three(gate))
     (y,) = launch.run(_forward, x, tensors, eps, mean, dtype, overlapped)
     return y.view(x.shape)
@@ -139,7 +139,7 @@ def forward(
 def backward(
     d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``x``, ``weight`` and ``gate``, None where those are."""
+    """Gradients of ``x``, ``weight`` and ``gate``, each None if the input is None."""
     tensors = (_three(x), None if weight is None else weight.contiguous(), None if gate is None else _three(gate), _three(d_y))
     d_x, d_gate, parts = launch.run(_backward, x, tensors, eps, mean)
     d_weight = None if weight is None else parts.sum(0).view(weight.shape).to(weight.dtype)
@@ -147,7 +147,7 @@ def backward(
 
 
 def _three(t: Tensor) -> Tensor:
-    """[..., H, V] as [M, H, V] with channels side by side, without a copy where strides allow it."""
+    """[..., H, V] as [M, H, V] with contiguous channels, without a copy where strides allow it."""
     shape = (prod(t.shape[:-2]), *t.shape[-2:])
     even = all(t.stride(i) == t.stride(i + 1) * t.shape[i + 1] for i in range(t.ndim - 3))
     return (t if even and t.stride(-1) == 1 else t.contiguous()).view(shape)

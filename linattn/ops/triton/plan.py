@@ -10,7 +10,7 @@ import torch
 
 from linattn.ops.triton import table
 
-WIDE = 128  # values of a state that one program has
+WIDE = 128  # values of a state per program
 NONE, HEAD, CHANNEL = range(3)
 PLAIN, DELTA, ERASE = range(3)
 
@@ -21,7 +21,7 @@ class Family(NamedTuple):
     decay: int
     rule: int
     before: bool  # queries read the state before the token's decay and write, and the bonus reads the token itself
-    half: bool  # products of bfloat16; else float32 holds the operands: see precision
+    half: bool  # products of bfloat16 operands; else operands are float32, see precision
 
     @property
     def prepared(self) -> bool:
@@ -40,11 +40,11 @@ class Plan:
     length: int  # tokens in a segment
     chunks: int  # slots
     segments: int  # slots
-    split: bool  # whether any sequence can have more than one segment
+    split: bool  # True if a sequence can have more than one segment
 
 
 def plan(family: Family, batch: int, tokens: int, heads: int, sizes: tuple[int, int], sequences: int, packed: bool) -> Plan:
-    """``tokens`` of one row; ``sizes`` of keys and values; ``sequences`` states in all."""
+    """Partition of a call: ``tokens`` per row; ``sizes`` of keys and values; ``sequences``, the number of states."""
     chunk = table.chunk(family.half)
     pieces = segments(family, tokens, heads * (1 if packed else batch), sizes)
     length = -(-tokens // pieces)
@@ -57,12 +57,12 @@ def plan(family: Family, batch: int, tokens: int, heads: int, sizes: tuple[int, 
 
 
 def segments(family: Family, tokens: int, states: int, sizes: tuple[int, int]) -> int:
-    """Number of segments in which ``states`` of ``sizes`` go through so many tokens, measured on an H200 (see benchmarks/log.md).
+    """Number of segments per sequence for ``states`` of ``sizes`` over ``tokens``, measured on an H200 (see benchmarks/log.md).
 
-    A scan reads as fast as memory gives once half of the multiprocessors are at work. Where it does little else, it wants them all.
+    A scan is as fast as memory once half of the multiprocessors are busy. A scan that does little but read needs all of them.
     """
     programs = states * -(-sizes[1] // WIDE)
-    full = table.PROGRAMS * (2 if max(sizes) <= WIDE // 2 else 1)  # so narrow ones share a multiprocessor
+    full = table.PROGRAMS * (2 if max(sizes) <= WIDE // 2 else 1)  # narrow states share a multiprocessor
     light = family.rule == PLAIN and family.decay != CHANNEL
     most = full // programs
     if not light and (max(sizes) <= WIDE // 2 or tokens < most * table.LONG):
@@ -77,5 +77,5 @@ def power_of_two(n: int, least: int = 16) -> int:
 
 
 def precision(dtype: torch.dtype, rule: int) -> str:
-    """Precision of products of float32 operands. Rules that erase sum with alternating signs: truncated tf32 is too coarse."""
+    """Precision of products of float32 operands. Rules that erase sum alternating signs: truncated tf32 is too coarse."""
     return "tf32" if dtype == torch.bfloat16 or (dtype == torch.float16 and rule == PLAIN) else "tf32x3"

@@ -1,6 +1,6 @@
 """Parts of a chunk that do not depend on the state: masked products of queries and keys, the triangular inverse, decayed operands.
 
-One program a chunk and head, all chunks at once. With e_i the value that the rule writes for token i, the scans then need
+One program per chunk and head, all chunks in parallel. With e_i the value that the rule writes for token i, the scans then compute
 
     plain    e = v                                  o = Q S + P v
     delta    e = B v + W S    (B = T diag β)        o = Q S + P e
@@ -45,8 +45,8 @@ def prepare(
     PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
     kind: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
-    """With a decay per channel chunks that are ``SETTLED``, in one frame, belong to one kernel, which says in ``done`` [chunks, H] that it
-    has done them, and the others, by levels, to another.
+    """With a decay per channel one launch (``SETTLED``) computes the chunks with decays within the range of one product and marks them in
+    ``done`` [chunks, H]; another computes the rest by levels.
     """
     slot = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -74,9 +74,9 @@ def prepare(
     a_rk = tl.zeros([C, C], tl.float32)
     a_qw = tl.zeros([C, C], tl.float32)
     a_rw = tl.zeros([C, C], tl.float32)
-    own = tl.zeros([C], tl.float32)  # what a token reads of itself
+    own = tl.zeros([C], tl.float32)  # product of a token's query and key
     own_w = tl.zeros([C], tl.float32)
-    far = tl.zeros([C], tl.float32)  # orders from the middle of the chunk
+    far = tl.zeros([C], tl.float32)  # largest distance from the middle of the chunk, in binary orders
     for block in range(0, K, BK):
         channels = block + tl.arange(0, BK)
         inside = valid[:, None] & (channels < K)[None, :]
@@ -207,14 +207,14 @@ def prepare(
 
     if DECAY == CHANNEL and SETTLED:
         if RULE != PLAIN:
-            tl.debug_barrier()  # what has been written is read by other threads
+            tl.debug_barrier()  # written values are read by other threads
             for block in range(0, K, BK):
                 channels = block + tl.arange(0, BK)
                 wide = place * (C * K) + rows[:, None] * K + channels[None, :]
                 fits = (channels < K)[None, :] & (rows >= 0)[:, None]
                 seen = tl.load(w + wide, mask=fits, other=0.0)
                 seen = tl.dot(t.to(kind), seen, input_precision=PRECISION)
-                tl.debug_barrier()  # the same place is written by others than have read it
+                tl.debug_barrier()  # the memory is overwritten by other threads than have read it
                 tl.store(w + wide, seen.to(kind), mask=fits)
     elif (RULE != PLAIN) or (DECAY == CHANNEL):
         for block in range(0, K, BK):
@@ -253,6 +253,6 @@ def prepare(
 
 @triton.jit
 def away_from_zero(beta):
-    """β with what is nearly 0 moved to 1e-9: no output shows it, and what is written can be divided by it."""
+    """β with values near 0 moved to 1e-9, which changes no output, so that written values can be divided by it."""
     small = tl.where(beta < 0, -1e-9, 1e-9)
     return tl.where(tl.abs(beta) < 1e-9, small, beta)

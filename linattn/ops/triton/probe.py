@@ -1,7 +1,7 @@
 """Probe for replayed launches under the installed triton: a tiny kernel, launched by Triton and then replayed.
 
-What a compiled kernel's ``run`` takes is private to Triton, so ``record.Program`` is tried before it is trusted. What Triton itself
-passes is looked at first: a call with other arguments could end the process.
+The arguments of a compiled kernel's ``run`` are private to Triton, so ``record.Program`` is tried first. The arguments that Triton
+itself passes are compared before that, because a call with wrong ones could crash the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from linattn.ops.triton import record
 
 SIZE, BLOCK, FACTOR = 48, 32, 0.5
-LEADING = 9  # grid, stream, function, packed metadata, launch metadata, two hooks: then come the kernel's arguments
+LEADING = 9  # grid, stream, function, packed metadata, launch metadata, two hooks; before the kernel's arguments
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def scale_and_add(x, absent, y, size, one, factor, BLOCK: tl.constexpr):
 
 
 def _twice(recorder: record.Recorder, x: Tensor) -> record.Tensors:
-    """Two launches, what is between them in memory of its own; an absent tensor, and numbers as Triton specialises for them and not."""
+    """Run two launches with an intermediate tensor, an absent tensor, and numbers with and without Triton's specialisation."""
     between, y = (recorder.empty(SIZE, dtype=torch.float32) for _ in range(2))
     for source, to in ((x, between), (between, y)):
         recorder.launch(scale_and_add, (-(-SIZE // BLOCK), 1, 1), (source, None, to), (SIZE, 1, FACTOR), BLOCK=BLOCK)
@@ -55,7 +55,7 @@ def unlike_ours(recorder: record.Recorder) -> str | None:
     kernel, compiled, grid, tensors, numbers = recorder.launches[0]
     seen: list[tuple] = []
     run = compiled.run
-    compiled._run = lambda *arguments: seen.append(arguments)  # what ``run`` returns; the launch itself is left out
+    compiled._run = lambda *arguments: seen.append(arguments)  # in place of the launch
     try:
         record.Recorder(tensors[0], ()).launch(kernel, grid, tensors, numbers, BLOCK=BLOCK)
     finally:
@@ -71,6 +71,6 @@ def unlike_ours(recorder: record.Recorder) -> str | None:
 
 
 def short(error: Exception) -> str:
-    """The kind of ``error`` and the last line of what it says: a compiler's begins with the source."""
+    """Type and last line of ``error``; a compiler's message begins with the source."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__

@@ -16,7 +16,7 @@ from linattn.ops.triton import fitting
 from linattn.ops.triton.fitting import Grid, Tiles
 
 ALIGNED = 256  # bytes
-FUSED = {"enable_fp_fusion": True}  # as all were measured: Triton 3.9 warns that the default, which this is so far, will change
+FUSED = {"enable_fp_fusion": True}  # the option of all measurements; Triton 3.9 warns that its default will change
 Tensors = tuple[Any, ...]  # each a tensor or None
 
 
@@ -26,7 +26,7 @@ def current_stream() -> int:
 
 
 class Recorder:
-    """Makes tensors and launches kernels, and remembers what it did."""
+    """Recorder of the tensors made and kernels launched by a body."""
 
     def __init__(self, like: Tensor, given: Tensors):
         self.like, self.given = like, given
@@ -37,7 +37,7 @@ class Recorder:
         return self._make(Tensor.new_empty, shape, dtype)
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Only for what the body gives back."""
+        """Make zeros, only for results of the body."""
         return self._make(Tensor.new_zeros, shape, dtype)
 
     def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -48,13 +48,13 @@ class Recorder:
     def launch(
         self, kernel, grid: Grid, tensors: Tensors, numbers: tuple[int | float, ...], *, tiles: Tiles | None = None, **constants: Any
     ) -> None:
-        """``kernel`` takes tensors first, then numbers, then constants; ``tiles`` says which of these a card may have smaller."""
+        """Launch ``kernel``, whose arguments are tensors, then numbers, then constants; ``tiles`` may be halved if they do not fit."""
         compiled, grid = fitting.launch(kernel, grid, (*tensors, *numbers), FUSED | constants, tiles)
         self.launches.append((kernel, compiled, grid, tensors, numbers))
 
 
 class Compiler(Recorder):
-    """Compiles what would be launched, and makes tensors without memory."""
+    """Recorder that compiles kernels in place of launches, and makes tensors without memory."""
 
     def __init__(self, like: Tensor, given: Tensors):
         super().__init__(like, given)
@@ -74,21 +74,21 @@ class Compiler(Recorder):
         **constants,
     ) -> None:
         compiled = kernel.warmup(*tensors, *numbers, grid=grid, **fitting.chosen(kernel, (*tensors, *numbers), FUSED | constants))
-        future = getattr(compiled, "future", None)  # else it was there
+        future = getattr(compiled, "future", None)  # None if it was cached
         if future is not None and future not in self.awaited:
             self.awaited.add(future)
             future.add_done_callback(_build_launcher)
 
 
 def _build_launcher(compiled: Future) -> None:
-    """The C that passes a kernel its arguments, into the cache: Triton has it compiled at the first launch, one after the other."""
-    with suppress(Exception):  # it fails again, and is reported, when the kernel is launched
+    """Compile the C launcher of a kernel into the cache; Triton compiles launchers one by one at the first launches."""
+    with suppress(Exception):  # an error is reported at the launch
         kernel = compiled.result()
         driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 class Program:
-    """Launches that wait for addresses. What is not given back lies end to end in one piece of memory."""
+    """Recorded launches without addresses. Tensors that are not results lie end to end in one allocation."""
 
     def __init__(self, recorder: Recorder, results: Tensors):
         back = {id(t) for t in results}
@@ -106,7 +106,7 @@ class Program:
         places[id(None)] = len(recorder.given) + len(recorder.made)
         self.launches = []
         for kernel, compiled, grid, tensors, numbers in recorder.launches:
-            rest = (None,) * (len(kernel.params) - len(tensors) - len(numbers))  # constants: the launcher skips their places
+            rest = (None,) * (len(kernel.params) - len(tensors) - len(numbers))  # constants, which the launcher skips
             take = itemgetter(*(places[id(t)] for t in tensors))
             self.launches.append((compiled, grid, take, (*numbers, *rest)))
 
@@ -125,7 +125,7 @@ class Program:
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """Kernels go to the current device, so it must be that of the tensors."""
+    """Make ``device`` the current one, to which kernels are launched."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)

@@ -1,6 +1,6 @@
-"""The recurrences of the elementwise kernels: how a state goes past tokens, and how what tokens add is joined.
+"""Recurrences of the elementwise kernels: the passage of a state over tokens, and the composition of spans of tokens.
 
-A ``kind`` is a recurrence:
+The ``kind`` of a recurrence:
     "sum"      h = exp(log) h + x
     "maximum"  m = max(log + m, x)
     "linear"   g = factor g + x, the gradient of "maximum", whose factors are 0, 1/2 and 1
@@ -19,7 +19,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _exp2(x):
-    """2 ** x, 0 where float32 has no normal number for it: three instructions less than with them."""
+    """2 ** x, 0 for results below the normal numbers of float32, which saves three instructions."""
     if INTERPRETED:
         y = tl.exp2(x)
     else:
@@ -29,10 +29,10 @@ def _exp2(x):
 
 @triton.jit
 def held_form(kind: tl.constexpr, log):
-    """The decay in the form in which it is applied to states.
+    """Decay in the form in which it is applied to states.
 
-    For "sum" exp(log) is one number: itself or, near 1, its distance from 1, with the sign bit set even for a 0. A factor near 1
-    would be rounded to the same side at every step; its distance from 1 is not.
+    For "sum" the form is exp(log) or, near 1, its distance from 1, with the sign bit set even for a 0. A factor near 1 would be
+    rounded to the same side at every step; its distance from 1 is not.
     """
     if kind == "sum":
         size = tl.abs(log)
@@ -43,7 +43,7 @@ def held_form(kind: tl.constexpr, log):
 
 @triton.jit
 def join(kind: tl.constexpr, state, held, near, later):
-    """``state`` faded, and ``later`` on top of it. ``near``: is ``held`` a distance from 1; its sign bit says it too."""
+    """Apply the decay ``held`` to ``state`` and add ``later``. ``near``: True if ``held`` is a distance from 1, as its sign bit says."""
     if kind == "sum":
         joined = held * state + later
         return tl.where(near, joined + state, joined)
@@ -60,7 +60,7 @@ def is_near(held):
 
 @triton.jit
 def longer(kind: tl.constexpr, total, log):
-    """The decay over one token, or one span, more: a sum of logarithms, or a product of factors."""
+    """Decay over one token or span more: a sum of logarithms, or a product of factors."""
     if kind == "linear":
         return total * log
     else:
@@ -74,7 +74,7 @@ def nothing(kind: tl.constexpr):
 
 @triton.jit
 def kept(kind: tl.constexpr):
-    """The total of no tokens."""
+    """Total decay of no tokens."""
     return 1.0 if kind == "linear" else 0.0
 
 
@@ -85,7 +85,7 @@ def reset(kind: tl.constexpr):
 
 @triton.jit
 def past(kind: tl.constexpr, state, total, own):
-    """``state`` past tokens whose decay is ``total``. Past a reset nothing of it is left, not even a NaN."""
+    """Pass ``state`` over tokens with the decay ``total``. After a reset it is 0, even if it was NaN."""
     return tl.where(total == reset(kind), own, join(kind, state, held_form(kind, total), total > NEAR, own))
 
 
@@ -131,7 +131,7 @@ def _four_products(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def up_to(kind: tl.constexpr, total, own):
-    """``total`` and ``own`` [n, DB] of n pieces one after the other: those from the first to each."""
+    """Cumulative ``total`` and ``own`` [n, DB] of n consecutive pieces, each included."""
     if kind == "sum":
         return tl.associative_scan((total, own), 0, _two_sums)
     elif kind == "maximum":
@@ -142,7 +142,7 @@ def up_to(kind: tl.constexpr, total, own):
 
 @triton.jit
 def up_to_and_before(kind: tl.constexpr, total, own):
-    """``up_to`` of each piece, and of the piece before it: two pairs that are joined alike, the second without its last piece."""
+    """``up_to`` of each piece, and of the piece before it, computed together."""
     none, empty = tl.full(total.shape, kept(kind), tl.float32), tl.full(total.shape, nothing(kind), tl.float32)
     pairs = (total, own, none, empty)
     if kind == "sum":

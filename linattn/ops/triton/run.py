@@ -1,4 +1,4 @@
-"""One call of the recurrence: its arguments in rows, its plan, and the launches of its kernels."""
+"""Call of the recurrence on a GPU: its arguments, its plan, and the launches of its kernels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Recorder
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
 
-REGISTERS = 65536  # of a multiprocessor
-MOST = 65535  # programs along the second dimension of a grid
+REGISTERS = 65536  # registers of a multiprocessor
+MOST = 65535  # most programs along the second dimension of a grid
 
 
 class Arguments(NamedTuple):
@@ -59,7 +59,7 @@ class Run:
         self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
         self.recorder, self.bonus, self.cu, self.card = recorder, bonus, cu, gpu.card(v.device)
         self.least = table.NARROWEST if v.dtype == torch.bfloat16 else 16  # channels of a block
-        self.fast = False  # by the kernels for Hopper
+        self.fast = False  # True if the kernels for Hopper run
         self.turned = False
         self.batch, self.tokens, self.heads, self.size_v = v.shape
         self.size_k = k.shape[3]
@@ -69,14 +69,14 @@ class Run:
         self.family = Family(rank, rule, bonus is not None, v.dtype == torch.bfloat16)
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
         self.plan = plan(self.family, self.batch, self.tokens, self.heads, (self.size_k, self.size_v), self.sequences, cu is not None)
-        self.dtype = torch.bfloat16 if self.family.half else torch.float32  # of what products are formed of
+        self.dtype = torch.bfloat16 if self.family.half else torch.float32  # dtype of the operands of products
         self.numbers = (self.sequences, self.tokens, self.heads, self.group, scale)
         self.constants = dict(
             K=self.size_k, C=self.plan.chunk, DECAY=rank, RULE=rule, BEFORE=self.family.before, PACKED=cu is not None,
             BITS=17 if v.dtype != torch.float32 else 40, PRECISION=precision(v.dtype, rule),
             kind=tl.bfloat16 if self.family.half else tl.float32,
         )  # fmt: skip
-        self.p: Tensor | None = None  # these prepare.py writes, as far as the family wants them
+        self.p: Tensor | None = None  # written by prepare.py if the family needs them
         self.p_write: Tensor | None = None
         self.b: Tensor | None = None
         self.t: Tensor | None = None
@@ -88,13 +88,13 @@ class Run:
 
     @property
     def exchanges(self) -> bool:
-        """True if gradients of q, k and v are the recurrence itself, exchanged and reversed, with no states to keep."""
+        """True if the recurrence itself, exchanged or reversed, gives the gradients of q, k and v, so that no states are saved."""
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
     @property
     def narrowest(self) -> int:
-        """Channels of a block where a card has no room for more; on Hopper Triton miscompiles narrow ones of bfloat16, see table.py."""
+        """Least channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
         return min(32, self.least) if self.card.capability[0] in (8, 12) else self.least
 
     @property
@@ -109,18 +109,18 @@ class Run:
         return self.recorder.empty(*shape, dtype=dtype or self.dtype)
 
     def _in_blocks(self, c: table.Config) -> dict[str, int]:
-        """The options of a scan's launch."""
+        """Options of a scan's launch."""
         return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
 
     def choose(self, *others: Tensor) -> None:
         """True if the kernels for Hopper run: they must support all tensors that they read and write, ``others`` included."""
-        write = self.write if self.family.decay != CHANNEL else None  # else prepared
+        write = self.write if self.family.decay != CHANNEL else None  # else it has been prepared
         self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
 
     def exchanged(self, do: Tensor) -> Run:
-        """The recurrence with keys and values exchanged, read by ``do``: its states are this one's, transposed.
+        """Recurrence with keys and values exchanged and ``do`` as queries; its states are the transposed states of this one.
 
-        Where nothing erases, it is the one whose output is the gradient of q, and, backwards, that of k.
+        Without erasure its output is the gradient of q and, run backwards, that of k.
         """
         other = copy(self)
         other.q, other.k, other.v = do, self.v, self.k
@@ -138,7 +138,7 @@ class Run:
         self.p = self.empty(*square)
         if rule != PLAIN:
             self.b = self.empty(*square)
-            if not self.fast or rule == ERASE or by_channel:  # the others find their way from the keys
+            if not self.fast or rule == ERASE or by_channel:  # the other kernels for Hopper use the keys in place of W
                 self.w = self.empty(*wide)
         if rule == ERASE:
             self.p_write, self.t = self.empty(*square), self.empty(*square)
@@ -207,14 +207,14 @@ class Run:
         )  # fmt: skip
 
     def _blocks(self, columns: int, transition: Tensor | None = None) -> int:
-        """Programs that share the columns of a state, and of the transition where there is one."""
+        """Number of programs that share the columns of a state, and of the transition if there is one."""
         return -(-self.size_v // columns) + (0 if transition is None else -(-self.size_k // columns))
 
     def _launch_over(self, kernel, grid: tuple[int, int, int], transition, tensors, before, after, **constants) -> None:
-        """Launch over more segments or sequences than a grid has room for; between ``before`` and ``after`` goes the first of them."""
+        """Launch over segments or sequences, in parts if they exceed a grid, with the numbers ``before``, first of the part, ``after``."""
         blocks, count, heads = grid
-        halves = kernel is state_scan.chain or not self.fast  # those for Hopper have no other shape
-        least = 16 if kernel is state_scan.chain else self.narrowest  # which multiplies float32
+        halves = kernel is state_scan.chain or not self.fast  # the kernels for Hopper have fixed tiles
+        least = 16 if kernel is state_scan.chain else self.narrowest  # chain multiplies float32
         for first in range(0, count, MOST):
             rest = (min(MOST, count - first), heads)
             tiles = Tiles({"BV": least}, partial(self._grid, rest, transition)) if halves else None
@@ -236,15 +236,15 @@ class Run:
         )  # fmt: skip
 
     def gradients(self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool) -> Gradients:
-        """``kept`` is what the scans have left: values, their gradients, states and theirs.
+        """Compute the gradients; ``kept`` are the scans' results: values and states with their cotangents.
 
-        A kernel for Hopper takes many values of a head as several heads that share all but the values, and what they bring is summed.
+        The kernels for Hopper treat a head with many values as several heads that share all but the values, and their results are summed.
         """
         columns, chosen = min(self.size_v, hopper.WIDEST), (self.q, self.k, self.v, self.read, self.write, do, self.decay)
         fast = choice.gradients(self.family, self.plan.chunk, columns, *chosen) if self.fast else None
         if fast is None:
             columns = self.size_v
-        split = self.size_v // columns  # heads that one is taken as
+        split = self.size_v // columns  # heads that one head is treated as
         heads, group = self.heads * split, self.group * split
         to = self._room(heads, ddecay)
         tensors = (
@@ -264,7 +264,7 @@ class Run:
         programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
         by_channel = self.family.decay == CHANNEL
         grid = (self.plan.chunks, heads, -(-self.size_k // 64) if by_channel else 1)
-        given = (*tensors, self.empty(*grid, dtype=torch.int32) if by_channel else None)  # which blocks of channels are done
+        given = (*tensors, self.empty(*grid, dtype=torch.int32) if by_channel else None)  # marks of finished blocks of channels
         constants["SPLIT"] = split
         self.recorder.launch(kernel, (programs, 1, 1), given, numbers, **options, **constants)
         if by_channel:
@@ -274,11 +274,11 @@ class Run:
         return self._summed(to, split)
 
     def _portable_gradients(self, tensors, numbers, heads: int, constants: dict[str, object]) -> None:
-        """Launch the kernels for all devices; with a decay per channel the second has what the first leaves."""
+        """Launch the kernels for all devices; with a decay per channel the second kernel computes the blocks that the first one leaves."""
         by_channel, unit = self.family.decay == CHANNEL, 16
         done = self.empty(self.plan.chunks, heads, -(-self.size_k // unit), dtype=torch.int32) if by_channel else None
         kernels = [(gradients_kernel.gradients, table.gradients), (unsettled_kernel.unsettled, table.unsettled)]
-        together = self.family.decay == HEAD and constants["DDECAY"]  # sums over all channels
+        together = self.family.decay == HEAD and constants["DDECAY"]  # the gradient of a decay per head is a sum over all channels
 
         def grid(sizes: dict[str, int]) -> tuple[int, int, int]:
             return self.plan.chunks, heads, 1 if together else -(-self.size_k // sizes["BK"])
@@ -286,17 +286,17 @@ class Run:
         for kernel, look_up in kernels if by_channel else kernels[:1]:
             c = look_up(self.family, self.card)
             blocks = {"BK": min(c.bk, power_of_two(self.size_k, self.least)), "BV": min(c.bv, power_of_two(self.size_v, self.least))}
-            # Of many warps ptxas would have each thread do with few registers, and spill.
+            # With many warps ptxas would limit the registers of each thread, and spill.
             most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
-            # Where a product and its sum over lanes become one operation, each lane rounds another sum, and which lane
-            # writes it for the others would decide about its last bit.
+            # If a product and its sum over lanes are fused, each lane rounds a different sum, and the lane that
+            # writes the result would determine its last bit.
             self.recorder.launch(
                 kernel, grid(blocks), (*tensors, done), numbers, tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), grid),
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
 
     def _room(self, heads: int, ddecay: bool) -> Gradients:
-        """For the gradients of so many heads."""
+        """Allocate the gradients for a number of heads."""
         q, k = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) for _ in "qk")
         of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
         decay, beta, read, write = (None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads)
@@ -304,7 +304,7 @@ class Run:
         return Gradients(q, k, decay, beta, read, write, bonus)
 
     def _summed(self, each: Gradients, split: int) -> Gradients:
-        """Gradients of what heads share, from those that each has of it: queries and keys among all, the rest among ``split``."""
+        """Sum the gradients of tensors that heads share: queries and keys over all heads of a group, the rest over ``split``."""
         q, k = (self._sum(t, self.group * split) for t in each[:2])
         decay, beta, read, write = (None if t is None else self._sum(t, split) for t in each[2:6])
         return Gradients(q, k, decay, beta, read, write, each.bonus)
@@ -317,7 +317,7 @@ class Run:
         total = self.empty(batch, tokens, heads // group, *rest, dtype=each.dtype)
         size = rest[0] if rest else 1
         rows, bk = batch * tokens * heads // group, power_of_two(size)
-        at_once = max(1, 4096 // bk)  # rows of a program
+        at_once = max(1, 4096 // bk)  # rows per program
         self.recorder.launch(
             gradients_kernel.shared, (-(-rows // at_once), 1, 1), (each, total), (rows,),
             GROUP=group, K=size, BK=bk, ROWS=at_once, num_warps=4,
@@ -326,7 +326,7 @@ class Run:
 
 
 def side_by_side(v: Tensor) -> Tensor:
-    """``v`` [B, T, H, V] with its heads right behind each other if they are wide: the parts of a head are spaced as evenly then."""
+    """``v`` [B, T, H, V] with contiguous heads if they are wide, so that the parts of heads are evenly spaced."""
     return v.contiguous() if v.shape[3] > hopper.WIDEST and v.stride(2) != v.shape[3] else v
 
 

@@ -1,4 +1,4 @@
-"""The elementwise recurrences on a GPU: configurations and launches."""
+"""Elementwise recurrences on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from linattn.ops.triton import fitting, launch, table
 from linattn.ops.triton import scan_kernels as kernels
 from linattn.ops.triton.table import Elementwise as Config
 
-SHORT = 8  # tokens that take a tile of their own: decoding
-WIDTH = 64  # channels of a chain, by which it is told whether there are chains enough for a device
-PROGRAMS = 32  # of a chain, at most
-REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
+SHORT = 8  # most tokens of a call with one small tile: decoding
+WIDTH = 64  # channels of a chain in the estimate of the number of chains
+PROGRAMS = 32  # most programs of a chain
+REGISTERS = 65536 // 32  # registers of a multiprocessor, for each thread of a warp
 
 
 def config(decay: Tensor, values: Tensor, cu_seqlens: Tensor | None, backward: bool) -> Config:
@@ -31,7 +31,7 @@ def processors(device: torch.device) -> int:
 
 
 def refusal(kind: str, decay: Tensor, x: Tensor, *_: Tensor | None) -> str | None:
-    """Reason why the kernels do not run a call, or None: they take every call that runs on a GPU and fits it."""
+    """Reason why the kernels do not run a call, or None if they do; they run every call on a GPU that they fit."""
     passes = ("forward", "backward") if tracing.wanted(decay, x) else ("forward",)
     return fitting.refusal(*((each, *_name(kind, decay, x)) for each in passes))
 
@@ -41,14 +41,14 @@ def _name(kind: str, decay: Tensor, x: Tensor, *_: object) -> tuple[Hashable, ..
 
 
 def _portable(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """:func:`forward` in operations of torch."""
+    """Compute :func:`forward` in operations of torch."""
     join = portable.decayed_sum if kind == "sum" else portable.decayed_max
     out, final = portable.whole(portable.scan, join, decay, x, initial, cu_seqlens, _nothing(kind))
     return out.to(x.dtype) if kind == "sum" else out, final
 
 
 def _portable_backward(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> tuple[Tensor | None, ...]:
-    """:func:`backward` in operations of torch. Of a sum x is made again from the states, which stand in its place."""
+    """Compute :func:`backward` in operations of torch. For a sum x is recomputed from the states, which are passed in its place."""
 
     def run(decay: Tensor, x: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
         return _portable(kind, decay, x, initial, cu_seqlens)
@@ -95,7 +95,7 @@ def outputs(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_seql
 
 
 def _forward(recorder: launch.Recorder, decay: Tensor, x: Tensor, initial: Tensor | None, cu: Tensor | None, kind: str) -> launch.Tensors:
-    """The states, and scratch that has to come as zeros."""
+    """The states, and scratch memory that must be zeros."""
     work = _Launch(recorder, kind, decay, x, cu, backward=False)
     out = recorder.empty(*x.shape, dtype=x.dtype if kind == "sum" else torch.float32)
     final = recorder.empty(work.sequences, work.size, dtype=torch.float32)
@@ -121,7 +121,7 @@ def backward(
 
 
 def _backward(recorder, decay, x, out, initial, cu, d_out, d_final, kind, of_decay) -> launch.Tensors:
-    """Gradients, with that of a constant decay in parts, and scratch that has to come as zeros."""
+    """Gradients, with that of a constant decay in parts, and scratch memory that must be zeros."""
     work = _Launch(recorder, kind, decay, out, cu, backward=True)
     d_decay = recorder.empty(*work.shape_of_decay, dtype=work.dtype_of_decay) if of_decay else None
     d_x = recorder.empty(*x.shape, dtype=x.dtype)
@@ -132,7 +132,7 @@ def _backward(recorder, decay, x, out, initial, cu, d_out, d_final, kind, of_dec
 
 
 class _Launch:
-    """A launch over the tiles of all rows and channels, and the flags by which its programs synchronize."""
+    """Launch over the tiles of all rows and channels, with the flags by which its programs synchronize."""
 
     def __init__(self, recorder: launch.Recorder, kind: str, decay: Tensor, values: Tensor, cu: Tensor | None, *, backward: bool) -> None:
         self.recorder, self.kind, self.on_gpu = recorder, kind, gpu.capability(values.device) != gpu.INTERPRETER.capability
@@ -144,13 +144,13 @@ class _Launch:
         self.chains = batch * per_row
         slots = processors(values.device) * c.programs if self.on_gpu else PROGRAMS * self.chains
         self.programs = max(1, min(slots // self.chains, self.tiles, PROGRAMS))
-        if not self.on_gpu and self.programs < self.tiles:  # the interpreter runs one program after the other
+        if not self.on_gpu and self.programs < self.tiles:  # the interpreter runs the programs one after the other
             self.programs = 1
         self.lanes = min(self.chains, slots)
-        most = 1 if self.tokens <= SHORT else min(slots // per_row, PROGRAMS)  # whatever the batch
+        most = 1 if self.tokens <= SHORT else min(slots // per_row, PROGRAMS)  # independent of the batch
         self.words = 1 << (max(c.spans, most) - 1).bit_length()
         self.constant = decay.ndim == 1
-        # Of a constant decay the gradient is made of sums over each span of a batch row.
+        # The gradient of a constant decay is made of sums over each span of a batch row.
         self.shape_of_decay = (batch * self.tiles * c.spans, self.size) if self.constant else decay.shape
         self.dtype_of_decay = torch.float32 if self.constant else decay.dtype
 
@@ -173,7 +173,7 @@ class _Launch:
         decoding = self.tiles == 1 and self.lanes == self.chains
         options: dict[str, Any] = (
             {} if decoding or not self.on_gpu else {"launch_cooperative_grid": True}
-        )  # all programs of a chain run at a time
+        )  # all programs of a chain must run at the same time
         self.recorder.launch(
             kernel, (self.lanes * self.programs, 1, 1), (*tensors, words), (self.tokens, self.tiles, self.chains, self.programs),
             D=self.size, kind=self.kind, C=c.span, S=c.spans, DB=c.channels, W=self.words, CONSTANT=self.constant, STAGES=c.stages,

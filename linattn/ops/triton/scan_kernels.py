@@ -1,14 +1,14 @@
 """Kernels of the elementwise recurrences: memory is read once, and the state goes from program to program along time.
 
-A tile is S spans of C tokens, by DB channels: a warp has a span, a thread every token of its channels. The tiles of the same
-channels, one after the other in time, are a chain. P programs share it and take its tiles by turns; each asks for its next tile
-while it works on one, which it walks over twice: from nothing, for what a span adds to a state that passes it, and from the state
-that enters, for the results.
+A tile is S spans of C tokens, by DB channels: a warp has a span, a thread all tokens of its channels. The tiles of the same channels,
+in the order of time, are a chain. P programs share a chain and take its tiles by turns; each loads its next tile while it works on
+the present one. A program runs over a tile twice: from an empty state, for the sum of each span, and from the entering state, for the
+results.
 
-Between the two walks a program leaves what its tile adds (``total``, the decay of a state that passes, and ``own``, the state
-that comes of nothing), and brings the state that it knows, after its last tile, past the P - 1 tiles in between. The order is
-always the same, so the same inputs give the same bits. Both numbers are one word of 64 bits, written at once, and a word that is
-still 0 is what one waits for. All programs of a chain must run at a time.
+Between the two runs a program publishes the sums of its tile (``total``, the decay of a state over the tile, and ``own``, the state
+from an empty start), and passes the state after its last tile over the P - 1 tiles in between. The order is always the same, so the
+same inputs give the same bits. Both numbers are one word of 64 bits, written at once; a program waits while a word is still 0. All
+programs of a chain must run at the same time.
 """
 
 # mypy: ignore-errors
@@ -33,7 +33,7 @@ from linattn.ops.triton.recurrences import (
 
 @triton.jit
 def _word(total, own):
-    """Pack two numbers into a word whose complement is never 0: no arithmetic gives two NaNs with all bits set."""
+    """Pack two numbers into a word whose complement is never 0, because no arithmetic gives two NaNs with all bits set."""
     low = total.to(tl.uint32, bitcast=True).to(tl.uint64)
     high = own.to(tl.uint32, bitcast=True).to(tl.uint64)
     return ~(low | (high << 32)).to(tl.int64, bitcast=True)
@@ -49,7 +49,7 @@ def _halves(word):
 
 @triton.jit
 def _await(pointers, words):
-    """The words at ``pointers``, which were loaded as ``words``, once none of them is 0."""
+    """Wait until none of the words at ``pointers``, which were loaded as ``words``, is 0, and return them."""
     if not INTERPRETED:
         words = tl.inline_asm_elementwise(
             """{
@@ -77,7 +77,7 @@ def _await(pointers, words):
 
 @triton.jit
 def _entering(kind: tl.constexpr, carry, total, own, words, tile, chain, chains, programs, DB: tl.constexpr, W: tl.constexpr):
-    """The states [S, DB] that enter the spans of ``tile``, which add ``total`` and ``own``, and those that leave them.
+    """States [S, DB] before and after the spans of ``tile``, whose sums are ``total`` and ``own``.
 
     The last row of ``carry`` [S, DB] is the state after the tile ``programs`` earlier, which is less than W, or before the first one.
     """
@@ -109,7 +109,7 @@ def _entering(kind: tl.constexpr, carry, total, own, words, tile, chain, chains,
 
 @triton.jit
 def _bits(marks, t, step: tl.constexpr, T, C: tl.constexpr):
-    """Bit i of a span says whether its token t + step i has a mark [S, 1]; and whether that of any span has."""
+    """Bits [S, 1], bit i set if the span's token t + step i has a mark; and their union over the spans."""
     i = tl.arange(0, C)[None, :]
     at = t + step * i
     marked = tl.load(marks + at, mask=(at >= 0) & (at < T), other=0) > 0
@@ -124,7 +124,7 @@ def _or(a, b):
 
 @triton.jit
 def _given(kind: tl.constexpr, states, marks, some, i: tl.constexpr, t, T, D: tl.constexpr, d, real, S: tl.constexpr):
-    """The rows of ``states`` [N, D] that the marks of tokens ``t`` name; without any, nothing. Bit i of ``some``: is there one."""
+    """Load the rows of ``states`` [N, D] given by the marks of tokens ``t``, empty states without marks. Bit i of ``some``: any mark."""
     given = tl.full([S, d.shape[1]], nothing(kind), tl.float32)
     if states is not None:
         if (some >> i) & 1:
@@ -135,7 +135,7 @@ def _given(kind: tl.constexpr, states, marks, some, i: tl.constexpr, t, T, D: tl
 
 @triton.jit
 def _leave(state, states, marks, some, i: tl.constexpr, t, T, D: tl.constexpr, d, real):
-    """Store ``state`` in the rows of ``states`` that the marks of tokens ``t`` name."""
+    """Store ``state`` in the rows of ``states`` given by the marks of tokens ``t``."""
     if (some >> i) & 1:
         n = tl.load(marks + t, mask=(t >= 0) & (t < T), other=0) - 1
         tl.store(states + n.to(tl.int64) * D + d, state, mask=(n >= 0) & real)
@@ -210,7 +210,7 @@ def backward(
 
     With dh = d_out + g of the next token: "sum" has g = exp(decay) dh, d_x = dh and d_decay = g h of the token before;
     "maximum" has g = d_decay = dh or 0 (half where both sides are equal) and d_x = dh - g. A constant decay gets d_decay in parts
-    [B tiles S, D]. Of d_decay and d_initial, what is None is not wanted; d_final may be None. "maximum" alone reads x.
+    [B tiles S, D]. d_decay and d_initial are None if not requested; d_final may be None. Only "maximum" reads x.
     """
     linear: tl.constexpr = "linear" if kind == "maximum" else kind
     per_row: tl.constexpr = (D + DB - 1) // DB
@@ -293,7 +293,7 @@ def backward(
 def boundaries(cu_seqlens, before, starts, ends, after, T, D: tl.constexpr, empty: tl.constexpr, DB: tl.constexpr):
     """Number the sequences from 1: ``starts`` has the number at its first token, ``ends`` at its last one; both [T], 0 before.
 
-    A sequence without tokens ends as it began: ``before``, or ``empty`` without it, goes to ``after`` (both [N, D]).
+    A sequence without tokens keeps its state: ``before``, or ``empty`` without it, is copied to ``after`` (both [N, D]).
     """
     n = tl.program_id(0)
     start, stop = tl.load(cu_seqlens + n), tl.load(cu_seqlens + n + 1)

@@ -1,4 +1,4 @@
-"""The selective scan on a GPU: configurations and launches."""
+"""Selective scan on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from linattn.ops.triton import selective_scan_kernels as kernels
 
 
 class Config(NamedTuple):
-    """Channels of a lane, and registers of a thread at most, which say how many warps a multiprocessor has at a time."""
+    """Channels of a lane, and most registers of a thread, which determine the number of resident warps."""
 
     channels: int
     registers: int
 
 
-TOKENS = 8  # of a tile, a multiple of 4
+TOKENS = 8  # tokens of a tile, a multiple of 4
 TOGETHER = kernels.TOGETHER.value
 ENDS = Config(channels=2, registers=80)
 FORWARD = Config(channels=2, registers=128)
 BACKWARD = Config(channels=2, registers=168)
-SHORTEST = 8  # tiles of a segment, unless there are fewer
-REGISTERS = 65536 // 32  # of a multiprocessor, for each thread of a warp
-LARGEST = 256  # states of a channel
-MOST = 32767  # rows of a batch: a grid has room for 65,535 along its second dimension, and each takes two places
+SHORTEST = 8  # least tiles of a segment, if there are as many
+REGISTERS = 65536 // 32  # registers of a multiprocessor, for each thread of a warp
+LARGEST = 256  # most states of a channel
+MOST = 32767  # most rows of a batch: a row is two programs of at most 65,535 along a grid's second dimension
 
 
 def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *_: Tensor | None) -> str | None:
@@ -51,7 +51,7 @@ def _name(x: Tensor, dt: Tensor, a: Tensor, *_: object) -> tuple[Hashable, ...]:
 
 
 def _portable(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`forward` in operations of torch, with nothing in what is kept."""
+    """Compute :func:`forward` in operations of torch, without saved states."""
     kept = outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)[2]
     return *portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens), kept
 
@@ -72,7 +72,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``d`` [D], ``initial`` [rows, D, N], which is float32.
 
-    Returns y in the dtype of ``x``, ``d`` x in it, the last states [rows, D, N], float32, and to ``keep`` for backward the states
+    Returns y in the dtype of ``x``, ``d`` x in it, the last states [rows, D, N], float32, and with ``keep``, for backward, the states
     [B, tiles, N, D] before each tile.
     """
     if not x.numel():
@@ -98,7 +98,7 @@ def outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tenso
 
 
 def _forward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, keep: bool) -> launch.Tensors:
-    """Outputs, last states, states before the tiles if they are to be kept, and marks that have to come as zeros."""
+    """Outputs, last states, states before the tiles if requested, and marks that must be zeros."""
     work = _Launch(recorder, x, a, b, c, cu, FORWARD)
     y, last = recorder.empty(*x.shape, dtype=x.dtype), recorder.empty(work.sequences, *a.shape, dtype=torch.float32)
     starts, stops = work.boundaries(cu, initial, last)
@@ -113,12 +113,12 @@ def _forward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, keep: bo
 
 @fitting.or_else(_portable_backward, lambda *arguments: ("backward", *_name(*arguments)))
 def backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    """Gradients of x, dt, a, b, c, d and initial, None where those are.
+    """Gradients of x, dt, a, b, c, d and initial, each None if the input is None.
 
     The arguments are those of ``linattn::selective_scan_backward``.
     """
     x, dt, a, b, c, d, initial, cu_seqlens, kept, d_y, d_last = arguments
-    if fitting.refusal(("forward", *_name(x, dt, a))):  # whose kernels have left nothing
+    if fitting.refusal(("forward", *_name(x, dt, a))):  # the forward pass has saved nothing then
         return _portable_backward(*arguments)
     if not x.numel():
         d_initial = None if initial is None else torch.zeros_like(initial) if d_last is None else d_last.clone()
@@ -151,7 +151,7 @@ def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
 
 
 class _Launch:
-    """Arguments shared by the launches of a pass: the shapes, the segments, and A, B and C as the kernels read them."""
+    """Arguments shared by the launches of a pass: the shapes, the segments, and A, B and C in the kernels' layout."""
 
     def __init__(self, recorder: launch.Recorder, x: Tensor, a: Tensor, b: Tensor, c: Tensor, cu: Tensor | None, config: Config) -> None:
         self.recorder = recorder
@@ -164,7 +164,7 @@ class _Launch:
         processors = scan.processors(x.device)
         slots = processors * (REGISTERS // config.registers)
         wanted = max(1, slots // (self.batch * triton.cdiv(self.width, 32 * config.channels)))
-        self.parts = max(1, config.registers * ENDS.channels // (ENDS.registers * config.channels))  # of a segment, to find its end
+        self.parts = max(1, config.registers * ENDS.channels // (ENDS.registers * config.channels))  # parts of a segment for ``ends``
         self.span = min(self.tiles, max(SHORTEST, triton.cdiv(self.tiles, wanted)))
         self.span = triton.cdiv(self.span, self.parts) * self.parts
         self.segments = triton.cdiv(self.tiles, self.span)
@@ -187,7 +187,7 @@ class _Launch:
         return starts, stops
 
     def enter(self, x, dt, given, starts, stops, states: Tensor, step: int, *, reverse: bool) -> None:
-        """To row ``step`` s of ``states`` what enters segment s."""
+        """Write the state that enters segment s to row ``step`` s of ``states``."""
         left = total = None
         segments, parts = self.segments, 1
         if segments > 1:
@@ -205,7 +205,7 @@ class _Launch:
     def __call__(
         self, kernel, config: Config, tensors: launch.Tensors, *numbers: int, parts: int = 1, skipped: int = 0, **constants
     ) -> None:
-        """A program for each part of a segment but the ``skipped``, each warp of channels and each row of the batch."""
+        """Launch a program for each part of a segment but the ``skipped``, each warp of channels and each row of the batch."""
         span = self.span // parts
         segments = triton.cdiv(self.tiles, span)
         grid = (triton.cdiv(self.width, 32 * config.channels) * (segments - skipped) * self.batch, 1, 1)

@@ -1,7 +1,7 @@
 """Kernels of the selective scan's gradients, in the segments and tiles of selective_scan_kernels.py, from the last token to the first.
 
-What is summed over channels (the gradients of B and C) is summed over a warp's own ones, and ``gather`` adds the warps up in
-their order: the same inputs give the same bits.
+Sums over channels (the gradients of B and C) are formed in each warp, and ``gather`` adds the warps in their order, so that the same
+inputs give the same bits.
 """
 
 # mypy: ignore-errors
@@ -23,7 +23,7 @@ def _fold(one, two, lane, bit: tl.constexpr):
 
 @triton.jit
 def _over_lanes(values, lane, COUNT: tl.constexpr):
-    """``values``: COUNT vectors [32], a power of two. Lane l gets the sum of vector l % COUNT, for a fifth of what COUNT sums cost."""
+    """Sum COUNT vectors [32], a power of two, over lanes: lane l gets the sum of vector l % COUNT, at a fifth of the cost of COUNT sums."""
     for level in tl.static_range(5):
         if COUNT >> level > 1:
             folded = ()
@@ -37,13 +37,13 @@ def _over_lanes(values, lane, COUNT: tl.constexpr):
 
 @triton.jit
 def _own(values, K: tl.constexpr):
-    """[32 K] to [32]: each lane's sum over its channels."""
+    """Sum [32 K] over the channels of each lane: [32]."""
     return tl.sum(tl.reshape(values, [32, K]), 1)
 
 
 @triton.jit
 def _back(common, start, stop, initial, d_final, d_initial, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
-    """Through a tile with one state: the gradient before it, that of its A, the sums for the tokens, and what channels sum."""
+    """Run back through a tile with one state: gradients before the tile and of A, sums for the tokens, and sums over channels."""
     state, g, of_fade, of_written, of_steps, steps, fade, written, into, outof, d_out, d, n, real = common
     kept_parts, states, of_outof = (), (), ()
     for i in tl.static_range(C):
@@ -75,7 +75,7 @@ def backward(
     d_x, d_dt, d_a, d_both, d_skip, d_initial, T, padded, tiles, span, segments, batch,
     D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients. ``kept`` [B, tiles, N, D] are the states before the tiles, ``carried`` [B, segments, N, D] the gradients that enter.
+    """Compute the gradients; ``kept`` [B, tiles, N, D] are the states before tiles, ``carried`` [B, segments, N, D] entering gradients.
 
     Those of A and of D come in parts of segments, d_a [B, segments, N, D] and d_skip [B, segments, D]; those of B and C in
     parts of channels, ``d_both`` [blocks, ..] like ``both``.
@@ -131,7 +131,7 @@ def backward(
             tl.store(carried + mine + n * D, g, mask=real)
             tl.store(d_a + mine + n * D, of_fade, mask=real)
             tl.store(parts + n * TOGETHER, _over_lanes(sums, lane, 2 * C), mask=lane < 2 * C)
-        values = _rows(x, corner, t, T, real, D, C)  # again: registers are dear
+        values = _rows(x, corner, t, T, real, D, C)  # loaded again, to save registers
         for i in tl.static_range(C):
             there = (t + i < T) & real
             tl.store(d_x + corner + i * D, (of_written[i] * steps[i] + passing * d_out[i]).to(d_x.dtype.element_ty), mask=there)
@@ -147,7 +147,7 @@ def backward(
 
 @triton.jit(do_not_specialize=["T", "padded", "blocks"])
 def gather(d_both, d_b, d_c, T, padded, blocks, N: tl.constexpr, NB: tl.constexpr, TB: tl.constexpr):
-    """The gradients of B and C [B, T, N] of their parts [blocks, ..], added up one after the other."""
+    """Gradients of B and C [B, T, N] from their parts [blocks, ..], added one after the other."""
     n, t = tl.arange(0, NB)[:, None], tl.program_id(0) * TB + tl.arange(0, TB)[None, :]
     row, which = (tl.program_id(1) // 2).to(tl.int64), tl.program_id(1) % 2
     there = (n < N) & (t < T)

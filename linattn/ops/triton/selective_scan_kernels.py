@@ -1,13 +1,13 @@
 """Kernels of the selective scan: a lane has K channels, a warp 32 K, and a program of one warp walks a segment of time.
 
-Segments go side by side. ``ends`` walks each from a state of zeros and leaves the state after it and the sum of its time
-steps, which is all that a state passing the segment has to know; ``chain`` hands the state from segment to segment; and
-``forward`` walks again from the right states. Backward does the same from the last token to the first.
+Segments run in parallel. ``ends`` walks each from a state of zeros and stores its final state and the sum of its time steps, from
+which a state's decay over the segment follows; ``chain`` passes the state from segment to segment; and ``forward`` walks again from
+the true states. Backward does the same from the last token to the first.
 
-A walk goes in tiles of C tokens, whose inputs and outputs stay in registers while the N states of a channel pass by, one
-after the other. So the sums over states cost nothing but their additions, any N is possible, and backward has room for the
-C states and decays of one n. The states before each tile lie in memory, [.., N, D]; forward keeps those that backward will
-start from. Here is what both passes need, and the forward pass; selective_scan_gradients.py has the other one.
+A walk has tiles of C tokens, whose inputs and outputs stay in registers while the N states of a channel are processed one after the
+other. So sums over states cost only their additions, any N is possible, and backward has registers for the C states and decays of
+one n. The states before each tile are in memory, [.., N, D]; forward saves those that backward starts from. This file has the
+forward pass and helpers of both passes; selective_scan_gradients.py has the backward pass.
 """
 
 # mypy: ignore-errors
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from linattn.ops.triton.recurrences import INTERPRETED, LOG2E, _exp2
 
-TOGETHER = tl.constexpr(128)  # tokens of B and C that lie together
+TOGETHER = tl.constexpr(128)  # contiguous tokens of B and C
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _rows(pointer, corner, t, T, real, D: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _ahead(pointer, column, row, rows, D: tl.constexpr, COUNT: tl.constexpr, K: tl.constexpr):
-    """Asks for COUNT rows of [rows, D] from ``row`` on, 32 K columns from ``column`` on, a lane for 32 bytes, before they are needed."""
+    """Prefetch COUNT rows of [rows, D] from ``row`` on, 32 K columns from ``column`` on, 32 bytes per lane."""
     if not INTERPRETED:
         size: tl.constexpr = 256 // pointer.dtype.element_ty.primitive_bitwidth
         pieces: tl.constexpr = (32 * K + size - 1) // size
@@ -76,7 +76,7 @@ def _ahead(pointer, column, row, rows, D: tl.constexpr, COUNT: tl.constexpr, K: 
 
 @triton.jit
 def _marks(marks, t, T, C: tl.constexpr):
-    """The numbers of the sequences that the C tokens from ``t`` on begin, or end; 0: none."""
+    """Numbers of the sequences that begin, or end, at the C tokens from ``t`` on; 0: none."""
     found = ()
     for i in tl.static_range(C):
         found = found + (tl.load(marks + t + i, mask=t + i < T, other=0),)
@@ -85,7 +85,7 @@ def _marks(marks, t, T, C: tl.constexpr):
 
 @triton.jit
 def _any(start, stop, C: tl.constexpr):
-    """Is there a mark at all: most tiles have none, and go without asking at each token."""
+    """True if there is any mark; tiles without marks, most of them, skip the checks at each token."""
     marked = False
     for i in tl.static_range(C):
         marked = marked | (start[i] > 0) | (stop[i] > 0)
@@ -94,7 +94,7 @@ def _any(start, stop, C: tl.constexpr):
 
 @triton.jit
 def _given(states, mark, d, n, real, D: tl.constexpr, N: tl.constexpr):
-    """The state that a mark names, of [sequences, D, N]; zeros without any."""
+    """Load the state of a mark from [sequences, D, N]; zeros without a mark."""
     given = tl.zeros(d.shape, tl.float32)
     if states is not None:
         given = tl.load(states + ((mark - 1).to(tl.int64) * D + d) * N + n, mask=(mark > 0) & real, other=0.0)
@@ -103,7 +103,7 @@ def _given(states, mark, d, n, real, D: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _place(segments, D: tl.constexpr, K: tl.constexpr):
-    """The channels, the segment and the batch row of this program; channels go first, so that neighbours share B and C."""
+    """Channels, segment and batch row of this program; channels come first, so that neighbours share B and C."""
     blocks: tl.constexpr = (D + 32 * K - 1) // (32 * K)
     block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     d = block * (32 * K) + tl.arange(0, 32 * K)
@@ -138,7 +138,7 @@ def _end(
     state, steps, fade, written, number, marks, given, d, n, real,
     D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """The state after a tile, or before it in REVERSE. ``marks``: where it begins anew, with what of ``given``."""
+    """State after a tile, or before it in REVERSE. ``marks``: tokens at which it is replaced by a row of ``given``."""
     for i in tl.static_range(C - 1 if REVERSE else 0, -1 if REVERSE else C, -1 if REVERSE else 1):
         if marks is not None:
             state = tl.where(marks[i] > 0, _given(given, marks[i], d, n, real, D, N), state)
@@ -157,7 +157,7 @@ def ends(
     """Write the final state of each segment of ``span`` tiles: ``left`` [B, segments, N, D] from zeros, and ``total`` [B, segments, D].
 
     Forward, x are the inputs and ``given`` the initial states; in REVERSE, x are the gradients of the outputs and ``given``
-    those of the last states. A total of inf: nothing passes, for a sequence begins or ends. Nobody needs the last segment.
+    those of the last states. A total of inf: no state passes, because a sequence begins or ends. The last segment is not needed.
     """
     block, d, real, s, b = _place(segments - 1, D, K)
     s += REVERSE
@@ -219,7 +219,7 @@ def chain(
         state = tl.load(given + (b * D + d) * N + n, mask=real, other=0.0)
     for first in range(0, segments, G):
         pieces = ()
-        for i in tl.static_range(G):  # all loads before the first is waited for
+        for i in tl.static_range(G):  # all loads are issued before the first is used
             there = (first + i < segments - 1) & real
             s = segments - 1 - first - i if REVERSE else first + i
             own, passed = state, state
@@ -256,7 +256,7 @@ def _pass(
     N: tl.constexpr,
     C: tl.constexpr,
 ):
-    """The state after a tile, and ``out`` with what is read of it. Marked, it begins anew, and ``final`` gets it where it ends."""
+    """State after a tile, and ``out`` plus its outputs. Marks restart the state, and store it in ``final`` where a sequence ends."""
     sums = ()
     for i in tl.static_range(C):
         if start is not None:
@@ -302,7 +302,7 @@ def forward(
         before = states + (b * tiles + tile if KEEP else b * segments + s) * N * D + d
         after = before + N * D if KEEP else before
         inner = tile + 1 < last
-        if starts is None:  # what comes after the last tile waits where it is read as it was written
+        if starts is None:  # the final state was stored in the layout in which it is read
             after = tl.where(inner, after, last_states + b * N * D + d)
             inner = inner | (tile + 1 == tiles)
         numbers = both + _place_of(b, t, padded, N)

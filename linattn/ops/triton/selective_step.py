@@ -1,4 +1,4 @@
-"""A token of the selective scan on a GPU, in one launch: its time step, its state moved on in its place, its output and its gate."""
+"""Decoding step of the selective scan on a GPU in one launch: time step, state updated in place, output and gate."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -16,13 +16,13 @@ from linattn.ops.triton.decode import _factor, _fade, _power_of_two
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 LARGEST = 1024  # N
-MOST = 65535  # rows: a grid has no room for more along its second dimension
-NUMBERS = 1024  # of a program's tile, of one warp
+MOST = 65535  # most rows, CUDA's limit of a grid's second dimension
+NUMBERS = 1024  # elements of a program's tile, with one warp
 
 
 @triton.jit
 def _softplus(x):
-    """log(1 + e^x), to the last digits of small ones too: log(1 + t) = 2 artanh(t / (2 + t))."""
+    """log(1 + e^x), accurate for small results too, by log(1 + t) = 2 artanh(t / (2 + t))."""
     t = _exp2(-tl.abs(x) * LOG2E)
     s = t / (2.0 + t)
     q = s * s
@@ -39,7 +39,7 @@ def step_kernel(
     b_row, b_group, b_number, c_row, c_group, c_number, d_head, d_channel, bias_head, bias_channel, z_row, z_head, z_channel, low, high,
     H: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, N: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """PB channels of one head and row; a stride of 0 is that of what serves all."""
+    """Update PB channels of one head and row; shared tensors have strides of 0."""
     row, h = tl.program_id(1).to(tl.int64), tl.program_id(2)
     p, n = tl.program_id(0) * PB + tl.arange(0, PB), tl.arange(0, NB)
     in_p, in_n = p < P, n < N
@@ -75,7 +75,7 @@ def refusal(state: Tensor, *_: Tensor | None) -> str | None:
     if not 1 <= state.shape[-1] <= LARGEST or state.numel() == 0:
         return f"a channel can have 1 to {LARGEST} numbers, and there are rows, but the state has shape {list(state.shape)}"
     if state.is_neg():
-        return "the state is a view that turns the signs of another, and is moved on in its place"
+        return "the state is a negated view (torch's lazy negation), and is updated in place"
     if state.shape[0] > MOST:
         return f"it takes at most {MOST} rows at a time, and there are {state.shape[0]}"
     return fitting.refusal(_alike(state))
@@ -86,7 +86,7 @@ def _name(call: portable.Step) -> Hashable:
 
 
 def _alike(state: Tensor) -> Hashable:
-    """Key under which calls are remembered where the kernel does not fit."""
+    """Key of a call in the record of kernels that do not fit."""
     return fitting.alike("selective_step", state)
 
 
@@ -123,5 +123,5 @@ def _strides(t: Tensor | None, count: int) -> tuple[int, ...]:
 
 
 def _heads(t: Tensor | None, count: int) -> tuple[int, ...]:
-    """The same of what all rows share."""
+    """Strides of heads (0 without heads) and the rest, of a tensor that all rows share."""
     return (0,) * count if t is None else (*(0,) * (count - t.ndim), *t.stride())

@@ -1,4 +1,4 @@
-"""The short convolution on a GPU: configurations and launches."""
+"""Short convolution on a GPU: configurations and launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linattn.ops.triton import short_convolution_kernels as kernels
 
 
 class Config(NamedTuple):
-    """Channels and warps of a program, tokens that it reads at a time, and such groups of a segment."""
+    """Channels and warps of a program, tokens of a group that it reads at a time, and groups of a segment."""
 
     channels: int
     warps: int
@@ -25,7 +25,7 @@ class Config(NamedTuple):
 
 FORWARD = Config(channels=128, warps=1, tokens=8, groups=8)
 BACKWARD = Config(channels=128, warps=1, tokens=8, groups=16)
-WIDEST = 8  # taps
+WIDEST = 8  # most taps
 
 
 def refusal(x: Tensor, weight: Tensor, *_: Tensor | None) -> str | None:
@@ -56,7 +56,7 @@ def forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | Non
 def backward(
     d_y: Tensor, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``x``, ``before``, ``weight`` and ``bias``, None where those are."""
+    """Gradients of ``x``, ``before``, ``weight`` and ``bias``, each None if the input is None."""
     tensors = (_rows(x), *_contiguous(before, weight, bias), _rows(d_y))
     d_x, d_before, parts = launch.run(_backward, x, tensors, activation, BACKWARD)
     sums = parts.sum((0, 1))  # [W + 1, D]
@@ -65,7 +65,7 @@ def backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Channels side by side; tokens may be further apart, as in a part of what one map gives."""
+    """Make channels contiguous; tokens may be further apart, as in a slice of a fused map."""
     return x if x.stride(2) == 1 else x.contiguous()
 
 
@@ -86,7 +86,7 @@ def _forward(recorder: launch.Recorder, x, before, weight, bias, activation: boo
 def _backward(recorder: launch.Recorder, x, before, weight, bias, d_y, activation: bool, config: Config) -> launch.Tensors:
     batch, tokens, width = x.shape
     taps = weight.shape[2]
-    span = config.groups * config.tokens - (taps - 1)  # with the tokens that a segment walks further, whole groups
+    span = config.groups * config.tokens - (taps - 1)  # whole groups, including the tokens beyond a segment
     segments = triton.cdiv(tokens, span)
     d_x = recorder.empty(batch, tokens, width, dtype=x.dtype)
     d_before = None if before is None else recorder.empty(*before.shape, dtype=before.dtype)

@@ -14,7 +14,7 @@ from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 @triton.jit
 def _place(segments, D: tl.constexpr, DB: tl.constexpr):
-    """The channels, the segment and the row of this program."""
+    """Channels, segment and row of this program."""
     blocks: tl.constexpr = (D + DB - 1) // DB
     block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     d = block * DB + tl.arange(0, DB)
@@ -98,9 +98,9 @@ def backward(
     x, before, weight, bias, d_y, d_x, d_before, parts, x_row, x_token, y_row, y_token, T, segments, span,
     D: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """``d_y`` [B, T, D] with strides: ``d_x``, ``d_before``, and in ``parts`` [B, segments, W + 1, D] weight's and last bias's.
+    """``d_y`` [B, T, D] with strides: ``d_x``, ``d_before``, and ``parts`` [B, segments, W + 1, D] of weight and bias.
 
-    An input is met by W tokens, so its gradient is whole W - 1 tokens later; a segment walks that much further.
+    An input contributes to W tokens, so its gradient is complete W - 1 tokens later; a segment is continued that far.
     """
     d, real, segment, row = _place(segments, D, DB)
     start = segment * span
@@ -136,7 +136,7 @@ def backward(
             whole = dz * taps[0]
             for j in tl.static_range(W - 1):
                 whole += later[j] * taps[W - 1 - j]
-            s = t + i - (W - 1)  # the token whose gradient is whole
+            s = t + i - (W - 1)  # the token whose gradient is complete
             tl.store(d_x + s * D + d, whole.to(d_x.dtype.element_ty), mask=(s >= 0) & (s < count) & real)
             if d_before is not None:
                 kept = d_before + (row * (W - 1) + (W - 1) + s) * D + d

@@ -1,4 +1,4 @@
-"""Gradients of one kind of query or key of a chunk from all pairs that it is part of, combined in gradients.py."""
+"""Gradients of one kind of query or key of a chunk from all its pairs, combined in unsettled.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from linattn.ops.triton.tiles import from_middle, pairs, pairs_of_keys, scale_of
 
 @triton.jit
 def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.constexpr):
-    """A block of values or cotangents [C, BV]."""
+    """Load a block of values or cotangents [C, BV]."""
     columns = block + tl.arange(0, BV)
     return tl.load(tensor + time[:, None] * token + columns[None, :], mask=valid[:, None] & (columns < size)[None, :], other=0.0).to(kind)
 
@@ -23,7 +23,7 @@ def meeting(
 ):  # fmt: skip
     """Contributions of the pairs that ``meet`` in the middle of blocks, ``x`` orders away, to the gradients of the decay and of ``side``.
 
-    Both ends of a pair are rounded alike here and on its other side: in the decay's gradient what they share must cancel.
+    Both ends of a pair are rounded equally here and on its other side, because their shared part must cancel in the decay's gradient.
     """
     own = scale_of(x - steps if BEFORE else x, settled, READS)
     one = scale_of(x - steps if BEFORE_ONE else x, settled, not READS)
@@ -42,7 +42,7 @@ def side(
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
     PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one kind of query (``READS``) or key in a block of channels, and both its parts in the decay's gradient.
+    """Gradient of one kind of query (``READS``) or key in a block of channels, and its two parts of the decay's gradient.
 
     ``own`` [C, V] are its cotangents (a key's values), ``one`` and ``two`` the values (cotangents) of the kinds of keys
     (queries) that it meets, ``vector_one`` and ``vector_two`` [C, BK] those themselves, ``state`` the one before the chunk
@@ -71,8 +71,8 @@ def side(
         d *= tl.exp2(sums(i < t, steps, kind))
     outside = vector * d
 
-    # Neighbours of which one reads before its decay have no decay between them: they go apart, so that the decay's gradient holds
-    # nothing of them, not even what is left where they cancel.
+    # Queries that read before their decay have no decay to the previous token: that pair is added separately, so that the decay's
+    # gradient contains no rounding error of it.
     neighbours = (i == t + 1) if READS else (i == t - 1)
     if BEFORE if READS else BEFORE_ONE:
         d = tl.dot(tl.where(neighbours, g_one, 0.0).to(kind), vector_one, d, input_precision=PRECISION)

@@ -1,8 +1,8 @@
-"""The state through the chunks of a segment, forwards, and its cotangent, backwards: the only kernels that are sequential.
+"""Scans over the chunks of a segment: of the state forwards, and of its cotangent backwards. Only these kernels are sequential.
 
-A program holds a [K, BV] block of the state in registers. With ``LOCAL`` it starts from nothing and gives what its segment adds
-(and, for rules that erase, in further blocks of columns the transition: the same scan started from the identity with no values);
-``chain`` then joins the segments exactly. ``TURNED`` starts from a state that lies transposed, as that of keys and values exchanged does.
+A program holds a [K, BV] block of the state in registers. With ``LOCAL`` it starts from an empty state and returns the segment's own
+state (and, for rules that erase, in further blocks of columns the transition: the same scan of the identity without values); ``chain``
+then joins the segments exactly. ``TURNED`` starts from a transposed state, as after an exchange of keys and values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def forward(
     if (first >= last) & ((index > 0) | LOCAL | (not FINAL)):
         return
     if LOCAL and not EVERY:
-        if last >= stop:  # nothing follows that would start from the end of this segment
+        if last >= stop:  # no segment starts from the end of this one
             return
     rows = tl.arange(0, C)
     channels = tl.arange(0, BK)
@@ -175,7 +175,7 @@ def backward(
     if (first >= last) & ((index > 0) | LOCAL):
         return
     if LOCAL:
-        if index == 0:  # nothing precedes that would end at the start of this segment
+        if index == 0:  # no segment ends at the start of this one
             return
     rows = tl.arange(0, C)
     channels = tl.arange(0, BK)
@@ -237,7 +237,7 @@ def backward(
                 a = tl.where(rows[:, None] <= rows[None, :], a, 0.0).to(kind)
             else:
                 a = tl.load(p + swapped)
-            de = tl.dot(kb, low, input_precision=PRECISION)  # of what goes with k: e, or v where the rule erases
+            de = tl.dot(kb, low, input_precision=PRECISION)  # cotangent of the values written with k: e, or v if the rule erases
             if DECAY == HEAD:
                 de *= to_end
             de = tl.dot(a, dob, de, input_precision=PRECISION)
@@ -291,7 +291,7 @@ def chain(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BP: tl.constexpr, FADES: tl.constexpr, ERASES: tl.constexpr,
     REVERSE: tl.constexpr, FROM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Join segments in place, from what each adds to the state it starts from (``REVERSE``: to the cotangent it ends with).
+    """Join segments in place from the own state of each (``REVERSE``: from the own cotangent).
 
     ``first`` [N, H, K, V] is the state before the first segment (the cotangent after the last one), if ``FROM``.
     """
@@ -304,7 +304,7 @@ def chain(
         begin = 0
         stop = tokens
     slot = first_slot(n, begin, tokens, length, PACKED)
-    count = tl.maximum((stop - begin + length - 1) // length, 1)  # an empty sequence too ends with the state that it starts from
+    count = tl.maximum((stop - begin + length - 1) // length, 1)  # an empty sequence has one segment, which keeps its state
     channels = tl.arange(0, BK)
     columns = tl.program_id(0) * BV + tl.arange(0, BV)
     state = (channels < K)[:, None] & (columns < V)[None, :]
@@ -320,7 +320,7 @@ def chain(
         piece = tl.load(here, mask=state & more, other=0.0)
         tl.store(here, s, mask=state)
         if ERASES:
-            tl.debug_barrier()  # the state is read back in pieces, by other threads than wrote it
+            tl.debug_barrier()  # the state is read in parts by other threads than wrote it
             s = piece
             for part in range(0, K, BP):
                 inner = part + tl.arange(0, BP)

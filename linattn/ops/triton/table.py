@@ -1,4 +1,4 @@
-"""Configurations of the kernels by what a call is: looked up in table.json, which ``python -m benchmarks.configurations`` makes.
+"""Configurations of the kernels by properties of the call, from table.json, which ``python -m benchmarks.configurations`` writes.
 
 For each kind of kernel the first row whose conditions a call meets is the one that is used. A condition names a property of the
 call and the value that it has; with ``_at_most`` or ``_at_least`` after the name, a bound. Nothing is measured when a model runs.
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from linattn.ops.gpu import INTERPRETER, Card
 
-PROGRAMS = 128  # about one for each multiprocessor of the largest devices
-SHORTEST = 512  # tokens of a segment
-LONG = 2048  # tokens of segments that are worth it where half of the programs would read about as fast
-FEWEST = 4  # segments of a sequence, if any: all but the last are read twice
+PROGRAMS = 128  # about one per multiprocessor of the largest devices
+SHORTEST = 512  # least tokens of a segment
+LONG = 2048  # least tokens of a segment if half of the programs would read about as fast
+FEWEST = 4  # least segments of a divided sequence, as all but the last are read twice
 
 NARROWEST = 64
 
@@ -35,11 +35,11 @@ Value = bool | int | str
 
 
 class Config(NamedTuple):
-    """Channels of a block on the side of keys and of values (0: all), warps, and depth of the pipeline of loads.
+    """Channels of a block of keys and of values (0: all), warps, and depth of the pipeline of loads.
 
     Triton 3.6 miscompiles narrow blocks of bfloat16 on Hopper: keys in blocks of 32 channels with four warps are read past the
     end of shared memory, and so is the state of more than 128 keys in blocks of 16 or 32 values. So blocks of bfloat16 have at
-    least ``NARROWEST`` channels on both sides, however few there are.
+    least ``NARROWEST`` channels on both sides, also for smaller sizes.
     """
 
     bk: int = 0
@@ -62,10 +62,10 @@ class Elementwise(NamedTuple):
 
 
 class Decode(NamedTuple):
-    """Columns of a state that a program has, and numbers of its tile a thread.
+    """Columns of a state per program, and elements of its tile per thread.
 
-    Eight columns are a sector of memory and make enough programs of a single sequence; longer pieces of rows are better once there
-    are programs enough.
+    Eight columns are a sector of memory and make enough programs of a single sequence; longer pieces of rows are better with enough
+    programs.
     """
 
     columns: int
@@ -79,7 +79,7 @@ class Row(NamedTuple):
     use: Config | Elementwise | Decode
 
     def takes(self, call: dict[str, Value]) -> bool:
-        """True if ``call`` meets every condition; a condition on what calls of this kind do not have is a KeyError."""
+        """True if ``call`` meets every condition; raises KeyError for a condition on a property that such calls lack."""
         return all(_met(name, wanted, call) for name, wanted in self.when.items())
 
 
@@ -100,13 +100,13 @@ _installed: Rows | None = None
 
 
 def read(path: Path = FILE) -> Rows:
-    """The rows of a file, by kind of kernel."""
+    """Read the rows of a file, by kind of kernel."""
     kinds = json.loads(path.read_text(encoding="utf-8"))
     return {kind: tuple(Row(row["when"], KINDS[kind](**row["use"])) for row in rows) for kind, rows in kinds.items()}
 
 
 def write(rows: Rows, path: Path = FILE) -> None:
-    """The file of ``rows``, a row a line, without the fields that are 0."""
+    """Write ``rows``, one per line, without fields that are 0."""
     kinds = []
     for kind, of_kind in rows.items():
         lines = [json.dumps({"when": row.when, "use": {n: x for n, x in row.use._asdict().items() if x}}) for row in of_kind]
@@ -123,7 +123,7 @@ _read = cache(read)
 
 
 def install(other: Rows | None) -> None:
-    """Look ``other`` rows up from now on, for who measures them; None: the file's again."""
+    """Look up ``other`` rows from now on, to measure them; None: the file's again."""
     global _installed
     _installed = other
     for lookup in KEPT.values():
@@ -131,7 +131,7 @@ def install(other: Rows | None) -> None:
 
 
 def find(kind: str, call: dict[str, Value]) -> int:
-    """The number of the row that a call gets; a LookupError if there is none."""
+    """Number of the row for a call; raises LookupError if there is none."""
     for number, row in enumerate(rows()[kind]):
         if row.takes(call):
             return number
@@ -152,7 +152,7 @@ def chunk(half: bool) -> int:
 
 @lru_cache(maxsize=4096)
 def of_chunks(kind: str, family, size_k: int | None = None, outputs: bool = False, card: Card = INTERPRETER) -> Config:
-    """The configuration of a kernel of the chunked form; a scan of the states has a size of keys, and outputs or none."""
+    """Configuration of a kernel of the chunked form; for a scan of the states also the size of keys, and whether it has outputs."""
     call: dict[str, Value] = {"rule": RULES[family.rule], "decay": DECAYS[family.decay], "before": family.before, "half": family.half}
     if size_k is not None:
         call |= {"keys": size_k, "outputs": outputs}
@@ -160,7 +160,7 @@ def of_chunks(kind: str, family, size_k: int | None = None, outputs: bool = Fals
 
 
 def _kept(size_k: int) -> Callable[..., Config]:
-    """:func:`of_chunks`, but without keeping what it gave to a compiler's symbol, which has no hash."""
+    """Compute :func:`of_chunks` without the cache if a size is a compiler's symbol, which has no hash."""
     return of_chunks if isinstance(size_k, int) else getattr(of_chunks, "__wrapped__", of_chunks)
 
 
@@ -186,21 +186,21 @@ def unsettled(family, card: Card = INTERPRETER) -> Config:
 
 @lru_cache(maxsize=64)
 def chain(erases: bool, card: Card) -> Config:
-    """Stages of what joins segments; its blocks follow from the sizes."""
+    """Stages of the kernel that joins segments; its blocks follow from the sizes."""
     return of_card("chain", {"erases": erases}, card) or Config(stages=3)
 
 
 @lru_cache(maxsize=256)
 def elementwise(short: bool, packed: bool, shared: bool, backward: bool, decay_bytes: int, value_bytes: int) -> Elementwise:
-    """``shared``: programs share a chain of tokens, and long spans make them meet less often."""
+    """``shared``: programs share a chain of tokens, where long spans mean fewer synchronisations."""
     call = dict(short=short, packed=packed, shared=shared, backward=backward, decay_bytes=decay_bytes, value_bytes=value_bytes)
     return rows()["elementwise"][find("elementwise", call)].use  # type: ignore[return-value, arg-type]
 
 
 @lru_cache(maxsize=4096)
 def decode(columns: int) -> Decode:
-    """By the columns of all states."""
+    """Configuration for the number of columns of all states."""
     return rows()["decode"][find("decode", {"columns": columns})].use  # type: ignore[return-value]
 
 
-KEPT = {"of_chunks": of_chunks, "elementwise": elementwise, "decode": decode, "chain": chain}  # what remembers what it was asked
+KEPT = {"of_chunks": of_chunks, "elementwise": elementwise, "decode": decode, "chain": chain}  # functions with caches

@@ -1,13 +1,13 @@
 """Helpers of all kernels: the position of a program in the sequences, exact sums of decays, and the blocks in which pairs of tokens meet.
 
-A weight between two tokens depends on nothing but the decays between them, however strong the ones before. Decays per head are
+A weight between two tokens depends only on the decays between them, however strong earlier ones are. Decays per head are
 summed as whole numbers of 2^-bits binary orders: differences of such sums are exact. Decays per channel are summed by products
-with matrices that pick what lies between. -inf becomes a step of 160 binary orders, which no weight survives.
+with 0/1 matrices that select the tokens in between. -inf becomes a step of 160 binary orders, by which every weight becomes 0.
 
-A decay per channel needs both sides of a product scaled before it is formed. Two tokens meet in the middle of the smallest block
-(of a power of two) that holds both, and both factors are at most 1: log2(C) sizes of blocks cover all pairs. A block in which no
-token is more than ``TAME`` binary orders from the middle needs no smaller ones: all its pairs can meet in its middle, with
-factors above 1 on one side that those of the other undo. So weak decays take one product, and strong ones stay exact.
+With a decay per channel both sides of a product are scaled before it is formed, to the middle of the smallest block (of a power of
+two) that contains both tokens: both factors are at most 1, and log2(C) sizes of blocks cover all pairs. A block in which no token is
+more than ``TAME`` binary orders from the middle *settles*: all its pairs are scaled to its middle, with factors above 1 on one side
+that the other side compensates. So weak decays take one product, and strong ones stay exact.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ERASE = tl.constexpr(2)
 
 @triton.jit
 def locate(slot, cu, sequences, tokens, length, PACKED: tl.constexpr):
-    """The sequence, first and last token (exclusive), and place in its sequence of the ``slot``-th piece of ``length`` tokens.
+    """Sequence, first and last token (exclusive), and place in its sequence of the ``slot``-th piece of ``length`` tokens.
 
-    A sequence of a packed row that begins at token c has its pieces from slot c // length + n on: room for all, found by a
-    search, with at most one empty slot for each sequence (its first token is then its last).
+    Sequence n of a packed row, which begins at token c, has its pieces from slot c // length + n on, found by a search. Each sequence
+    has at most one empty slot, whose first token is its last.
     """
     if PACKED:
         low = 0
@@ -65,7 +65,7 @@ def locate(slot, cu, sequences, tokens, length, PACKED: tl.constexpr):
 
 @triton.jit
 def first_slot(n, begin, tokens, length, PACKED: tl.constexpr):
-    """The slot of the first piece of sequence ``n``, which begins at token ``begin``."""
+    """Slot of the first piece of sequence ``n``, which begins at token ``begin``."""
     if PACKED:
         slot = begin // length + n
     else:
@@ -75,7 +75,7 @@ def first_slot(n, begin, tokens, length, PACKED: tl.constexpr):
 
 @triton.jit
 def whole(decay, BITS: tl.constexpr):
-    """Natural logarithms as whole numbers of 2^-BITS binary orders; 64 bits wide where float32 is to be exact."""
+    """Natural logarithms as whole numbers of 2^-BITS binary orders; 64 bits wide if results must be exact to float32."""
     x = tl.maximum(decay.to(tl.float32) * LOG2E, RESET) * (2.0**BITS) - 0.5  # the conversion cuts towards zero
     if BITS > 20:
         steps = x.to(tl.int64)
@@ -86,13 +86,13 @@ def whole(decay, BITS: tl.constexpr):
 
 @triton.jit
 def weight(steps, BITS: tl.constexpr):
-    """The factor that ``steps`` (at most 0; what is masked may be more) stand for."""
+    """Factor of a decay by ``steps``, at most 0 unless masked."""
     return tl.exp2(tl.minimum(steps, 0).to(tl.float32) * (2.0**-BITS))
 
 
 @triton.jit
 def orders(decay):
-    """Natural logarithms as binary orders, -inf as one that no weight survives."""
+    """Natural logarithms as binary orders, -inf as :data:`RESET`."""
     return tl.maximum(decay.to(tl.float32) * LOG2E, RESET, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -100,7 +100,7 @@ def orders(decay):
 def sums(which, a, kind: tl.constexpr):
     """Sums of the rows of ``a`` [C, BK] by a matrix product with ``which`` [C, C] of -1, 0 and 1.
 
-    What has the weight 0 leaves no trace: a sum between two tokens knows nothing of the others, however strong their decays.
+    Rows of weight 0 do not affect a sum, however strong their decays.
     """
     if kind == tl.float32:
         total = tl.dot(which.to(tl.float32), a, input_precision="tf32x3")
@@ -126,10 +126,10 @@ def from_middle(a, rows, m, kind: tl.constexpr):
 
 @triton.jit
 def settles(x, rows, m, done):
-    """[C]: whether a token's block of 2m is not done yet and needs no smaller blocks, as nothing in it is far from its middle.
+    """[C]: True for tokens whose block of 2m is not done yet and settles: no token in it is far from its middle.
 
-    ``x`` [C, BK] are the orders from the middle. Decided for each block alone: what stands before a reset, in another block or
-    far off in its own, decides nothing after it.
+    ``x`` [C, BK] are the orders from the middle. Each block is decided alone, so that tokens before a reset
+    do not affect the result after it.
     """
     far = tl.max(tl.abs(x), 1)
     together = (rows[:, None] ^ rows[None, :]) < 2 * m
@@ -139,9 +139,9 @@ def settles(x, rows, m, done):
 
 @triton.jit
 def scale_of(x, settled, READS: tl.constexpr):
-    """The factors [C, BK] of the side that reads, or of the one that writes, for tokens ``x`` orders from the middle of their block.
+    """Factors [C, BK] of the side that reads (``READS``) or writes, for tokens ``x`` binary orders from the middle of their block.
 
-    At most 1, or, in a block that settles, each other's inverse, and small enough for either to be one.
+    At most 1, or, in a block that settles, each other's inverse and within the range of float32.
     """
     inside = tl.minimum(x, TAME) if READS else tl.minimum(-x, TAME)
     return tl.exp2(tl.where(settled[:, None], inside, -tl.abs(x)))
@@ -149,7 +149,7 @@ def scale_of(x, settled, READS: tl.constexpr):
 
 @triton.jit
 def pairs(rows, m, settled, done):
-    """[C, C]: the pairs, query i (a row) and earlier key j, that meet in the blocks of 2m: all of a block that settles."""
+    """[C, C]: pairs of query i (row) and earlier key j that are scaled to the middle of a block of 2m; all pairs of one that settles."""
     apart = rows[:, None] ^ rows[None, :]
     least = tl.where(settled, 1, m)[:, None]
     return (rows[:, None] > rows[None, :]) & (apart < 2 * m) & (apart >= least) & (done == 0)[:, None]
@@ -167,7 +167,7 @@ def pairs_of_keys(rows, m, settled, done):
 def inverse(a, rows, PRECISION: tl.constexpr):
     """(I - a)^-1 of a strictly lower triangular a [C, C], by blocks: the inverse of twice the size from two halves.
 
-    Up to 16 tokens the blocks on the diagonal are all there is, and go as a stack of [16, 16].
+    Blocks of up to 16 tokens on the diagonal are computed as a stack of [16, 16].
     """
     C: tl.constexpr = a.shape[0]
     S: tl.constexpr = 16

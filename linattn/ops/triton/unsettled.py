@@ -1,4 +1,4 @@
-"""Gradients of blocks of channels of a chunk whose decays are too strong for one frame, see gradients.py: pairs meet in smaller blocks."""
+"""Gradients of a chunk's blocks of channels with decays too strong for one scaling, see gradients.py: tokens pair in smaller blocks."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def of_block(
     if RULE != PLAIN:
         values += head * V
         de += head * V
-    row = heads * V  # of values and de [B, T, H, V]
+    row = heads * V  # stride of time of values and de [B, T, H, V]
 
-    # A token's own value, weighed by what it is read with; and the gradient of its strength.
+    # A token's own value, weighted by its cotangent; and the gradient of its strength.
     own = tl.zeros([C], tl.float32)
     own_w = tl.zeros([C], tl.float32)
     strength = tl.zeros([C], tl.float32)
@@ -61,7 +61,7 @@ def of_block(
             tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
     channels = column * BK + tl.arange(0, BK)
     inside = valid[:, None] & (channels < K)[None, :]
-    at = time[:, None] * heads * K + head * K + channels[None, :]  # in contiguous tensors [B, T, H, K]
+    at = time[:, None] * heads * K + head * K + channels[None, :]  # indices in contiguous tensors [B, T, H, K]
     d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
     steps = orders(d)
     faded = tl.exp2(tl.sum(steps, 0))
@@ -132,7 +132,7 @@ def of_block(
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
 
     if DDECAY:
-        past = tl.zeros([BK], tl.float32)  # what passes through the whole chunk
+        past = tl.zeros([BK], tl.float32)  # the part of the state that passes the whole chunk
         for block in range(0, V, BV):
             columns = block + tl.arange(0, BV)
             where = channels[:, None] * V + columns[None, :]
@@ -157,7 +157,7 @@ def unsettled(
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
     DDECAY: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """A program has one block of channels; ``done`` says which have been done by ``gradients``."""
+    """A program computes one block of channels, unless ``done`` marks it as computed by ``gradients``."""
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,

@@ -1,4 +1,4 @@
-"""Kernels for Hopper's own instructions (TMA, wgmma, warps that specialise), in Gluon. What they do not serve the Triton ones do."""
+"""Gluon kernels with Hopper's own instructions (TMA, wgmma, warp specialisation). Triton kernels run all other calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _gluon_refusals: dict[torch.device, str | None] = {}
 
 
 def fits(sizes: tuple[int, int], like: Tensor, *tensors: Tensor | None) -> bool:
-    """True if the kernels serve keys and values of these ``sizes``, and take all of the tensors [B, T, H, K or V] by TMA."""
+    """True if the kernels support keys and values of these ``sizes``, and TMA can load all of the tensors [B, T, H, K or V]."""
     return unsuited(sizes, like, *tensors) is None and _hopper(like.device)
 
 
 def unsuited(sizes: tuple[int, int], *tensors: Tensor | None) -> str | None:
-    """Reason, on any device, why the kernels do not serve keys and values of these ``sizes`` or the tensors, or None."""
+    """Reason, on any device, why the kernels do not support keys and values of these ``sizes`` or the tensors, or None."""
     size_k, size_v = sizes
     if size_k not in SIZES or not (size_v in SIZES or size_v % WIDEST == 0):
         return f"they take K of 64 or 128 and V of 64 or a multiple of 128, but K is {size_k} and V {size_v}"
     given = [t for t in tensors if t is not None]
     if any(t.dtype != torch.bfloat16 for t in given):
-        return "they take bfloat16 alone"
-    return None if all(map(_moves, given)) else f"they want addresses and strides that are multiples of {ALIGNED} bytes"
+        return "they take bfloat16 only"
+    return None if all(map(_moves, given)) else f"they need addresses and strides that are multiples of {ALIGNED} bytes"
 
 
 def _moves(t: Tensor) -> bool:

@@ -1,15 +1,15 @@
 """``scan.backward`` for Hopper, in Gluon: TMA loads and stores, the state's cotangent in the registers of wgmma.
 
 The cotangent is held transposed, dSᵀ [V, K] in float32 accumulators, one warpgroup for every 64 of V: rounded to bfloat16 it is the
-left operand of every product that reads it, straight from registers, and the warpgroups never wait for each other. From the last
+left operand of every product that reads it, directly from registers, and the warpgroups never wait for each other. From the last
 chunk to the first, with dSᵀ the cotangent of the state after a chunk and dS'ᵀ of the one before it,
 
     plain    dVᵀ = dSᵀKᵀ + dOᵀP                                             dS'ᵀ = λ dSᵀ + dOᵀQ
     delta    dEᵀ = dSᵀKᵀ + dOᵀP       dVᵀ = dEᵀB                            dS'ᵀ = λ dSᵀ + dOᵀQ - dVᵀK
     erase    dUᵀ = dSᵀK_wᵀ + dOᵀP_w   dVᵀ = dSᵀKᵀ + dOᵀP + dUᵀB   Xᵀ = dUᵀT   dS'ᵀ = λ dSᵀ + dOᵀQ + dUᵀW
 
-with keys and queries decayed where they meet the state. With a decay per channel that cannot be done to the product, only to K: the
-delta rule then takes + dEᵀW. One warp loads chunks ahead, another what is needed last in each, one turns decays into weights.
+with keys and queries decayed where they meet the state. With a decay per channel the decay applies to K, not to the
+product: the delta rule then adds dEᵀW. One warp loads chunks ahead, another the operands needed last, one turns decays into weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     LOCAL: Any
     TURNED: Any
     PARTS: Any  # warpgroups that share the values
-    STAGES: Any  # of what is needed first in a chunk, and of the rest
+    STAGES: Any  # stages of the operands needed first in a chunk, and of the rest
     LATE: Any
     BYTES: Any
     LATE_BYTES: Any
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 @gluon.jit
 def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
-    """Bring tiles of chunk after chunk, from the last, ``STAGES`` ahead; ``steps`` are the rows from one chunk to the next.
+    """Load tiles of chunk after chunk, from the last, ``STAGES`` ahead; ``steps`` are the rows from one chunk to the next.
 
     A source wider than its tiles comes in several, side by side. ``done`` is a ring of ``RING`` barriers, not fewer than stages.
     """
@@ -64,7 +64,7 @@ def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTE
 
 @gluon.jit
 def fetch(source, step, chunk, rows, shape):
-    """Load the decays [C] of a chunk that ``weigh`` needs or, per channel, their totals [K]; nothing if there is no chunk."""
+    """Load the decays [C] of a chunk for ``weigh`` or, per channel, their totals [K], if there is such a chunk."""
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     if shape.DECAY == CHANNEL:
         here = source + chunk.to(gl.int64) * step + gl.arange(0, shape.K, layout)
@@ -79,8 +79,8 @@ def fetch(source, step, chunk, rows, shape):
 def weigh(full, done, weights, source, step, rows, count, scale, shape):
     """Turn decays into weights, chunk after chunk from the last.
 
-    Per head: the steps up to each token, what the state fades by up to it and up to its query (times the scale), each token's write
-    up to the end, and the state in all. Per channel the last alone is left to do, and prepared.
+    Per head: the decay from the start up to each token and up to its query (times the scale), from each token to the end, and of the
+    whole chunk. Per channel only the last is loaded, the others have been applied by prepare.
     """
     passed, to_here, to_read, to_end, fade = weights
     if shape.DECAY > 0:
@@ -124,7 +124,7 @@ def met(q, k, passed, scale, layout: gl.constexpr, DECAY: gl.constexpr, BITS: gl
 
 @gluon.jit
 def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
-    """Store ``tile`` transposed. Of the stores before, the last ``OUTPUTS`` - 1 read other memory than ``staged``."""
+    """Store ``tile`` transposed. The last ``OUTPUTS`` - 1 earlier stores read other memory than ``staged``."""
     tma.store_wait(OUTPUTS - 1)
     staged.permute((1, 0)).store(tile.to(gl.bfloat16))
     fence_async_shared()
@@ -133,7 +133,7 @@ def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
 
 @gluon.jit
 def scan(part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, ends, scale, count, tile_step, shape):
-    """64 columns of the cotangent through ``count`` chunks, from the last."""
+    """Scan 64 columns of the cotangent through ``count`` chunks, from the last."""
     along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.K, 16])
     left_of_c: gl.constexpr = gl.DotOperandLayout(0, along_c, 2)
@@ -203,7 +203,7 @@ def scan(part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, e
             if wb is not None:
                 s = warpgroup_mma(gl.convert_layout(e, left_of_k), wb.index(then), s, is_async=True)
             if kb is not None and shape.DECAY == NONE:
-                s = warpgroup_mma_wait(0, deps=[s])  # registers run short
+                s = warpgroup_mma_wait(0, deps=[s])  # to save registers
             if shape.RULE == DELTA and bb is not None:
                 dv = warpgroup_mma_wait(1 if wb is None else 2, deps=[dv])
                 if wb is None:
@@ -229,7 +229,7 @@ def scan(part: gl.constexpr, bars, firsts, seconds, targets, staging, weights, e
 
         tma.store_wait(0)
         if finishes and end is not None:
-            width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
+            width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # addresses anew, or they spill
             gl.store(end + channels[None, :] * width + columns[:, None], s)
 
 
@@ -269,16 +269,16 @@ def backward(
     head = gl.program_id(2)
     n, first, last, index, begin, _ = locate(slot, cu, sequences, tokens, length, PACKED)
     if LOCAL:
-        alive = (first < last) & (index > 0)  # nothing precedes the first that would end at its start
+        alive = (first < last) & (index > 0)  # no segment ends at the start of the first one
     else:
         alive = (first < last) | (index == 0)
     if alive:
         PARTS: gl.constexpr = BV // M
-        READS: gl.constexpr = RULE != PLAIN or not LOCAL  # whether anything asks for the cotangent on its way
+        READS: gl.constexpr = RULE != PLAIN or not LOCAL  # True if the cotangent before each chunk is read
         MEETS: gl.constexpr = READS and RULE == PLAIN and DECAY != CHANNEL and not BEFORE
         READS_W: gl.constexpr = RULE == ERASE or (RULE == DELTA and DECAY == CHANNEL)
         READS_B: gl.constexpr = RULE != PLAIN and not (LOCAL and READS_W)
-        OWN: gl.constexpr = RULE == ERASE and not LOCAL  # values have keys of their own
+        OWN: gl.constexpr = RULE == ERASE and not LOCAL  # values and erasing writes have different keys
         first_column = gl.program_id(0) * BV
         shared = head // group
         rows = last - first

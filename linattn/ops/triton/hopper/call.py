@@ -1,7 +1,7 @@
-"""The arguments of the kernels of gradients in groups, as the functions on the device take them.
+"""Arguments of the kernels of gradients, grouped for the device functions.
 
-Tuples keep what the compiler knows of their fields (constants, None) as long as they are handed on, not assigned. The order of the fields
-is that in which warps are handed them.
+Tuples preserve constants and None in their fields as long as they are passed on, not assigned. The order of the fields is that in
+which they are passed to specialised warps.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Sizes(NamedTuple):
 
     K: Any
     V: Any
-    SPLIT: Any  # heads that one is taken as, each with V values
+    SPLIT: Any  # heads that one head is treated as, each with V values
     BEFORE: Any  # queries read the state before the token's decay
     PACKED: Any
-    DDECAY: Any  # whether the decay's gradient is wanted
-    LOW: Any  # whether decays take two numbers of bfloat16
+    DDECAY: Any  # True if the decay's gradient is computed
+    LOW: Any  # True if decays are split in two bfloat16 numbers
     STAGES: Any
-    BYTES: Any = False  # whether numbers are cut out byte by byte
+    BYTES: Any = False  # True if masks are applied byte by byte
 
 
 class Decays(NamedTuple):
@@ -62,7 +62,7 @@ class Call(NamedTuple):
     decays: Decays
     strengths: Strengths
     bonus: Any
-    u: Any  # what a rule writes
+    u: Any  # values that a rule writes
     x: Any
     states: Any
     dstates: Any
@@ -72,7 +72,7 @@ class Call(NamedTuple):
     dwrite: Any
     ddecay: Any
     dbonus: Any
-    settled: Any  # for which blocks of channels of a chunk its gradients are done
+    settled: Any  # marks of a chunk's blocks of channels whose gradients are done
     tokens: Any  # of all sequences
 
 
@@ -100,11 +100,11 @@ class Tiles(NamedTuple):
     """Shared memory of warps that specialise."""
 
     loaded: Loaded
-    high: Any  # decays, then what is sent
+    high: Any  # decays, then the summands past a token
     low: Any
     factors: Any  # by channel, orders up to the middle, the weight up to there and from there on
-    hats: Any  # what is scaled, then gradients
-    sums: Any  # what is read across a token
+    hats: Any  # scaled queries and keys, then gradients
+    sums: Any  # the summands across a token
 
 
 class Bars(NamedTuple):
@@ -118,11 +118,11 @@ class Bars(NamedTuple):
     state_empty: Any
     decay_full: Any
     decay_empty: Any
-    scaled: Any  # made ready for products
-    used: Any  # by products
+    scaled: Any  # scaled tiles are ready for products
+    used: Any  # products have read the tiles
     sum_full: Any
     sum_empty: Any
-    read_full: Any = None  # what keys have as they read; keys that are read are used then
+    read_full: Any = None  # the gradients of reading keys are ready, and the keys have been read
     read_empty: Any = None
 
 

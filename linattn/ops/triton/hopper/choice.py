@@ -67,7 +67,7 @@ def gradients(
     do: Tensor,
     decay: Tensor | None,
 ) -> Chosen | None:  # fmt: skip
-    """The gradients of chunks, from so many ``columns`` of values, if there is a kernel for them; per channel, of those that settle."""
+    """The gradients of chunks for ``columns`` values, if there is a kernel; with a decay per channel, of blocks that settle."""
     from linattn.ops.triton.hopper import gradients, settled_delta, settled_erase, settled_plain, whole
 
     if not family.half or chunk != hopper.CHUNK or not hopper.fits((k.shape[3], v.shape[3]), q, k, v, read, write, do):
@@ -83,7 +83,7 @@ def gradients(
 
 
 def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, Any], int]:
-    """The kernel for what ``gradients`` leaves, blocks of channels that do not settle; its options and how many programs share them."""
+    """The kernel for blocks of channels that do not settle, its options, and the number of programs that share them."""
     from linattn.ops.triton.hopper import gradients, levels_delta, levels_erase, levels_plain
 
     module: Any = {PLAIN: levels_plain, DELTA: levels_delta, ERASE: levels_erase}[family.rule]

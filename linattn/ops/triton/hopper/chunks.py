@@ -1,4 +1,4 @@
-"""Chunks as the kernels for Hopper bring them: where each lies, what was prepared of it, and tiles that end with it."""
+"""Location of chunks and of their prepared operands, and TMA tiles that end with a chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from linattn.ops.triton.tiles import CHANNEL
 
 
 class Rows(NamedTuple):
-    """A tensor of tokens and heads, by its strides."""
+    """Tensor of tokens and heads, with its strides."""
 
     base: Any
     token: Any
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 class Work(NamedTuple):
     """Work of a kernel: the chunks of each head."""
 
-    places: Any  # chunks times heads
+    places: Any  # number of chunks times heads
     cu: Any
     sequences: Any
     tokens: Any
@@ -41,10 +41,10 @@ class Chunk(NamedTuple):
 
 @gluon.jit
 def ragged(x, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
-    """Tiles [C, COLUMNS] of ``rows`` tokens of ``heads`` of ``x`` :class:`Rows`, each cut off at an end of its own.
+    """Tiles [C, COLUMNS] of ``rows`` tokens of ``heads`` of ``x`` :class:`Rows`, each with its own end.
 
-    The last of a tile's n rows is the last of a dimension of C; another of the same stride moves that window to the token where
-    the tile ends. The base steps back by the C rows that both count.
+    A first dimension of C rows ends with the tile's last row; a second one of the same stride moves this window to the token where the
+    tile ends. The base is moved back by the C rows that both dimensions count.
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, C, COLUMNS], gl.bfloat16)
     base = x.base - C * x.token.to(gl.int64)
@@ -59,13 +59,13 @@ def dense(base, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def fetch(source, here, bar, to, WIDTH: gl.constexpr):
-    """Begin to bring a tile of a chunk."""
+    """Start to load a tile of a chunk."""
     tma.load(source, [here.head, here.first + here.rows, C - here.rows, 0], bar, to.reshape((1, 1, C, WIDTH)))
 
 
 @gluon.jit
 def send(to, here, block, tile):
-    """Begin to write a block of channels of a chunk."""
+    """Start to store a block of channels of a chunk."""
     tma.store(to, [here.head, here.first + here.rows, C - here.rows, block * BLOCK], tile.reshape((1, 1, C, BLOCK)))
 
 
@@ -79,7 +79,7 @@ def chunk(place, work, PACKED: gl.constexpr):
 
 @gluon.jit
 def of_states(base, places, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr, ROWS: gl.constexpr):
-    """Tiles [ROWS, V] of states [K, SPLIT * V], each of which is that of SPLIT of ``places``, so many columns each: see ``state_at``."""
+    """Tiles [ROWS, V] of states [K, SPLIT * V], each shared by SPLIT of ``places`` with V columns each: see ``state_at``."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, V], gl.bfloat16)
     return tma.describe(base, [places // SPLIT * K, SPLIT * V], [SPLIT * V, 1], [ROWS, V], layout)
 
@@ -92,13 +92,13 @@ def state_at(place, row, K: gl.constexpr, V: gl.constexpr, SPLIT: gl.constexpr):
 
 @gluon.jit
 def prepared(base, place, rows, C: gl.constexpr, WIDTH: gl.constexpr):
-    """The tiles [C, WIDTH] that prepare made, from the one at ``place`` (chunk and head) on."""
+    """Prepared tiles [C, WIDTH], from the one at ``place`` (chunk and head) on."""
     return described(base + place * C * WIDTH, rows, WIDTH, WIDTH, C, WIDTH)
 
 
 @gluon.jit
 def decayed(faded, place, tile_rows, raw, time, token, at_head, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr):
-    """Keys, queries or writes of a head: per channel prepared, else as they are, from token ``time`` on."""
+    """Keys, queries or writes of a head: prepared ones with a decay per channel, else unscaled ones from token ``time`` on."""
     if DECAY == CHANNEL:
         return prepared(faded, place, tile_rows, C, K)
     else:

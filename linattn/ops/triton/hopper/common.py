@@ -15,8 +15,8 @@ whole = gluon.jit(tiles.whole.fn)
 weight = gluon.jit(tiles.weight.fn)
 away_from_zero = gluon.jit(prepare.away_from_zero.fn)
 
-M = gl.constexpr(64)  # rows of a wgmma: what a warpgroup holds of a transposed state
-SHARED = 227 * 1024  # bytes of a multiprocessor that one program can have
+M = gl.constexpr(64)  # rows of a wgmma, and of a warpgroup's part of a transposed state
+SHARED = 227 * 1024  # bytes of shared memory that one program can have
 
 
 @gluon.jit
@@ -26,30 +26,30 @@ def add(a, b):
 
 @gluon.jit
 def described(base, rows, stride, WIDTH: gl.constexpr, HEIGHT: gl.constexpr, BLOCK: gl.constexpr):
-    """[rows, WIDTH] of bfloat16 at ``base``, in blocks of [HEIGHT, BLOCK]: what lies past the end reads as 0 and is not written."""
+    """[rows, WIDTH] of bfloat16 at ``base``, in blocks of [HEIGHT, BLOCK]: entries past the end are read as 0 and not written."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, BLOCK], gl.bfloat16)
     return tma.describe(base, [rows, WIDTH], [stride, 1], [HEIGHT, BLOCK], layout)
 
 
 @gluon.jit
 def buffer(n: gl.constexpr, HEIGHT: gl.constexpr, BLOCK: gl.constexpr):
-    """Room for ``n`` tiles [HEIGHT, BLOCK] of bfloat16."""
+    """Allocate shared memory for ``n`` tiles [HEIGHT, BLOCK] of bfloat16."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, BLOCK], gl.bfloat16)
     return gl.allocate_shared_memory(gl.bfloat16, [n, HEIGHT, BLOCK], layout)
 
 
 @gluon.jit
 def numbers(n: gl.constexpr, SIZE: gl.constexpr, dtype: gl.constexpr):
-    """Room for ``n`` vectors."""
+    """Allocate shared memory for ``n`` vectors."""
     return gl.allocate_shared_memory(dtype, [n, SIZE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
-    """``n`` barriers for ``count`` arrivals each. All of them have to be used up to the end of the kernel.
+    """``n`` barriers for ``count`` arrivals each. All of them must be used until the end of the kernel.
 
-    The compiler gives the memory of what nobody uses any more to others, here to what the warps are handed. With another process on the
-    GPU they read barriers there now and then; it seems that a multiprocessor writes those back, where nobody has invalidated them.
+    The compiler reuses the memory of unused barriers, here for the arguments of specialised warps. With another process on the GPU these
+    warps sometimes read barriers there: a multiprocessor seems to write barriers back that have not been invalidated.
     """
     bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
@@ -59,10 +59,10 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit
 def give_back(bar, pred=True):
-    """Arrive at ``bar`` after loads from shared memory, so that others may write there.
+    """Arrive at ``bar`` after loads from shared memory, so that other warps may write there.
 
-    An arrival alone does not wait for loads of the other warps that are still under way: with two processes on the GPU, what TMA brought
-    next was now and then there before the last of them. With the fence they are done.
+    An arrival alone does not wait for pending loads of the other warps: with two processes on the GPU the next TMA load was sometimes
+    faster than the last of them. The fence waits for them.
     """
     fence_async_shared()
     mbarrier.arrive(bar, count=1, pred=pred)

@@ -20,7 +20,7 @@ def columns(warps, width):
 
 @gluon.jit
 def halves(decays, here, block, layout: gl.constexpr):
-    """The decays [C / 2, BLOCK] of both halves of a chunk's block, as they lie; 0 past the end."""
+    """Load the decays [C / 2, BLOCK] of both halves of a chunk's block; 0 past the end."""
     HALF: gl.constexpr = C // 2
     stride = decays.token // 4 * 4
     row = gl.arange(0, HALF, gl.SliceLayout(1, layout))
@@ -41,7 +41,7 @@ def halves_at(decays, place, block, work, sizes, layout: gl.constexpr):
 
 @gluon.jit
 def lay_out(early, late, high, low, at, LOW: gl.constexpr):
-    """Leave a block's decays in the ``at``-th tiles; by channel, the orders up to the middle of the chunk and from there on."""
+    """Store a block's decays in the ``at``-th tiles; returns by channel the binary orders up to the middle of the chunk and after it."""
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
     late = gl.maximum(late.to(gl.float32), NATURAL_RESET)
     keep_halves(early, late, high, low, at, LOW)
@@ -51,7 +51,7 @@ def lay_out(early, late, high, low, at, LOW: gl.constexpr):
 
 @gluon.jit
 def lay_out_orders(early, late, high, low, LOW: gl.constexpr):
-    """Leave a block's decays in tiles, as binary orders where two numbers of bfloat16 have them; both halves as they are there."""
+    """Store a block's decays in tiles, as binary orders if split in two bfloat16 numbers; returns both halves as stored."""
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
     late = gl.maximum(late.to(gl.float32), NATURAL_RESET)
     if LOW:

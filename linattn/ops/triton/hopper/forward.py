@@ -1,15 +1,15 @@
 """``scan.forward`` for Hopper, in Gluon: TMA loads, the state in the registers of wgmma.
 
 The state is held transposed, Sᵀ [V, K] in float32 accumulators, one warpgroup for every 64 of V: Sᵀ rounded to bfloat16 is then the
-left operand of every product that reads it, straight from registers, and the warpgroups never wait for each other. In this form
+left operand of every product that reads it, directly from registers, and the warpgroups never wait for each other. In this form
 
     plain    Oᵀ = SᵀQᵀ + VᵀPᵀ             S'ᵀ = λ Sᵀ + VᵀK
     delta    Eᵀ = (Vᵀ - SᵀKᵀ) Bᵀ          Oᵀ = SᵀQᵀ + EᵀPᵀ             S'ᵀ = λ Sᵀ + EᵀK
     erase    Uᵀ = VᵀBᵀ + SᵀWᵀ             Oᵀ = SᵀQᵀ + VᵀPᵀ + UᵀP_wᵀ    S'ᵀ = λ Sᵀ + VᵀK + UᵀK_w
 
-with keys and queries decayed where they meet the state. With a decay per channel that cannot be done to the product, only to K: the
-delta rule then reads Eᵀ = VᵀBᵀ + SᵀWᵀ. Around the state's warpgroups one warp loads chunks ahead, one stores, one turns decays into
-weights, and where P is not prepared a further warpgroup forms it.
+with keys and queries decayed where they meet the state. With a decay per channel the decay applies to K, not to the
+product: the delta rule then computes Eᵀ = VᵀBᵀ + SᵀWᵀ. Beside the state's warpgroups one warp loads chunks ahead, one stores, one
+turns decays into weights, and a further warpgroup forms P if it is not prepared.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Shape(NamedTuple):
     OUTPUT: Any
     KEEP: Any
     TURNED: Any
-    MEETS: Any  # P is formed here
+    MEETS: Any  # True if P is formed here
     PARTS: Any  # warpgroups that share the values
     STAGES: Any
-    BYTES: Any  # of a stage
+    BYTES: Any  # bytes of a stage
 
 
 @gluon.jit
 def load(full, empty, sources, buffers, values, steps, count, shape):
-    """Bring the operands of chunk after chunk: k, q, write the first of ``steps`` rows apart, what is prepared the second."""
+    """Load the operands of chunk after chunk; ``steps`` are the rows between chunks of k, q and write, and of prepared tensors."""
     vd, vb, v_row = values
     for i in range(count):
         stage = i % shape.STAGES
@@ -64,7 +64,7 @@ def load(full, empty, sources, buffers, values, steps, count, shape):
 
 @gluon.jit
 def store(ready, free, outs, step, count, shape):
-    """Write what the warpgroups leave, each its 64 columns: outputs or values, and the states before each chunk."""
+    """Store the results of the warpgroups, 64 columns each: outputs or values, and the states before each chunk."""
     od, ob, sd, sb = outs
     for i in range(count):
         if sd is not None:
@@ -85,10 +85,10 @@ def store(ready, free, outs, step, count, shape):
 
 @gluon.jit
 def weigh(full, empty, weights, source, step, rows, count, scale, total, shape):
-    """Turn decays into weights, chunk after chunk; what the state fades by in all goes to ``total`` [K].
+    """Turn decays into weights, chunk after chunk; writes the decay of the whole segment to ``total`` [K].
 
-    Per head: what the state fades by up to each token (for queries times the scale), each token's write up to the end, and the
-    state in the chunk. Per channel the last alone is left to do, and prepared.
+    Per head: the decay from the start up to each token (for queries times the scale), from each token to the end, and of the whole
+    chunk. Per channel only the last is loaded, the others have been applied by prepare.
     """
     to_here, to_read, to_end, passed, fade = weights
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
@@ -123,7 +123,7 @@ def weigh(full, empty, weights, source, step, rows, count, scale, total, shape):
 
 @gluon.jit
 def meet(full, made, empty, qb, kb, pb, passed, scale, count, shape):
-    """Form P, the masked and decayed products of queries and keys, where nobody prepared it."""
+    """Form P, the masked and decayed products of queries and keys, if it is not prepared."""
     if shape.MEETS:
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
         queries: gl.constexpr = gl.SliceLayout(1, layout)
@@ -148,7 +148,7 @@ def meet(full, made, empty, qb, kb, pb, passed, scale, count, shape):
 
 @gluon.jit
 def hand_over(x, out, ready, free, i):
-    """Leave ``x`` [64, ...] for the warp that stores, which has done with the last chunk's."""
+    """Pass ``x`` [64, ...] to the warp that stores, once it has stored that of the last chunk."""
     mbarrier.wait(free, (i & 1) ^ 1)
     out.permute((1, 0)).store(x)
     fence_async_shared()
@@ -157,7 +157,7 @@ def hand_over(x, out, ready, free, i):
 
 @gluon.jit
 def scan(part: gl.constexpr, bars, buffers, staged, weights, ends, scale, count, shape):
-    """64 columns of the state through ``count`` chunks."""
+    """Scan 64 columns of the state through ``count`` chunks."""
     along_c: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.K, 16])
     left_of_c: gl.constexpr = gl.DotOperandLayout(0, along_c, 2)
@@ -247,13 +247,13 @@ def scan(part: gl.constexpr, bars, buffers, staged, weights, ends, scale, count,
 
     if end is not None:
         if finishes:
-            width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # new addresses: the old would spill
+            width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # addresses anew, or they spill
             gl.store(end + channels[None, :] * width + columns[:, None], s)
 
 
 @gluon.jit
 def specialize(bars, sources, buffers, values, outs, weights, decays, ends, steps, scale, count, shape, REGISTERS: gl.constexpr):
-    """Start the warps: one warpgroup or two for the state, and those around them."""
+    """Start the warps: one warpgroup or two for the state, and the helping warps."""
     full, empty, made, ready, free = bars
     vb, ob, sb = values[1], outs[1], outs[3]
     weighed, step, rows, fade_to = decays
@@ -298,7 +298,7 @@ def forward(
     finishes = last >= stop
     if LOCAL:
         if not EVERY:
-            alive = alive & (last < stop)  # nothing follows that would start from the end of the last segment
+            alive = alive & (last < stop)  # no segment starts from the end of the last one
     elif FINAL:
         alive = alive | (index == 0)
     if alive:

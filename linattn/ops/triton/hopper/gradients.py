@@ -1,7 +1,7 @@
-"""``gradients`` for Hopper, in Gluon: one kernel for all families, whose body is theirs.
+"""``gradients`` for Hopper, in Gluon: one kernel whose body depends on the family.
 
-Without a decay per channel whole chunks are done at once (whole.py). With one, a first launch does all chunks and says for which blocks
-of channels that holds, those that settle (settled_*.py); a second does the others (levels_*.py).
+Without a decay per channel whole chunks are computed at once (whole.py). With one, a first launch (settled_*.py) computes all chunks
+and marks the blocks of channels that settle, whose gradients are right; a second launch (levels_*.py) computes the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def gradients(
     STAGES: gl.constexpr = 1, PAIRS: gl.constexpr = 1, REGISTERS: gl.constexpr = 0, SUMS: gl.constexpr = 0, FEW: gl.constexpr = 0,
     BYTES: gl.constexpr = False,
 ):  # fmt: skip
-    """``SETTLED``: of blocks of channels that settle, or of those that do not. The last constants are a body's ``options``."""
+    """``SETTLED``: compute blocks of channels that settle, or those that do not. The last constants are a body's ``options``."""
     if PACKED:
         chunks = tokens // C + sequences
         length = tokens

@@ -20,7 +20,7 @@ from linattn.ops.triton.hopper.operands import BLOCK
 
 
 class Place(NamedTuple):
-    """A block of channels of a chunk of a head, at ``place`` among all."""
+    """Block of channels of a chunk of a head; ``place`` is its number among all."""
 
     place: Any
     block: Any
@@ -30,18 +30,18 @@ class Place(NamedTuple):
 class Tiles(NamedTuple):
     """Shared memory."""
 
-    loaded: Loaded  # q and k make room for their gradients
+    loaded: Loaded  # q and k, whose memory is reused for their gradients
     high: Any  # decays
     low: Any
-    met: Any  # queries and keys that meet
+    met: Any  # queries and keys scaled for the present size of blocks
     g: Any  # cotangents by values
-    faded: Any  # by channel, what the chunk leaves of the state
-    past: Any  # and what passes it
+    faded: Any  # by channel, the decay of the whole chunk
+    past: Any  # by channel, the product of the state and its cotangent
 
 
 @gluon.jit
 def unsettled(start, settled, blocks):
-    """The first block from ``start`` on, of those of this program, that is left; ``blocks`` if none is."""
+    """First unfinished block of this program from ``start`` on; ``blocks`` if there is none."""
     WARPS: gl.constexpr = gl.num_warps()
     ahead = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0])) * gl.num_programs(0)
     found = blocks
@@ -55,7 +55,7 @@ def unsettled(start, settled, blocks):
 
 @gluon.jit
 def each_unsettled(make: gl.constexpr, item, call, work, sources, tiles, sizes):
-    """``make`` the gradients of each block of this program that is left, from ``item`` on."""
+    """Compute the gradients of each unfinished block of this program from ``item`` on by ``make``."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     blocks = work.places * BLOCKS
     bars = barriers(1, 1)
@@ -74,7 +74,7 @@ def each_unsettled(make: gl.constexpr, item, call, work, sources, tiles, sizes):
 
 @gluon.jit
 def in_range(first, count, other):
-    """[C, C]: of every pair of columns, two bits (of one register) a number, and where to find them, for ``cut`` and ``ones``.
+    """[C, C]: mask of columns in registers with two bits per pair of columns, and byte selectors, for ``cut`` and ``ones``.
 
     A row's columns from ``first`` on, ``count`` of them (at most 32), are bits of 64; a thread has two in each byte, made whole bytes.
     """
@@ -86,7 +86,7 @@ def in_range(first, count, other):
 
 @gluon.jit
 def cut(a, span):
-    """Numbers of ``a`` in range, and 0."""
+    """``a`` in range, else 0."""
     evens, odds, where = span
     return gl.inline_asm_elementwise(
         "{ .reg .b32 t; prmt.b32 t, $2, $4, $6; and.b32 $0, $1, t; }", "=r,r,r,r,r,r,r,r", [a, evens, odds, where], gl.bfloat16, True, 2
@@ -95,7 +95,7 @@ def cut(a, span):
 
 @gluon.jit
 def ones(span):
-    """1 in range, and 0."""
+    """1 in range, else 0."""
     evens, odds, where = span
     return gl.inline_asm_elementwise(
         "{ .reg .b32 t; prmt.b32 t, $1, $3, $5; and.b32 $0, t, 0x3f803f80; }", "=r,r,r,r,r,r,r", [evens, odds, where], gl.bfloat16, True, 2
@@ -104,5 +104,5 @@ def ones(span):
 
 @gluon.jit
 def choose(which, a, b):
-    """``a`` where ``which``, all bits or none, and otherwise ``b``."""
+    """``a`` if ``which`` has all bits set, ``b`` if none."""
     return gl.inline_asm_elementwise("lop3.b32 $0, $1, $2, $3, 0xCA;", "=r,r,r,r", [which, a, b], gl.bfloat16, True, 2)

@@ -1,14 +1,14 @@
 """``gradients`` with a decay per channel and the delta rule for Hopper, in Gluon: blocks of channels that do not settle.
 
-As levels_plain.py, with values that are what is written, E, and keys that read too, with the cotangent -dE. At each size of
-blocks Z has queries in late halves and keys in early ones, R keys in both, all scaled by one factor e. With G = dO Eᵀ and N = -dE Eᵀ below
+As levels_plain.py, but values are the written ones, E, and keys read too, with the cotangent -dE. At each size of blocks Z has
+queries in late halves and keys in early ones, R keys in both, all scaled by one factor e. With G = dO Eᵀ and N = -dE Eᵀ below
 the diagonal and their mirror images above,
 
     P = (G ∘ apart) Z,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones,    and to the decay's gradient ± Z ∘ P
     Q = (N ∘ apart) R,    dK += e ∘ Q in both,                                         and to the decay's gradient ± R ∘ Q
 
-A program holds what it loads of a chunk and what it makes of it in the same memory: values, cotangents and states are used up before
-tokens meet. So two share a multiprocessor.
+Results reuse the memory of values, cotangents and states, which are read before pairs of tokens are computed, so that two programs
+share a multiprocessor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["gradients", "options", "programs"]
 
 @gluon.jit
 def mirrored(cotangents, values, token, other, scale):
-    """Products of cotangents and values of other tokens: a row's own cotangent with values before it, its value with cotangents after."""
+    """Products of cotangents and values of other tokens: a row's cotangent with earlier values, its value with later cotangents."""
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     below = warpgroup_mma(cotangents, values.permute((1, 0)), nothing, use_acc=False, is_async=True)
     above = warpgroup_mma(values, cotangents.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -63,14 +63,14 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     qb, kb, eb, ob, xb, sb, dsb = room.q, room.k, room.v, room.do, room.x, room.states, room.dstates
     high, low = tiles.high, tiles.low
     here, block = at.chunk, at.block
-    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
-    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
+    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     corner = [here.head // call.group, here.first + here.rows, C - here.rows, block * BLOCK]
 
     tma.store_wait(0)
-    barrier()  # nobody is still reading
+    barrier()  # all reads are done
     mbarrier.expect(full, 6 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
     of_state = state_at(at.place, block * BLOCK, sizes.K, sizes.V, sizes.SPLIT)
     tma.load(sources.loaded.states, of_state, full, sb)
@@ -82,13 +82,13 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     tma.load(sources.loaded.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, columns(gl.num_warps(), 4))
-    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are binary orders
     early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
     barrier()
 
-    # From outside the chunk.
+    # From the states at the ends of the chunk.
     x = start_sum(pick(other <= token), high, low, 0, sizes.LOW)
     y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     mbarrier.wait(full, phase)
@@ -115,7 +115,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         split(held(kb) * dk, sent_high, sent_low)
     dk += dr
 
-    # What tokens have of each other's values, but for decays.
+    # Products of values and cotangents of pairs of tokens, without decays.
     gs = tiles.g if sizes.V == BLOCK else in_blocks(sb, BLOCK, sizes.V).index(1)
     ns, met, met_keys = in_blocks(ob, C, sizes.V).index(0), in_blocks(eb, C, sizes.V).index(0), in_blocks(xb, C, sizes.V).index(0)
     g = mirrored(ob, eb, token, other, call.scale)
@@ -125,10 +125,10 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     barrier()  # values and cotangents have been read
     hold(ns, g)
 
-    # From each other.
+    # From pairs of different tokens.
     m = C // 2
     while m > 0:
-        token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought * m  # again: there is no room to keep what depends on it
+        token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
         upper = (token & m) != 0
         middle = (token | (2 * m - 1)) - m
         span = in_range(gl.where(upper, middle, token) + 1, gl.where(upper, token - middle, middle - token), other)
@@ -137,7 +137,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         met_by = left(cut(gs.load(WIDE), span))
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
-        barrier()  # everybody's products of the last size are done
+        barrier()  # all warps' products of the last size are done
         z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         hold(met, z * e)
         hold(met_keys, held(kb) * e)
@@ -160,7 +160,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         dk += p * e
         m = m // 2
 
-    # From themselves.
+    # From each token itself.
     dq += own * held(kb)
     dk += own * held(qb)
     barrier()  # decays, queries and keys have been read
@@ -183,7 +183,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """The strengths' gradient, which knows no decay, is done."""
+    """Compute the gradients of blocks that do not settle; that of the strengths, independent of decays, is already done."""
     blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:

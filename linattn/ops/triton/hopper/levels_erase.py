@@ -2,15 +2,15 @@
 
 As levels_plain.py, with two kinds of queries, q and those that read before their token's decay, r, and two kinds of keys, k
 and w. At each size of blocks Z has queries q in late halves and keys k in early ones, Y has r and w, each scaled by its own factor, e and
-f. With G = dO Vᵀ, G' = dO Uᵀ, N = X Vᵀ and N' = X Uᵀ below the diagonal, U what the erasing writes, X the cotangents of what is read,
+f. With G = dO Vᵀ, G' = dO Uᵀ, N = X Vᵀ and N' = X Uᵀ below the diagonal, U the erasing writes, X the cotangents of the reads,
 
     P = (G, Gᵀ) Z + (G', Nᵀ) Y,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones
     P' = (N, G'ᵀ) Z + (N', N'ᵀ) Y,    dR += f ∘ P' in late halves,    dW += f ∘ P' in early ones
 
-where (below, above) are halves of a matrix as far as they meet. To the decay's gradient go ± Z ∘ P and ± Y ∘ P'. What r has of the token
-right before it has no decay within: it goes apart.
+where (below, above) are the parts of a matrix for pairs of this size. The decay's gradient gets ± Z ∘ P and ± Y ∘ P'. Between r and the
+token right before it there is no decay: these pairs are added separately.
 
-Two warpgroups share 64 channels. Values, cotangents and states of the next block are loaded while tokens meet.
+Two warpgroups share 64 channels. Values, cotangents and states of the next block are loaded during the products of pairs.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Tiles(NamedTuple):
     high: Any  # decays
     low: Any
     met: Any  # G, G', N, N' with their mirror images
-    z: Any  # what meets: q and k, r and w
+    z: Any  # scaled operands: q and k, r and w
     y: Any
-    sent: Any  # to the decay's gradient, as two numbers
-    faded: Any  # by channel, what the chunk leaves of the state
-    past: Any  # and what passes it
-    owned: Any  # own: of k, of w
+    sent: Any  # summands of the decay's gradient, split in two bfloat16 numbers
+    faded: Any  # by channel, the decay of the whole chunk
+    past: Any  # by channel, the product of the state and its cotangent
+    owned: Any  # weights of a query's own token: of k, of w
     owned_w: Any
 
 
@@ -87,7 +87,7 @@ def product(a, b):
 
 @gluon.jit
 def bring_vectors(full, call, work, sources, tiles, item, sizes):
-    """Begin to load a block's queries and keys."""
+    """Start to load a block's queries and keys."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     if item < work.places * BLOCKS:
         place, channel = item // BLOCKS, item % BLOCKS * BLOCK
@@ -102,7 +102,7 @@ def bring_vectors(full, call, work, sources, tiles, item, sizes):
 
 @gluon.jit
 def bring_values(full, work, sources, tiles, item, sizes):
-    """Begin to load a block's values, cotangents and states."""
+    """Start to load a block's values, cotangents and states."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     if item < work.places * BLOCKS:
         place, channel = item // BLOCKS, item % BLOCKS * BLOCK
@@ -131,19 +131,19 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     sent_high, sent_low = tiles.sent
     place, block = item // BLOCKS, item % BLOCKS
     here = chunk(place, work, sizes.PACKED)
-    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
-    token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + nought
+    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + zero
     other = gl.arange(0, C, gl.SliceLayout(0, EACH))[None, :]
     nothing = gl.zeros([C, BLOCK], gl.float32, SHARE)
 
     early, late = halves(call.decays, here, block, columns(gl.num_warps(), 4))
-    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are binary orders
     early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
     barrier()
 
-    # From outside the chunk.
+    # From the states at the ends of the chunk.
     x = start_sum(pick(other <= token), high, low, 0, sizes.LOW)
     x_before = start_sum(pick(other < token), high, low, 0, sizes.LOW)
     y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
@@ -169,7 +169,7 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     if sizes.DDECAY:
         split(held(kb) * dk + held(wb) * dw, sent_high, sent_low)
 
-    # What tokens have of each other's values, but for decays; neighbours that have none between them right away.
+    # Products of values and cotangents of pairs of tokens, without decays; pairs of neighbours without a decay are added now.
     below, above = product(ob, vb), product(vb, ob)
     below, above = warpgroup_mma_wait(0, deps=[below, above])
     tiles.owned.store(gl.sum(gl.where(token == other, below, 0.0), 1) * call.scale)
@@ -196,13 +196,13 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     dr = warpgroup_mma(near, wb, dr, is_async=True)
     dw = warpgroup_mma(near_above, rb, dw, is_async=True)
     dr, dw = warpgroup_mma_wait(0, deps=[dr, dw])
-    barrier()  # values, cotangents and states have been read, and what they gave is there
+    barrier()  # values, cotangents and states have been read, and the products are stored
     bring_values(full, work, sources, tiles, next_item, sizes)
 
-    # From each other.
+    # From pairs of different tokens.
     m = C // 2
     while m > 0:
-        token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + nought * m  # again: there is no room to keep what depends on it
+        token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
         upper = (token & m) != 0
         middle = (token | (2 * m - 1)) - m
         start = gl.where(upper, middle, token) + 1
@@ -213,14 +213,14 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
         span = in_range((token ^ m) & -m, token * 0 + m, other)
         first_by = left(cut(g_tile.load(EACH), span))
         second_by = left(cut(gn_tile.load(EACH), span))
-        row = gl.arange(0, C, of_tokens)[:, None] + nought * m
+        row = gl.arange(0, C, of_tokens)[:, None] + zero * m
         is_late = gl.where((row & m) != 0, -1, 0).to(gl.int16)
         late_half = gl.where((row & m) != 0, 1.0, 0.0)
         early_half = 1.0 - late_half
         orders, orders_before = warpgroup_mma_wait(0, deps=[orders, orders_before])
         e = exp2(orders * ORDERS)
         f = exp2(orders_before * ORDERS)
-        barrier()  # everybody's products of the last size are done
+        barrier()  # all warps' products of the last size are done
         hold(tiles.z, choose(is_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32) * e)
         hold(tiles.y, choose(is_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32) * f)
         fence_async_shared()
@@ -247,13 +247,13 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
         dw += p_before * early_half
         m = m // 2
 
-    # From themselves.
+    # From each token itself.
     own, own_w = tiles.owned.load(of_tokens)[:, None], tiles.owned_w.load(of_tokens)[:, None]
     of_q = held(qb)
     dq += own * held(kb) + own_w * held(wb)
     dk += own * of_q
     dw += own_w * of_q
-    barrier()  # decays, queries, keys and what met have been read
+    barrier()  # decays, queries, keys and their products have been read
     hold(qb, dq)
     hold(kb, dk)
     hold(rb, dr)
@@ -274,16 +274,16 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
         through = (tiles.past.load(of_channels) * tiles.faded.load(of_channels))[None, :]
         dd = warpgroup_mma_wait(0, deps=[dd])
         dd = dd + through
-        row = gl.arange(0, C, of_tokens)[:, None] + nought
+        row = gl.arange(0, C, of_tokens)[:, None] + zero
         save_gradients(call.ddecay, dd, here, row, block, work, sizes.K)
     tma.store_wait(0)
-    barrier()  # nobody is still reading
+    barrier()  # all reads are done
     bring_vectors(full, call, work, sources, tiles, next_item, sizes)
 
 
 @gluon.jit
 def seek(item, call, work, sizes):
-    """The first block from ``item`` on, of those of this program, that is left and has tokens."""
+    """First unfinished block of this program with tokens, from ``item`` on."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     blocks = work.places * BLOCKS
     item = unsettled(item, call.settled, blocks)
@@ -330,7 +330,7 @@ def gradients(call, work, sizes):
 
 
 def programs(multiprocessors: int) -> int:
-    """Number of programs, one a multiprocessor or one less: an odd number spreads whichever heads and channels the kernels handle."""
+    """Number of programs, one per multiprocessor or one less: an odd number balances the load if only some heads or channels remain."""
     return multiprocessors - 1 + multiprocessors % 2
 
 

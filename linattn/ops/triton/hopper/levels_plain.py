@@ -1,15 +1,15 @@
-"""``gradients`` with a decay per channel for Hopper, in Gluon: plain rule, what settled_plain.py leaves: blocks that do not settle.
+"""``gradients`` with a decay per channel for Hopper, in Gluon: plain rule, blocks that do not settle, left by settled_plain.py.
 
-How tokens meet, see levels.py. At each size of blocks a token has one factor: with Z the tile of queries and keys, scaled, and G = dO Vᵀ
+For blocks of pairs see levels.py. At each size of blocks a token has one factor: with Z the tile of scaled queries and keys, and G = dO Vᵀ
 below the diagonal and its mirror image above,
 
     P = (G ∘ apart) Z,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones,    and to the decay's gradient ± Z ∘ P
 
-is all a size takes: one product, and one for the sums of decays. What a query has of the state before the chunk and a key of the
-cotangent after it is faded from the chunk's start and to its end.
+so each size needs one product, and one for the sums of decays. The parts from the state before the chunk and from the cotangent after it
+are weighted by the decay from the chunk's start and to its end.
 
-A program takes a block of 64 channels of a chunk after another, as far as they are not ``settled``; two share a multiprocessor and
-hide each other's loads.
+A program processes blocks of 64 channels that are not marked in ``settled``, one after the other; two programs share a multiprocessor
+and hide each other's loads.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     qb, kb, vb, ob, sb, dsb = room.q, room.k, room.v, room.do, room.states, room.dstates
     high, low, met, gs, faded = tiles.high, tiles.low, tiles.met, tiles.g, tiles.faded
     here, block = at.chunk, at.block
-    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
-    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
+    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     channel = gl.arange(0, BLOCK, of_channels)
     corner = [here.head // call.group, here.first + here.rows, C - here.rows, block * BLOCK]
 
     tma.store_wait(0)
-    barrier()  # nobody is still reading
+    barrier()  # all reads are done
     mbarrier.expect(full, 4 * C * sizes.V + 4 * BLOCK * sizes.V + 4 * C * BLOCK)
     fetch(sources.loaded.v, here, full, vb, sizes.V)
     fetch(sources.loaded.do, here, full, ob, sizes.V)
@@ -70,7 +70,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     tma.load(sources.loaded.dstates, of_state, full, dsb)
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, ROWS)
-    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # what comes as two numbers of bfloat16 can as well be binary orders
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are binary orders
     early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     fence_async_shared()
     halfway = reinterpret(gs, gl.float32, [C // 2, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -79,7 +79,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     by_column: gl.constexpr = gl.BlockedLayout([C // 4, 1], [2, 16], [1, 4], [0, 1])
     faded.store(exp2(gl.sum(halfway.load(by_column), 0) * ORDERS))
 
-    # From outside the chunk.
+    # From the states at the ends of the chunk.
     x = start_sum(pick(other < token if sizes.BEFORE else other <= token), high, low, 0, sizes.LOW)
     y = start_sum(pick(other > token), high, low, 0, sizes.LOW)
     y = warpgroup_mma_wait(0, deps=[y])
@@ -100,7 +100,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     above = warpgroup_mma_wait(0, deps=[above])
     g = gl.where(token > other, below, above) * call.scale
     own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
-    if sizes.BEFORE:  # neighbours have no decay between them
+    if sizes.BEFORE:  # there is no decay between neighbours
         near_below = pick_from(token == other + 1, g)
         near_above = pick_from(token == other - 1, g)
         g = gl.where((token == other + 1) | (token == other - 1), 0.0, g)
@@ -118,11 +118,11 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         barrier()  # values and cotangents have been read
         split(sent, sent_high, sent_low)
 
-    # From each other.
+    # From pairs of different tokens.
     inner = nothing
     m = C // 2
     while m > (1 if sizes.BEFORE else 0):
-        token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought * m  # again: there is no room to keep what depends on it
+        token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
         upper = (token & m) != 0
         orders = start_sum(left(up_to_middle(token, upper, m, other, sizes.BEFORE, sizes.BYTES)), high, low, 0, sizes.LOW)
         if sizes.BYTES:
@@ -134,7 +134,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
             z = gl.where(upper, qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
-        barrier()  # everybody's product of the last size is done
+        barrier()  # all warps' products of the last size are done
         hold(met, z * e)
         fence_async_shared()
         barrier()
@@ -154,7 +154,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         dk += p * early_half
         m = m // 2
 
-    # From themselves.
+    # From each token itself.
     of_q = held(kb)
     of_k = held(qb)
     if sizes.BEFORE:
@@ -197,7 +197,7 @@ def pick_from(chosen, x):
 
 @gluon.jit
 def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constexpr):
-    """[C, C]: 1 for what is summed between each token and the middle of its block of 2m; before its own decay where queries read then."""
+    """[C, C]: 1 for decays between a token and the middle of its block of 2m, without its own decay if queries read ``BEFORE``."""
     middle = (token | (2 * m - 1)) - m
     if BYTES:
         count = gl.where(upper, token - middle - (1 if BEFORE else 0), middle - token)
@@ -210,7 +210,7 @@ def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constex
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """The bonus's gradient, which knows no decay, is done."""
+    """Compute the gradients of blocks that do not settle; that of the bonus, independent of decays, is already done."""
     blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:
@@ -226,7 +226,7 @@ def gradients(call, work, sizes):
 
 
 def programs(multiprocessors: int) -> int:
-    """Two a multiprocessor, but for one: an odd number has them share whichever heads and channels it is that do not settle."""
+    """Number of programs, two per multiprocessor less one: an odd number balances the load if only some heads or channels remain."""
     return 2 * multiprocessors - 1
 
 

@@ -1,4 +1,4 @@
-"""Gluon's names under whatever the installed triton calls them: the kernels import from here, and from ``tma``, what moves.
+"""Functions of Gluon whose names depend on triton's version: the kernels import them from here and from ``tma``.
 
 A name that no candidate has is None and listed in ``missing``: ``trial.refusal`` then keeps the kernels from being imported.
 """
@@ -14,7 +14,7 @@ missing: list[str] = []
 
 
 def first(module: Any, *names: str) -> Any:
-    """Attribute of ``module`` under the first of ``names`` that exists, newest first: an old name may remain only to raise."""
+    """Attribute of ``module`` under the first of ``names`` that exists, newest first, because an old name may only raise an error."""
     for name in names:
         if (found := getattr(module, name, None)) is not None:
             return found

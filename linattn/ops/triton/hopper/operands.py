@@ -1,6 +1,6 @@
 """Operands of products over 64 channels: layouts, tiles in shared memory, and operands in registers or rounded.
 
-Layouts follow from the number of warps of the function that asks: one warpgroup has 64 rows of accumulators, two share their columns.
+Layouts depend on the number of warps of the calling function: one warpgroup has 64 rows of accumulators, two share their columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from linattn.ops.triton.hopper.sizes import CHUNK
 C = gl.constexpr(CHUNK)  # tokens of a chunk
 BLOCK = gl.constexpr(64)  # channels of a step: a row of the swizzle of shared memory
 WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [C, C] and [C, BLOCK] in accumulators of a warpgroup
-NATURAL_RESET = gl.constexpr(-111.0)  # 160 binary orders, which no weight survives, as a natural logarithm that bfloat16 can hold
+NATURAL_RESET = gl.constexpr(-111.0)  # 160 binary orders, a reset, as a natural logarithm that bfloat16 can represent
 
 
 @gluon.constexpr_function
@@ -25,7 +25,7 @@ def shares(warps):
 
 @gluon.constexpr_function
 def copies(warps):
-    """[C, C] as left operands have it: all of it in each warpgroup."""
+    """[C, C] in the layout of left operands, whole in each warpgroup."""
     return gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, 64, 16])
 
 
@@ -36,19 +36,19 @@ def add_two(a, b, c, d):
 
 @gluon.jit
 def exp2(x):
-    """2^x in one instruction; what has no normal float32 is 0."""
+    """2^x in one instruction; 0 for results below the normal numbers of float32."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
 def again(x):
-    """2^x, which no compiler keeps in registers from when it was last wanted."""
+    """2^x, recomputed: the compiler cannot keep an earlier result in registers."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
 
 
 @gluon.jit
 def pinned(x):
-    """``x``, computed before what follows: a product that goes on with accumulators overwrites what ``x`` is formed of.
+    """``x``, computed before the next instructions, because a product that continues with accumulators overwrites the operands of ``x``.
 
     LLVM may put the arithmetic off until after the product has begun, with negated copies of the accumulators at hand, and ptxas 13.4
     (triton 3.9) makes those copies the accumulators themselves; it then also has all products of the kernel wait for each other.
@@ -60,8 +60,8 @@ def pinned(x):
 def left(x):
     """A tile as the left operand of a product, from the registers it is in.
 
-    Those must be written before the wgmma.fence of the product, which LLVM does not know: it pairs numbers up right before their use.
-    An instruction with effects, as far as it knows, stays where it is.
+    The registers must be written before the product's wgmma.fence. LLVM ignores the fence and packs pairs right before their use, but it
+    does not move an instruction that is declared to have side effects.
     """
     WARPS: gl.constexpr = gl.num_warps()
     x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x.to(gl.bfloat16)], gl.bfloat16, False, 2)
@@ -76,7 +76,7 @@ def pick(chosen):
 
 @gluon.jit
 def hold(tile, x):
-    """Leave ``x``, rounded, in shared memory."""
+    """Store ``x``, rounded, in shared memory."""
     tile.store(x.to(gl.bfloat16))
 
 
@@ -89,7 +89,7 @@ def held(tile):
 
 @gluon.jit
 def scaled(tile, x, weight):
-    """``x`` weighted, rounded and left in shared memory for products; as it is there."""
+    """Store ``x`` times ``weight``, rounded, in shared memory for products; returns the stored values."""
     y = (x.to(gl.float32) * weight).to(gl.bfloat16)
     tile.store(y)
     return y
@@ -97,7 +97,7 @@ def scaled(tile, x, weight):
 
 @gluon.jit
 def split(a, high, low):
-    """Leave ``a`` in shared memory for products, as two numbers of bfloat16."""
+    """Store ``a`` in shared memory for products, split in two bfloat16 numbers."""
     top = a.to(gl.bfloat16)
     low.store((a - top.to(gl.float32)).to(gl.bfloat16))
     high.store(top)
@@ -105,7 +105,7 @@ def split(a, high, low):
 
 @gluon.jit
 def keep(a, decays, first, ROWS: gl.constexpr):
-    """Leave ``a`` [ROWS, K] in shared memory for products: cut to bfloat16, and what that leaves where there is room for it."""
+    """Store ``a`` [ROWS, K] in shared memory for products: truncated to bfloat16, and the remainder if there is a tile for it."""
     high, low = decays
     if low is not None:
         cut = (a.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
@@ -116,7 +116,7 @@ def keep(a, decays, first, ROWS: gl.constexpr):
 
 @gluon.jit
 def keep_halves(early, late, high, low, at, LOW: gl.constexpr):
-    """Leave both halves of a tile in the ``at``-th of ``high`` and, with ``LOW``, of ``low``."""
+    """Store both halves of a tile in the ``at``-th of ``high`` and, with ``LOW``, of ``low``."""
     HALF: gl.constexpr = early.shape[0]
     tiles = (high.index(at), low.index(at) if LOW else None)
     keep(early, tiles, 0, HALF)
@@ -125,7 +125,7 @@ def keep_halves(early, late, high, low, at, LOW: gl.constexpr):
 
 @gluon.jit
 def start_sum(picked, high, low, at, LOW: gl.constexpr):
-    """Sums of the rows of the ``at``-th tile that each row of the left operand ``picked`` picks, under way."""
+    """Start the sums of the rows of the ``at``-th tile that each row of the left operand ``picked`` selects."""
     WARPS: gl.constexpr = gl.num_warps()
     x = gl.zeros([BLOCK, BLOCK], gl.float32, shares(WARPS))
     if LOW:
@@ -138,7 +138,7 @@ def start_sum(picked, high, low, at, LOW: gl.constexpr):
 
 @gluon.jit
 def start_products(pairs):
-    """The sum of the products of ``pairs`` of a left operand and a tile [C, BLOCK], under way."""
+    """Start the sum of the products of ``pairs`` of a left operand and a tile [C, BLOCK]."""
     WARPS: gl.constexpr = gl.num_warps()
     x = gl.zeros([BLOCK, BLOCK], gl.float32, shares(WARPS))
     for n in gl.static_range(len(pairs)):
@@ -148,14 +148,14 @@ def start_products(pairs):
 
 @gluon.jit
 def in_blocks(tile, ROWS: gl.constexpr, K: gl.constexpr):
-    """A tile [ROWS, K] as [K / BLOCK, ROWS, BLOCK]: how the swizzle lays it out."""
+    """View a tile [ROWS, K] as [K / BLOCK, ROWS, BLOCK], the layout of the swizzle."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK], gl.bfloat16)
     return reinterpret(tile, gl.bfloat16, [K // BLOCK, ROWS, BLOCK], layout)
 
 
 @gluon.jit
 def passing(states, dstates, V: gl.constexpr):
-    """[BLOCK, BLOCK]: whose rows sum to what ``states`` and their cotangents, both ``in_blocks``, have in common, by channel."""
+    """[BLOCK, BLOCK] with row sums of ``states`` times their cotangents, both ``in_blocks``, by channel."""
     WARPS: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [BLOCK // WARPS, WARPS // 2], [WARPS, 1], [1, 0])
     both = gl.zeros([BLOCK, BLOCK], gl.float32, layout)

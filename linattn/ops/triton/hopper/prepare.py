@@ -1,4 +1,4 @@
-"""``prepare.prepare`` for Hopper, in Gluon: one kernel for all families, whose body is theirs. One program a chunk and head."""
+"""``prepare.prepare`` for Hopper, in Gluon: one kernel whose body depends on the family. One program per chunk and head."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepare(
     K: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, BEFORE: gl.constexpr,
     PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
 ):  # fmt: skip
-    """Programs are renumbered, heads first: those at work at one time read whole rows of memory."""
+    """Programs are renumbered, heads first, so that concurrent ones read whole rows of memory."""
     index = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
     slot = index // heads
     head = index % heads

@@ -1,8 +1,8 @@
 """Helpers of the kernels that prepare chunks with a decay per channel: loads to shared memory, sums of decays, stores of tiles.
 
-One program a chunk and head; two or three of them share a multiprocessor and hide each other's loads. Sums of decays are products of a 0/1
-matrix with the decays (bfloat16, and what that leaves of float32), and come out of the tensor cores where the queries and keys they
-scale are held, which go back in as left operands from the same registers.
+One program per chunk and head; two or three of them share a multiprocessor and hide each other's loads. Sums of decays are products of a
+0/1 matrix with the decays (bfloat16, and the remainder of float32). Tensor cores return them in the registers of the queries and keys
+that they scale, from which these are used as left operands.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def chunk(call, at):
 
 @gluon.jit
 def room(K: gl.constexpr):
-    """Shared memory for [C, K] of bfloat16."""
+    """Allocate shared memory for [C, K] of bfloat16."""
     return gl.allocate_shared_memory(gl.bfloat16, [C, K], gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16))
 
 
 @gluon.jit
 def copy_rows(tile, start, token, count, K: gl.constexpr):
-    """Begin to bring rows of a head to shared memory; zeros follow them."""
+    """Start to copy rows of a head to shared memory, padded with zeros."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
     row = gl.arange(0, C, gl.SliceLayout(1, layout))
     channel = gl.arange(0, K, gl.SliceLayout(0, layout))
@@ -53,7 +53,7 @@ def copy_rows(tile, start, token, count, K: gl.constexpr):
 
 @gluon.jit
 def copy_pair(q_tile, k_tile, call, here, K: gl.constexpr):
-    """Begin to bring queries and keys."""
+    """Start to copy queries and keys."""
     q, k = call.q, call.k
     from_q = q.base + here.time * (q.token // 8 * 8) + here.shared * (q.head // 8 * 8)
     from_k = k.base + here.time * (k.token // 8 * 8) + here.shared * (k.head // 8 * 8)
@@ -64,7 +64,7 @@ def copy_pair(q_tile, k_tile, call, here, K: gl.constexpr):
 
 @gluon.jit
 def half_of(start, token, first, last, K: gl.constexpr):
-    """Natural logarithms [C / 2, K] from row ``first`` on, 0 from row ``last`` on; a reset is finite and leaves nothing."""
+    """Natural logarithms [C / 2, K] from row ``first`` on, 0 from row ``last`` on; a reset is a finite number by which weights become 0."""
     layout: gl.constexpr = gl.BlockedLayout([C // 2 * K // 512, 4], [128 // K, K // 4], [4, 1], [1, 0])
     row = first + gl.arange(0, C // 2, gl.SliceLayout(1, layout))
     channel = gl.arange(0, K, gl.SliceLayout(0, layout))
@@ -74,7 +74,7 @@ def half_of(start, token, first, last, K: gl.constexpr):
 
 @gluon.jit
 def load_decays(call, tokens, tiles, K: gl.constexpr):
-    """The decays of both halves of a chunk; ``tiles``, high and low (or None), have them for sums."""
+    """Load the decays of both halves of a chunk, also to ``tiles``, high and low (or None), for sums."""
     decay = call.decay
     start = decay.base + tokens.time * (decay.token // 4 * 4) + tokens.head * (decay.head // 4 * 4)
     early = half_of(start, decay.token, 0, tokens.count, K)
@@ -88,20 +88,20 @@ def load_decays(call, tokens, tiles, K: gl.constexpr):
 @gluon.jit
 def numbered(call):
     """Numbers of tokens by row and by column."""
-    nought = call.heads % call.group  # but no compiler knows: ptxas sets constants among left operands too late
-    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought)[:, None]
+    zero = call.heads % call.group  # 0, which the compiler cannot know: ptxas materialises constant left operands too late
+    i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + zero)[:, None]
     return i, gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
 
 
 @gluon.jit
 def between(i, middle, t):
-    """[C, C]: whether token t counts between token i and the middle of its block: past the earlier, up to the later."""
+    """[C, C]: True for tokens t between token i and the middle of its block: after the earlier, up to the later."""
     return (t > gl.minimum(i, middle)) & (t <= gl.maximum(i, middle))
 
 
 @gluon.jit
 def smallest_far(a):
-    """The least m, a power of two up to 32, for which m tokens in a row (from a multiple of m on) sum to more than TAME."""
+    """The least m, a power of two up to 32, for which m consecutive tokens (from a multiple of m on) sum to more than TAME."""
     K: gl.constexpr = a.shape[1]
     least = gl.full(a.shape, 32, gl.int32, a.type.layout)
     for n in gl.static_range(5):
@@ -113,14 +113,14 @@ def smallest_far(a):
 
 @gluon.jit
 def summed(chosen, decays, block):
-    """Sums [C, BLOCK] of the decays of ``block`` over the tokens that each row of ``chosen`` [C, C] picks."""
+    """Sums [C, BLOCK] of the decays of ``block`` over the tokens that each row of ``chosen`` [C, C] selects."""
     high, low = decays
     return warpgroup_mma_wait(0, deps=[start_sum(pick(chosen), high, low, block, low is not None)])
 
 
 @gluon.jit
 def save_totals(early, late, call, here, K: gl.constexpr):
-    """Write what a chunk leaves of the state, and leave it in shared memory, by block; with the orders of the half that fades most."""
+    """Store the decay of a chunk, also in shared memory by block; returns the binary orders of the half with the stronger decay."""
     of_early, of_late = gl.reduce((early, late), 0, add_two)
     nearest = gl.min(gl.minimum(of_early, of_late), 0) * LOG2E
     total = exp2((of_early + of_late) * LOG2E)
@@ -140,5 +140,5 @@ def write_out(to, tile, WIDTH: gl.constexpr):
 
 @gluon.jit
 def reciprocal(x):
-    """1 / x in one instruction, from numbers that are already there: no register holds what they are powers of."""
+    """1 / x in one instruction, so that the exponents of ``x`` need no registers."""
     return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)

@@ -1,10 +1,10 @@
 """``prepare.prepare`` for the delta rule with a decay per channel for Hopper, in Gluon.
 
-How tokens meet, see prepare_plain.py. One tile A [C, C] holds both of the products that are wanted: those of queries with keys on
-and below the diagonal, and, transposed, those of keys with keys above it. Where tokens meet half to half, one product gives both: its
-left operand has queries in the late half of a block and keys in the early one, its right operand has keys throughout. In a chunk that
-settles, sums from its first token on scale everything: what queries read with is then what leaves the chunk as ``q_faded``, and what
-keys read with is what the inverse multiplies. For the inverse see prepare_head.py.
+For blocks of pairs see prepare_plain.py. One tile A [C, C] has both products: queries with keys on and below the diagonal, and,
+transposed, keys with keys above it. For pairs of halves one product gives both: its left operand has queries in the late half of a
+block and keys in the early one, its right operand has keys only. In a chunk that settles everything is scaled by sums from its first
+token on: the scaled queries are also ``q_faded``, and the scaled keys are multiplied by the inverse. For the inverse see
+prepare_head.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def strictly_late(n, row):
 
 @gluon.jit
 def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
-    """Writes p, b, w, queries, keys and what the state fades by."""
+    """Store p, b, w, scaled queries and keys, and the decay of the chunk."""
     tokens = chunk(call, at)
     q_tile, k_tile = room(K), room(K)
     copy_pair(q_tile, k_tile, call, tokens, K)
@@ -79,9 +79,9 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     strengths.store(away_from_zero(strength.to(gl.float32)))
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
-    seen = in_blocks(high_tile, C, K)  # keys as they read the state: in the place of decays, once these are summed
-    kept_keys = in_blocks(low_tile, C, K)  # and as what they write is read, in a chunk that settles
-    met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be an operand
+    seen = in_blocks(high_tile, C, K)  # keys scaled to read the state, in the memory of the summed decays
+    kept_keys = in_blocks(low_tile, C, K)  # keys scaled as written, in a chunk that settles
+    met = buffer(1, C, BLOCK).index(0)  # operands that pass through shared memory
 
     i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)

@@ -1,7 +1,7 @@
 """``prepare.prepare`` for the erase rule with a decay per channel for Hopper, in Gluon.
 
-As in prepare_delta.py, two tiles hold the four products that are wanted: with each of what writes (k, w), those of queries on
-and below the diagonal, and, transposed, those of what reads (r, before a token's decay) above it.
+As in prepare_delta.py, but two tiles have four products: for each kind of key (k, w) those with queries q on and below the diagonal
+and, transposed, those with queries r, which read before a token's decay, above it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from linattn.ops.triton.tiles import LOG2E, TAME
 
 @gluon.jit
 def copy(tile, x, here, head, K: gl.constexpr):
-    """Begin to bring rows of a head of ``x``."""
+    """Start to copy rows of a head of ``x``."""
     copy_rows(tile, x.base + (here.time * (x.token // 8 * 8) + head * (x.head // 8 * 8)), x.token, here.count, K)
 
 
 @gluon.jit
 def prepare(call, at, K: gl.constexpr):
-    """Writes p, b, the inverse, w, what reads and writes, and what the state fades by."""
+    """Store p, b, the inverse, w, scaled queries and keys, and the decay of the chunk."""
     tokens = chunk(call, at)
     q_tile, k_tile, r_tile, w_tile = room(K), room(K), room(K), room(K)
     copy(q_tile, call.q, tokens, tokens.shared, K)
@@ -57,9 +57,9 @@ def prepare(call, at, K: gl.constexpr):
     k_blocks = in_blocks(k_tile, C, K)
     r_blocks = in_blocks(r_tile, C, K)
     w_blocks = in_blocks(w_tile, C, K)
-    kept_k = in_blocks(low_tile, C, K)  # what writes as it is read, in a chunk that settles: in the place of decays
+    kept_k = in_blocks(low_tile, C, K)  # keys scaled as written, in a chunk that settles, in the memory of decays
     kept_w = in_blocks(high_tile, C, K)
-    met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be an operand
+    met = buffer(1, C, BLOCK).index(0)  # operands that pass through shared memory
 
     i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)

@@ -1,6 +1,6 @@
 """``prepare.prepare`` for the delta rule on Hopper, in Gluon: no decay, or one per head.
 
-One program a chunk and head, small enough for five to share a multiprocessor: while some wait for memory, others compute. With N the
+One program per chunk and head, of which five share a multiprocessor: while some wait for memory, others compute. With N the
 strictly lower part of -diag(β) K Kᵀ, decayed, the wanted inverse is T = (I - N)^-1. Its diagonal blocks D_i [16, 16] come from
 substitution in float32, one a warp; then, with X = Tᵀ, whose columns [64, 16] follow from those before them,
 
@@ -31,13 +31,13 @@ S = gl.constexpr(16)  # rows of a block that substitution inverts
 
 @gluon.jit
 def eights(stride):
-    """``stride``, which the compiler is to know for a multiple of 8."""
+    """``stride``, marked for the compiler as a multiple of 8."""
     return stride // 8 * 8
 
 
 @gluon.jit
 def copy(x, time, head, rows, tile, K: gl.constexpr, C: gl.constexpr):
-    """Begin to bring [rows, K] of ``x`` :class:`chunks.Rows` to shared memory; zeros follow them."""
+    """Start to copy [rows, K] of ``x`` :class:`chunks.Rows` to shared memory, padded with zeros."""
     source = x.base + time * eights(x.token) + head * eights(x.head)
     stride = eights(x.token)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
@@ -58,7 +58,7 @@ def save(tile, to, C: gl.constexpr):
 
 @gluon.jit
 def halves(x):
-    """Two bfloat16 tensors with the sum ``x``, to 16 bits: its upper half, and what is left."""
+    """Split ``x`` in two bfloat16 tensors with the sum ``x`` to 16 bits: its upper half, and the remainder."""
     bits = x.to(gl.int32, bitcast=True)
     left = x - (bits & -65536).to(gl.float32, bitcast=True)
     return (bits >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True), left.to(gl.bfloat16)
@@ -74,7 +74,7 @@ def shelve(x):
 
 @gluon.jit
 def blocks(x, layout: gl.constexpr):
-    """The four [64, 16] that lie side by side in ``x`` [64, 64], where they are in the registers."""
+    """The four [64, 16] side by side in ``x`` [64, 64], without moving registers."""
     even, odd = gl.split(x.reshape([64, 2, 2, S]).permute((0, 3, 1, 2)))
     x0, x2 = gl.split(even)
     x1, x3 = gl.split(odd)
@@ -112,7 +112,7 @@ def solve(m: gl.constexpr, r, d, row, layout: gl.constexpr):
 
 @gluon.jit
 def update(r, x, n, layout: gl.constexpr, use_acc: gl.constexpr):
-    """R with what later columns owe to ``x``, whose block of columns of N is ``n``."""
+    """R plus the contribution of ``x`` to later columns; ``n`` is the block of columns of N."""
     return product(x, n[0].permute((1, 0)), n[1].permute((1, 0)), r, layout, use_acc)
 
 
@@ -120,21 +120,21 @@ def update(r, x, n, layout: gl.constexpr, use_acc: gl.constexpr):
 def invert(n):
     """(I - N)^-1 [column, 4, row] of four strictly lower triangular blocks N [column, 4, row] in shared memory.
 
-    A thread holds a column of an inverse; each step ends one of its entries and adds what later ones owe to it.
+    A thread holds a column of an inverse; each step completes one entry and adds its contribution to later ones.
     """
     layout: gl.constexpr = gl.BlockedLayout([1, 1, S], [32, 1, 1], [1, 4, 1], [2, 1, 0])
     column = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
     row = gl.arange(0, S, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     x = gl.where(column == row, gl.full([S, 4, S], 1.0, gl.float32, layout), 0.0)
     for i in gl.static_range(S - 1):
-        ended = gl.sum(gl.where(row == i, x.to(gl.int32, bitcast=True), 0), 2).to(gl.float32, bitcast=True)  # picks a register
+        ended = gl.sum(gl.where(row == i, x.to(gl.int32, bitcast=True), 0), 2).to(gl.float32, bitcast=True)  # selects a register
         x = gl.where(row > i, x + ended[:, :, None] * n.slice(i, 1).load(layout), x)
     return x
 
 
 @gluon.jit
 def prepare(call, at, place, K: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, BITS: gl.constexpr, kind: gl.constexpr):
-    """Writes p and b."""
+    """Store p and b."""
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     thin: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S, 16])
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)

@@ -1,9 +1,9 @@
 """``prepare.prepare`` with a decay per channel for Hopper, in Gluon: sums of decays by tensor cores, in the layout that multiplies.
 
-As decays are at most 0, no token of a block is further from its middle than the ends are, so the sums of half blocks say which blocks
-settle (see tiles.py). A chunk that settles as a whole takes one round of products. In any other, tokens meet in smaller and smaller
-blocks, down to the first size of which all settle; with a reset inside none does, whatever the other decays are. Before blocks settle
-a query stands in their late half and a key in the early one: one tile holds both, scaled by one factor.
+As decays are at most 0, the ends of a block are furthest from its middle, so the sums of half blocks determine which blocks settle
+(see tiles.py). A chunk that settles as a whole takes one round of products. In any other, tokens are paired in smaller and smaller
+blocks, down to the first size of which all settle; a block with a reset inside never does. In blocks that do not settle queries are in
+the late half and keys in the early one: one tile has both, scaled by one factor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from linattn.ops.triton.tiles import LOG2E, TAME
 
 @gluon.jit
 def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
-    """Writes p, queries, keys and what the state fades by."""
+    """Store p, scaled queries and keys, and the decay of the chunk."""
     tokens = chunk(call, at)
     q_tile, k_tile = room(K), room(K)
     copy_pair(q_tile, k_tile, call, tokens, K)
@@ -56,7 +56,7 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
     by_block = reinterpret(factors, gl.float32, [3 * BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
-    met = buffer(1, C, BLOCK).index(0)  # what goes through shared memory to be a right operand
+    met = buffer(1, C, BLOCK).index(0)  # right operands that pass through shared memory
 
     i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)

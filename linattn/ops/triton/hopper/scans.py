@@ -15,10 +15,10 @@ def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, 
     parts = columns // M.value
     wide = 1 + output + 2 * erase + (delta and by_channel)
     square = (erase or delta) + output * (1 + erase)
-    stage = 128 * (wide * size_k + columns + square * 64) + 1040  # the last is for weights
+    stage = 128 * (wide * size_k + columns + square * 64) + 1040  # the last summand is for weights
     left = parts * 8192 * (output or (keep and family.rule != PLAIN)) + parts * 128 * size_k * keep + 512
     programs = 2 if parts == 1 and 2 * (left + 2 * stage) <= SHARED and not (meets and size_k > 64) else 1
-    stages = min(2 if output and delta else 6, (SHARED // programs - left) // stage)  # the delta rule's outputs wait for products alone
+    stages = min(2 if output and delta else 6, (SHARED // programs - left) // stage)  # outputs of the delta rule wait only for products
     if parts == 2:
         registers, most = (184, 128) if meets else (224, 160)
     elif meets:
@@ -47,12 +47,12 @@ def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) 
         first += 4 * size_k
 
     def depths(room: int) -> tuple[int, int]:
-        """Stages of what is needed first and of the rest, in ``room`` bytes."""
+        """Stages of the operands needed first and of the rest, in ``room`` bytes."""
         room -= staged + 512  # barriers
         late = max(1, min(6, room // (first + second)))
         return min(6, (room - late * second) // first), late
 
-    stages, late = depths(SHARED // 2 - 1024)  # one warpgroup alone leaves room for a second program
+    stages, late = depths(SHARED // 2 - 1024)  # a single warpgroup leaves registers for a second program
     if parts == 2 or min(stages, late) < 2:
         stages, late = depths(SHARED)
     registers, most = (224, 160) if parts == 2 else (24, 128)

@@ -12,12 +12,12 @@ from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, in_blocks, passing
 from linattn.ops.triton.tiles import TAME
 
-SLOTS = gl.constexpr(2)  # blocks of channels at hand
+SLOTS = gl.constexpr(2)  # blocks of channels in flight
 
 
 @gluon.jit
 def seek(place, work, PACKED: gl.constexpr):
-    """The first chunk of this program from ``place`` on that has tokens."""
+    """First chunk with tokens of this program from ``place`` on."""
     if PACKED:
         rows = chunk(place, work, PACKED).rows
         while (place < work.places) & (rows <= 0):
@@ -28,7 +28,7 @@ def seek(place, work, PACKED: gl.constexpr):
 
 @gluon.jit
 def load_states(bars, sources, tiles, place, block, j, sizes):
-    """Begin to bring a block's states."""
+    """Start to load a block's states."""
     slot, phase = j % SLOTS, (j // SLOTS & 1) ^ 1
     there = bars.state_full.index(slot)
     mbarrier.wait(bars.state_empty.index(slot), phase)
@@ -40,7 +40,7 @@ def load_states(bars, sources, tiles, place, block, j, sizes):
 
 @gluon.jit
 def load_pair(bars, sources, tiles, here, block, j, group):
-    """Begin to bring a block's queries and keys."""
+    """Start to load a block's queries and keys."""
     slot, phase = j % SLOTS, (j // SLOTS & 1) ^ 1
     there = bars.pair_full.index(slot)
     at = [here.head // group, here.first + here.rows, C - here.rows, block * BLOCK]
@@ -52,7 +52,7 @@ def load_pair(bars, sources, tiles, here, block, j, group):
 
 @gluon.jit
 def lay_out(early, late, slot, bars, tiles, settled, place, block, work, sizes):
-    """Make a block's decays ready, and write down whether it settles."""
+    """Prepare a block's decays for sums, and mark whether it settles."""
     to_middle, to_end = decays.lay_out(early, late, tiles.high, tiles.low, slot, sizes.LOW)
     nearest = gl.min(gl.minimum(to_middle, to_end), 0)
     tiles.factors.index(3 * slot).store(to_middle)
@@ -66,7 +66,7 @@ def lay_out(early, late, slot, bars, tiles, settled, place, block, work, sizes):
 
 @gluon.jit
 def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
-    """By channel, what passes a whole chunk. The ``at``-th of ``used`` is arrived at when the states have been read."""
+    """Product of the states and their cotangents by channel. Arrives at the ``at``-th of ``used`` after reading them."""
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     slot = j % SLOTS
     mbarrier.wait(bars.state_full.index(slot), j // SLOTS & 1)
@@ -79,9 +79,9 @@ def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
 
 @gluon.jit
 def load(bars, sources, tiles, work, call, sizes, TWICE: gl.constexpr):
-    """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free.
+    """Load tile after tile, ahead of use as far as there are free buffers, in the order in which these become free.
 
-    With ``TWICE`` keys read too: there are cotangents of values, and queries and keys are used up before states.
+    With ``TWICE`` keys read too: there are cotangents of values, and queries and keys are released before states.
     """
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     i = 0

@@ -1,14 +1,14 @@
 """``gradients`` with a decay per channel and the delta rule for Hopper, in Gluon: chunks that settle. Extends settled_plain.py.
 
-Values are what is written, E, and keys read too, with the cotangent -dE. Queries and keys that read are scaled alike, Q̂ = Q ∘ e,
+Values are the written ones, E, and keys read too, with the cotangent -dE. Queries and reading keys are scaled equally, Q̂ = Q ∘ e,
 R̂ = K ∘ e, keys that are read K̂ = K / e; with G = dO Eᵀ and N = -dE Eᵀ, both strictly below the diagonal:
 
     dQ = e ∘ D + own ∘ K,   D = fade dO Sᵀ + G K̂
     dK = e ∘ R + (end E dSᵀ + P) / e + own ∘ Q,   R = -fade dE Sᵀ + N K̂,   P = Gᵀ Q̂ + Nᵀ R̂
 
-One warpgroup has all that reads, D and R: they share e, the state and K̂. The other has what is read. G and N go through shared
-memory, where their transposes are too; so does e ∘ R on its way to dK. The decay's gradient adds up Q̂ ∘ D + R̂ ∘ R - K̂ ∘ P and what
-is sent, as ever: pairs on one side of a token cancel, as both ends are rounded alike.
+One warpgroup computes the readers, D and R, which share e, the state and K̂; the other the keys that are read. G, N, their transposes
+and e ∘ R, a part of dK, pass through shared memory. The decay's gradient sums Q̂ ∘ D + R̂ ∘ R - K̂ ∘ P and the parts past a token: pairs
+on one side of a token cancel, because both ends are rounded equally.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Between(NamedTuple):
 
 @gluon.jit
 def summands(state, results, which: gl.constexpr, V: gl.constexpr):
-    """Room for a high and a low part of what sums are made of: where the state lay, if that is large enough."""
+    """Memory for the high and low parts of summands: that of the state if it is large enough."""
     if V == 2 * BLOCK:
         tiles = in_blocks(state, BLOCK, V)
         high, low = tiles.index(0), tiles.index(1)
@@ -50,11 +50,11 @@ def summands(state, results, which: gl.constexpr, V: gl.constexpr):
 
 @gluon.jit
 def add_up(bars, tiles, up_to, work, call, sizes):
-    """Decays a block ahead, and the decay's gradient: of what is read across a token, what is sent past it, and what passes the chunk."""
+    """Prepare decays a block ahead, and sum the decay's gradient: of reads across a token, of writes past it, and of the passing state."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     layout: gl.constexpr = columns(gl.num_warps(), 4)
-    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
-    row = gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought
+    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    row = gl.arange(0, C, gl.SliceLayout(1, WIDE)) + zero
     earlier = pick(gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :] < row[:, None])
     place = seek(gl.program_id(0), work, sizes.PACKED)
     early, late = halves_at(call.decays, place, 0, work, sizes, layout)
@@ -65,7 +65,7 @@ def add_up(bars, tiles, up_to, work, call, sizes):
         next_place = seek(place + gl.num_programs(0), work, sizes.PACKED)
         for block in range(BLOCKS):
             slot = j % SLOTS
-            here_on = up_to.index(j * nought).permute((1, 0))
+            here_on = up_to.index(j * zero).permute((1, 0))
             ahead, next_block = place, block + 1
             if block == BLOCKS - 1:
                 ahead, next_block = next_place, 0
@@ -93,11 +93,11 @@ def add_up(bars, tiles, up_to, work, call, sizes):
 
 @gluon.jit
 def readers(bars, sources, tiles, between, work, call, sizes):
-    """The gradients of queries, and of keys and strengths as far as those read; and what they have in the decay's."""
+    """Compute the gradients of queries, of reading keys and strengths, and their part of the decay's."""
     room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     strengths, factors, hats, met = call.strengths, tiles.factors, tiles.hats, between.met
-    nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
+    zero = work.heads % call.group  # 0, unknown to the compiler, so that addresses of tiles are not kept in registers
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     of_tokens: gl.constexpr = gl.SliceLayout(1, WIDE)
     nothing = gl.zeros([C, C], gl.float32, WIDE)
@@ -128,7 +128,7 @@ def readers(bars, sources, tiles, between, work, call, sizes):
             hold(met.index(1), gl.where(token[:, None] > other, -n, 0.0))
             for block in range(BLOCKS):
                 j = i * BLOCKS + block
-                slot, phase, still = j % SLOTS, j // SLOTS & 1, j * nought
+                slot, phase, still = j % SLOTS, j // SLOTS & 1, j * zero
                 up_to = between.up_to.index(still)
                 mbarrier.wait(bars.decay_full.index(slot), phase)
                 x = start_sum(up_to, tiles.high, tiles.low, slot, sizes.LOW)
@@ -141,7 +141,7 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 e = exp2(x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :])
                 mbarrier.wait(bars.read_empty.index(0), (j & 1) ^ 1)
                 hold(key_hat, held(room.k.index(slot)) * e)
-                tma.store_wait(0)  # a gradient takes the place of what it is the gradient of
+                tma.store_wait(0)  # a gradient reuses the memory of its operand
                 hold(query_hat, held(room.q.index(slot)) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(0), count=1)
@@ -176,11 +176,11 @@ def readers(bars, sources, tiles, between, work, call, sizes):
 
 @gluon.jit
 def keys(bars, sources, tiles, between, work, call, sizes):
-    """The gradients of keys, and what they have, being read, in the decay's."""
+    """Compute the gradients of keys, and the part of the decay's from keys that are read."""
     room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     factors, hats, met = tiles.factors, tiles.hats, between.met
-    nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles that stay in their place lie
+    zero = work.heads % call.group  # 0, unknown to the compiler, so that addresses of tiles are not kept in registers
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     query_hat, key_hat, hat = hats.index(0), hats.index(2), hats.index(1)
@@ -192,7 +192,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
             mbarrier.wait(bars.full.index(stage), i // sizes.STAGES & 1)
             for block in range(BLOCKS):
                 j = i * BLOCKS + block
-                slot, phase, still = j % SLOTS, j // SLOTS & 1, j * nought
+                slot, phase, still = j % SLOTS, j // SLOTS & 1, j * zero
                 up_to = between.up_to.index(still)
                 mbarrier.wait(bars.decay_full.index(slot), phase)
                 x = start_sum(up_to, tiles.high, tiles.low, slot, sizes.LOW)
@@ -215,7 +215,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 own = between.owned.load(gl.SliceLayout(1, WIDE))
                 part = warpgroup_mma(met.index(still).permute((1, 0)), query_hat, nothing, use_acc=False, is_async=True)
                 part = warpgroup_mma(met.index(still + 1).permute((1, 0)), key_hat, part, is_async=True)
-                split(held(hat) * d, tiles.high.index(slot), tiles.low.index(slot))  # where decays were
+                split(held(hat) * d, tiles.high.index(slot), tiles.low.index(slot))  # in the memory of decays
                 mbarrier.wait(bars.sum_empty.index(0), j & 1)
                 part = warpgroup_mma_wait(0, deps=[part])
                 mbarrier.arrive(bars.used.index(0), count=1)

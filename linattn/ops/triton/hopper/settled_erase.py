@@ -1,17 +1,18 @@
 """``gradients`` with a decay per channel and the erase rule for Hopper, in Gluon: chunks that settle. Persistent programs.
 
-Two kinds of queries, q and those that read before their token's decay, r, meet two kinds of keys, k and w. All are scaled to the middle
-of the chunk, Q̂ = Q ∘ e, R̂ = R ∘ f, K̂ = K / e, Ŵ = W / e, and know no decay of each other. With U what the erasing writes, X the
-cotangents of what is read, G = dO Vᵀ, G' = dO Uᵀ, N = X Vᵀ and N' = X Uᵀ, all four strictly below the diagonal:
+Two kinds of queries, q and r, which reads before its token's decay, are paired with two kinds of keys, k and w. All are scaled to the
+middle of the chunk, Q̂ = Q ∘ e, R̂ = R ∘ f, K̂ = K / e, Ŵ = W / e, so that pairs have no decays. With U the erasing writes, X the
+cotangents of the reads, G = dO Vᵀ, G' = dO Uᵀ, N = X Vᵀ and N' = X Uᵀ, all four strictly below the diagonal:
 
     dQ = e ∘ D + own ∘ K + own' ∘ W,   D = fade dO Sᵀ + G K̂ + G' Ŵ        dR = f ∘ E,   E = fade X Sᵀ + N K̂ + N' Ŵ
     dK = (end V dSᵀ + P) / e + own ∘ Q,   P = Gᵀ Q̂ + Nᵀ R̂                 dW = (end U dSᵀ + P') / e + own' ∘ Q,   P' = G'ᵀ Q̂ + N'ᵀ R̂
 
-The decay's gradient adds up, over tokens on one side or the other, Q̂ ∘ D, R̂ ∘ E, -K̂ ∘ P - Ŵ ∘ P' and what is sent; pairs on one side of
-a token cancel, as both ends are rounded alike. What r has of the token right before it has no decay within: it comes in after that.
+The decay's gradient sums, over tokens on one side or the other, Q̂ ∘ D, R̂ ∘ E, -K̂ ∘ P - Ŵ ∘ P' and the parts past a token; pairs on one
+side of a token cancel, because both ends are rounded equally. Between r and the token right before it there is no decay: these pairs
+are added afterwards.
 
-One warp loads ahead. All others do the same, for 64 channels at a time: few tiles are in registers, and what the next 64 channels or the
-next chunk need comes to shared memory meanwhile.
+One warp loads ahead. All others share the work on 64 channels at a time, with few tiles in registers, while the operands of the next 64
+channels or the next chunk are loaded to shared memory.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ class Tiles(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Shared memory for what is made of it."""
+    """Shared memory of results."""
 
-    met: Any  # G, G', N, N', and what the latter two have of neighbours
-    sums: Any  # decays, then what is sent, and what crosses from on, or after, each token: as two numbers each
-    factors: Any  # by channel, orders up to the middle, the weight from there on, and what passes
-    weights: Any  # own: of k, of w
+    met: Any  # G, G', N, N', and the entries of neighbours of the latter two
+    sums: Any  # decays, then the parts past a token and across it, from or after each token, split in two bfloat16 numbers
+    factors: Any  # by channel, orders up to the middle, the weight after it, and the product of the state and its cotangent
+    weights: Any  # weights of a query's own token: of k, of w
 
 
 @gluon.jit
 def load(full, empty, sources, tiles, work, call, sizes):
-    """Bring tile after tile, ahead of use as far as there is room, in the order in which room comes free."""
+    """Load tile after tile, ahead of use as far as there are free buffers, in the order in which these become free."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
@@ -109,7 +110,7 @@ def load(full, empty, sources, tiles, work, call, sizes):
 
 @gluon.jit
 def decays_of(call, place, at, block, work):
-    """The decays of a chunk's block, 0 past the last chunk."""
+    """Load the decays of a chunk's block, 0 past the last chunk."""
     inside = gl.where(place < work.places, at.rows, 0)
     return halves(call.decays, Chunk(at.head, at.first, inside), block, columns(gl.num_warps(), 2))
 
@@ -125,7 +126,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
     of_tokens: gl.constexpr = gl.SliceLayout(1, WIDE)
     met, sums, factors, weights = kept
     nothing = gl.zeros([C, BLOCK], gl.float32, WIDE)
-    nought = work.heads % call.group  # but no compiler knows, nor keeps in registers where tiles lie
+    zero = work.heads % call.group  # 0, unknown to the compiler, so that addresses of tiles are not kept in registers
 
     place = seek(gl.program_id(0), work, sizes.PACKED)
     at = chunk(place, work, sizes.PACKED)
@@ -136,7 +137,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
         next_at = chunk(next_place, work, sizes.PACKED)
 
         # What queries and keys have of each other.
-        still = i * nought
+        still = i * zero
         of_v, of_u, of_do, of_x = tiles.of_v
         v_tile, u_tile, do_tile, x_tile = of_v.index(still), of_u.index(still), of_do.index(still), of_x.index(still)
         token = (gl.arange(0, C, of_tokens) + still)[:, None]
@@ -160,7 +161,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 
         for block in range(BLOCKS):
             j = i * BLOCKS + block
-            still = j * nought
+            still = j * zero
             slot = j % sizes.STAGES
             v_tile, u_tile, do_tile, x_tile = of_v.index(still), of_u.index(still), of_do.index(still), of_x.index(still)
             dstate, state = tiles.states[0].index(still).permute((1, 0)), tiles.states[1].index(still).permute((1, 0))
@@ -192,7 +193,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
                 factors.index(2).store(gl.sum(passing(dstates, states, sizes.V), 1))
             ck, cw, cq, cr = warpgroup_mma_wait(0, deps=[ck, cw, cq, cr])
             fence_async_shared()
-            barrier()  # the states are used up, and decays are there
+            barrier()  # the states have been read, and the decays are loaded
             mbarrier.arrive(empty.index(1), count=1)
             if block == BLOCKS - 1:
                 mbarrier.arrive(empty.index(0), count=1)
@@ -206,7 +207,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             f = exp2(orders - own_steps * LOG2E)
             mbarrier.wait(full.index(2 + slot), j // sizes.STAGES & 1)
             of_q, of_k, of_r, of_w = q_hat.load(WIDE), k_hat.load(WIDE), r_hat.load(WIDE), w_hat.load(WIDE)
-            barrier()  # all of it is in registers, and decays are used up
+            barrier()  # all of it is in registers, and the decays have been read
             scaled(q_hat, of_q, exp2(orders))
             scaled(r_hat, of_r, f)
             back = exp2(-orders)

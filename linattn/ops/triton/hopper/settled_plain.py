@@ -1,16 +1,16 @@
 """``gradients`` with a decay per channel for Hopper, in Gluon: plain rule, chunks that settle. Persistent programs, as whole.py.
 
-Where a chunk settles (see tiles.py) queries and keys scaled to its middle, Q̂ = Q ∘ e and K̂ = K / e, know no decay of each other:
+Where a chunk settles (see tiles.py) queries and keys scaled to its middle, Q̂ = Q ∘ e and K̂ = K / e, have no decay between them:
 
     dQ = e ∘ (fade dO Sᵀ + (dO Vᵀ below) K̂) + own ∘ K        dK = (end V dSᵀ + (V dOᵀ above) Q̂) / e + own ∘ Q
 
-``fade`` and ``end``, a number a channel, are what the state fades by up to the middle and from there on, ``own`` is the diagonal of
-dO Vᵀ. The decay's gradient adds up rows of Q̂ ∘ (…) and K̂ ∘ (…), between which pairs on one side of a token cancel: they have the
-same factors, rounded alike. What has no decay within stays out of it.
+``fade`` and ``end``, by channel, are the decays of the state up to the middle and after it, ``own`` is the diagonal of dO Vᵀ. The
+decay's gradient sums rows of Q̂ ∘ (…) and K̂ ∘ (…), in which pairs on one side of a token cancel: they have the same factors, rounded
+equally. Pairs without a decay between them are not part of it.
 
-A program takes 64 channels after 64 channels of chunk after chunk. One warpgroup makes the gradients of queries, one those of keys,
-mirror images; a third makes decays ready for their products and adds up the decay's gradient; one warp loads ahead. All chunks pass;
-``settled`` says for which blocks of channels what they left holds; levels_plain.py does the others.
+A program processes blocks of 64 channels, chunk after chunk. One warpgroup computes the gradients of queries, one those of keys, mirror
+images; a third prepares decays for products and sums the decay's gradient; one warp loads ahead. All chunks are computed; ``settled``
+marks the blocks of channels whose results are right; levels_plain.py computes the others.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from linattn.ops.triton.tiles import LOG2E
 
 @gluon.jit
 def add_up(bars, tiles, work, call, sizes):
-    """Decays a block ahead, and the decay's gradient: of what is read across a token, what is sent past it, and what passes the chunk."""
+    """Prepare decays a block ahead, and sum the decay's gradient: of reads across a token, of writes past it, and of the passing state."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     high, low, sums = tiles.high, tiles.low, tiles.sums
-    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
-    row = gl.arange(0, C, gl.SliceLayout(1, WIDE)) + nought
+    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    row = gl.arange(0, C, gl.SliceLayout(1, WIDE)) + zero
     other = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
     here_on = pick(other >= row[:, None])
     later = here_on
@@ -76,15 +76,15 @@ def add_up(bars, tiles, work, call, sizes):
 
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
-    """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
+    """Compute the gradients of queries (``READS``) or of keys, and their part of the decay's."""
     room = tiles.loaded
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     mine: gl.constexpr = 0 if READS else 1
     theirs: gl.constexpr = 1 - mine
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     high, low, factors, sums = tiles.high, tiles.low, tiles.factors, tiles.sums
-    nought = work.heads % call.group  # but no compiler knows: see prepare_plain.py
-    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + nought
+    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
     up_to = pick(other < token if sizes.BEFORE and READS else other <= token)
@@ -102,7 +102,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
             own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
             nearest = other + 1 if READS else other - 1
             near = g
-            if sizes.BEFORE:  # neighbours have no decay between them
+            if sizes.BEFORE:  # there is no decay between neighbours
                 near = left(gl.where(token == nearest, g, 0.0))
                 g = left(gl.where(token > nearest if READS else token < nearest, g, 0.0))
             else:
@@ -123,7 +123,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                 x = warpgroup_mma_wait(1, deps=[x])
                 x = x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :]
                 e = exp2(x if READS else -x)
-                tma.store_wait(0)  # a gradient takes the place of what it is the gradient of
+                tma.store_wait(0)  # a gradient reuses the memory of its operand
                 hold(hat, held(vector) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(mine), count=1)
@@ -139,7 +139,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                     d = warpgroup_mma_wait(0, deps=[d])
                     split(held(hat) * d, sums.index(0), sums.index(1))
                 else:
-                    split(held(hat) * d, high.index(slot), low.index(slot))  # where decays were
+                    split(held(hat) * d, high.index(slot), low.index(slot))  # in the memory of decays
                     part = warpgroup_mma(g, met, nothing, use_acc=False, is_async=True)
                     mbarrier.wait(bars.sum_empty.index(0), (j & 1) ^ 1)
                     part = warpgroup_mma_wait(0, deps=[part])

@@ -1,8 +1,8 @@
-"""The sizes that the kernels for Hopper are written for."""
+"""Sizes that the kernels for Hopper support."""
 
 from __future__ import annotations
 
 CHUNK = 64  # tokens
 SIZES = (64, 128)  # of keys and values
-WIDEST = SIZES[-1]  # values that one program has of a state; more in so many columns each
-ALIGNED = 16  # bytes: what TMA wants of addresses and strides
+WIDEST = SIZES[-1]  # values of a state per program; more are split
+ALIGNED = 16  # bytes, TMA's alignment of addresses and strides

@@ -1,4 +1,4 @@
-"""Copies of tiles by TMA, as ``names`` has the rest."""
+"""Copies of tiles by TMA, under names as in ``names``."""
 
 from triton.experimental.gluon.language.nvidia import hopper
 

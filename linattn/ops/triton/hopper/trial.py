@@ -1,4 +1,4 @@
-"""Trial of the installed triton: a tiny kernel of the same parts as those for Hopper, compiled and run."""
+"""Trial of the installed triton: a tiny kernel with the features of those for Hopper, compiled and run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 64
 
 @gluon.jit
 def bring(full, empty, source, tile, C: gl.constexpr):
-    """Two tiles into the room for one."""
+    """Load two tiles through the buffer of one."""
     for i in gl.static_range(2):
         names.mbarrier.wait(empty.index(0), i & 1 ^ 1)
         names.mbarrier.expect(full.index(0), 2 * C * C)
@@ -27,7 +27,7 @@ def bring(full, empty, source, tile, C: gl.constexpr):
 
 @gluon.jit
 def multiply(full, empty, tile, high, low, exponents, to, staged, C: gl.constexpr):
-    """The products with both tiles, summed, split in two numbers of bfloat16 and put together again."""
+    """Sum the products with both tiles, split the sum in two bfloat16 numbers and add these again."""
     total = gl.zeros([C, C], gl.float32, WIDE)
     weights = left(exp2(in_blocks(exponents, C, C).index(0).load(WIDE).to(gl.float32)))
     for i in gl.static_range(2):
@@ -85,10 +85,10 @@ def refusal(device: torch.device) -> str | None:
 
 
 def _example(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs, and the output, all of which bfloat16 holds exactly."""
+    """Inputs and output, all exact in bfloat16."""
     i = torch.arange(SIZE, device=device)
     x = ((torch.arange(2 * SIZE, device=device)[:, None] + 3 * i) % 5 - 2).to(torch.bfloat16)
-    chosen = (i[:, None] + i) % 16 == 0  # four of a row
+    chosen = (i[:, None] + i) % 16 == 0  # four in each row
     weights = torch.where(chosen, -(i[:, None] % 2).float(), -160.0).to(torch.bfloat16)  # 2^-160 is 0
     wanted = weights.float().exp2().where(chosen, 0) @ (x[:SIZE] + x[SIZE:]).float().T
     return x, weights, wanted.to(torch.bfloat16)

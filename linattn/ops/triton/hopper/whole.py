@@ -1,16 +1,16 @@
 """``gradients`` for Hopper, in Gluon: plain and delta rule, decay none or per head. Persistent programs, tiles by TMA, products by wgmma.
 
-A program takes chunk after chunk, of every head. One warp loads ahead; one warpgroup makes the gradients of queries, one those of
-keys, mirror images that read the same tiles; one warp turns decays into weights, and two add up the gradient of the decay.
+A program processes chunk after chunk, of every head. One warp loads ahead; one warpgroup computes the gradients of queries, one those
+of keys, mirror images that read the same tiles; one warp turns decays into weights, and two sum the gradient of the decay.
 
     dQ = fade (dO Sᵀ) + (dO Vᵀ ∘ D) K        dK = to_end (V dSᵀ) + (V dOᵀ ∘ Dᵀ) Q
 
-With the delta rule the values are what is written, E, and keys read too, with the cotangent -dE. What pairs of keys have of each
-other is symmetric, so one product serves those that read and those that are read:
+With the delta rule the values are the written ones, E, and keys read too, with the cotangent -dE. Products of pairs of keys are
+symmetric, so one product serves reading keys and keys that are read:
 
     dK += (N + Nᵀ) K - fade (dE Sᵀ),   N = -(dE Eᵀ ∘ D) strictly below the diagonal
 
-A tile ends with its sequence: rows past the end read as zeros and are not stored, though others may follow in memory.
+A tile ends with its sequence: rows past the end are read as zeros and not stored, though other sequences may follow in memory.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Shape(NamedTuple):
     DECAY: Any
     RULE: Any
     BITS: Any
-    SUMS: Any  # whether the decay's gradient is added up
+    SUMS: Any  # True if the decay's gradient is computed
     PAIRS: Any  # stages of queries and keys
 
 
 @gluon.jit
 def load_pair(bars, sources, tiles, i, here, group, sizes, shape):
-    """Queries and keys of a chunk."""
+    """Load the queries and keys of a chunk."""
     of_keys = Chunk(here.head // group, here.first, here.rows)
     stage = i % shape.PAIRS
     bar = bars.pair_full.index(stage)
@@ -54,7 +54,7 @@ def load_pair(bars, sources, tiles, i, here, group, sizes, shape):
 
 @gluon.jit
 def load(bars, sources, tiles, work, group, sizes, shape):
-    """Bring the tiles of chunk after chunk, ahead of use as far as there is room, in the order in which room comes free."""
+    """Load the tiles of chunk after chunk, ahead of use as far as there are free buffers, in the order in which these become free."""
     room = tiles.loaded
     K: gl.constexpr = sizes.K
     i = 0
@@ -84,7 +84,7 @@ def load(bars, sources, tiles, work, group, sizes, shape):
 
 @gluon.jit
 def weigh(bars, weights, decays, work, sizes, shape):
-    """Turn decays into whole steps summed up to each token, and into what a state fades by up to there and a write to the end."""
+    """Turn decays into whole steps summed up to each token, and into decays of a state up to there and of a write to the end."""
     total, rows_of = weights
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     if shape.DECAY == HEAD:
@@ -108,7 +108,7 @@ def weigh(bars, weights, decays, work, sizes, shape):
 
 @gluon.jit
 def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
-    """The gradient of the decay: of what is read across each token, of what is sent past it, and of what passes the whole chunk."""
+    """Sum the gradient of the decay: of reads across each token, of writes past it, and of the state that passes the whole chunk."""
     square: gl.constexpr = gl.BlockedLayout([1, C], [32, 1], [2, 1], [1, 0])
     layout: gl.constexpr = gl.SliceLayout(1, square)
     others: gl.constexpr = gl.SliceLayout(0, square)
@@ -146,15 +146,15 @@ def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
 
 @gluon.jit
 def between(total, layout: gl.constexpr):
-    """The steps between each token and each other."""
+    """Steps between each pair of tokens."""
     return total.load(gl.SliceLayout(1, layout))[:, None] - total.load(gl.SliceLayout(0, layout))[None, :]
 
 
 @gluon.jit
 def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
-    """Gradients of keys from the keys' own reads, as readers and as what is read, and their part in the gradient of the decay.
+    """Gradients of keys from the keys' own reads, as readers and as keys that are read, and their part of the decay's gradient.
 
-    The gradient of the strength stands on the diagonal of what the keys read of each other.
+    The gradient of the strength is the diagonal of the products of keys with each other's values.
     """
     room = tiles.loaded
     K: gl.constexpr = sizes.K
@@ -204,7 +204,7 @@ def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
 
 @gluon.jit
 def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results, work, scale, sizes, shape):
-    """The gradients of queries (``READS``) or of keys, and both sides' parts in the decay's."""
+    """Compute the gradients of queries (``READS``) or of keys, and their part of the decay's."""
     room = tiles.loaded
     K: gl.constexpr = sizes.K
     PAIRS: gl.constexpr = shape.PAIRS
@@ -216,7 +216,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     total, rows_of = weights
     mine: gl.constexpr = 0 if READS else 1
-    FULL: gl.constexpr = RULE == DELTA and SUMS  # registers are: wide products wait for narrow ones
+    FULL: gl.constexpr = RULE == DELTA and SUMS  # few registers are left, so wide products wait for narrow ones
     token = gl.arange(0, C, gl.SliceLayout(1, square))[:, None]
     other = gl.arange(0, C, gl.SliceLayout(0, square))[None, :]
     nothing = gl.zeros([C, C], gl.float32, square)
@@ -315,7 +315,7 @@ def gradients(
     STAGES: gl.constexpr = sizes.STAGES
     key_heads = work.heads // call.group
     SUMS: gl.constexpr = sizes.DDECAY and DECAY == HEAD
-    READERS: gl.constexpr = 1 + SUMS  # of a state
+    READERS: gl.constexpr = 1 + SUMS  # warpgroups that read a state
     vd, xd, xb = None, None, None
     if RULE == DELTA:
         vd, xd = dense(call.u, call.tokens, work.heads, sizes.V, sizes.V), dense(call.x, call.tokens, work.heads, sizes.V, sizes.V)

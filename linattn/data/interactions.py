@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linattn.data.sources import listed_lines
+from linattn.data.sources import left_out
 
 COLUMNS = ("user", "item", "time")
 SHOWN = 5  # malformed rows whose line numbers are reported
@@ -39,12 +39,8 @@ class Interactions:
     bad_lines: list[int] = field(default_factory=list)
 
     def told(self) -> str:
-        """Number of rows left out and the first line numbers; empty if there are none."""
-        if not self.bad:
-            return ""
-        lines = listed_lines(self.bad_lines, self.bad)
-        rows, where = ("row was", "line") if self.bad == 1 else ("rows were", "lines")
-        return f"{self.bad:,} {rows} left out, {where} {lines}: a row is user,item,time, the time a number or a date"
+        """Message about lines left out; empty if there are none."""
+        return left_out(self.bad, self.bad_lines, "a line is user,item,time, the time a number or a date")
 
 
 def read_interactions(path: str | os.PathLike[str]) -> Interactions:

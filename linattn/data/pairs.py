@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
-from linattn.data.sources import listed_lines
+from linattn.data.sources import left_out
 
 HANDBOOK = Path("/usr/share/doc/debian-handbook/html")  # where Debian's package debian-handbook is installed
 SHOWN = 5  # malformed lines whose numbers are reported
@@ -34,12 +34,8 @@ class Pairs:
     bad_lines: list[int] = field(default_factory=list)
 
     def told(self) -> str:
-        """Number of lines left out and the first line numbers; empty if there are none."""
-        if not self.bad:
-            return ""
-        lines = listed_lines(self.bad_lines, self.bad)
-        count = "1 line was" if self.bad == 1 else f"{self.bad:,} lines were"
-        return f"{count} left out (line {lines}): a line is a source, a tab and its target"
+        """Message about lines left out; empty if there are none."""
+        return left_out(self.bad, self.bad_lines, "a line is a source, a tab and its target")
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:

@@ -62,6 +62,9 @@ def _undecodable(text: bytes) -> int | None:
     return None
 
 
-def listed_lines(first: Sequence[int], count: int) -> str:
-    """Join the ``first`` of ``count`` line numbers, with dots for the rest."""
-    return ", ".join(map(str, first)) + (", ..." if count > len(first) else "")
+def left_out(count: int, first: Sequence[int], form: str) -> str:
+    """Message about ``count`` unreadable lines, with the ``first`` line numbers and the expected ``form``; empty if there are none."""
+    if not count:
+        return ""
+    lines = ", ".join(map(str, first)) + (", ..." if count > len(first) else "")
+    return f"{'1 line was' if count == 1 else f'{count:,} lines were'} left out (line {lines}): {form}"

@@ -186,7 +186,7 @@ class Pool:
         generator = self._generator(seed)
         with self._lock:
             self._check_queue()
-            self._settle()
+            self._process_pending()
             twin = self._known(_is_request(request)).twin(generator)
             prompt = self._prompt(request)
             if prompt is not None:
@@ -206,7 +206,7 @@ class Pool:
             ValueError: for a request that waits, is being read or has ended, and for one of another pool.
         """
         with self._lock:
-            self._settle()
+            self._process_pending()
             if self._known(_is_request(request)) not in self._active:
                 raise ValueError("request must be decoding, but its prompt has not been read yet")
             return self._rows.read(self._active.index(request))
@@ -226,14 +226,14 @@ class Pool:
             self._read(pieces)
         self._waited += 1
         if self._lookup is not None:
-            self._settle()
+            self._process_pending()
             self._take(self._lookup.advance(self._active) if self._active else [])
         elif self._active:
             logits = self._rows.step(len(self._active))
             tokens = self._rows.tokens[: len(self._active)]
             sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
             self._pending.append(Pending(list(self._active), tokens))
-        self._settle(self._ahead if self._active else 0)
+        self._process_pending(self._ahead if self._active else 0)
 
     def _due(self, pieces: list[tuple[Prompt, int]]) -> bool:
         """True if ``pieces`` are a full batch, hold a whole block, or have waited long enough; without batches they never wait."""
@@ -260,7 +260,7 @@ class Pool:
                 self._pending.append(Pending([request], token))
                 self._ready.append((request, prompt.state, token))
         if not self._ahead:
-            self._settle()  # requests that have ended need not join
+            self._process_pending()  # requests that have ended need not join
         while self._ready and self.free:
             self._join(*self._ready.popleft())
 
@@ -305,7 +305,7 @@ class Pool:
         self._rows.write(len(self._active), state, token)
         self._active.append(request)
 
-    def _settle(self, keep: int = 0) -> None:
+    def _process_pending(self, keep: int = 0) -> None:
         """Process the computed tokens of all but the last ``keep`` steps, and remove sequences that end."""
         while len(self._pending) > keep:
             requests, tokens = self._pending.popleft().values()

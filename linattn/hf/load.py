@@ -132,7 +132,7 @@ def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
         content = {"model_type": target.model_type, **target.config(ours)}
         complete = target.config_of(content)
         again = models.LMConfig(**{k: v for k, v in target.fields(complete).items() if k in _FIELDS})
-        differences = list(_differences(_hollow(ours), _hollow(again)))
+        differences = list(_differences(_on_meta(ours), _on_meta(again)))
     except (ValueError, LookupError, StrictDataclassError) as error:
         reason = f"it has layers of {', '.join(dict.fromkeys(ours.mixer_names))}" if isinstance(error, StrictDataclassError) else str(error)
         advice = f"for --to {target.model_type} train with {remedies.layers_for(target)}"
@@ -281,7 +281,7 @@ def _check(weights: folders.Weights, lines: list[Line], hollow: dict[str, Tensor
         )
 
 
-def _hollow(config: models.LMConfig) -> models.LanguageModel:
+def _on_meta(config: models.LMConfig) -> models.LanguageModel:
     with torch.device("meta"):
         return models.LanguageModel(config)
 

@@ -45,7 +45,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
         mixers = [(place, m) for place, m in self.named_modules() if isinstance(m, Mixer)]
         # regular expressions that match whole names, because other modules may have weights with similar names
         self._keep_in_fp32_modules_strict = [rf"^{place}\.{name}$" for place, m in mixers for name in m.keep_float32]
-        self._hollow = self.model.embedding.weight.is_meta  # from_pretrained builds on the meta device, then loads
+        self._on_meta = self.model.embedding.weight.is_meta  # from_pretrained builds on the meta device, then loads
 
     @property
     def _backbone(self) -> Backbone:
@@ -63,7 +63,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
     @torch.no_grad()
     def initialize_weights(self) -> None:
         """Initialise parameters that a checkpoint lacks from a new model; construction has initialised the others."""
-        if not self._hollow:
+        if not self._on_meta:
             return
         tensors = itertools.chain(self.named_parameters(), self.named_buffers())
         lacking = {n: t for n, t in tensors if not t.is_meta and not getattr(t, "_is_hf_initialized", False)}
@@ -94,7 +94,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
             remote.write(save_directory)
 
 
-def _kept(logits_to_keep: int | Tensor) -> slice | Tensor | None:
+def _with_logits(logits_to_keep: int | Tensor) -> slice | Tensor | None:
     """Positions that get logits; None: all."""
     if isinstance(logits_to_keep, Tensor):
         return logits_to_keep
@@ -200,7 +200,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
         )  # fmt: skip
         aligned = self.token_loss is not None and self.token_loss.aligned
-        labels, kept = labels if aligned else asked.labels(labels, logits_to_keep), _kept(logits_to_keep)
+        labels, kept = labels if aligned else asked.labels(labels, logits_to_keep), _with_logits(logits_to_keep)
         with reports() if labels is not None and self.training else nullcontext(()) as reported:
             hidden, cache, between = self._hidden(asked)
         chunked = labels is not None and self.token_loss is not None

@@ -1,4 +1,4 @@
-"""What a training on many cards takes: bytes of each card, bytes that it sends, and the seconds of a step, before there is a card."""
+"""Estimate of a training on many cards, without any card: memory and traffic of each card, and the time of a step."""
 
 from __future__ import annotations
 

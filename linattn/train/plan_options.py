@@ -1,4 +1,4 @@
-"""What a plan of a training is asked for. Imports nothing heavy: the command line reads its defaults from here."""
+"""Options of the plan of a training. Imports nothing heavy: the command line reads its defaults from here."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_the_command_on_a_csv_with_bad_rows(tmp_path, capsys):
     out, err = capsys.readouterr()
     head, *lines = [line.split("\t") for line in out.splitlines()]
     assert head[:4] == ["mixer", "parameters", "hr", "hr_spread"] and [line[0] for line in lines[:2]] == ["linrec", "softmax"]
-    assert "3 rows were left out, lines 6, 7, 8: a row is user,item,time" in err
+    assert "3 lines were left out (line 6, 7, 8): a line is user,item,time" in err
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["data"]["rows left out"] == 3 and report["data"]["users"] == 20 and report["command"].count("--data") == 1
     page = (tmp_path / "out" / "report.html").read_text()

@@ -49,9 +49,9 @@ def test_bad_rows_are_counted_and_the_first_named(tmp_path):
     log = read_interactions(write(tmp_path / "log.csv", good + b"".join(bad) + b"u," + b"x" * 200_000 + b",2\n" + good))
     assert named(log) == [["a", "a"]]
     assert (log.bad, log.bad_lines) == (11, [2, 3, 4, 5, 6])
-    assert log.told().startswith("11 rows were left out, lines 2, 3, 4, 5, 6, ...: a row is user,item,time")
+    assert log.told().startswith("11 lines were left out (line 2, 3, 4, 5, 6, ...): a line is user,item,time")
     log = read_interactions(write(tmp_path / "log.csv", good + b"u,a\n"))
-    assert log.told().startswith("1 row was left out, line 2: ")
+    assert log.told().startswith("1 line was left out (line 2): ")
 
 
 @given(st.binary(max_size=60))

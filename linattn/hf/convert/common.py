@@ -72,6 +72,6 @@ def rope(theirs: Any) -> tuple[float, float]:
     return float(told["rope_theta"]), float(told.get("partial_rotary_factor", 1.0))
 
 
-def rope_told(softmax: Any) -> dict[str, Any]:
+def rope_parameters_of(softmax: Any) -> dict[str, Any]:
     """Rotary parameters of our softmax mixer in transformers' form."""
     return {"rope_type": "default", "rope_theta": softmax.base, "partial_rotary_factor": softmax.rotated / softmax.size}

@@ -41,7 +41,7 @@ def _stack(theirs: Any, name: str, ratio: float, mixer: dict[str, Any], gated: b
     }  # fmt: skip
 
 
-def _told(ours: LMConfig, defaults: dict[str, Any]) -> dict[str, Any]:
+def _config(ours: LMConfig, defaults: dict[str, Any]) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config, for either version."""
     told = {**COMMON, **defaults, **back(ours), "num_hidden_layers": ours.layers // 2, "norm_eps": ours.norm_eps}
     del told["rope_parameters"], told["attnres_block_size"]
@@ -60,7 +60,7 @@ def config6(ours: LMConfig) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config."""
     mixer = mixer_of(ours, "rwkv6")
     ranks = {"proj_low_rank_dim": mixer.time_maa_w2.shape[1], "gate_low_rank_dim": mixer.time_decay_w2.shape[0]}
-    return _told(ours, RWKV6_DEFAULTS) | {"expand_k": 1.0, "expand_v": 1.0, "num_heads": mixer.heads, **ranks}
+    return _config(ours, RWKV6_DEFAULTS) | {"expand_k": 1.0, "expand_v": 1.0, "num_heads": mixer.heads, **ranks}
 
 
 def fields7(theirs: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def config7(ours: LMConfig) -> dict[str, Any]:
     sizes = {"num_hidden_layers": blocks(ours), "head_dim": ours.dim // mixer.heads, "num_heads": mixer.heads}
     ranks = {name: getattr(mixer, f"{letter}1").shape[1] for letter, name in _RANKS.items() if hasattr(mixer, f"{letter}1")}
     ranks["v_low_rank_dim"] = mixer_of(ours, "rwkv7", last=True).v1.shape[1]  # the first layer lacks this map
-    return _told(ours, RWKV7_DEFAULTS) | sizes | ranks
+    return _config(ours, RWKV7_DEFAULTS) | sizes | ranks
 
 
 def weights(name: str, ours: LMConfig) -> Iterator[Line]:
@@ -94,16 +94,16 @@ def weights(name: str, ours: LMConfig) -> Iterator[Line]:
         yield from named(norms, part)
 
 
-def _kept(theirs: str, ours: str) -> Line:
+def _complement(theirs: str, ours: str) -> Line:
     """Convert our 1 − μ to μ in float32, because bfloat16 near 1 cannot represent a small μ."""
     return Line((theirs,), (ours,), lambda t, _: [1 - to_float32(t[0])], lambda t: [1 - to_float32(t[0])])
 
 
 CHANNEL6 = [
-    _kept("key.mu", "time_mix_key"), _kept("receptance.mu", "time_mix_receptance"),
+    _complement("key.mu", "time_mix_key"), _complement("receptance.mu", "time_mix_receptance"),
     *named([("key.linear", "k_proj"), ("receptance.linear", "r_proj"), ("value", "o_proj")]),
 ]  # fmt: skip
-CHANNEL7 = [_kept("x_k", "time_mix_key"), *named([("key", "k_proj"), ("value", "o_proj")])]
+CHANNEL7 = [_complement("x_k", "time_mix_key"), *named([("key", "k_proj"), ("value", "o_proj")])]
 
 
 def _time6() -> Iterator[Line]:

@@ -157,7 +157,7 @@ def _config(kind: _Kind, ours: LMConfig) -> dict[str, Any]:
         told["attention_bias"] = one.q_proj.bias is not None
     if getattr(ours, LENGTH, None) is not None:
         told[LENGTH] = getattr(ours, LENGTH)
-    rope = {name: _rope_told(layer) for name, layer in types.items()}
+    rope = {name: _rope_parameters(layer) for name, layer in types.items()}
     told["rope_parameters"] = rope if kind.gemma else next(iter(rope.values()))
     if kind.windows != "none":
         told["sliding_window"] = windows[0] if windows else None
@@ -173,7 +173,7 @@ def _config(kind: _Kind, ours: LMConfig) -> dict[str, Any]:
     return told
 
 
-def _rope_told(softmax: Any) -> dict[str, Any]:
+def _rope_parameters(softmax: Any) -> dict[str, Any]:
     """Rotary parameters of our softmax mixer in transformers' form."""
     if softmax.rotated != softmax.size:
         raise ValueError(f"it turns {softmax.rotated} of the {softmax.size} channels of a head, where all must be")

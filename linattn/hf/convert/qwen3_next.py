@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from linattn.hf.convert.common import ANGLES, GATED_FFN, back, base, expert_lines, rope, rope_told, transformers_config
+from linattn.hf.convert.common import ANGLES, GATED_FFN, back, base, expert_lines, rope, rope_parameters_of, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, interleaved, mixer_of, named, only, repeated, same, some, under
 from linattn.models import LMConfig
 
@@ -61,7 +61,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
         softmax = mixer_of(ours, "softmax")
         told |= {
             "num_attention_heads": softmax.heads, "head_dim": softmax.size, "num_key_value_heads": softmax.kv_heads,
-            "attention_bias": softmax.q_proj.bias is not None, "rope_parameters": rope_told(softmax),
+            "attention_bias": softmax.q_proj.bias is not None, "rope_parameters": rope_parameters_of(softmax),
         }  # fmt: skip
     if "swiglu" in ours.ffn_names:
         told["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from linattn.hf.convert.common import ANGLES, back, base, rope, rope_told, transformers_config
+from linattn.hf.convert.common import ANGLES, back, base, rope, rope_parameters_of, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, mixer_of, named, only, repeated, same, under
 from linattn.models import LMConfig
 
@@ -65,7 +65,7 @@ def config(ours: LMConfig) -> dict[str, Any]:
         told |= {
             "num_attention_heads": softmax.heads, "head_dim": softmax.size, "num_key_value_heads": softmax.kv_heads,
             "attention_window_size": softmax.window or 2048, "attention_bias": softmax.q_proj.bias is not None,
-            "rope_parameters": rope_told(softmax),
+            "rope_parameters": rope_parameters_of(softmax),
         }  # fmt: skip
     return told
 

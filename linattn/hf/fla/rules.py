@@ -39,12 +39,12 @@ def attention(rule: Rule, queries: str = "q") -> Served:
         given.all_read()
         tensors = _one_dtype({"q": q, "k": k, **options})
         if state is not None:
-            state = _wide(state.transpose(-1, -2) if transposed else state, tensors["q"])
+            state = _to_float32(state.transpose(-1, -2) if transposed else state, tensors["q"])
         if reverse:
-            tensors, state = _reversed(tensors), _turned(state, tensors["cu_seqlens"])
+            tensors, state = _reversed(tensors), _in_reverse(state, tensors["cu_seqlens"])
         o, final = linear_attention(**tensors, initial_state=state, return_state=True)
         if reverse:
-            o, final = o.flip(1), _turned(final, tensors["cu_seqlens"])
+            o, final = o.flip(1), _in_reverse(final, tensors["cu_seqlens"])
         return o.to(v.dtype), (final.transpose(-1, -2).contiguous() if transposed else final) if keep else None
 
     return run
@@ -72,7 +72,7 @@ def normalized(given: Given, backend: Backend) -> tuple[Any, ...]:
         s, z = state if isinstance(state, tuple) else (state, None)
         if s is None:
             raise Refused("initial_state: z without S")
-        s = _wide(s, tensors["q"])
+        s = _to_float32(s, tensors["q"])
         state = (s, s.new_zeros(s.shape[:-1]) if z is None else z.squeeze(1).to(s.dtype))
     o, (s, z) = linear_attention(**tensors, normalize=EPS, initial_state=state, return_state=True)
     return o.to(v.dtype), (s if keep else None, z[:, None].to(k.dtype))
@@ -83,8 +83,8 @@ def scan(given: Given, backend: Backend) -> tuple[Any, ...]:
     x, decay, state = given("x"), given("g"), given("initial_state")
     keep, cu_seqlens = bool(given("output_final_state", False)), given("cu_seqlens")
     given.all_read()
-    state = None if state is None else _wide(state, x)
-    h, final = diagonal_scan(_wide(decay, x), x, initial_state=state, cu_seqlens=cu_seqlens, return_state=True, backend=backend)
+    state = None if state is None else _to_float32(state, x)
+    h, final = diagonal_scan(_to_float32(decay, x), x, initial_state=state, cu_seqlens=cu_seqlens, return_state=True, backend=backend)
     return h, final if keep else None
 
 
@@ -199,7 +199,7 @@ def _gate(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype == dtype else t.to(torch.promote_types(dtype, torch.float32))
 
 
-def _wide(t: Tensor, like: Tensor) -> Tensor:
+def _to_float32(t: Tensor, like: Tensor) -> Tensor:
     return t.to(torch.promote_types(like.dtype, torch.float32))
 
 
@@ -212,5 +212,5 @@ def _reversed(tensors: dict[str, Any]) -> dict[str, Any]:
     return {**tensors, **turned, "cu_seqlens": None if cut is None else cut[-1] - cut.flip(0)}
 
 
-def _turned(state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
+def _in_reverse(state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
     return state if state is None or cu_seqlens is None else state.flip(0)

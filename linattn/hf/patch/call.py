@@ -304,11 +304,11 @@ def shared(module: ModuleType, family: Family, forward: Callable = lambda origin
     yield module, "causal_conv1d_update", convolve_one
     yield mixer, "forward", mixer_forward(forward(mixer.forward))
     if hasattr(module, "create_causal_mask"):
-        yield module, "create_causal_mask", _told_of_packing(module.create_causal_mask)
+        yield module, "create_causal_mask", _mask_of_packing(module.create_causal_mask)
     yield from around(module, family)
 
 
-def _told_of_packing(original: Callable) -> Callable:
+def _mask_of_packing(original: Callable) -> Callable:
     """Wrap the function that makes softmax's mask to pass it packing, because models call it without positions or with those of images."""
 
     @wraps(original)

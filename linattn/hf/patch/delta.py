@@ -46,11 +46,11 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     for name in _RULES.get(family, _RULES[""]):
         yield module, name, rule
     if family == "kimi_linear":
-        yield module.KimiLinearForgetGate, "forward", _forget
+        yield module.KimiLinearForgetGate, "forward", _forget_gate
     yield from shared(module, FAMILIES[family])
 
 
-def _forget(self: Any, hidden_states: Tensor) -> Tensor:
+def _forget_gate(self: Any, hidden_states: Tensor) -> Tensor:
     """Compute KDA's decay [B, T, H, K].
 
     transformers computes log(1 + exp(x)) with an error of up to 6e-8: slow decays lose digits, the slowest become 0.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from linattn.state import State
 
 
-def stream(
+def stream(  # noqa: PLR0913  public
     model: LanguageModel,
     ids: Tensor | Sequence[int],
     *,

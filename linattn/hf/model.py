@@ -151,7 +151,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         else:
             self.lm_head = value
 
-    def forward(  # as many arguments as transformers passes by name: its generate() and Trainer look them up in the signature
+    def forward(  # noqa: PLR0913  transformers' generate() and Trainer look these names up in the signature
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,

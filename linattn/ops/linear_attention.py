@@ -65,7 +65,7 @@ def linear_attention(
 
 
 @sharding.shards
-def linear_attention(
+def linear_attention(  # noqa: PLR0913  public
     q: Tensor,
     k: Tensor,
     v: Tensor,

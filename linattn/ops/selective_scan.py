@@ -42,7 +42,7 @@ def selective_scan(
     return_state: bool, **options: Unpack[_Options],
 ) -> Any: ...  # fmt: skip
 @sharding.shards
-def selective_scan(
+def selective_scan(  # noqa: PLR0913  public
     x: Tensor,
     dt: Tensor,
     A: Tensor,

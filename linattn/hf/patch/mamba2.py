@@ -31,7 +31,7 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
 
 
 def _scan(run: Callable) -> Callable:
-    def scan(  # the arguments of transformers' own
+    def scan(  # noqa: PLR0913  the arguments of transformers' function
         hidden_states: Tensor,
         dt: Tensor,
         A: Tensor,

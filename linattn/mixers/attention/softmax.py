@@ -60,7 +60,7 @@ class Softmax(Mixer):
 
     shards = True
 
-    def __init__(  # many arguments: saved configs name each of these options, and create() and the docs read them in this signature
+    def __init__(  # noqa: PLR0913  saved configs name these options, and create() and the docs read them in this signature
         self, dim: int, heads: int = 4, *, kv_heads: int | None = None, base: float = 10000.0, window: int | None = None,
         head_dim: int | None = None, rotated: int | None = None, norm_eps: float | None = None, gated: bool = False,
         bias: bool = False, out_bias: bool = False, conv_width: int | None = None, causal: bool = True,

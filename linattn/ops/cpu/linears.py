@@ -56,8 +56,9 @@ def linears(
     x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Norm | None, residual: Tensor | None, gated: bool, finish: Finish
 ) -> list[Tensor]:
     """Compute :func:`linattn.ops.linears.linears`; operands of one dtype but for those of steps; sums in float32, rounded once."""
-    residual, *biases = (None if t is None else dense(t) for t in (residual, *biases))
-    norm = None if norm is None else Norm(*(dense(t) if isinstance(t, Tensor) else t for t in norm))
+    norm = Norm(None, 0.0, 0) if norm is None else norm
+    weight, gate, residual, *biases = (None if t is None else dense(t) for t in (norm.weight, norm.gate, residual, *biases))
+    norm = norm._replace(weight=weight, gate=gate)
     weights = [w if isinstance(w, Quantised) or (w.stride(1) == 1 and not w.is_neg()) else dense(w) for w in weights]
     y, run = bound(dense(x), weights, biases, norm, residual, gated, finish)
     run()

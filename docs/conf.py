@@ -31,6 +31,7 @@ copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 exclude_patterns = ["images"]
 

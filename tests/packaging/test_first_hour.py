@@ -1,5 +1,6 @@
 """First hour of a user: the front page, Start and the guides followed literally in a fresh environment, then fifteen wrong turns."""
 
+import json
 import os
 import re
 import subprocess
@@ -48,7 +49,9 @@ def run(folder, *words):
 @pytest.mark.parametrize("page", ["README.md", "docs/start.md", *GUIDES])
 def test_a_page_is_followed(python, page, tmp_path):
     started = time.perf_counter()
-    (tmp_path / "text.txt").write_text((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8") * 3, encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text * 3, encoding="utf-8")
+    (tmp_path / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for _ in range(200)), encoding="utf-8")
     (tmp_path / "page.py").write_text(markdown.python(ROOT / page), encoding="utf-8")
     done = run(tmp_path, python, "-W", "error", "page.py")
     assert done.returncode == 0 and not done.stderr, done.stderr

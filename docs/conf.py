@@ -30,7 +30,9 @@ html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
+html_static_path, html_css_files = ["static"], ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 exclude_patterns = ["images"]
 

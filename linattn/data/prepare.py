@@ -76,7 +76,7 @@ def prepare(
             progress(count, sum(writer.total for writer in writers.values()))
         index = {**_index(aside, codec, dtype, writers), "end": end}
         if lacking := [split for split in SPLITS if not writers[split].total]:
-            raise ValueError(f"none of the {count:,} documents fell to {lacking[0]}: give more of them, or another validation share")
+            raise ValueError(f"none of the {count:,} documents fell to {lacking[0]}: give more, or another validation than {validation}")
         (aside / INDEX).write_text(json.dumps({**index, "sha256": digest_of(index)}, indent=1), encoding="utf-8")
     return {"documents": count, **{split: writer.total for split, writer in writers.items()}}
 

@@ -15,6 +15,7 @@ from linattn.arguments import known_device
 from linattn.evaluation import measure
 from linattn.evaluation.options import EvaluateOptions
 from linattn.evaluation.page import page
+from linattn.models.quantised import parameter_count
 from linattn.report.folder import Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.progress import Progress
@@ -72,7 +73,7 @@ def _measured(path: Path, given: tuple[Any, Any], options: EvaluateOptions, teac
     model.eval()
     tokens, size = measure.held_out(options, codec)
     return {
-        "name": str(path), "mixer": str(model.config.mixer), "parameters": sum(p.numel() for p in model.parameters()),
+        "name": str(path), "mixer": str(model.config.mixer), "parameters": parameter_count(model),
         **measure.on_text(model, tokens, size, options, None if teacher is None else teacher[0]),
         "tasks": measure.on_tasks(model, codec, options), "decoding": measure.decoding(model, tokens, options),
     }  # fmt: skip

@@ -234,3 +234,9 @@ def _told(content: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:
         raise ValueError(f"quantization_config must have quant_method {METHOD!r} and modules, but is {str(dict(content))[:200]}")
     for name, form in modules.items():
         yield name, Format.read(name, form)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of the weights of ``model``, quantised ones included."""
+    codes = {id(m.codes): m.codes for m in model.modules() if isinstance(m, _Quantised)}.values()  # a tied matrix counts once
+    return sum(p.numel() for p in model.parameters()) + sum(t.numel() * (2 if t.dtype == torch.uint8 else 1) for t in codes)

@@ -12,12 +12,19 @@ from linattn.train import checkpoint
 
 @contextmanager
 def restored_process_state() -> Iterator[None]:
-    """Context without transformers' progress bars; restores them and the random generators when it ends."""
+    """Context without transformers' progress bars; restores them and the random generators when it ends.
+
+    Its warning that a resumed run saves at other steps is left out too: a run that is extended does.
+    """
     before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    logger = logging.get_logger("transformers.trainer_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        logger.setLevel(level)
         checkpoint.set_generators(*before)
         if bars:
             logging.enable_progress_bar()

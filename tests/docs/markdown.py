@@ -1,8 +1,9 @@
-"""Code blocks and links of a Markdown file."""
+"""Code blocks and links of a page in Markdown or reStructuredText."""
 
 import ast
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,17 @@ class Block:
 
 def blocks(path: Path) -> list[Block]:
     text = path.read_text(encoding="utf-8")
-    found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
-    return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in found]
+    form = r"^\.\. code-block:: (\w+)\n\n((?: +.*\n|\n)+)" if path.suffix == ".rst" else r"^```(\w+)\n(.*?)^```$"
+    found = re.finditer(form, text, re.M | (re.NOFLAG if path.suffix == ".rst" else re.S))
+    return [Block(m[1], textwrap.dedent(m[2]), text.count("\n", 0, m.start(2)) + 1) for m in found]
+
+
+def unnamed(path: Path) -> list[str]:
+    """Lines that open a code block without its language."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".rst":
+        return re.findall(r"^(?!\.\. ).*::$", text, re.M)
+    return re.findall(r"^```$", re.sub(r"^```[a-z{].*?^```$", "", text, flags=re.M | re.S), re.M)
 
 
 def python(path: Path) -> str:
@@ -33,7 +43,7 @@ def python(path: Path) -> str:
 
 def commands(path: Path) -> list[list[str]]:
     """The words of each command in the shell blocks, comments left out."""
-    lines = [line for block in blocks(path) if block.language == "sh" for line in block.text.splitlines()]
+    lines = [line for block in blocks(path) if block.language == "sh" for line in block.text.replace("\\\n", "").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 

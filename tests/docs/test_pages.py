@@ -6,13 +6,18 @@ import sys
 
 import pytest
 from filelock import FileLock
+from typer.exceptions import TyperException
+from typer.main import get_command
 
 import linattn
-from linattn.cli.main import COMMANDS
+from linattn.cli.main import COMMANDS, app
 from tests.docs import markdown, pages
 from tests.packaging.tree import ROOT
 
-GUIDES = ["start", *(f"guides/{name}" for name in ("op", "own_mixer", "hugging_face", "states", "migrate"))]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for form in ("*.md", "*.rst") for path in DOCS.rglob(form) if "registry" not in path.parts)
+PROGRAMS = [path for path in PAGES if markdown.python(path).strip() and path.parent.name != "zh"]  # the Chinese pages have the same code
+NAMES = [str(path.relative_to(DOCS)) for path in PAGES]
 PUBLIC = ["linear_attention", "diagonal_scan", "running_max", "explain", "debug", "cost", "mixing_matrix", "check_forms", "State", "load"]
 
 
@@ -53,28 +58,49 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
     assert {path.stem for path in (site / "registry").glob("*.html")} == {"index", *linattn.mixers.available()}
     page = (site / "registry/gla.html").read_text(encoding="utf-8")
     assert all(words in page for words in ("2312.06635", "<math", "Option tau", "linattn.mixers."))
-    commands = (ROOT / "docs/command_line.rst").read_text(encoding="utf-8")
+    commands = (DOCS / "command_line.rst").read_text(encoding="utf-8")
     assert {*re.findall(r"^\.\. help:: (\w+)$", commands, re.M)} == {*COMMANDS}
 
 
-@pytest.mark.parametrize("page", GUIDES)
-def test_the_code_of_a_guide_runs(page, tmp_path):
-    program = tmp_path / "guide.py"
-    program.write_text(markdown.python(ROOT / f"docs/{page}.md"), encoding="utf-8")
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda path: path.stem)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    program = tmp_path / "page.py"
+    program.write_text(markdown.python(page), encoding="utf-8")
     done = subprocess.run([sys.executable, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(program.read_text(encoding="utf-8").split()) > 20
 
 
-def test_guides_are_complete():
-    """A page with code is among those that are run."""
-    found = {
-        str(path.relative_to(ROOT / "docs").with_suffix("")) for path in (ROOT / "docs").rglob("*.md") if markdown.python(path).strip()
-    }
-    assert found == {*GUIDES, "zh/start"}
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_code_block_says_what_it_is(page):
+    assert markdown.unnamed(page) == []
+    assert {block.language for block in markdown.blocks(page)} <= {"python", "sh", "text", "json"}
+
+
+def command_lines(path):
+    """The arguments of ``linattn`` in each command of a page, whatever starts it."""
+    for words in markdown.commands(path):
+        if "linattn" in words:
+            yield words[words.index("linattn") + 1 :]
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if [*command_lines(path)]], ids=lambda path: path.stem)
+def test_the_commands_of_a_page_have_these_options(page):
+    """What they do is tested where they run; with other files than those of the page the options alone can be read."""
+    commands = get_command(app).commands
+    for name, *words in command_lines(page):
+        commands[name].make_context(name, words)
+
+
+def test_a_command_with_a_wrong_option_is_found(tmp_path):
+    page = tmp_path / "page.rst"
+    page.write_text("Text\n\n.. code-block:: sh\n\n   torchrun -m linattn train --out x \\\n       --setps 3\n\nMore::\n\n   x\n")
+    (words,) = command_lines(page)
+    assert words == ["train", "--out", "x", "--setps", "3"] and markdown.unnamed(page) == ["More::"]
+    with pytest.raises(TyperException, match="No such option: --setps"):
+        get_command(app).commands["train"].make_context("train", words[1:])
 
 
 def test_the_first_page_is_the_same_in_both_languages():
-    english, chinese = ROOT / "docs/start.md", ROOT / "docs/zh/start.md"
+    english, chinese = DOCS / "start.md", DOCS / "zh/start.md"
     assert markdown.without_words(markdown.python(english)) == markdown.without_words(markdown.python(chinese))
     assert markdown.commands(english) == markdown.commands(chinese)

@@ -1,5 +1,6 @@
-"""First hour of a user: the front page and the Start page followed literally in a fresh environment, then fifteen wrong turns."""
+"""First hour of a user: the front page, Start and the guides followed literally in a fresh environment, then fifteen wrong turns."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,14 @@ from tests.packaging.test_wheel import built
 from tests.packaging.tree import ROOT
 
 pytestmark = pytest.mark.slow
-SMALL = {"train": ["--steps", "1", "--dim", "32"], "generate": ["--max-new-tokens", "4"]}
+GUIDES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/guides").glob("*.md"))
+SMALL = {  # what is added to a command of a page, so that it takes seconds
+    "train": "--steps 2 --dim 32 --layers 2 --context 32",
+    "convert": "--tokens1 2048 --tokens2 2048 --context 32 --batch-size 4",
+    "evaluate": "--tokens 2000 --context 64 --lengths 512 --samples 1 --decode 0",
+    "generate": "--max-new-tokens 4",
+}
+STARTED = {"linattn": "linattn", "torchrun": "torch.distributed.run"}  # a program, and the module that is the same
 WITHOUT = "import sys; sys.modules['{}'] = None; from linattn.cli.main import main; sys.exit(main({!r}))"
 
 
@@ -38,15 +46,20 @@ def run(folder, *words):
     return subprocess.run([*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", *GUIDES])
 def test_a_page_is_followed(python, page, tmp_path):
     started = time.perf_counter()
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text * 3, encoding="utf-8")
+    (tmp_path / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for _ in range(200)), encoding="utf-8")
     (tmp_path / "page.py").write_text(markdown.python(ROOT / page), encoding="utf-8")
     done = run(tmp_path, python, "-W", "error", "page.py")
     assert done.returncode == 0 and not done.stderr, done.stderr
     for program, *words in markdown.commands(ROOT / page):
-        if program == "linattn" and words[0] != "compare":
-            done = run(tmp_path, python, "-m", "linattn", *words, *SMALL.get(words[0], []))
+        if program in STARTED and words[0] != "compare":
+            name = words[words.index("linattn") + 1] if "linattn" in words else words[0]
+            small = "--steps 3" if "--resume" in words else SMALL.get(name, "")
+            done = run(tmp_path, python, "-m", STARTED[program], *words, *small.split())
             assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     print(f"{page}: {time.perf_counter() - started:.0f} s")
 

@@ -9,7 +9,7 @@ import linattn
 from linattn.generate import stream
 from linattn.mixers import Mixer
 from linattn.models import LMConfig
-from linattn.models.quantised import floats, formats
+from linattn.models.quantised import floats, formats, parameter_count
 from linattn.quantization import save
 from linattn.quantization.sparing import gate_rows
 
@@ -109,6 +109,13 @@ def test_calibration_lowers_the_error():
         wanted = model(ids)
         errors = [float((linattn.quantize(model, calibrate=c)(ids) - wanted).norm()) for c in (None, ids)]
     assert errors[1] < 0.98 * errors[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_quantised_weights_are_counted(to, tied):
+    model = made(tie_embeddings=tied)
+    assert parameter_count(linattn.quantize(model, to=to)) == parameter_count(model) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -64,6 +64,9 @@ class MixerPage(SphinxDirective):
         if info.equation:
             markup = mathml(info.equation, display=True)
             found.append(nodes.raw("", f'<div class="equation" style="overflow-x: auto">{markup}</div>', format="html"))
+        if self.env.app.tags.has("atlas"):
+            link = nodes.reference("", "its page in the atlas", refuri=f"../atlas/systems/{info.name}.html")
+            found.append(nodes.paragraph("", "", nodes.Text("With figures: "), link))
         example = f'linattn.mixers.{info.cls.__name__}(dim=256)  # or linattn.mixers.create("{info.name}", dim=256)'
         found.append(nodes.literal_block(example, example, language="python"))
         options = [p for p in inspect.signature(info.cls).parameters.values() if p.name != "dim"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import ERROR
 
 from transformers.utils import logging
 
@@ -20,7 +21,7 @@ def restored_process_state() -> Iterator[None]:
     logging.disable_progress_bar()
     logger = logging.get_logger("transformers.trainer_utils")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(ERROR)
     try:
         yield
     finally:

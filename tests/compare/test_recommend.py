@@ -117,7 +117,7 @@ def test_the_command_on_a_csv_with_bad_rows(tmp_path, capsys):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["data"]["rows left out"] == 3 and report["data"]["users"] == 20 and report["command"].count("--data") == 1
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "by popularity" in page and "lines 6, 7, 8" in page
+    assert "by popularity" in page and "line 6, 7, 8" in page
     model = RecommendModel.load(tmp_path / "out" / report["mixers"][0]["runs"][0]["model"])
     assert model.recommend([torch.tensor([0, 1])], 3).shape == (1, 3)
 

@@ -130,7 +130,7 @@ def test_other_errors(lm):
             use(request)
         with pytest.raises(TypeError, match="what submit returned"):
             use(3)
-    with pytest.raises(ValueError, match="not read yet"):
+    with pytest.raises(ValueError, match="not been read yet"):
         other.state(request)
     with pytest.raises(ValueError, match="needs a codec"):
         _ = request.text

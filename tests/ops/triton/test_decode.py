@@ -143,7 +143,7 @@ def test_a_step_in_place_is_the_step():
         out = decode.step_(x)
         assert out.state is x.initial and out.z is x.initial_z
         same_bits(named(out), named(wanted))
-    with pytest.raises(ValueError, match="needs the states"):
+    with pytest.raises(ValueError, match="needs initial states"):
         decode.step_(replace(x, initial=None))
     with pytest.raises(ValueError, match="contiguous"):
         decode.step_(replace(x, initial=x.initial.mT))

@@ -105,8 +105,8 @@ def test_more_rows_than_a_grid_has_room_for():
 
 def test_states_with_turned_signs_are_no_place_for_new_ones():
     state = torch._neg_view(torch.randn(2, 4, 3, device=DEVICE))
-    assert "signs" in str(selective.refusal(state)) and "signs" in str(convolution.refusal(state[:, :1], state, state, None, 0, 0))
+    assert "negated" in str(selective.refusal(state)) and "negated" in str(convolution.refusal(state[:, :1], state, state, None, 0, 0))
     q, v = torch.randn(2, 1, 4, 5, device=DEVICE), torch.randn(2, 1, 4, 3, device=DEVICE)
     state = torch._neg_view(torch.randn(2, 4, 5, 3, device=DEVICE))
-    with pytest.raises(ValueError, match="own signs"):
+    with pytest.raises(ValueError, match="negated view"):
         decode.step_(Inputs(q, q, v, 1.0, initial=state, return_state=True))

@@ -79,7 +79,8 @@ test-all: lint native ## the same with the slow sweeps
 SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/docs tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
 	tests/convert/test_quality.py::test_the_gap_is_closed_and_the_first_stage_earns_its_tokens[small] \
 	tests/packaging $(addprefix tests/parallel/test_parallel.py::test_,two_processes_equal_one every_mixer_in_two_processes_equals_one) tests/train \
-	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere)
+	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere \
+		hoppers_own_kernels_take_wide_values_in_parts[plain-BTH]) tests/targets/test_targets.py::test_compiles
 
 test-slow: native ## of the slow tests those that take minutes, as .ci/run does
 	$(PYTEST) -m "slow and not gpu" $(SLOW) $(TEST_ARGS)

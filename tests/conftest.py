@@ -40,11 +40,17 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the tests that take longest, so that no worker waits for another at the end."""
+    """Begin with the files of the tests that take longest, so that no worker waits for another at the end.
+
+    A file stays whole: a fixture of the module would be made again for the tests that come later.
+    """
     from tests import durations  # after pytest has it as a plugin
 
-    dear = {name: seconds for name, seconds in durations.slowest().items() if seconds >= LONG}
-    items.sort(key=lambda item: -dear.get(item.nodeid, 0.0))
+    slowest: dict[str, float] = {}
+    for name, seconds in durations.slowest().items():
+        file = name.split("::")[0]
+        slowest[file] = max(seconds, slowest.get(file, LONG))
+    items.sort(key=lambda item: -slowest.get(item.nodeid.split("::")[0], LONG))
 
 
 def pytest_collection_finish(session):

@@ -9,9 +9,10 @@ import linattn
 from linattn.mixers import available, create, info
 
 
-@pytest.mark.parametrize(("dtype", "every"), [(torch.bfloat16, 1), (torch.float32, 4)])  # in bfloat16 some states are float32 and some not
-def test_state_bytes_and_parameters_are_those_of_a_run(dtype, every):
-    for name in [n for n in available() if info(n).resumable][::every]:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # in bfloat16 some states are float32 and some not
+def test_state_bytes_and_parameters_are_those_of_a_run(dtype):
+    """At another width and batch than those of the conformance suite, which asks every mixer."""
+    for name in [n for n in available() if info(n).resumable][::8]:
         mixer = create(name, dim=64).to(dtype)
         _, state = mixer(torch.zeros(3, 9, 64, dtype=dtype), return_state=True)
         said = linattn.cost(name, dim=64, tokens=9, batch=3, dtype=dtype)

@@ -57,8 +57,17 @@ def check(function, call: Call, limit: float = 1e-11) -> None:
     compare(dict(zip(wanted, grads, strict=True)), wanted, limit)
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "packed"])
-@pytest.mark.parametrize("kind", KINDS)
+def layouts(packed: list[str]) -> list:
+    """Every kind, dense and packed; slow are the kinds of ``packed`` where they are dense, and the other kinds where they are packed."""
+    slow = {True: pytest.mark.slow, False: ()}
+    return [
+        pytest.param(kind, lengths, id=f"{kind}-{'packed' if lengths else 'dense'}", marks=slow[(kind in packed) != bool(lengths)])
+        for kind in KINDS
+        for lengths in (None, LENGTHS)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "lengths"), layouts(packed=["plain", "beta"]))
 def test_full_graph(kind, lengths):
     call = make(kind, "BTHK", T=70, lengths=lengths)
     check(compiled(call), call)
@@ -129,8 +138,7 @@ def test_inductor(kind, lengths):
     check(compiled(call, "inductor"), call, 1e-9)
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "packed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "lengths"), layouts(packed=["erase", "bonus", "normalize"]))  # those that test_full_graph leaves dense
 def test_export(kind, lengths):
     call = make(kind, "BTHK", T=70, lengths=lengths)
     leaves, cu = arguments(call)

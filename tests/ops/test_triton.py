@@ -84,12 +84,14 @@ def test_compiles_for_hopper(dtype, kind, rank, tmp_path):
     assert not any(k["module"].startswith("hopper.") for k in compiled(tmp_path, kind, rank, dtype))
 
 
-@pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f == ("plain", "BTHK") else pytest.mark.slow) for f in FAMILIES])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rank"), FAMILIES)
 def test_the_largest_heads_fit_a_small_ampere(kind, rank, tmp_path):
     compiled(tmp_path, kind, rank, "bfloat16", "ampere")
 
 
-@pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f == ("plain", "BTH") else pytest.mark.slow) for f in FAMILIES])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rank"), FAMILIES)
 def test_hoppers_own_kernels_take_wide_values_in_parts(kind, rank, tmp_path):
     """Where they give gradients, those of what the parts share are summed."""
     kernels = compiled(tmp_path, kind, rank, "bfloat16", "wide")
@@ -105,7 +107,8 @@ def test_the_trial_of_hoppers_own_kernels_compiles(tmp_path):
     assert not kernel["not_alone"] and not kernel["spill_stores"] and not kernel["serialized"], kernel
 
 
-@pytest.mark.parametrize(("kind", "rank"), [pytest.param(*f, marks=() if f == ("beta", "BTH") else pytest.mark.slow) for f in FAMILIES])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rank"), FAMILIES)
 def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
     """The scans are always there; what prepares chunks and gives their gradients where choice.py says so, in two kernels per channel."""
     modules = [k["module"] for k in compiled(tmp_path, kind, rank, "bfloat16", "gluon")]

@@ -1,12 +1,13 @@
 """The suites of ops, conformance and oracles as other machines run them, each setting in a process of its own.
 
-    python -m tests.machines                              every setting, whole suites: hours of one core
-    python -m tests.machines --slice                      what rounding has turned red before, in minutes: CI's
-    python -m tests.machines --only mkl-avx2 -- -k gla    one setting, with arguments of pytest
+    python -m tests.machines                          every setting, whole suites: about a quarter of an hour of a quiet core each
+    python -m tests.machines --slice                  what rounding has turned red before, in minutes: CI's
+    python -m tests.machines --only avx2 -- -k gla    one setting, with arguments of pytest
 
 The numbers of a product depend on the code that forms it: on the processor's vectors and its maker, and on how many threads share it.
-The variables below let one machine take other paths of MKL, oneDNN, torch's own loops and our CPU kernels. Where a machine has not what a
-setting asks for, its libraries take the best that they have.
+The variables below let one machine take other paths of MKL, oneDNN, torch's own loops and our CPU kernels, all at once, as on an older
+machine; one of them alone in the environment tells whose path a red test is of. Where a machine has not what a setting asks for, its
+libraries take the best that they have.
 """
 
 from __future__ import annotations
@@ -23,16 +24,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = {
-    "mkl-compatible": {"MKL_CBWR": "COMPATIBLE"},  # SSE2, as on processors that are not Intel's
-    "mkl-avx2": {"MKL_CBWR": "AVX2"},
-    "torch-default": {"ATEN_CPU_CAPABILITY": "default"},
-    "torch-avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
-    "onednn-avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},  # products of bfloat16 are then emulated
-    "kernels-portable": {"LINATTN_CPU_ISA": "portable"},
-    "kernels-avx2": {"LINATTN_CPU_ISA": "avx2"},
-    "threads-1": {},
-    "threads-2": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},  # more threads than cores must not
-    "threads-8": {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "OMP_WAIT_POLICY": "PASSIVE"},  # spin while they wait for each other
+    "old": {  # what every x86-64 processor has; MKL's path on processors that are not Intel's
+        "MKL_CBWR": "COMPATIBLE",
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",  # products of bfloat16 are emulated then
+        "LINATTN_CPU_ISA": "portable",
+    },
+    "avx2": {
+        "MKL_CBWR": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "LINATTN_CPU_ISA": "avx2",
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+    },
+    "threads-8": {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8"},
+}
+COMMON = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # more threads than cores must not spin while they wait for each other
+    "TOKENIZERS_PARALLELISM": "false",
 }
 SUITES = ("tests/ops", "tests/conformance", "tests/oracles")
 TRITON = ("--ignore=tests/ops/triton", "--ignore=tests/ops/test_triton.py")  # its interpreter computes with numpy
@@ -59,7 +71,7 @@ class Outcome:
 
 def run(name: str, tests: list[str], log: Path) -> Outcome:
     """Run ``tests`` under the setting ``name``; what pytest writes goes to ``log``."""
-    variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | SETTINGS[name]
+    variables = COMMON | SETTINGS[name]
     begun = time.monotonic()
     with log.open("w") as file:
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider", *TRITON, *tests]
@@ -99,7 +111,7 @@ def summary(outcomes: dict[str, Outcome]) -> str:
     """A line for each setting: its name, how it ended, its seconds and its variables."""
     lines = []
     for name, outcome in outcomes.items():
-        variables = " ".join(f"{key}={value}" for key, value in SETTINGS[name].items()) or "one thread, as everywhere above"
+        variables = " ".join(f"{key}={value}" for key, value in SETTINGS[name].items())
         lines.append(f"{name:17} {'green' if outcome.green else 'RED':5} {outcome.seconds:6.0f} s  {variables}")
     return "\n".join(lines)
 

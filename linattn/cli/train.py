@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from linattn.cli.options import options_of, takes
-from linattn.train.options import TrainOptions
+from linattn.train.options import Terminated, TrainOptions
 
 
 @takes(*options_of(TrainOptions, inline=False))
@@ -23,8 +23,8 @@ def train(
 ) -> None:
     """Train a language model on text.
 
-    A killed training continues with --resume and ends with the same weights, bit for bit; Ctrl-C saves a checkpoint. Start several
-    processes with torchrun: torchrun --nproc-per-node 8 -m linattn train --fsdp --cp 2 ...
+    A killed training continues with --resume and ends with the same weights, bit for bit; Ctrl-C and SIGTERM save a checkpoint. Start
+    several processes with torchrun: torchrun --nproc-per-node 8 -m linattn train --fsdp --cp 2 ...
     """
     if config is not None:
         from linattn.train.file import read_options
@@ -42,7 +42,11 @@ def train(
     from linattn.train import train
     from linattn.train.processes import leave
 
-    result = train(asked)
+    try:
+        result = train(asked)
+    except Terminated:
+        leave()
+        raise
     leave()
     if os.environ.get("RANK", "0") == "0":  # the first process prints
         typer.echo(

@@ -58,6 +58,8 @@ def prepare(
     whole("shard_tokens", shard_tokens, 1)
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share above 0 and below 1, but came as {validation!r}")
+    if not folder.name:
+        raise ValueError(f"out must be a folder with a name, but came as {str(out)!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists: name another folder with --out")
     last = [] if end is None else codec.encode(end)

@@ -24,6 +24,8 @@ from linattn.generate.stream import as_prompt, language_model
 from linattn.ops.checks import check_tokens, flag
 from linattn.state import State
 
+LARGEST = 2**31 - 1  # slots, and tokens of one sequence
+
 
 class PoolFullError(RuntimeError):
     """The pool's queue is full."""
@@ -54,7 +56,8 @@ class Pool:
 
     Raises:
         TypeError: for ``model`` or ``codec`` of another kind.
-        ValueError: for a number out of range, and for a model that cannot be pooled: the message names its layer.
+        ValueError: for a number out of range, states beyond the memory, and for a model that cannot be pooled: the message names
+            its layer.
     """
 
     def __init__(
@@ -62,8 +65,8 @@ class Pool:
         codec: Codec | None = None, lookup: bool = False,
     ) -> None:  # fmt: skip
         self._model = language_model("model", model)
-        self._slots, self._block = whole("slots", slots, 1), whole("block", block, 1)
-        self._queue, self._context = whole("queue", queue, 0), whole("context", context, 1)
+        self._slots, self._block = whole("slots", slots, 1, LARGEST), whole("block", block, 1)
+        self._queue, self._context = whole("queue", queue, 0), whole("context", context, 1, LARGEST)
         if codec is not None and not hasattr(codec, "stream"):
             raise TypeError(f"codec must have stream(), as those of linattn.data have, but came as {described(codec)}")
         self._codec, self._device = codec, model.lm_head.weight.device

@@ -19,6 +19,7 @@ from torch import Tensor
 from linattn.generate import capacity, captured
 from linattn.generate.capacity import TAKEN
 from linattn.generate.captured import Choice, Step
+from linattn.models.memory import require
 from linattn.state import State
 
 SPARE = 64  # least slots beyond the longest sequence; after as many steps the rows are moved to the front
@@ -42,6 +43,8 @@ class Rows:
         self.names = capacity.slots_of(model.model)
         self.growing = any(self.names)
         self._size = context + max(SPARE, context // 4) if self.growing else 0
+        row = capacity.preallocated(fresh.to("meta"), self.names, self._size).nbytes
+        require(slots * row, f"slots = {slots:,} states of {row:,} bytes")
         self._used, self._lengths = 0, [0] * slots
         self._buffers = capacity.preallocated(fresh.fork(slots), self.names, self._size)
         self.tokens = torch.zeros_like(self._buffers.position)

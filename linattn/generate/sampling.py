@@ -47,7 +47,7 @@ def generator(seed: int | None, device: str | torch.device = "cpu") -> torch.Gen
     if seed is None:
         made.seed()
         return made
-    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1, but came as {seed!r}")
     return made.manual_seed(seed)
 

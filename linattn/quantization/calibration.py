@@ -21,8 +21,8 @@ Put = Callable[[nn.Module, str, Format, Callable[..., Any]], None]
 
 def checked(model: Any, tokens: Tensor) -> Tensor:
     """Check ``tokens`` [N, T] and move them to the device of ``model``; raises ValueError."""
-    if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ValueError(f"calibrate must be tokens [N, T], but came with shape {list(tokens.shape)}")
+    if tokens.is_meta or (not tokens.is_nested and (tokens.ndim != 2 or tokens.numel() == 0)):
+        raise ValueError(f"calibrate must be tokens [N, T] with values, but came with shape {list(tokens.shape)} on {tokens.device}")
     check_tokens("calibrate", tokens, model.model.embedding.num_embeddings)
     return tokens.to(next(model.parameters()).device)
 

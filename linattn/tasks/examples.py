@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from linattn.arguments import beyond_memory
+
+LARGEST = 2**31 - 1  # of all numbers
 IGNORED = -100  # label of a position without a question; torch's cross entropy ignores it
 
 
@@ -43,10 +46,12 @@ class Examples:
 
 
 def whole(count: int, *, least: int = 0, **numbers: int) -> None:
-    """Raise ValueError for a ``count`` below 0 and any of ``numbers`` below ``least``."""
+    """Raise ValueError for a ``count`` below 0, any of ``numbers`` below ``least``, and one beyond :data:`LARGEST`."""
     for name, value, bound in (("count", count, 0), *((n, v, least) for n, v in numbers.items())):
         if isinstance(value, bool) or not isinstance(value, int) or value < bound:
             raise ValueError(f"{name} must be an integer of at least {bound}, but came as {value!r}")
+        if value > LARGEST:
+            raise ValueError(f"{name} must be an integer of at most {LARGEST}, but came as {value!r}")
 
 
 def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
@@ -54,7 +59,12 @@ def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) 
     if not isinstance(generator, Generator) or generator.device.type != "cpu":
         came = getattr(generator, "device", type(generator).__name__)
         raise TypeError(f"generator must be a torch.Generator of the CPU, whose draws are the same everywhere, but came as {came}")
-    return torch.randint(low, high, shape, generator=generator)
+    try:
+        return torch.randint(low, high, shape, generator=generator)
+    except RuntimeError as error:
+        if not beyond_memory(error):
+            raise
+        raise ValueError(f"count must be lower, or the examples shorter: {list(shape)} tokens do not fit into memory") from None
 
 
 def distinct(count: int, size: int, most: int, generator: Generator) -> Tensor:

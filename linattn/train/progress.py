@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 from linattn.train.speed import Meter
 
@@ -92,17 +93,19 @@ class Recorder(TrainerCallback):
 class Ending(TrainerCallback):
     """Context in which SIGTERM and Ctrl-C end the training after the current step, with a checkpoint.
 
-    A second Ctrl-C interrupts at once. With several processes signals keep their usual effect, since the processes would have to agree
-    on the step; so they do outside the main thread, where Python handles no signals.
+    Several processes agree on the step: a signal that any of them receives ends all after the next step. A second Ctrl-C to a single
+    process interrupts at once. Outside the main thread, where Python handles no signals, they keep their usual effect.
     """
 
-    def __init__(self, processes: int) -> None:
-        self.received: int | None = None  # number of the signal
-        self._handles = processes == 1 and threading.current_thread() is threading.main_thread()
+    def __init__(self, args: TrainingArguments) -> None:
+        self.received: int | None = None  # number of the signal that ends the training, in every process
+        self._several, self._device = args.world_size > 1, args.device
+        self._own = 0  # number of the signal that this process received
+        self._told: torch.Tensor | None = None  # largest number of all processes at the end of the step before
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if self._handles:
+        if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
@@ -111,15 +114,23 @@ class Ending(TrainerCallback):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, _: object) -> None:
-        if number == signal.SIGINT:
-            if self.received is not None:
+        if number == signal.SIGINT and not self._several:  # torchrun repeats the terminal's
+            if self._own:
                 raise KeyboardInterrupt
             print("ending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr)
-        self.received = number
+        self._own = number
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        if self.received is not None and state.global_step < state.max_steps:
-            control.should_save = control.should_training_stop = True
+        if number := self._agreed() if self._several else self._own:
+            self.received = number
+            if state.global_step < state.max_steps:
+                control.should_save = control.should_training_stop = True
+
+    def _agreed(self) -> int:
+        """Exchange the numbers of this step, and return the largest of the step before: reading it keeps no GPU waiting."""
+        before, self._told = self._told, torch.full((), self._own, device=self._device)
+        torch.distributed.all_reduce(self._told, torch.distributed.ReduceOp.MAX)
+        return 0 if before is None else int(before)
 
 
 class Bar(TrainerCallback):

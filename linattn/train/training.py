@@ -38,7 +38,8 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     Raises:
         OSError, ValueError: for unusable text, options and folders, sizes beyond memory, and a folder that another process is
             writing to; nothing is written then.
-        Terminated: after SIGTERM or Ctrl-C, once a checkpoint has been written; a second Ctrl-C interrupts at once.
+        Terminated: after SIGTERM or Ctrl-C to any process, in all of them, once a checkpoint has been written; a second Ctrl-C
+            interrupts a single process at once.
     """
     begun = run.saved_options(options.folder) if options.resume else None
     options = setup.settled(options, begun, run.saved_samples(options.folder) if options.resume else None)
@@ -114,7 +115,7 @@ def _execute(trainer: RunTrainer, start: Path | None, bar: Bar | None) -> None:
     if bar is not None:
         trainer.add_callback(bar)
     try:
-        with Ending(trainer.args.world_size) as ending:
+        with Ending(trainer.args) as ending:
             trainer.add_callback(ending)
             trainer.train(resume_from_checkpoint=None if start is None else str(start))
     finally:

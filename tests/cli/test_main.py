@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,26 @@ def test_errors_are_one_line_and_exit_code_2(args, says, capsys, tmp_path, monke
     assert err.count("\n") == 1
     assert says in err
     assert not any(tmp_path.iterdir()), "nothing half-written"
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no folder in which not even root can write")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["train", "--text", "text", "--steps", "1", "--dim", "32", "--layers", "1", "--context", "16", "--out", "/sys/kernel/x"],
+        ["data", "prepare", "text", "--out", "/sys/kernel/x"],
+        ["draw", "gla", "--out", "/sys/kernel/x"],
+        ["atlas", "build", "/sys/kernel/x"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_read_only_folder_is_named_on_one_line(args, capsys, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 80)
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("linattn: ") and err.count("\n") == 1
+    assert re.search("(Permission denied|Operation not permitted|Read-only file system): /sys/kernel/", err)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ TARGETS: dict[str, Callable[[Draw], tuple[Callable[..., Any], dict[str, Any]]]] 
         models.register, models.feed_forward, models.config, models.preset, models.other_configs, models.language_model,
         models.other_models,
         models.state, models.files, models.streamed, models.read, models.text, models.options, models.patch,
+        models.quantize, models.pool, models.task, models.prepare,
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import linattn
-from linattn import ffn, generate, hf, mixers, models
+from linattn import ffn, generate, hf, mixers, models, tasks
 from linattn.data import ByteCodec, PackedTokens
 from linattn.state import PrefixStore, State
 from tests.fuzz.ops import ids
@@ -242,6 +242,7 @@ def _folder() -> Path:
     ours = asdict(_model().config)
     models.files.save(folder / "model", _model(), {**ours, "model_type": "linattn"})
     (folder / "text").write_text("a b c " * 50)
+    (folder / "lines.jsonl").write_text('{"text": "a b c"}\n' * 20)
     (folder / "store").mkdir()
     return folder
 
@@ -306,6 +307,8 @@ def text(draw: Draw) -> Call:
 
 
 def options(draw: Draw) -> Call:
+    from linattn.distill import ConvertOptions
+    from linattn.evaluation import EvaluateOptions
     from linattn.report import CompareOptions
     from linattn.train import TrainOptions
 
@@ -315,11 +318,22 @@ def options(draw: Draw) -> Call:
         "batch_size": 2, "learning_rate": 1e-3, "seed": 0, "save_every": 1, "eval_every": 1, "out": Path("x"), "resume": False,
         "mixer_options": {}, "ffn_options": {},
     }  # fmt: skip
+    converted = {
+        "mixer": "gated_deltanet", "text": ("a.txt",), "out": Path("x"), "keep": 1, "keep_layers": None, "rotary": "keep", "tokens1": 64,
+        "tokens2": 64, "tokens3": 0, "rate1": 1e-3, "rate2": None, "context": 8, "context3": None, "batch_size": 2, "accumulate": 1,
+        "dtype": None, "device": None, "save_every": 1, "tokenizer": None, "calibrate": True, "seed": 0, "resume": False,
+        "mixer_options": {},
+    }  # fmt: skip
+    evaluated = {
+        "teacher": None, "text": ("a.txt",), "tokens": 64, "context": 8, "tasks": ("needle",), "lengths": (512,), "samples": 2, "decode": 4,
+        "device": None, "seed": 0, "out": Path("x"),
+    }  # fmt: skip
     compared = {
         "mixers": ("gla", "softmax"), "text": (), "steps": 3, "dim": DIM, "layers": 1, "contexts": (16,), "seed": 0, "out": Path("x"),
         "train_context": 8, "batch_size": 2, "sample_tokens": 4, "patience": 1.0, "quick": False,
     }  # fmt: skip
-    return draw(st.sampled_from([(TrainOptions, asked), (CompareOptions, compared)]))
+    kinds = [(TrainOptions, asked), (CompareOptions, compared), (ConvertOptions, converted), (EvaluateOptions, evaluated)]
+    return draw(st.sampled_from(kinds))
 
 
 def patch(draw: Draw) -> Call:
@@ -327,3 +341,56 @@ def patch(draw: Draw) -> Call:
         linattn.patch_transformers(**arguments).undo()
 
     return patched, {"families": draw(st.sampled_from([["mamba"], []])), "backend": "auto"}
+
+
+def quantize(draw: Draw) -> Call:
+    given: dict[str, Any] = {"model": _model(), "to": draw(st.sampled_from(["int8", "int4"])), "group": 32}
+    return linattn.quantize, given | {"calibrate": draw(st.sampled_from([None, torch.ones(1, 4, dtype=torch.long)]))}
+
+
+def pool(draw: Draw) -> Call:
+    sizes = {"slots": 2, "prefix_bytes": 10**4, "block": 4, "queue": 2, "context": 16}
+    given = {"model": _model(), **sizes, "codec": ByteCodec(), "lookup": False}
+    if draw(st.booleans()):
+        return generate.Pool, given
+    made = generate.Pool(**given)
+
+    def submitted(**arguments: Any) -> None:
+        made.submit(**arguments)
+        list(made.run())
+
+    asked = {"ids": draw(st.sampled_from([[1, 2, 3], torch.tensor([1, 2])])), "max_new_tokens": 2, "temperature": 0.5, "top_k": 3}
+    return submitted, asked | {"top_p": 0.9, "seed": 0, "stop": (4, "c"), "state": draw(st.sampled_from([None, _state(1)])), "salt": ""}
+
+
+def task(draw: Draw) -> Call:
+    """Any task of :mod:`linattn.tasks`, small."""
+    made, given = draw(
+        st.sampled_from(
+            [
+                (tasks.compression, {"tokens": 8, "vocab_size": 6}),
+                (tasks.copying, {"length": 4, "vocab_size": 6}),
+                (tasks.forgetting_recall, {"tokens": 16, "pairs": 2, "updates": 1, "vocab_size": 12}),
+                (tasks.fuzzy_recall, {"tokens": 32, "vocab_size": 8, "key_sizes": (1, 2), "value_size": 2}),
+                (tasks.in_context_recall, {"tokens": 16, "vocab_size": 8, "noise": 0.2, "noise_vocab": 2}),
+                (tasks.induction_heads, {"tokens": 8, "vocab_size": 6}),
+                (tasks.memorisation, {"tokens": 8, "vocab_size": 12, "facts": 2}),
+                (tasks.multi_query_recall, {"tokens": 16, "pairs": 2, "vocab_size": 12}),
+                (tasks.parity, {"tokens": 8}),
+                (tasks.selective_copying, {"tokens": 16, "content": 4, "vocab_size": 8}),
+                (tasks.word_problem, {"group": "A5", "tokens": 4}),
+            ]
+        )
+    )
+    return made, {"count": 2, **given, "generator": torch.Generator().manual_seed(0)}
+
+
+def prepare(draw: Draw) -> Call:
+    folder = _folder()
+
+    def prepared(**arguments: Any) -> None:
+        shutil.rmtree(folder / "shards", ignore_errors=True)
+        linattn.data.prepare(**arguments)
+
+    given = {"inputs": [str(folder / "lines.jsonl")], "out": folder / "shards", "tokenizer": None, "end": None}
+    return prepared, given | {"field": "text", "validation": 0.5, "shard_tokens": 64}

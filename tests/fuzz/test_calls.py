@@ -86,6 +86,7 @@ def test_what_came_is_told_on_one_line():
 
 
 def test_what_longer_runs_found(tmp_path):
+    from linattn.data import prepare
     from linattn.generate import prefill
     from linattn.models import LanguageModel, LMConfig
     from linattn.state import PrefixStore, State
@@ -97,6 +98,21 @@ def test_what_longer_runs_found(tmp_path):
     model = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1)).model
     with pytest.raises(ValueError, match="^mask must be a dense tensor"):
         prefill(model, torch.ones(1, 3, dtype=torch.long), mask=torch.ones(1, 3, dtype=torch.bool).to_sparse())
+    with pytest.raises(ValueError, match="^out must be a folder with a name, but came as ''"):
+        prepare([str(tmp_path)], "")
+
+
+def test_what_longer_runs_found_of_pools():
+    from linattn.generate import Pool
+    from linattn.models import LanguageModel, LMConfig
+
+    model = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1)).eval()
+    with pytest.raises(ValueError, match="^slots must be an integer from 1 to 2147483647, but came as 10"):
+        Pool(model, slots=10**30)
+    with pytest.raises(ValueError, match="^slots = 2,000,000,000 states of .* take at least .* of memory"):
+        Pool(model, slots=2 * 10**9)
+    with pytest.raises(ValueError, match="^seed must be from 0 .* but came as True"):
+        Pool(model, slots=1).submit([1], max_new_tokens=1, seed=True)
 
 
 def test_fields():

@@ -64,6 +64,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     from linattn.ops import gated, linears, norms, recurrent_step, selective_step, short_convolution
     from linattn.ops.convolution_step import step_
     from linattn.ops.pattern import attend, local
+    from linattn.ops.torch.quantised import Quantised
 
     def ones(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.ones(shape, dtype=dtype)
@@ -91,6 +92,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "short_convolution": lambda: short_convolution.short_convolution(x, weight),
         "convolution_step": lambda: step_(x[:, :1], ones(1, 3, 64), weight, None, True),
         "linears": lambda: linears.linears(x[:, 0], [ones(32, 64)], [None]),
+        "linears of a quantised matrix": lambda: linears.linears(x[:, 0], [Quantised(ones(32, 64, dtype=torch.int8), wide(32))], [None]),
         "attend": lambda: attend(q, q, q, local(8)),
     }  # fmt: skip
 

@@ -190,6 +190,8 @@ def test_bad_arguments():
         linattn.quantize(torch.nn.Linear(3, 3))
     with pytest.raises(ValueError, match=r"calibrate must be tokens \[N, T\]"):
         linattn.quantize(model, calibrate=torch.arange(4))
+    with pytest.raises(ValueError, match="calibrate must be .* with values, but came with shape .* on meta"):
+        linattn.quantize(model, calibrate=torch.ones(1, 4, dtype=torch.long, device="meta"))
     with pytest.raises(ValueError, match="calibrate"):
         linattn.quantize(model, calibrate=torch.full((1, 4), 999))
     with pytest.raises(ValueError, match="quantised already"):

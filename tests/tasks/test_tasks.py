@@ -296,6 +296,8 @@ def test_questions_and_their_places():
         ("copying", {"length": 0}, "length must be an integer of at least 1"),
         ("induction_heads", {"tokens": 2}, "tokens must be an integer of at least 3"),
         ("parity", {"tokens": 0}, "tokens must be"),
+        ("parity", {"tokens": 10**12}, "tokens must be an integer of at most 2147483647"),
+        ("parity", {"tokens": 2**31 - 1, "count": 2**31 - 1}, "count must be lower, or the examples shorter"),
         ("word_problem", {"group": "S4"}, "group must be one of S3, A5, S5, but came as 'S4'"),
         ("word_problem", {"group": ["S3"]}, "group must be one of S3, A5, S5, but came as .'S3'."),
     ],

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,22 +39,65 @@ def test_killed_again_and_again(tmp_path):
         assert not list(run.glob(".*.part"))
 
 
-@pytest.mark.slow
-def test_two_processes_go_on_exactly(tmp_path):
+@pytest.fixture
+def launched(tmp_path):
+    """``torchrun`` with two processes of ``linattn train``, as a process that has been started."""
     (tmp_path / "text.txt").write_text(TEXT)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "linattn", "train"]
+    small = ["--mixer", "gla", "--dim", "32", "--layers", "1", "--context", "16", "--batch-size", "2"]
+    begun = []
 
-    def run(out: str, *words: str) -> None:
-        done = subprocess.run([*torchrun, "--out", str(tmp_path / out), *words], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    def launch(out: str, *words: str) -> subprocess.Popen:
+        given = [] if "--resume" in words else ["--text", str(tmp_path / "text.txt"), *small]
+        command = [*torchrun, "--out", str(tmp_path / out), *given, *words]
+        begun.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True))
+        return begun[-1]
 
-    small = ["--mixer", "gla", "--steps", "4", "--dim", "32", "--layers", "1", "--context", "16", "--batch-size", "2", "--save-every", "2"]
-    run("whole", "--text", str(tmp_path / "text.txt"), *small)
-    subprocess.run(["cp", "-r", str(tmp_path / "whole"), str(tmp_path / "cut")], check=True)
-    (tmp_path / "cut" / "checkpoint-4" / checkpoint.MARK).unlink()
-    run("cut", "--resume")
-    files = sorted(f.name for f in (tmp_path / "whole" / "checkpoint-4").glob("*.safetensors"))
+    yield launch
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def ended(process: subprocess.Popen) -> str:
+    """What a process that has to end well wrote to its standard error."""
+    err = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, err
+    return err
+
+
+def same_weights(one: Path, other: Path) -> None:
+    files = sorted(f.name for f in one.glob("*.safetensors"))
     assert "generators-1.safetensors" in files
     for name in files:
-        assert (tmp_path / "whole" / "checkpoint-4" / name).read_bytes() == (tmp_path / "cut" / "checkpoint-4" / name).read_bytes()
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_exactly(launched, tmp_path):
+    ended(launched("whole", "--steps", "4", "--save-every", "2"))
+    subprocess.run(["cp", "-r", str(tmp_path / "whole"), str(tmp_path / "cut")], check=True)
+    (tmp_path / "cut" / "checkpoint-4" / checkpoint.MARK).unlink()
+    ended(launched("cut", "--resume"))
+    same_weights(tmp_path / "whole" / "checkpoint-4", tmp_path / "cut" / "checkpoint-4")
+
+
+@pytest.mark.slow
+def test_two_processes_are_terminated(launched, tmp_path):
+    """SIGTERM to one of them, then to torchrun and all that it has started, as from a batch system: saved at one step, and resumed."""
+    run, step = tmp_path / "run", 0
+    for whom, words in (("one", ["--steps", "300", "--eval-every", "1"]), ("all", ["--resume"])):
+        process = launched("run", *words)
+        while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").read_text().count("\n") <= step:
+            assert process.poll() is None
+            time.sleep(0.01)
+        if whom == "one":
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(children[-1]), signal.SIGTERM)
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+        err = process.communicate(timeout=120)[1]
+        before, step = step, checkpoint.marked(checkpoint.newest(run))["step"]
+        assert before < step < 300 and err.count(f"terminated after step {step}, which is saved") == 2, err

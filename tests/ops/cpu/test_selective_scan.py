@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import linattn
+from linattn.ops.cpu import library
 from linattn.ops.cpu import selective_scan as kernels
 from tests.ops.errors import error
 from tests.ops.scans import check_strong_decay, check_zero_step
@@ -247,7 +248,8 @@ def test_faster_than_the_loop_of_transformers(threads, transformers_scan):
         return min(times)
 
     ours, theirs = seconds(run), seconds(transformers_scan)
-    assert 20 * ours < theirs, f"{ours * 1e3:.2f} ms, {theirs * 1e3:.2f} of transformers"
+    factor = 5 if library.isa() == "portable" else 20  # 4 lanes or none instead of 8 or 16
+    assert factor * ours < theirs, f"{ours * 1e3:.2f} ms, {theirs * 1e3:.2f} of transformers"
 
 
 def gated(a, apart=False):

@@ -65,7 +65,7 @@ def _recurrent(title: Both, spec: Spec) -> str:
         f"{possessive(title.zh)}单元：" + "；".join(s.zh for s in sentences(spec)) + "。",
     )
     parts = [
-        wire([(BEFORE + 36, LINE), (AFTER - 40, LINE)]),
+        wire([(BEFORE + 36, LINE), (AFTER - 37, LINE)]),
         box(BEFORE, LINE, "S_{t−1}", state, "state", 72),
         box(AFTER, LINE, "S_t", state, "state", 72),
         *_fade(spec, k),
@@ -85,7 +85,7 @@ def _summed(title: Both, spec: Spec) -> str:
                  f"{possessive(title.zh)}单元：所有 token 的键值外积之和，供每个查询读出。")  # fmt: skip
     names = ((WRITE, Both("all tokens", "全部 token")), (READ, Both("read", "读出")))
     parts = [
-        wire([(WRITE + 16, LINE), (AFTER - 40, LINE)]),
+        wire([(WRITE + 16, LINE), (AFTER - 37, LINE)]),
         box(AFTER, LINE, "S", f"[{k}, {v}]", "state", 72),
         *_write(spec, k, v, sign="Σ", index="j"),
         *_read(spec, k, v),

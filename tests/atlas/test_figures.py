@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from linattn import mixers
 from linattn.atlas import begin, choose, lab, tiny
 from linattn.atlas.build import Atlas
 from linattn.atlas.index import thumbnail
@@ -150,7 +151,7 @@ def test_sheets_show_the_json_at_every_stop(page, site, path, name, slider):
             assert reader.cells(f"[data-sheet={sheet['key']}]") == cells(wanted)
 
 
-def test_systems_are_found_by_word_family_and_year(page):
+def test_systems_are_found_by_word_family_introduction_and_year(page):
     reader = page("systems/index.html")
 
     def shown():
@@ -164,6 +165,9 @@ def test_systems_are_found_by_word_family_and_year(page):
     reader.page.locator("[data-select=family]").select_option("recurrent-networks")
     assert shown() == ["lstm.html"]
     reader.page.locator("[data-select=family]").select_option("")
+    reader.page.locator("[data-select=named]").select_option("daodaoning")
+    assert set(shown()) == {f"{name}.html" for name in SYSTEMS if "000" in mixers.info(name).seeds} < {f"{name}.html" for name in SYSTEMS}
+    reader.page.locator("[data-select=named]").select_option("")
     reader.slide("year", 2024)
     assert "gated_deltanet.html" in shown() and "lstm.html" not in shown()
 

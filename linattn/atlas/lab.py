@@ -201,12 +201,15 @@ def vocabulary() -> list[Both]:
 
 
 def data() -> dict[str, object]:
-    """Data of the figure "lab", and the op's outputs and last states on the running sentence, by which the page checks itself."""
+    """Data of the figure "lab", and what the op gives on the running sentence, by which the page checks itself."""
     words = [word.en for word in sentence.SENTENCE]
     rules = []
     for rule in RULES:
         runs = {heads: run(inputs(words, rule, heads=heads)) for heads in HEADS}
-        own = {"runs": {heads: {"outputs": found.outputs.tolist(), "state": found.states[-1].tolist()} for heads, found in runs.items()}}
+        own = {  # of several heads the last output alone: the site has a limit of size
+            "outputs": {heads: found.outputs[0 if heads == 1 else -1 :].tolist() for heads, found in runs.items()},
+            "states": {heads: found.states[-1].tolist() for heads, found in runs.items()},
+        }
         rules.append(
             {"key": rule.key, "name": rule.name._asdict(), "decay": rule.decay, "erase": rule.erase, "normalize": rule.normalize, **own}
         )

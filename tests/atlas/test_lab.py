@@ -76,8 +76,11 @@ def test_the_page_carries_the_op_s_numbers(site):
         for heads in lab.HEADS:
             made = lab.inputs(SENTENCES["given"], rule(shown["key"]), heads=heads)
             whole = linattn.linear_attention(**made, backend="reference")[0].flatten(1)
-            outputs = torch.tensor(shown["runs"][str(heads)]["outputs"], dtype=torch.float64)
-            torch.testing.assert_close(outputs, whole, rtol=1e-10, atol=1e-12)
+            outputs = torch.tensor(shown["outputs"][str(heads)], dtype=torch.float64)
+            torch.testing.assert_close(outputs, whole[-len(outputs) :], rtol=1e-10, atol=1e-12)
+            state = torch.tensor(shown["states"][str(heads)], dtype=torch.float64)
+            torch.testing.assert_close(state, lab.run(made).states[-1], rtol=1e-10, atol=1e-12)
+            assert len(outputs) == (12 if heads == 1 else 1)
 
 
 class TestPage:

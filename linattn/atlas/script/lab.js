@@ -186,7 +186,7 @@ function lab(place, data) {
     const tokens = brought(now.tokens, now.rule, data, now);
     run = { tokens, ...byHead(tokens, n, now.heads, now.rule.normalize ? data.eps : null) };
     const same = now.tokens === data.tokens && now.decay === data.decay && now.beta === data.beta;
-    const distance = same ? Math.max(apart(run.outputs, now.rule.runs[now.heads].outputs), apart(run.states.at(-1), now.rule.runs[now.heads].state)) : null;
+    const distance = same ? Math.max(apart(run.outputs.slice(-now.rule.outputs[now.heads].length), now.rule.outputs[now.heads]), apart(run.states.at(-1), now.rule.states[now.heads])) : null;
     check.setAttribute("data-value", distance ?? "");
     const text = distance === null ? { en: "your own sentence or settings: computed here only", zh: "你自己的句子或设置：只在这里计算" } : { en: `largest distance to the library’s own numbers: ${power(Number(distance.toPrecision(2)))}`, zh: `与库算出的数字的最大差距：${power(Number(distance.toPrecision(2)))}` };
     check.replaceChildren(...words(text));

@@ -39,9 +39,10 @@ venv: $(READY) ## the virtual environment .venv with everything in it
 native: $(READY) ## the CPU kernels, compiled where that has not been done and there is a C++ compiler (CXX=)
 	@$(BIN)/python -I linattn/ops/cpu/build.py >/dev/null
 
-browser: $(READY) ## Chromium and Chinese fonts for the tests of the atlas, from the system's packages (Debian, Ubuntu; asks for root)
-	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && fc-list :lang=zh 2>/dev/null | grep -q . || \
-		{ $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium fontconfig fonts-noto-cjk; }
+browser: $(READY) ## Chromium, Chinese fonts and rsvg-convert for the tests of the atlas, from the system's packages (Debian, Ubuntu; asks for root)
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && fc-list :lang=zh 2>/dev/null | grep -q . && \
+		command -v rsvg-convert >/dev/null || \
+		{ $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium fontconfig fonts-noto-cjk librsvg2-bin; }
 
 emulator: ## ARM's cross compiler and emulator from the system's packages (Debian, Ubuntu; asks for root)
 	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || \

@@ -27,7 +27,7 @@ ENTRY = Entry(
     Both("Capacity", "容量"),
     Both(
         "How many pairs a d × d state holds before they blur: write them one by one, and read them all back.",
-        "一个 d × d 的状态能装多少对而不糊：一对一对地写，再全部读出来。",
+        "一个 d × d 的状态存多少对键值仍能分辨：逐对写入，再全部读出。",
     ),
 )
 SIZE = 16  # of the state that is written live

@@ -8,10 +8,10 @@ from __future__ import annotations
 from linattn.atlas.algebra import Spec
 from linattn.atlas.inspection import Inspection
 from linattn.atlas.svg import box, drawing, node, symbol, text, wire
-from linattn.atlas.text import Both
+from linattn.atlas.text import Both, possessive
 
-LINE, BOXES, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 150, 248, 385, 510, 615  # heights, then places along the line
-WIDE = 660  # as narrow as boxes allow, for phones
+LINE, BOXES, BEFORE, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 40, 119, 201, 332, 455, 545  # heights, then places along the line
+WIDE = 582  # as narrow as boxes allow, for phones
 
 DECAYS = {
     "none": Both("nothing decays", "不衰减"),
@@ -62,11 +62,11 @@ def _recurrent(title: Both, spec: Spec) -> str:
     state = f"[{k}, {v}]"
     label = Both(
         f"The cell of {title.en}: " + "; ".join(s.en for s in sentences(spec)) + ".",
-        f"{title.zh} 的单元：" + "；".join(s.zh for s in sentences(spec)) + "。",
+        f"{possessive(title.zh)}单元：" + "；".join(s.zh for s in sentences(spec)) + "。",
     )
     parts = [
-        wire([(94, LINE), (AFTER - 40, LINE)]),
-        box(58, LINE, "S_{t−1}", state, "state", 72),
+        wire([(BEFORE + 36, LINE), (AFTER - 37, LINE)]),
+        box(BEFORE, LINE, "S_{t−1}", state, "state", 72),
         box(AFTER, LINE, "S_t", state, "state", 72),
         *_fade(spec, k),
         *_erase(spec, k),
@@ -82,10 +82,10 @@ def _summed(title: Both, spec: Spec) -> str:
     """Draw the cell of a bidirectional system: one sum over all tokens, which every query reads."""
     _, k, v = spec.sizes
     label = Both(f"The cell of {title.en}: the sum over all tokens of key times value is read by every query.",
-                 f"{title.zh} 的单元：所有 token 的键值外积之和，供每个查询读出。")  # fmt: skip
+                 f"{possessive(title.zh)}单元：所有 token 的键值外积之和，供每个查询读出。")  # fmt: skip
     names = ((WRITE, Both("all tokens", "全部 token")), (READ, Both("read", "读出")))
     parts = [
-        wire([(WRITE + 16, LINE), (AFTER - 40, LINE)]),
+        wire([(WRITE + 16, LINE), (AFTER - 37, LINE)]),
         box(AFTER, LINE, "S", f"[{k}, {v}]", "state", 72),
         *_write(spec, k, v, sign="Σ", index="j"),
         *_read(spec, k, v),
@@ -126,8 +126,8 @@ def _erase(spec: Spec, k: int) -> list[str]:
         return [node(ERASE, LINE, "", "decay", ghost=True)]
     up = wire([(ERASE, BOXES - 22), (ERASE, LINE + 16)], "decay")
     if spec.erase == "delta":
-        return [node(ERASE, LINE, "−", "decay"), up, box(ERASE, BOXES, "β_t k_t^⊤k_t", f"[{k}, {k}]", "decay", 92)]
-    return [node(ERASE, LINE, "+", "decay"), up, box(ERASE, BOXES, "w_t r_t^⊤", f"[{k}, {k}]", "decay", 92)]
+        return [node(ERASE, LINE, "−", "decay"), up, box(ERASE, BOXES, "β_t k_t^⊤k_t", f"[{k}, {k}]", "decay", 88)]
+    return [node(ERASE, LINE, "+", "decay"), up, box(ERASE, BOXES, "w_t r_t^⊤", f"[{k}, {k}]", "decay", 88)]
 
 
 def _write(spec: Spec, k: int, v: int, sign: str = "+", index: str = "t") -> list[str]:
@@ -146,11 +146,11 @@ def _write(spec: Spec, k: int, v: int, sign: str = "+", index: str = "t") -> lis
 def _read(spec: Spec, k: int, v: int) -> list[str]:
     low = _low(spec)
     parts = [node(READ, 150, "×", "output"), box(READ, low, "o_t", f"[1, {v}]", "output")]
-    parts += [wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q", tip=True), box(AFTER, BOXES, "q_t", f"[1, {k}]", "q")]
+    parts += [wire([(AFTER + 33, BOXES), (READ - 44, BOXES), (READ - 11, 162)], "q", tip=True), box(AFTER, BOXES, "q_t", f"[1, {k}]", "q")]
     parts += _convolved(spec, (WRITE - 42, WRITE + 42, AFTER))
     if spec.bonus:  # read from the state before the write, and from the token by its own weight
-        parts += [wire([(58, LINE - 22), (58, 14), (AFTER + 62, 14), (AFTER + 62, 150), (READ - 16, 150)], "state", dashed=True)]
-        parts += [text(READ, 126, "+ u ⊙ k v", "shape")]
+        parts += [wire([(BEFORE, LINE - 22), (BEFORE, 14), (AFTER + 50, 14), (AFTER + 50, 150), (READ - 16, 150)], "state", dashed=True)]
+        parts += [text(READ + 34, 126, "+ u⊙kv", "shape", "end")]
     else:
         parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)])]
     parts += [wire([(READ, 166), (READ, low - 23)], "output")]
@@ -159,7 +159,7 @@ def _read(spec: Spec, k: int, v: int) -> list[str]:
     if spec.skip:
         parts += [node(READ, BOXES - 10, "+", "v"), text(READ + 22, BOXES - 5, "v", "shape", "start")]
     if spec.gate:
-        parts += [node(READ, low - 58, "⊙", "q"), symbol(READ + 27, low - 53, "g_t")]
+        parts += [node(READ, low - 58, "⊙", "q"), f'<g class="tq">{symbol(READ + 27, low - 53, "g_t")}</g>']
     return parts
 
 
@@ -167,10 +167,10 @@ def _growing(seen: Inspection) -> str:
     """Draw the cell of a system that keeps every token: a growing list, and a query that is compared with all of it."""
     label = Both(
         f"The cell of {seen.title.en}: a row is kept for every token; the query is compared with each of them.",
-        f"{seen.title.zh} 的单元：每个 token 留下一行，查询与每一行比较。",
+        f"{possessive(seen.title.zh)}单元：每个 token 留下一行，查询与每一行比较。",
     )
     k, v = (seen.shapes[name][-1] if name in seen.shapes else "…" for name in ("k", "v"))
-    rows = [(58, "t−1", 3), (AFTER, "t", 4)]
+    rows = [(BEFORE + 6, "t−1", 3), (AFTER, "t", 4)]
     lists = [
         f'<g class="t tstate"><rect class="box" x="{x - 40}" y="{LINE - 36 + 18 * i}" width="80" height="16" rx="3"/></g>'
         for x, _, count in rows
@@ -180,16 +180,16 @@ def _growing(seen: Inspection) -> str:
         WIDE,
         252,
         [
-            wire([(98, LINE), (AFTER - 44, LINE)]),
+            wire([(BEFORE + 46, LINE), (AFTER - 44, LINE)]),
             *lists,
             *(
                 text(x, LINE + 52 + 16 * i, f"{name} [{t}, {size}]", "shape")
                 for x, t, _ in rows
                 for i, (name, size) in enumerate((("K", k), ("V", v)))
             ),
-            text(58, 34, Both("kept", "保留"), "axis"),
+            text(BEFORE + 6, 34, Both("kept", "保留"), "axis"),
             text(WRITE, 42, Both("a row more", "多一行"), "axis"),
-            text(READ, 42, Both("reads all rows", "读每一行"), "axis"),
+            text(WIDE - 4, 42, Both("reads all rows", "读每一行"), "axis", "end"),
             node(WRITE, LINE, "∪", "k"),
             wire([(WRITE - 40, BOXES - 22), (WRITE - 8, LINE + 14)], "k"),
             wire([(WRITE + 40, BOXES - 22), (WRITE + 8, LINE + 14)], "v"),
@@ -197,7 +197,7 @@ def _growing(seen: Inspection) -> str:
             box(WRITE + 42, BOXES, "v_t", f"[1, {v}]", "v", 76),
             wire([(AFTER + 40, LINE), (READ, LINE), (READ, 134)]),
             node(READ, 150, "Σ", "output"),
-            wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q"),
+            wire([(AFTER + 33, BOXES), (READ - 44, BOXES), (READ - 11, 162)], "q"),
             box(AFTER, BOXES, "q_t", f"[1, {k}]", "q"),
             wire([(READ, 166), (READ, BOXES - 23)], "output"),
             box(READ, BOXES, "o_t", f"[1, {v}]", "output"),

@@ -143,10 +143,9 @@ TEXT = Both(
     "Softmax compares every token with every earlier one: reading a prompt of length L takes L² operations, and every new "
     "token has to look at a "
     "cache that grew by one row. A state of fixed size makes the first a straight line and the second a constant. What is "
-    "cheap when short may be dear "
-    "when long: look where the lines cross.",
+    "cheap for a short text may not be for a long one: look where the lines cross.",
     "softmax 让每个 token 与此前每个 token 比较：读入长度为 L 的提示要 L² 次运算，而每个新 token 都得翻看一个又长了一行的缓存。"
-    "固定大小的状态把前者变成直线，把后者变成常数。短时便宜的，长了未必：看看两条线在哪里相交。",
+    "固定大小的状态把前者变成直线，把后者变成常数。短文本上开销小的，长文本上未必：看看两条线在哪里相交。",
 )
 HOW = Both(
     "Counted by linattn.cost: multiplications and additions of the mixers alone, without the feed-forward, which is the same "
@@ -158,12 +157,12 @@ HOW = Both(
 )
 WHERE = Both("Where a cache goes when it no longer fits", "缓存放不下时去哪里")
 TIERS = Both(
-    "A key-value cache trades memory for time, and memory on the card is dear: when it is full, caches move to the host's "
+    "A key-value cache trades memory for time, and memory on the card is scarce: when it is full, caches move to the host's "
     "memory, then to disk, each "
     "step slower by an order of magnitude. The horizontal lines in the view “memory kept” are those three sizes; a state of "
     "fixed size stays below "
     "the first one however long the text.",
-    "KV 缓存以空间换时间，而显存很贵：放满之后，缓存先搬到内存，再搬到固态硬盘，每一级都慢一个数量级。"
+    "KV 缓存以空间换时间，而显存有限：放满之后，缓存先搬到内存，再搬到固态硬盘，每一级都慢一个数量级。"
     "“保留的内存”视图中的横线就是这三种容量；固定大小的状态无论文本多长，都留在第一条线以下。",
 )
 

@@ -6,7 +6,7 @@ from linattn.atlas import sentence
 from linattn.atlas.cell import cell
 from linattn.atlas.inspection import Inspection, inspect_mixer
 from linattn.atlas.svg import alone, grid
-from linattn.atlas.text import Both
+from linattn.atlas.text import Both, possessive
 from linattn.mixers import cost, info
 from linattn.report.plot import Axis, Heading, Series, lines
 from linattn.report.scales import logarithmic
@@ -54,7 +54,7 @@ def mask(seen: Inspection, head: int, *, named: bool = False) -> str:
         raise ValueError(f"{seen.info.name} has no matrix to draw: {seen.missing['matrix'].en}")
     matrix = _chosen(seen.matrix, head)
     shown = [[None if seen.info.causal and j > i else value for j, value in enumerate(row)] for i, row in enumerate(matrix)]
-    label = Both(f"Mixing matrix of {seen.title.en}", f"{seen.title.zh} 的混合矩阵")
+    label = Both(f"Mixing matrix of {seen.title.en}", f"{possessive(seen.title.zh)}混合矩阵")
     names = sentence.SENTENCE if named else None
     return grid(shown, _largest(seen.matrix), label, names, names)
 

@@ -14,7 +14,7 @@ from linattn.atlas.text import Both, spoken
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
 
-TITLE = Both("Linear attention, drawn by the code that computes it", "线性注意力图解：由计算它的代码来画")
+TITLE = Both("Linear attention, drawn by the code that computes it", "线性注意力图解：每张图都由库的代码算出")
 LEAD = Both(
     "Softmax attention looks back at every token and pays for it with a cache that grows. Replace the similarity by one that "
     "factors, and the whole past fits into one matrix. The systems here differ in what they write into it, how it decays and what "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from html import escape
 
@@ -36,20 +37,31 @@ def index(entry: Entry, inspections: Iterable[Inspection]) -> Page:
     return Page(entry.path, entry.name, "\n".join(parts), lead=lead)
 
 
+INTRODUCTIONS = {  # published ones that name systems, by the numbers in Info.seeds
+    "000": ("daodaoning", Both("Daodaoning, at Zhihu (2024, Chinese)", "刀刀宁：简单图解一下线性注意力机制（2024）")),
+    "002": ("yuanhao", Both("Yuanhao, on linear attention (2025, Chinese)", "Yuanhao：每周AI观察：线性注意力（2025）")),
+    "004": ("overfit", Both("an article at avoid.overfit.cn (Chinese)", "avoid.overfit.cn 的文章")),
+}
+
+
 def _filters(seen: Iterable[Inspection]) -> str:
     """Place for the script's search and filters, with the years that there are."""
     years = sorted({x.info.year for x in seen if x.info.year}) or [0]
+    named = [{"key": key, **words._asdict()} for seed, (key, words) in INTRODUCTIONS.items() if any(seed in x.info.seeds for x in seen)]
     return (
-        f'<div class="finder" data-finder data-from="{years[0]}" data-to="{years[-1]}" {labelled(Both("Find a system", "查找方法"))}></div>'
+        f'<div class="finder" data-finder data-from="{years[0]}" data-to="{years[-1]}" data-named="{escape(json.dumps(named, ensure_ascii=False))}" '
+        f"{labelled(Both('Find a system', '查找方法'))}></div>"
     )
 
 
 def _card(x: Inspection) -> str:
     kinds = " ".join(FAMILY[family].key for family in families(x.info))
     words = " ".join(dict.fromkeys((x.info.name, x.title.en, x.title.zh, x.info.paper, x.info.arxiv or "", str(x.info.year)))).lower()
+    named = " ".join(INTRODUCTIONS[seed][0] for seed in x.info.seeds if seed in INTRODUCTIONS)
     drawn = f'<span class="thumb" data-thumb="{thumbnail(x.matrix[0], x.info.causal)}"></span>' if x.matrix else ""
     return (
-        f'<li data-year="{x.info.year}" data-families="{kinds}" data-words="{escape(words)}"><a class="card small" href="{escape(x.info.name)}.html">'
+        f'<li data-year="{x.info.year}" data-families="{kinds}" data-named="{named}" data-words="{escape(words)}">'
+        f'<a class="card small" href="{escape(x.info.name)}.html">'
         f"{drawn}<span>{spoken(x.title, 'b')}<small>{x.info.year or ''} · <code>{escape(x.info.name)}</code></small></span></a></li>"
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import linattn
 from linattn.atlas import sentence
-from linattn.atlas.mathml import mathml
+from linattn.atlas.mathml import spread
 from linattn.atlas.page import Entry, Page, figure
 from linattn.atlas.text import Both, spoken
 
@@ -34,6 +34,7 @@ ENTRY = Entry(
 )
 SIZE = 8  # of keys and values
 SALT = 3823530  # of four million, the one whose words of the running sentence are the least alike
+HEADS = (1, 2, 4)  # that the page offers
 DECAY, BETA = 0.9, 1.0  # where the sliders stand at first
 EPS = 1e-6
 
@@ -127,10 +128,11 @@ def shares(word: str) -> list[float]:
     return [(1 + x) / 2 for x in numbers(word, 3 * SIZE)[2 * SIZE :]]
 
 
-def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA) -> dict[str, Any]:
-    """Arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64, one head.
+def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA, heads: int = 1) -> dict[str, Any]:
+    """Arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64.
 
-    The first token has no word before it: its key is 0, and it writes nothing.
+    Each of ``heads`` has an equal share of the channels. A decay that the token sets per head is that of the head's first channel; a
+    constant one is halved, as a logarithm, from head to head. The first token has no word before it: its key is 0, and it writes nothing.
     """
     now = torch.tensor([vector(word) for word in words], dtype=torch.float64)
     before = torch.cat([torch.zeros_like(now[:1]), now[:-1]])
@@ -138,29 +140,29 @@ def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float =
     if rule.normalize:
         q, k = torch.nn.functional.elu(now) + 1, torch.nn.functional.elu(before) + 1
         k[0] = 0
-    made: dict[str, Any] = {"q": _token(q), "k": _token(k), "v": _token(v), "scale": 1.0}
-    speed = torch.tensor([gates(word) for word in words], dtype=torch.float64)
-    logs = {"constant": torch.tensor([math.log(decay)], dtype=torch.float64)}
-    logs |= {"head": math.log(decay) * speed[None, :, :1], "channel": _token(math.log(decay) * speed)}
+    made: dict[str, Any] = {"q": _split(q, heads), "k": _split(k, heads), "v": _split(v, heads), "scale": 1.0}
+    logs = _split(math.log(decay) * torch.tensor([gates(word) for word in words], dtype=torch.float64), heads)
+    constant = torch.tensor([math.log(decay) / 2**h for h in range(heads)], dtype=torch.float64)
+    decays = {"constant": constant, "head": logs[..., 0], "channel": logs}
     if rule.decay != "none":
-        made["decay"] = logs[rule.decay]
+        made["decay"] = decays[rule.decay]
     if rule.erase == "delta":
-        made["beta"] = torch.full((1, len(words), 1), beta, dtype=torch.float64)
+        made["beta"] = torch.full((1, len(words), heads), beta, dtype=torch.float64)
     if rule.erase == "pair":
         rate = beta * torch.tensor([shares(word) for word in words], dtype=torch.float64)
-        made |= {"k": _token(rate * k), "erase": (_token(-k), _token(rate * k))}
+        made |= {"k": _split(rate * k, heads), "erase": (_split(-k, heads), _split(rate * k, heads))}
     if rule.normalize:
         made["normalize"] = EPS
     return made
 
 
-def _token(x: Tensor) -> Tensor:
-    return x[None, :, None]
+def _split(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1))[None]  # [1, T, H, K]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Result of a rule on a sentence: outputs [T, V], and the states [T, K, V] after each token."""
+    """Result of a rule on a sentence: outputs [T, H * V], and the states [T, H * K, H * V] after each token, a block for each head."""
 
     outputs: Tensor
     states: Tensor
@@ -173,8 +175,8 @@ def run(made: dict[str, Any]) -> Run:
     states, state = [], None
     for t in range(length):
         _, state = linattn.linear_attention(**_only(made, t), initial_state=state, return_state=True)
-        states.append(state[0] if isinstance(state, tuple) else state)
-    return Run(whole[0, :, 0], torch.cat(states)[:, 0])
+        states.append(torch.block_diag(*(state[0] if isinstance(state, tuple) else state)[0]))
+    return Run(whole[0].flatten(1), torch.stack(states))
 
 
 def _only(made: dict[str, Any], t: int) -> dict[str, Any]:
@@ -199,31 +201,46 @@ def vocabulary() -> list[Both]:
 
 
 def data() -> dict[str, object]:
-    """Data of the figure "lab", and the op's outputs and last states on the running sentence, by which the page checks itself."""
+    """Data of the figure "lab", and what the op gives on the running sentence, by which the page checks itself."""
     words = [word.en for word in sentence.SENTENCE]
     rules = []
     for rule in RULES:
-        found = run(inputs(words, rule))
-        own = {"outputs": found.outputs.tolist(), "state": found.states[-1].tolist()}
+        runs = {heads: run(inputs(words, rule, heads=heads)) for heads in HEADS}
+        own = {  # of several heads the last output alone: the site has a limit of size
+            "outputs": {heads: found.outputs[0 if heads == 1 else -1 :].tolist() for heads, found in runs.items()},
+            "states": {heads: found.states[-1].tolist() for heads, found in runs.items()},
+        }
         rules.append(
             {"key": rule.key, "name": rule.name._asdict(), "decay": rule.decay, "erase": rule.erase, "normalize": rule.normalize, **own}
         )
-    return {"tokens": sentence.tokens(), "size": SIZE, "salt": SALT, "decay": DECAY, "beta": BETA, "eps": EPS, "rules": rules}
+    return {
+        "tokens": sentence.tokens(),
+        "size": SIZE,
+        "heads": HEADS,
+        "salt": SALT,
+        "decay": DECAY,
+        "beta": BETA,
+        "eps": EPS,
+        "rules": rules,
+    }
 
 
 TEXT = (
     Both(
-        "Every word here is eight numbers that its letters choose. A token's key is the word before it, its value is the word itself: the state "
-        "learns what follows what. Its query is again the word itself, so the output is a guess at the next word, without any training.",
-        "这里每个词是由它的字母决定的八个数。一个 token 的键是它前面的词，值是它自己：状态学到的是“什么后面接什么”。查询也是这个词自己，"
-        "所以输出就是对下一个词的猜测，完全不用训练。",
+        "Every word here is eight numbers that its letters choose; Chinese is cut into words by the browser's dictionary. A token's key is the "
+        "word before it, its value is the word itself: the state learns what follows what. Its query is again the word itself, so the output "
+        "is a guess at the next word, without any training.",
+        "这里每个词是由它的字符决定的八个数；中文由浏览器自带的词典分词。一个 token 的键是它前面的词，值是它自己：状态学到的是“什么后面接什么”。"
+        "查询也是这个词自己，所以输出就是对下一个词的猜测，完全不用训练。",
     ),
     Both(
         "Try this: stop at the last “loves” and change the system. The plain sum answers tea and milk at once; with RetNet’s decay the later one "
         "is stronger; DeltaNet has erased the first. Then type a sentence with more words than the key has channels. Each system is reduced "
-        "to its recurrence: all get the same queries, keys and values, and nothing is projected or trained.",
+        "to its recurrence: all get the same queries, keys and values, and nothing is projected or trained. With several heads each has its "
+        "share of the channels and a block of its own on the diagonal: the state holds fewer numbers.",
         "试试看：停在最后一个“爱”上，换不同的方法。纯求和同时答“茶”和“奶”；有了 RetNet 的衰减，后出现的更强；DeltaNet 则已擦除前一个。"
-        "再输入一句不同的词多于键通道数的话。这里的每种方法都只留下递推：查询、键、值人人相同，没有投影，也没有训练。",
+        "再输入一句不同的词多于键通道数的话。这里的每种方法都只留下递推：查询、键、值完全相同，没有投影，也没有训练。"
+        "有多个头时，每个头分得一部分通道，在对角线上各占一块：头越多，状态里的数越少。",
     ),
 )
 CAPTION = Both(
@@ -235,7 +252,7 @@ CAPTION = Both(
 
 def pages(atlas: Atlas) -> Iterator[Page]:  # noqa: ARG001 - as every part's
     """Make the page."""
-    rows = "".join(f'<dt>{spoken(rule.name)}</dt><dd tabindex="0">{mathml(rule.equation)}</dd>' for rule in RULES)
+    rows = "".join(f'<dt>{spoken(rule.name)}</dt><dd tabindex="0">{spread(rule.equation)}</dd>' for rule in RULES)
     rules = f'<h2>{spoken(Both("Their recurrences", "各自的递推"))}</h2><dl class="facts equations">{rows}</dl>'
     body = "".join(spoken(text, "p") for text in TEXT) + figure("lab", "lab", caption=CAPTION) + rules
     yield Page(ENTRY.path, ENTRY.name, body, {"lab": data()}, lead=ENTRY.summary)

@@ -55,6 +55,23 @@ def mathml(latex: str, display: bool = False) -> str:
     return f'<math{kind}><semantics><mrow>{body}</mrow><annotation encoding="application/x-tex">{source}</annotation></semantics></math>'
 
 
+def pieces(latex: str) -> list[str]:
+    r"""Split ``latex`` at every ``\quad`` and ``\qquad`` outside braces and fences: formulas that may stand below each other."""
+    found, depth = [""], 0
+    for token in TOKEN.findall(latex):
+        depth += (token in ("{", r"\left")) - (token in ("}", r"\right"))
+        if depth == 0 and token in (r"\quad", r"\qquad"):
+            found.append("")
+        else:
+            found[-1] += token
+    return [piece for piece in found if piece.strip()]
+
+
+def spread(latex: str) -> str:
+    """Convert ``latex`` to ``<math>`` elements between which a line may end."""
+    return " ".join(mathml(piece) for piece in pieces(latex))
+
+
 class _Parser:
     """Recursive-descent parser: every method consumes the tokens of its element and returns MathML."""
 

@@ -185,7 +185,7 @@ def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
     ]
     title = Both(
         f"A model of {o['layers']} layers after {o['steps']} steps: does it learn at all?",
-        f"{o['layers']} 层的小模型训练 {o['steps']} 步：它学得动吗？",
+        f"{o['layers']} 层的小模型训练 {o['steps']} 步：能否学习？",
     )
     return Measured(title, made, heads, rows)
 

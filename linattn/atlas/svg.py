@@ -48,7 +48,7 @@ def box(x: float, y: float, name: str, shape: str, tensor: str, width: float = 6
     place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}"'
     return (
         f'<g class="t t{tensor}"><rect class="box" {place} rx="6"/>'
-        f"{symbol(x, y - 1 if shape else y + 5, name)}{text(x, y + 15, shape, 'shape') if shape else ''}</g>"
+        f"{symbol(x, y - 3 if shape else y + 5, name)}{text(x, y + 16, shape, 'shape') if shape else ''}</g>"
     )
 
 

@@ -29,7 +29,7 @@ ENTRY = Entry(
     Both("Systems", "方法"),
     Both(
         "A page for every system: equation, cell, matrix, state, code, cost, and what it was checked against.",
-        "每种方法一页：公式、单元、矩阵、状态、代码、开销，以及拿什么验证过。",
+        "每种方法一页：公式、单元、矩阵、状态、代码、开销，以及验证依据。",
     ),
 )
 RULE = {
@@ -254,7 +254,7 @@ def _checked(seen: Inspection) -> str:
     for check, reason in seen.info.exemptions.items():
         words = spoken(Both(f": {reason}", f"：{both(reason, seen.info.chinese).zh}"))
         facts.append((Both("exempt", "豁免"), f"<code>{escape(check)}</code>{words}"))
-    return _section("checked", Both("What it was checked against", "拿什么验证"), _listed(facts))
+    return _section("checked", Both("What it was checked against", "验证依据"), _listed(facts))
 
 
 def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:

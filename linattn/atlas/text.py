@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
-from linattn.atlas.mathml import mathml
+from linattn.atlas.mathml import mathml, pieces
 
 CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute lang
 
@@ -26,6 +26,11 @@ def spoken(words: Both, tag: str = "span") -> str:
     return "".join(f'<{tag} lang="{CODES[k]}">{marked(escape(getattr(words, k)))}</{tag}>' for k in CODES)
 
 
+def possessive(name: str) -> str:
+    """Chinese for "of ``name``": a space stands after Latin letters only."""
+    return f"{name} 的" if name[-1].isascii() else f"{name}的"
+
+
 def labelled(words: Both) -> str:
     """Set ``words`` as an accessible name: attributes of an element, between which the script chooses."""
     return f'aria-label="{escape(words.en)}" data-label-en="{escape(words.en)}" data-label-zh="{escape(words.zh)}"'
@@ -34,7 +39,7 @@ def labelled(words: Both) -> str:
 def marked(html: str) -> str:
     r"""Replace ``\(...\)`` in ``html`` by MathML within a line and ``\[...\]`` by a line of its own."""
     html = re.sub(r"([“‘（(]?)\\\((.+?)\\\)([,.;:!?，。；：、！？…’”）)]*)", _kept, html, flags=re.S)
-    return re.sub(r"\\\[(.+?)\\\]", lambda m: mathml(_plain(m[1]), display=True), html, flags=re.S)
+    return re.sub(r"\\\[(.+?)\\\]", lambda m: "".join(mathml(p, display=True) for p in pieces(_plain(m[1]))), html, flags=re.S)
 
 
 def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 from html import escape
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from linattn.reproduce.options import STUDIES
 from linattn.state import only_writer
 from tests.atlas.pages import SYSTEMS, Chinese, Elements, data, pages
 from tests.docs import pages as links
+from tests.packaging.tree import ROOT
 
 writing = import_module("linattn.atlas.build")  # the package has its function by this name
 
@@ -104,6 +106,21 @@ def test_every_page_is_whole_and_loads_only_the_script_and_the_sheet(site):
     assert not re.search(
         r"url\(|@import|@font-face|fetch\(|XMLHttp|innerHTML", (site / "atlas.css").read_text() + (site / "atlas.js").read_text()
     )
+
+
+def test_the_documentation_names_places_that_there_are(site):
+    """Of the table of others' figures: every page, and every anchor on it."""
+    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.html)(?:#(\w+))?`", text)
+    assert len(named) > 40
+    rows = [int(n) for n in re.findall(r"^\| (\d+) \|", text, re.M)]
+    assert rows == list(range(1, 19))
+    for path, anchor in named:
+        if path.startswith("systems/") and not (site / path).exists():
+            assert Path(path).stem in mixers.available(), path
+            continue
+        ids = {a["id"] for _, a in Elements((site / path).read_text(encoding="utf-8")).found if "id" in a}
+        assert not anchor or anchor in ids, (path, anchor)
 
 
 def test_sizes(site):

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from linattn import mixers
 from linattn.atlas import begin, choose, lab, tiny
 from linattn.atlas.build import Atlas
 from linattn.atlas.index import thumbnail
@@ -150,7 +151,7 @@ def test_sheets_show_the_json_at_every_stop(page, site, path, name, slider):
             assert reader.cells(f"[data-sheet={sheet['key']}]") == cells(wanted)
 
 
-def test_systems_are_found_by_word_family_and_year(page):
+def test_systems_are_found_by_word_family_introduction_and_year(page):
     reader = page("systems/index.html")
 
     def shown():
@@ -164,6 +165,9 @@ def test_systems_are_found_by_word_family_and_year(page):
     reader.page.locator("[data-select=family]").select_option("recurrent-networks")
     assert shown() == ["lstm.html"]
     reader.page.locator("[data-select=family]").select_option("")
+    reader.page.locator("[data-select=named]").select_option("daodaoning")
+    assert set(shown()) == {f"{name}.html" for name in SYSTEMS if "000" in mixers.info(name).seeds} < {f"{name}.html" for name in SYSTEMS}
+    reader.page.locator("[data-select=named]").select_option("")
     reader.slide("year", 2024)
     assert "gated_deltanet.html" in shown() and "lstm.html" not in shown()
 
@@ -190,12 +194,15 @@ def test_a_link_to_the_lab_keeps_its_sentence_system_and_token(page):
     reader = page("lab.html")
     reader.page.locator("[data-input=sentence]").fill("one two one three one")
     reader.page.locator("[data-choice=rule] input[value=delta]").check(force=True)
+    reader.page.locator("[data-choice=heads] input[value='2']").check(force=True)
     reader.slide("token", 4)
     state = reader.cells("[data-panel=state]")
     reader.page.evaluate("localStorage.clear()")
     reader.page.reload()  # the address is all that is left
     assert reader.page.locator("[data-input=sentence]").input_value() == "one two one three one"
-    assert reader.page.locator("[data-choice=rule] input[value=delta]").is_checked() and reader.cells("[data-panel=state]") == state
+    assert reader.page.locator("[data-choice=rule] input[value=delta]").is_checked()
+    assert reader.page.locator("[data-choice=heads] input[value='2']").is_checked()
+    assert reader.page.locator("[data-slider=token]").input_value() == "4" and reader.cells("[data-panel=state]") == state
 
 
 def test_the_lab_plays_and_pauses(page):
@@ -213,6 +220,30 @@ def test_the_lab_plays_and_pauses(page):
 def test_a_cell_is_whole_on_a_phone(page, name):
     box = page(f"systems/{name}.html", width=390).page.locator("svg.cell").first.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+
+
+@pytest.mark.parametrize("chapter", [2, 4, 5, 6, 7, 8])
+def test_drawings_of_the_story_are_whole_and_large_enough_on_a_phone(page, chapter):
+    script = """ns => ns.filter(n => n.getClientRects().length).map(n => {
+        const word = n.getBoundingClientRect(), whole = n.ownerSVGElement.getBoundingClientRect();
+        const size = parseFloat(getComputedStyle(n).fontSize) * n.getScreenCTM().a;
+        return [n.textContent, size, word.left - whole.left, whole.right - word.right, whole.left, whole.right]; })"""
+    for language in ("en", "zh"):
+        reader = page(f"story/{chapter}.html", width=390, language=language)
+        found = reader.page.locator("figure.drawn svg text").evaluate_all(script)
+        assert found
+        for word, size, left, right, start, end in found:
+            assert size >= 9 and left >= -1 and right >= -1, (word, size, left, right)
+            assert start >= 0 and end <= 390, (word, start, end)
+
+
+def test_the_label_of_a_gate_has_the_gate_s_colour(page):
+    """A word outside the group that sets its colour would be black on black."""
+    script = "ns => new Set(ns.map(n => getComputedStyle(n).fill)).size"
+    words = page("story/5.html", scheme="dark").page.locator("svg .tq text.t")
+    assert words.count() >= 4 and words.evaluate_all(script) == 1
+    black = "ns => ns.filter(n => getComputedStyle(n).fill === 'rgb(0, 0, 0)').map(n => n.textContent)"
+    assert page("story/5.html", scheme="dark").page.locator("svg text").evaluate_all(black) == []
 
 
 def test_gates_and_short_convolutions_are_drawn_where_the_code_has_them(site):
@@ -241,9 +272,22 @@ def test_a_gate_is_found_by_what_it_does(name):
 
 
 @pytest.mark.parametrize(
-    "path", ["begin.html", "choose.html", "methods/kernels.html", "systems/index.html", "lab.html", "systems/gla.html"]
+    "path",
+    [
+        *NEW,
+        "index.html",
+        "lab.html",
+        "capacity.html",
+        "pitfalls.html",
+        "cost.html",
+        "triangle.html",
+        "systems/gla.html",
+        "systems/lstm.html",
+    ],
 )
 def test_axe_finds_nothing(page, path):
+    """Nothing minor either, such as headings that leave out a level."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    found = axe.Axe().run(page(path).page, options=AXE).response["violations"]
-    assert [(v["id"], v["nodes"][0]["html"][:160]) for v in found] == []
+    for language, scheme in (("en", "light"), ("zh", "dark")):
+        found = axe.Axe().run(page(path, language=language, scheme=scheme).page, options=AXE).response["violations"]
+        assert [(v["id"], v["nodes"][0]["html"][:160]) for v in found] == []

@@ -25,6 +25,23 @@ def test_words_are_vectors_of_length_one_that_only_their_letters_choose():
     assert drawn.min() >= -1 and drawn.max() < 1 and abs(drawn.mean()) < 0.02 and abs(drawn.var() - 1 / 3) < 0.01
 
 
+@pytest.mark.parametrize("heads", lab.HEADS[1:])
+@pytest.mark.parametrize("key", RULES)
+def test_each_head_is_the_rule_on_its_share_of_the_channels(key, heads, monkeypatch):
+    """The same written for one head, on words that have only the channels of that head."""
+    whole, words, size = lab.run(lab.inputs(SENTENCES["typed"], rule(key), 0.7, 0.6, heads)), SENTENCES["typed"], 8 // heads
+    vector, gates, shares = lab.vector, lab.gates, lab.shares
+    for head in range(heads):
+        own = slice(head * size, (head + 1) * size)
+        for name, numbers in (("vector", vector), ("gates", gates), ("shares", shares)):
+            monkeypatch.setattr(lab, name, lambda word, numbers=numbers, own=own: numbers(word)[own])
+        decay = 0.7 ** (0.5**head) if key == "constant" else 0.7
+        alone = lab.run(lab.inputs(words, rule(key), decay, 0.6))
+        torch.testing.assert_close(whole.outputs[:, own], alone.outputs)
+        torch.testing.assert_close(whole.states[:, own, own], alone.states)
+    assert whole.states.count_nonzero() <= len(words) * 64 / heads
+
+
 @pytest.mark.parametrize("key", RULES)
 def test_traces_follow_the_rules_as_they_are_written_on_the_page(key):
     """Each equation once more, written out token by token beside the op."""
@@ -56,9 +73,14 @@ def test_traces_follow_the_rules_as_they_are_written_on_the_page(key):
 
 def test_the_page_carries_the_op_s_numbers(site):
     for shown in data(site, "lab.html")["lab"]["rules"]:
-        made = lab.inputs(SENTENCES["given"], rule(shown["key"]))
-        whole = linattn.linear_attention(**made, backend="reference")[0, :, 0]
-        torch.testing.assert_close(torch.tensor(shown["outputs"], dtype=torch.float64), whole, rtol=1e-10, atol=1e-12)
+        for heads in lab.HEADS:
+            made = lab.inputs(SENTENCES["given"], rule(shown["key"]), heads=heads)
+            whole = linattn.linear_attention(**made, backend="reference")[0].flatten(1)
+            outputs = torch.tensor(shown["outputs"][str(heads)], dtype=torch.float64)
+            torch.testing.assert_close(outputs, whole[-len(outputs) :], rtol=1e-10, atol=1e-12)
+            state = torch.tensor(shown["states"][str(heads)], dtype=torch.float64)
+            torch.testing.assert_close(state, lab.run(made).states[-1], rtol=1e-10, atol=1e-12)
+            assert len(outputs) == (12 if heads == 1 else 1)
 
 
 class TestPage:
@@ -103,6 +125,26 @@ class TestPage:
                 self.check(reader, SENTENCES["given"], key, token)
             assert float(reader.page.locator("[data-name=distance]").get_attribute("data-value")) < 1e-12
 
+    @pytest.mark.parametrize("heads", lab.HEADS[1:])
+    def test_a_state_of_several_heads_has_a_block_for_each(self, reader, heads):
+        reader.page.locator(f"[data-choice=heads] input[value='{heads}']").check(force=True)
+        size = 8 // heads
+        inside = {(r, c) for r in range(8) for c in range(8) if r // size == c // size}
+        assert reader.page.locator("[data-shape=state]").inner_text() == f"{heads} × [{size}, {size}]"
+        for key in RULES:
+            reader.page.locator(f"[data-choice=rule] input[value={key}]").check(force=True)
+            found = lab.run(lab.inputs(SENTENCES["given"], rule(key), heads=heads))
+            for token in (1, 11):
+                reader.slide("token", token)
+                for panel, wanted in (
+                    ("state", found.states[token - 1]),
+                    ("decay", found.states[token - 1] - found.states[token - 2] * (token > 1)),
+                ):
+                    shown = reader.cells(f"[data-panel={panel}]")
+                    assert set(shown) == inside
+                    assert all(shown[cell] == pytest.approx(wanted[cell].item(), rel=1e-9, abs=1e-12) for cell in inside)
+            assert float(reader.page.locator("[data-name=distance]").get_attribute("data-value")) < 1e-12
+
     def test_a_typed_sentence_and_other_settings(self, reader):
         reader.page.locator("[data-input=sentence]").fill(" ".join(SENTENCES["typed"]))
         reader.slide("decay", 0.65)
@@ -122,6 +164,22 @@ class TestPage:
         reader.slide("token", 9)
         self.check(reader, ["Ben", "loves", "tea", ",", "Ann", "loves", "猫"], "none", 7)
 
+    def test_chinese_is_cut_by_words_and_a_known_word_within_another_is_not_cut_out(self, open_page):
+        reader = open_page("lab.html", language="zh")
+        reader.page.locator("[data-input=sentence]").fill("可爱的熊猫喜欢竹子，小安也喜欢茶")
+        words = ["可爱", "的", "熊猫", "喜欢", "竹子", ",", "Ann", "也", "喜欢", "tea"]
+        assert reader.page.locator("[data-slider=token]").get_attribute("max") == str(len(words))
+        reader.slide("token", 9)
+        self.check(reader, words, "none", 9)
+
+    def test_editing_keeps_the_place(self, reader):
+        reader.slide("token", 5)
+        field = reader.page.locator("[data-input=sentence]")
+        field.fill(f"{field.input_value()}, now Ben loves tea")
+        assert reader.page.locator("[data-slider=token]").input_value() == "5"
+        field.fill("Ann loves tea")
+        assert reader.page.locator("[data-slider=token]").input_value() == "3", "the last there is"
+
     def test_nothing_typed_and_too_much(self, reader):
         field = reader.page.locator("[data-input=sentence]")
         for text in ("", "   ", "x", "<b>&amp;", "a " * 500):
@@ -134,14 +192,13 @@ class TestPage:
             "हिन्दी",
             "e\u0301t\u00e9",
             "tea",
-            "我",
-            "们",
+            "我们",
             "2",
         ]
         field.fill("  ".join(words[:6]) + "我们2")
-        assert reader.page.locator("[data-slider=token]").get_attribute("max") == "9"
-        reader.slide("token", 9)
-        self.check(reader, words, "none", 9)
+        assert reader.page.locator("[data-slider=token]").get_attribute("max") == "8"
+        reader.slide("token", 8)
+        self.check(reader, words, "none", 8)
         field.fill("a " * 500)
         reader.slide("token", 40)
         self.check(reader, ["a"] * 40, "none", 40)

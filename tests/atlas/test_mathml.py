@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from linattn import mixers
-from linattn.atlas.mathml import mathml
+from linattn.atlas.mathml import mathml, pieces
 
 
 def shown(latex: str) -> str:
@@ -23,6 +23,18 @@ def test_every_registered_equation_converts_and_loses_no_letter(name):
     assert [c for c in letters if c not in text] == []
     assert not set("\\_&") & set(text)
     assert_whole(latex)
+
+
+@pytest.mark.parametrize("name", mixers.available())
+def test_formulas_beside_each_other_are_whole_ones(name):
+    latex = mixers.info(name).equation
+    assert "".join(shown(piece) for piece in pieces(latex)).split() == shown(latex).split()
+    assert not any(re.search(r"\\q?quad(?![^{]*\})", piece) for piece in pieces(latex))
+
+
+def test_wide_spaces_in_braces_and_fences_part_nothing():
+    assert pieces(r"a, \quad b \qquad c") == ["a, ", " b ", " c"]
+    assert pieces(r"\frac{a \quad b}{c} \left( d \quad e \right)") == [r"\frac{a \quad b}{c} \left( d \quad e \right)"]
 
 
 COUNTS = {"msub": 2, "msup": 2, "munder": 2, "mover": 2, "mfrac": 2, "msubsup": 3, "munderover": 3}

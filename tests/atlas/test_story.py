@@ -82,12 +82,14 @@ def test_the_story_tells_what_its_figures_show(site):
 
 @pytest.mark.parametrize(("chapter", "name"), [(n, name) for n, names in DRAWINGS.items() for name in names])
 def test_drawings_are_whole_with_a_shape_on_every_box(site, chapter, name):
-    root = ET.fromstring(DRAWINGS[chapter][name]())
-    boxes = [g for g in root.iter(f"{SVG}g") if g.find(f"{SVG}rect[@rx='6']") is not None]
-    assert boxes or name == "duality"
-    assert all(g.find(f"{SVG}text[@class='shape']") is not None for g in boxes)
-    assert root.get("data-label-en") and CHINESE.search(root.get("data-label-zh"))
-    assert root.get("aria-label") in unescape((site / f"story/{chapter}.html").read_text(encoding="utf-8"))
+    roots = list(ET.fromstring(f"<div>{DRAWINGS[chapter][name]()}</div>"))
+    assert len(roots) == (2 if name in ("block", "duality") else 1), "wide ones once more for phones"
+    for root in roots:
+        boxes = [g for g in root.iter(f"{SVG}g") if g.find(f"{SVG}rect[@rx='6']") is not None]
+        assert boxes or name == "duality"
+        assert all(g.find(f"{SVG}text[@class='shape']") is not None for g in boxes)
+        assert root.get("data-label-en") and CHINESE.search(root.get("data-label-zh"))
+        assert root.get("aria-label") in unescape((site / f"story/{chapter}.html").read_text(encoding="utf-8"))
 
 
 def test_the_line_leads_to_chapters_and_to_pages_that_there_are(site):
@@ -195,16 +197,12 @@ class TestReading:
         assert question.locator("p:visible").count() == 1
 
     @pytest.mark.parametrize(("path", "scheme", "language", "width"), [
-        ("story/index.html", "dark", "en", 820), ("story/1.html", "light", "zh", 390), ("story/3.html", "dark", "en", 1280), ("story/8.html", "light", "zh", 390),
-        ("lab.html", "dark", "zh", 390), ("lab.html", "light", "en", 1280), ("capacity.html", "light", "en", 390), ("pitfalls.html", "dark", "zh", 820),
+        ("story/index.html", "dark", "en", 820), ("story/1.html", "light", "zh", 390), ("story/2.html", "dark", "zh", 390), ("story/3.html", "dark", "en", 1280),
+        ("story/4.html", "light", "en", 820), ("story/5.html", "dark", "zh", 1280), ("story/6.html", "light", "zh", 820), ("story/7.html", "dark", "en", 390),
+        ("story/8.html", "light", "zh", 390), ("lab.html", "dark", "zh", 390), ("capacity.html", "light", "en", 390), ("pitfalls.html", "dark", "zh", 820),
     ])  # fmt: skip
-    def test_axe_finds_nothing_serious(self, open_page, path, scheme, language, width):
+    def test_axe_finds_nothing(self, open_page, path, scheme, language, width):
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
         reader = open_page(path, scheme=scheme, language=language, width=width)
         found = axe.Axe().run(reader.page, options=AXE).response["violations"]
-        serious = [
-            (v["id"], v["nodes"][0]["html"][:160], v["nodes"][0].get("failureSummary", "")[:200])
-            for v in found
-            if v["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        assert [(v["id"], v["nodes"][0]["html"][:160], v["nodes"][0].get("failureSummary", "")[:200]) for v in found] == []

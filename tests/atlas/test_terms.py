@@ -25,7 +25,7 @@ TERMS = {
     "hybrid model": ("混合模型", ("杂交模型", "混搭模型")),
 }
 # what a reader of the site alone cannot look up
-INSIDE = re.compile(r"five documents|\bseed 00\d|The notes from which|几篇笔记|五份文档|五篇文档")
+INSIDE = re.compile(r"five documents|seeds=\(|\bthe notes\b|\bseed 00\d|The notes from which|几篇笔记|五份文档|五篇文档")
 
 
 def sources():

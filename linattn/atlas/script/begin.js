@@ -18,7 +18,12 @@ function stage(place, title) {
 }
 
 function strip(place, label, size) {
-  return grid(place, { rows: label.length, cols: size, cell: 16, rowNames: label, label: { en: label.join(", "), zh: label.join("、") } });
+  return grid(place, { rows: label.length, cols: size, cell: 16, rowNames: label, label: { en: label.filter(Boolean).join(", "), zh: label.filter(Boolean).join("、") } });
+}
+
+// A long vector as rows of `size` numbers.
+function folded(vector, size) {
+  return Array.from({ length: Math.ceil(vector.length / size) }, (_, i) => vector.slice(i * size, (i + 1) * size));
 }
 
 function begin(place, data) {
@@ -35,8 +40,9 @@ function begin(place, data) {
   const list = element("ol", { class: "chips" });
   chips.append(list);
   const width = data.weights["model.embedding.weight"].shape[1];
-  const embedding = strip(stage(place, { en: "2 · embedding", zh: "2 · 嵌入" }), ["x"], width);
   const size = width / data.heads;
+  const rows = (name) => [name, ...new Array(data.heads - 1).fill("")];
+  const embedding = strip(stage(place, { en: "2 · embedding", zh: "2 · 嵌入" }), rows("x"), size);
   const layers = Array.from({ length: data.layers }, (_, l) => {
     const part = stage(place, { en: `3 · layer ${l + 1}: q, k, v, o of head 1, its state, feed-forward`, zh: `3 · 第 ${l + 1} 层：第 1 个头的 q、k、v、o 与状态，以及前馈层` });
     const beside = element("div", { class: "beside" });
@@ -45,11 +51,12 @@ function begin(place, data) {
     beside.append(left, right);
     const beta = element("p", { class: "readout" });
     left.append(beta);
+    right.append(element("p", { class: "readout" }, words({ en: `state [${size}, ${size}]`, zh: `状态 [${size}, ${size}]` })));
     const label = { en: "state", zh: "状态" };
-    return { vectors: strip(left, ["q", "k", "v", "o"], size), ffn: strip(left, ["FFN"], width), beta, state: grid(right, { rows: size, cols: size, cell: 14, label }) };
+    return { vectors: strip(left, ["q", "k", "v", "o"], size), ffn: strip(left, rows("FFN"), size), beta, state: grid(right, { rows: size, cols: size, cell: 14, label }) };
   });
   const last = stage(place, { en: "4 · probabilities of the next word, %", zh: "4 · 下一个词的概率（%）" });
-  const shown = bars(last, known, { en: "Probability of each word", zh: "每个词的概率" });
+  const shown = bars(last, known, { en: "Probability of each word", zh: "每个词的概率" }, true);
   const check = element("output", { class: "readout", "data-name": "distance", "aria-live": "polite" });
   last.append(check);
 
@@ -62,11 +69,11 @@ function begin(place, data) {
   function paint() {
     if (!now.steps) return;
     const step = now.steps[now.token - 1];
-    embedding.paint([step.embedded]);
+    embedding.paint(folded(step.embedded, size));
     step.layers.forEach((layer, l) => {
       const { q, k, v, o, beta, state } = layer.heads[0];
       layers[l].vectors.paint([q, k, v, o]);
-      layers[l].ffn.paint([layer.ffn]);
+      layers[l].ffn.paint(folded(layer.ffn, size));
       layers[l].beta.textContent = `β = ${beta.toFixed(2)}`;
       layers[l].state.paint(state, Math.max(...now.steps.map((s) => largest(s.layers[l].heads[0].state))));
     });

@@ -127,7 +127,7 @@ function cost(place, data) {
     const crossed = softmax ? series.filter((s) => s !== softmax).map((s) => [s.name, crossing(softmax.values.map((v) => v[1]), s.values.map((v) => v[1]))]) : [];
     const en = crossed.map(([name, i]) => (i === null ? `${name}: not within a million tokens` : i === 0 ? `${name}: from the start` : `${name}: from about ${tokensWritten(LENGTHS[i])} tokens`));
     const zh = crossed.map(([name, i]) => (i === null ? `${name} 一百万 token 内都不会` : i === 0 ? `${name} 一开始就是` : `${name} 约从 ${tokensWritten(LENGTHS[i])} 个 token 起`));
-    told.replaceChildren(...(crossed.length ? words({ en: `Cheaper than softmax: ${en.join("; ")}.`, zh: `比 softmax 便宜：${zh.join("；")}。` }) : []));
+    told.replaceChildren(...(crossed.length ? words({ en: `Cheaper than softmax: ${en.join("; ")}.`, zh: `开销低于 softmax：${zh.join("；")}。` }) : []));
   }
 
   function tabulate(shown) {

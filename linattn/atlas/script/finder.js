@@ -37,15 +37,16 @@ export function drawFinder() {
   for (const node of document.querySelectorAll("[data-thumb]")) node.append(thumbnailOf(node.dataset.thumb));
   const cards = [...document.querySelectorAll("li[data-families]")];
   const sections = [...document.querySelectorAll("section[data-family]")];
-  const now = { text: "", family: "", from: 0 };
+  const now = { text: "", family: "", named: "", from: 0 };
   const count = element("output", { class: "readout", "aria-live": "polite" });
   const row = controls(place);
 
   function filter() {
     const asked = now.text.toLowerCase().split(/\s+/).filter(Boolean);
     for (const card of cards) {
-      const { families, year, words: known } = card.dataset;
-      const fits = asked.every((word) => known.includes(word)) && (!now.family || families.split(" ").includes(now.family));
+      const { families, named: by, year, words: known } = card.dataset;
+      const within = (list, one) => !one || list.split(" ").includes(one);
+      const fits = asked.every((word) => known.includes(word)) && within(families, now.family) && within(by, now.named);
       card.hidden = !(fits && Number(year) >= now.from);
     }
     for (const section of sections) section.hidden = !section.querySelector("li:not([hidden])");
@@ -58,16 +59,19 @@ export function drawFinder() {
     now.text = text;
     filter();
   });
-  const titles = sections.map((section) => [section.dataset.family, section.querySelector("h2")]);
-  const input = select(row, { name: "family", label: { en: "family", zh: "类别" }, options: [["", ""], ...titles.map(([key]) => [key, ""])] }, (key) => {
-    now.family = key;
-    filter();
-  });
+  // A list of `entries`, [key, text()] pairs, whose texts follow the language of the page.
+  function menu(name, label, entries) {
+    const input = select(row, { name, label, options: [["", ""], ...entries.map(([key]) => [key, ""])] }, (key) => {
+      now[name] = key;
+      filter();
+    });
+    spoken(() => [say({ en: "all", zh: "全部" }), ...entries.map(([, text]) => text())].forEach((text, i) => (input.options[i].textContent = text)));
+  }
+
   const titled = (heading) => heading.querySelector(`[lang="${document.documentElement.lang}"]`)?.textContent ?? heading.textContent;
-  spoken(() => {
-    input.options[0].textContent = say({ en: "all", zh: "全部" });
-    titles.forEach(([, heading], i) => (input.options[i + 1].textContent = titled(heading)));
-  });
+  menu("family", { en: "family", zh: "类别" }, sections.map((section) => [section.dataset.family, () => titled(section.querySelector("h2"))]));
+  const named = JSON.parse(place.dataset.named);
+  if (named.length) menu("named", { en: "named in", zh: "出处" }, named.map((one) => [one.key, () => say(one)]));
   const years = { min: Number(place.dataset.from), max: Number(place.dataset.to) };
   slider(row, { name: "year", label: { en: "from the year", zh: "起始年份" }, ...years }, (year) => {
     now.from = year === years.min ? 0 : year; // those without a year, too

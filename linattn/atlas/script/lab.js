@@ -8,8 +8,8 @@ import { power } from "./sheets.js";
 import { element, language, named, spoken, words } from "./words.js";
 
 const MOST = 40; // tokens of a sentence
-// A Chinese character, a word with its marks, or a sign: of a composed emoji all that belongs to it.
-const WORD = /\p{Script=Han}|(?:(?!\p{Script=Han})[\p{L}\p{M}\p{N}'’_-])+|[^\s\p{L}\p{M}\p{N}](?:\p{M}|\p{EMod}|\u200d\S)*/gu;
+// Chinese characters side by side, a word with its marks, or a sign: of a composed emoji all that belongs to it.
+const WORD = /\p{Script=Han}+|(?:(?!\p{Script=Han})[\p{L}\p{M}\p{N}'’_-])+|[^\s\p{L}\p{M}\p{N}](?:\p{M}|\p{EMod}|\u200d\S)*/gu;
 
 function mixed(bits) {
   let h = bits;
@@ -31,31 +31,33 @@ function vectorOf(word, { size, salt }) {
   return raw.map((x) => x / length);
 }
 
+const chinese = Intl.Segmenter ? new Intl.Segmenter("zh", { granularity: "word" }) : null;
+
+// The first word of `text`, or "": Chinese characters are cut by the browser's dictionary, one by one where it has none.
+function firstWord(text) {
+  const [found] = text.match(WORD) ?? [""];
+  if (!/^\p{Script=Han}/u.test(found)) return found;
+  return chinese ? chinese.segment(found)[Symbol.iterator]().next().value.segment : [...found][0];
+}
+
 // The words of `text` as { en, zh } tokens; those of the running sentence are known in both languages and are one word.
 export function parsed(text, known) {
   const pieces = [];
-  let rest = text;
+  let rest = text.trimStart();
   while (rest) {
     const word = known.find((w) => rest.startsWith(w.zh));
-    if (word) {
-      pieces.push(word);
-      rest = rest.slice(word.zh.length);
-      continue;
-    }
-    WORD.lastIndex = 0;
-    const found = WORD.exec(rest);
-    if (!found) break;
-    const skipped = rest.slice(0, found.index);
-    const inside = known.map((w) => found[0].indexOf(w.zh)).filter((at) => at > 0);
-    const piece = inside.length ? found[0].slice(0, Math.min(...inside)) : found[0];
-    if (!skipped.trim()) pieces.push(known.find((w) => w.en === piece || w.zh === piece) ?? { en: piece, zh: piece });
-    rest = rest.slice(found.index + piece.length);
+    const own = firstWord(rest);
+    const piece = word && word.zh.length >= own.length ? word.zh : own;
+    if (!piece) break;
+    pieces.push(known.find((w) => w.en === piece || w.zh === piece) ?? { en: piece, zh: piece });
+    rest = rest.slice(rest.indexOf(piece) + piece.length).trimStart();
   }
   return pieces.slice(0, MOST);
 }
 
 // What each token brings under `rule`: the arguments of the recurrence.
-function brought(tokens, rule, data, decay, beta) {
+function brought(tokens, rule, data, { decay, beta, heads }) {
+  const first = (i) => i - (i % (data.size / heads)); // channel of the head of channel i
   const elu = (x) => (x > 0 ? x : Math.expm1(x)) + 1;
   const now = tokens.map((token) => vectorOf(token.en, data));
   return now.map((word, t) => {
@@ -64,7 +66,7 @@ function brought(tokens, rule, data, decay, beta) {
     const speed = drawnFrom.slice(data.size, 2 * data.size).map((x) => 5 * x ** 4);
     const made = { q: word, k: before, v: word };
     if (rule.normalize) Object.assign(made, { q: word.map(elu), k: t ? before.map(elu) : before });
-    const logs = { constant: () => 1, head: () => speed[0], channel: (i) => speed[i] }[rule.decay];
+    const logs = { constant: (i) => 2 ** -(first(i) / (data.size / heads)), head: (i) => speed[first(i)], channel: (i) => speed[i] }[rule.decay];
     if (logs) made.decay = word.map((_, i) => Math.log(decay) * logs(i));
     if (rule.erase === "delta") made.beta = beta;
     if (rule.erase === "pair") {
@@ -76,19 +78,35 @@ function brought(tokens, rule, data, decay, beta) {
   });
 }
 
-function apart(found, wanted) {
-  return Math.max(...found.flat().map((value, i) => Math.abs(value - wanted.flat()[i])));
+// The recurrence of each head on its share of the channels: { outputs, states }, where a state has a block for each head and null elsewhere.
+function byHead(tokens, size, heads, normalize) {
+  const own = size / heads;
+  const share = (value, h) => (Array.isArray(value) ? value.slice(h * own, (h + 1) * own) : value);
+  const runs = Array.from({ length: heads }, (_, h) => {
+    const mine = tokens.map((token) => Object.fromEntries(Object.entries(token).map(([name, value]) => [name, share(value, h)])));
+    return recurred(mine, own, own, normalize);
+  });
+  const row = (line, h) => [...new Array(h * own).fill(null), ...line, ...new Array(size - (h + 1) * own).fill(null)];
+  return {
+    outputs: tokens.map((_, t) => runs.flatMap((run) => run.outputs[t])),
+    states: tokens.map((_, t) => runs.flatMap((run, h) => run.states[t].map((line) => row(line, h)))),
+  };
 }
 
-// The settings that a link to this page names: sentence, system and token.
+function apart(found, wanted) {
+  return Math.max(...found.flat().map((value, i) => Math.abs((value ?? 0) - wanted.flat()[i])));
+}
+
+// The settings that a link to this page names: sentence, system, heads and token.
 function linked(data) {
   const asked = new URLSearchParams(location.hash.slice(1));
-  return { text: asked.get("text"), rule: data.rules.find((rule) => rule.key === asked.get("rule")), token: Number(asked.get("token")) || null };
+  return { text: asked.get("text"), rule: data.rules.find((rule) => rule.key === asked.get("rule")), heads: data.heads.find((count) => count === Number(asked.get("heads"))), token: Number(asked.get("token")) || null };
 }
 
 // Keeps the settings in the address, without a new entry in the history.
-function keep(text, rule, token) {
-  const asked = new URLSearchParams({ rule, token });
+function keep({ text, rule, heads, token }) {
+  const asked = new URLSearchParams({ rule: rule.key, token });
+  if (heads > 1) asked.set("heads", heads);
   if (text) asked.set("text", text);
   history.replaceState(null, "", `#${asked}`);
 }
@@ -131,13 +149,13 @@ function lab(place, data) {
   const asked = linked(data);
   const typed = asked.text ? parsed(asked.text, known) : [];
   const start = typed.length ? typed : data.tokens;
-  const now = { tokens: start, text: typed.length ? asked.text : null, rule: asked.rule ?? data.rules[0], decay: data.decay, beta: data.beta, token: Math.min(asked.token ?? data.tokens.length - 1, start.length) };
+  const now = { tokens: start, text: typed.length ? asked.text : null, rule: asked.rule ?? data.rules[0], decay: data.decay, beta: data.beta, heads: asked.heads ?? data.heads[0], token: Math.min(asked.token ?? data.tokens.length - 1, start.length) };
   const top = controls(place);
   const middle = controls(place);
   const row = controls(place);
-  const beside = element("div", { class: "beside" });
+  const beside = element("div", { class: "beside narrow" });
   const panel = (title, shape, kind) => {
-    const node = element("div", { "data-panel": kind }, element("p", { class: "panel" }, element("b", { class: `t${kind}` }, words(title)), ` ${shape}`));
+    const node = element("div", { "data-panel": kind }, element("p", { class: "panel" }, element("b", { class: `t${kind}` }, words(title)), " ", element("span", { "data-shape": kind }, shape)));
     beside.append(node);
     return node;
   };
@@ -147,7 +165,7 @@ function lab(place, data) {
     token: panel({ en: "this token", zh: "这个 token" }, `q k v α o [${n}]`, "k"),
     state: panel({ en: "state S", zh: "状态 S" }, `[${n}, ${n}]`, "state"),
     change: panel({ en: "its change", zh: "它的变化" }, `[${n}, ${n}]`, "decay"),
-    output: panel({ en: "o speaks of", zh: "o 说的是" }, "", "output"),
+    output: panel({ en: "o speaks of", zh: "o 指向的词" }, "", "output"),
   };
   const lines = ["q", "k", "v", "α", "o"];
   const place8 = (r, c, value) => ({ en: `row ${r + 1}, column ${c + 1}: ${written(value)}`, zh: `第 ${r + 1} 行，第 ${c + 1} 列：${written(value)}` });
@@ -165,10 +183,10 @@ function lab(place, data) {
   let run = null;
 
   function compute() {
-    const tokens = brought(now.tokens, now.rule, data, now.decay, now.beta);
-    run = { tokens, ...recurred(tokens, n, n, now.rule.normalize ? data.eps : null) };
+    const tokens = brought(now.tokens, now.rule, data, now);
+    run = { tokens, ...byHead(tokens, n, now.heads, now.rule.normalize ? data.eps : null) };
     const same = now.tokens === data.tokens && now.decay === data.decay && now.beta === data.beta;
-    const distance = same ? Math.max(apart(run.outputs, now.rule.outputs), apart(run.states.at(-1), now.rule.state)) : null;
+    const distance = same ? Math.max(apart(run.outputs.slice(-now.rule.outputs[now.heads].length), now.rule.outputs[now.heads]), apart(run.states.at(-1), now.rule.states[now.heads])) : null;
     check.setAttribute("data-value", distance ?? "");
     const text = distance === null ? { en: "your own sentence or settings: computed here only", zh: "你自己的句子或设置：只在这里计算" } : { en: `largest distance to the library’s own numbers: ${power(Number(distance.toPrecision(2)))}`, zh: `与库算出的数字的最大差距：${power(Number(distance.toPrecision(2)))}` };
     check.replaceChildren(...words(text));
@@ -177,15 +195,17 @@ function lab(place, data) {
 
   function paint() {
     if (!run || !shown) return;
-    if (ready) keep(now.text, now.rule.key, now.token);
+    if (ready) keep(now);
     const t = Math.min(now.token, now.tokens.length) - 1;
     const { q, k, v, decay } = run.tokens[t];
     const alpha = decay ? decay.map(Math.exp) : q.map(() => 1);
     const before = t ? run.states[t - 1] : zeros(n, n);
+    const size = now.heads > 1 ? `${now.heads} × [${n / now.heads}, ${n / now.heads}]` : `[${n}, ${n}]`;
+    for (const kind of ["state", "decay"]) beside.querySelector(`[data-shape=${kind}]`).textContent = size;
     const scale = Math.max(largest(run.states), 1e-9);
     boxes.token.paint([q, k, v, alpha, run.outputs[t]], 1);
     boxes.state.paint(run.states[t], scale);
-    boxes.change.paint(run.states[t].map((line, i) => line.map((value, j) => value - before[i][j])), scale);
+    boxes.change.paint(run.states[t].map((line, i) => line.map((value, j) => (value === null ? null : value - before[i][j]))), scale);
     scaleNote.replaceChildren();
     legend(scaleNote, scale);
     const values = shown.names.map((word) => dot(run.outputs[t], vectorOf(word.en, data)));
@@ -229,6 +249,10 @@ function lab(place, data) {
     now.rule = data.rules.find((rule) => rule.key === key);
     row.querySelector("[data-slider=decay]").disabled = now.rule.decay === "none";
     row.querySelector("[data-slider=beta]").disabled = now.rule.erase === "none";
+    compute();
+  });
+  choice(middle, { name: "heads", label: { en: "heads", zh: "头数" }, options: data.heads.map((count) => [String(count), String(count)]), value: String(now.heads) }, (count) => {
+    now.heads = Number(count);
     compute();
   });
   player(row, () => now.token, () => now.tokens.length, (t) => step.set(t));

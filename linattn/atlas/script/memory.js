@@ -8,8 +8,9 @@ const BAR = 24;
 const MIDDLE = 170;
 const REACH = 96;
 
-// Bars to both sides of a zero line, one for each of `names`. `update(values, scale)`.
-export function bars(place, names, label) {
+// Bars to both sides of a zero line, one for each of `names`; `positive` ones to the right alone. `update(values, scale)`.
+export function bars(place, names, label, positive = false) {
+  const [zero, reach] = positive ? [MIDDLE - REACH, 2 * REACH] : [MIDDLE, REACH];
   const height = names.length * BAR + 6;
   const svg = drawn("svg", { viewBox: `0 0 330 ${height}`, class: "bars", "aria-hidden": true, style: "max-width:430px" });
   const box = named(element("div", { role: "img" }, svg), label);
@@ -20,20 +21,20 @@ export function bars(place, names, label) {
     svg.append(bar, ...drawnWords(name, { x: 62, y: y + 14, "text-anchor": "end" }), number);
     return { bar, number };
   });
-  svg.append(drawn("path", { class: "zero", d: `M${MIDDLE} 0V${height}` }));
+  svg.append(drawn("path", { class: "zero", d: `M${zero} 0V${height}` }));
   place.append(box);
   return {
     node: box,
     update(values, scale) {
       values.forEach((value, i) => {
-        const length = Math.min(Math.abs(value) / (scale || 1), 1) * REACH;
+        const length = Math.min(Math.abs(value) / (scale || 1), 1) * reach;
         const { bar, number } = rows[i];
-        bar.setAttribute("x", value < 0 ? MIDDLE - length : MIDDLE);
+        bar.setAttribute("x", value < 0 ? zero - length : zero);
         bar.setAttribute("width", length);
         bar.setAttribute("class", value < 0 ? "neg" : "pos");
         bar.setAttribute("data-value", value);
         number.textContent = written(value);
-        number.setAttribute("x", value < 0 ? MIDDLE - length - 5 : MIDDLE + length + 5);
+        number.setAttribute("x", value < 0 ? zero - length - 5 : zero + length + 5);
         number.setAttribute("text-anchor", value < 0 ? "end" : "start");
       });
     },
@@ -53,7 +54,7 @@ function memory(place, data) {
   beside.append(left, right);
   place.append(beside);
   left.append(element("p", { class: "panel tstate" }, element("b", { class: "tstate" }, words({ en: "state S", zh: "状态 S" })), ` [${data.size}, ${data.size}]`));
-  right.append(element("p", { class: "panel" }, element("b", { class: "toutput" }, words({ en: "o = q S speaks of", zh: "o = q S 说的是" })), ` [${data.size}]`));
+  right.append(element("p", { class: "panel" }, element("b", { class: "toutput" }, words({ en: "o = q S speaks of", zh: "o = q S 指向的词" })), ` [${data.size}]`));
   const box = grid(left, {
     rows: data.size,
     cols: data.size,

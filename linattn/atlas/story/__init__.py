@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linattn.atlas.index import gallery
-from linattn.atlas.mathml import mathml
+from linattn.atlas.mathml import spread
 from linattn.atlas.page import Entry, Page
 from linattn.atlas.story.chapters import FIGURES
 from linattn.atlas.story.drawings import DRAWINGS, framed
@@ -45,7 +45,7 @@ LEADS = (
     Both("A state passed from token to token is an old idea, and so is the gate that preserves it.",
          "在 token 之间传递状态并不新，用门来保护它也不新。"),
     Both("A decay between zero and one: fixed in advance, or computed from the token.", "零到一之间的衰减：预先固定，或由 token 算出。"),
-    Both("A linear system whose coefficients come to depend on the token.", "一个线性系统，它的系数变得依赖于 token。"),
+    Both("A linear system whose coefficients come to depend on the token.", "一个线性系统，后来系数由 token 决定。"),
     Both("One function computed as a recurrence, as a masked matrix, or chunk by chunk.", "同一个函数的三种算法：递推、带掩码的矩阵、分块。"),
     Both("A weight of its own for the present token, and a state that is erased before it is written.",
          "当前 token 另有一个权重；写入之前，先擦除状态。"),
@@ -103,7 +103,7 @@ def _line(atlas: Atlas) -> str:
     for name, chapter, latex, added in LINE:
         page = f' · <a href="../systems/{name}.html"><code>{name}</code></a>' if name in atlas.inspections else ""
         words = f'<a href="{chapter}.html">{spoken(added)}</a>{page}'
-        rows.append(f'<dt>{words}</dt><dd tabindex="0">{mathml(latex)}</dd>')
+        rows.append(f'<dt>{words}</dt><dd tabindex="0">{spread(latex)}</dd>')
     return f'<h2>{spoken(WHOLE)}</h2><dl class="facts equations line-of">{"".join(rows)}</dl>'
 
 

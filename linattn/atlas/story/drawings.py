@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from linattn.atlas import sentence
-from linattn.atlas.cell import AFTER, BOXES, FADE, LINE, READ, WIDE, WRITE, cell
+from linattn.atlas.cell import AFTER, BEFORE, BOXES, FADE, LINE, READ, WIDE, WRITE, cell
 from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both, labelled
 
-BROAD, FLOOR, HALF = 820, 318, 59  # the width of rows of boxes, where the inputs of gates stand, and half of a box in a row
+BROAD, TALL = 820, 360  # the widths of rows of boxes: on wide screens and on phones
+FLOOR, HALF = 318, 59  # where the inputs of gates stand, and half of a box in a row
 
 
 def framed(svg: str) -> str:
@@ -30,13 +31,13 @@ def of(name: str) -> Callable[[], str]:
 def rnn() -> str:
     """Draw a recurrent network: a vector, a matrix and a tanh at every token."""
     d = sentence.DIM
-    steps = (("×", 150, "W", f"[{d}, {d}]", "decay"), ("+", 285, "x_t U", f"[1, {d}]", "v"))
-    parts = [wire([(94, LINE), (AFTER - 36, LINE)]), box(58, LINE, "h_{t−1}", f"[1, {d}]", "state", 72)]
+    steps = (("×", FADE, "W", f"[{d}, {d}]", "decay"), ("+", 236, "x_t U", f"[1, {d}]", "v"))
+    parts = [wire([(BEFORE + 36, LINE), (AFTER - 36, LINE)]), box(BEFORE, LINE, "h_{t−1}", f"[1, {d}]", "state", 72)]
     for sign, x, name, shape, tensor in steps:
         parts += [node(x, LINE, sign, tensor), wire([(x, BOXES - 22), (x, LINE + 16)], tensor), box(x, BOXES, name, shape, tensor)]
-    parts += [box(405, LINE, "tanh", f"[1, {d}]", "output"), box(AFTER, LINE, "h_t", f"[1, {d}]", "state", 72)]
+    parts += [box(350, LINE, "tanh", f"[1, {d}]", "output"), box(AFTER, LINE, "h_t", f"[1, {d}]", "state", 72)]
     parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, BOXES - 23)], "output"), box(READ, BOXES, "o_t", f"[1, {d}]", "output")]
-    names = ((150, Both("mix", "混合")), (285, Both("write", "写入")), (405, Both("tanh", "tanh")), (READ, Both("read", "读出")))
+    names = ((FADE, Both("mix", "混合")), (236, Both("write", "写入")), (350, Both("tanh", "tanh")), (READ, Both("read", "读出")))
     parts += [text(x, 42, name, "axis") for x, name in names]
     label = Both(
         "The cell of an RNN: the state times a matrix, plus the token, through a tanh.", "RNN 的单元：状态乘矩阵，加上 token，再过 tanh。"
@@ -50,8 +51,8 @@ def lstm() -> str:
     shape = f"[1, {d}]"
     gates = ((FADE, "f_t", "decay", LINE + 16), (WRITE - 90, "i_t", "k", 161), (WRITE + 10, "c̃_t", "v", 161), (AFTER + 10, "g_t", "q", 0))
     parts = [
-        wire([(94, LINE), (AFTER - 36, LINE)]),
-        box(58, LINE, "c_{t−1}", shape, "state", 72),
+        wire([(BEFORE + 36, LINE), (AFTER - 36, LINE)]),
+        box(BEFORE, LINE, "c_{t−1}", shape, "state", 72),
         box(AFTER, LINE, "c_t", shape, "state", 72),
     ]
     parts += [node(FADE, LINE, "⊙", "decay"), wire([(FADE, BOXES - 22), (FADE, LINE + 16)], "decay")]
@@ -67,7 +68,7 @@ def lstm() -> str:
         wire([(AFTER + 43, BOXES - 10), (READ - 40, BOXES - 30), (READ - 13, 160)], "q"),
         wire([(READ, 166), (READ, BOXES - 23)], "output"),
     ]
-    parts += [box(READ, BOXES, "h_t", shape, "output"), *_fed(gates), box(58, FLOOR, "x_t h_{t−1}", f"[1, {2 * d}]", "output", 92)]
+    parts += [box(READ, BOXES, "h_t", shape, "output"), *_fed(gates), box(BEFORE + 10, FLOOR, "x_t h_{t−1}", f"[1, {2 * d}]", "output", 92)]
     parts += [box(x, BOXES, name, shape, tensor) for x, name, tensor, _ in gates]
     names = ((FADE, Both("decay", "衰减")), (middle, Both("write", "写入")), (READ, Both("read", "读出")))
     parts += [text(x, 42, name, "axis") for x, name in names]
@@ -81,7 +82,7 @@ def lstm() -> str:
 
 def _fed(gates: Sequence[tuple[float, str, str, float]]) -> list[str]:
     """Draw dashed lines from one input at the bottom to every gate."""
-    return [wire([(104, FLOOR), (x, FLOOR), (x, BOXES + 24)], "output", dashed=True) for x, *_ in gates]
+    return [wire([(BEFORE + 56, FLOOR), (x, FLOOR), (x, BOXES + 24)], "output", dashed=True) for x, *_ in gates]
 
 
 def system(selective: bool) -> str:
@@ -90,14 +91,14 @@ def system(selective: bool) -> str:
     fade, b, c = ("e^{ΔₜA}", "Δ_tB_t", "C_t") if selective else ("e^{ΔA}", "B̄", "C")
     state = f"[{n}]"
     parts = [
-        wire([(94, LINE), (AFTER - 36, LINE)]), box(58, LINE, "h_{t−1}", state, "state", 72), box(AFTER, LINE, "h_t", state, "state", 72),
+        wire([(BEFORE + 36, LINE), (AFTER - 36, LINE)]), box(BEFORE, LINE, "h_{t−1}", state, "state", 72), box(AFTER, LINE, "h_t", state, "state", 72),
         node(FADE, LINE, "⊙", "decay"), wire([(FADE, BOXES - 22), (FADE, LINE + 16)], "decay"), box(FADE, BOXES, fade, state, "decay"),
         node(WRITE, LINE, "+", "k"), wire([(WRITE, 134), (WRITE, LINE + 16)], "k"), node(WRITE, 150, "×", "v"),
         wire([(WRITE - 40, BOXES - 22), (WRITE - 12, 161)], "k"), wire([(WRITE + 40, BOXES - 22), (WRITE + 12, 161)], "v"),
         box(WRITE - 42, BOXES, b, state, "k", 76), box(WRITE + 42, BOXES, "x_t", "[1]", "v", 76),
         wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)]), node(READ, 150, "×", "output"),
-        wire([(AFTER + 33, BOXES), (READ - 58, BOXES), (READ - 11, 162)], "q"), box(AFTER, BOXES, c, state, "q"),
-        wire([(READ, 166), (READ, BOXES - 23)], "output"), box(READ, BOXES, "y_t", "[1]", "output"), text(READ + 10, 186, "+ D x", "shape", "start"),
+        wire([(AFTER + 33, BOXES), (READ - 44, BOXES), (READ - 11, 162)], "q"), box(AFTER, BOXES, c, state, "q"),
+        wire([(READ, 166), (READ, BOXES - 23)], "output"), box(READ, BOXES, "y_t", "[1]", "output"), text(READ + 8, 186, "+Dx", "shape", "start"),
     ]  # fmt: skip
     for x, name in ((FADE, Both("decay", "衰减")), (WRITE, Both("write", "写入")), (READ, Both("read", "读出"))):
         parts.append(text(x, 42, name, "axis"))
@@ -146,7 +147,12 @@ def rwkv_block() -> str:
 
 
 def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both) -> str:
-    """Draw two paths from x to y that meet in a product: boxes with the shapes of their outputs."""
+    """Draw two paths from x to y that meet in a product: boxes with the shapes of their outputs, for wide screens and for phones."""
+    return _across(above, below, outside, label) + _down(above, below, outside, label)
+
+
+def _across(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both) -> str:
+    """Draw the paths from left to right, one above the other."""
     top, low, start, end = 62, 178, 60, 700
     middle = (top + low) / 2
     parts = [box(start, middle, "x", outside, "v", 72)]
@@ -163,36 +169,57 @@ def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Bo
     return drawing(BROAD, 240, [*parts, box(BROAD - 50, middle, "y W_o", outside, "output", 80)], label, "cell broad")
 
 
-def _named(x: float, y: float, name: str | Both, shape: str, tensor: str) -> str:
-    """Draw a box whose name may be words."""
+def _down(left: Sequence[Part], right: Sequence[Part], outside: str, label: Both) -> str:
+    """Draw the paths from top to bottom, side by side."""
+    top, step, middle = 34, 74, TALL / 2
+    end = top + step * (max(len(left), len(right)) + 1)
+    parts = [box(middle, top, "x", outside, "v", 72)]
+    for side, row in ((-1, left), (1, right)):
+        x, y = middle + 88 * side, top
+        for i, (name, shape, tensor) in enumerate(row):
+            at = top + step * (i + 1)
+            parts += [wire([(middle + 36 * side, top), (x, top), (x, at - 22)] if i == 0 else [(x, y), (x, at - 22)], "v")]
+            parts += [_named(x, at, name, shape, tensor, 72)]
+            y = at + 22
+        parts.append(wire([(x, y), (x, end), (middle + 16 * side, end)], row[-1][2]))
+    parts += [node(middle, end, "⊙", "output"), wire([(middle, end + 16), (middle, end + step - 23)], "output")]
+    return drawing(TALL, end + step + 28, [*parts, box(middle, end + step, "y W_o", outside, "output", 80)], label, "cell tall")
+
+
+def _named(x: float, y: float, name: str | Both, shape: str, tensor: str, half: float = HALF) -> str:
+    """Draw a box, ``half`` to each side of ``x``, whose name may be words."""
     if isinstance(name, str):
-        return box(x, y, name, shape, tensor, 2 * HALF)
-    frame = f'<rect class="box" x="{x - HALF:g}" y="{y - 22:g}" width="{2 * HALF}" height="44" rx="6"/>'
+        return box(x, y, name, shape, tensor, 2 * half)
+    frame = f'<rect class="box" x="{x - half:g}" y="{y - 22:g}" width="{2 * half:g}" height="44" rx="6"/>'
     return f'<g class="t t{tensor}">{frame}{text(x, y - 2, name, "t small")}{text(x, y + 15, shape, "shape")}</g>'
 
 
 def duality() -> str:
-    """Draw the overlap of the two families of systems."""
+    """Draw the overlap of the two families of systems, for wide screens and for phones."""
+    across = _overlap((BROAD, 182), ((165, 84), (410, 84), (655, 84)), ((20, 16, 520, 150), (280, 16, 520, 150)), "cell broad")
+    return across + _overlap((TALL, 388), ((180, 76), (180, 184), (180, 298)), ((12, 12, 336, 232), (12, 140, 336, 232)), "cell tall")
+
+
+def _overlap(size: tuple[int, int], places: Sequence[tuple[int, int]], frames: Sequence[tuple[int, int, int, int]], kind: str) -> str:
+    """Draw two overlapping ``frames`` (x, y, width, height), and at ``places`` what lies in the first, in both and in the second."""
     said = (
-        (165, Both("state-space models", "状态空间模型"), Both("S4, Mamba: any decay", "S4、Mamba：任意的衰减"), "state"),
-        (410, Both("SSD", "SSD"), Both("one decay per head: Mamba-2", "每个头一个衰减：Mamba-2"), "decay"),
-        (655, Both("masked attention", "带掩码的注意力"), Both("scores times any mask", "得分乘任意掩码"), "q"),
+        (Both("state-space models", "状态空间模型"), Both("S4, Mamba: any decay", "S4、Mamba：任意的衰减"), "state"),
+        (Both("SSD", "SSD"), Both("one decay per head: Mamba-2", "每个头一个衰减：Mamba-2"), "decay"),
+        (Both("masked attention", "带掩码的注意力"), Both("scores times any mask", "得分乘任意掩码"), "q"),
     )
-    frames = ((20, 520, "state"), (280, 520, "q"))
-    parts = [
-        f'<g class="t t{tensor}"><rect class="box" x="{x}" y="16" width="{width}" height="150" rx="75" fill-opacity=".55"/></g>'
-        for x, width, tensor in frames
+    shapes = [
+        (f'x="{x}" y="{y}" width="{width}" height="{height}" rx="75"', tensor)
+        for (x, y, width, height), tensor in zip(frames, ("state", "q"), strict=True)
     ]
-    parts += [
-        f'<g class="t{tensor}"><rect class="wire" x="{x}" y="16" width="{width}" height="150" rx="75"/></g>' for x, width, tensor in frames
-    ]
-    for x, name, more, tensor in said:
-        parts.append(f'<g class="t t{tensor}">{text(x, 84, name, "t name")}</g>{text(x, 108, more, "axis")}')
+    parts = [f'<g class="t t{tensor}"><rect class="box" {shape} fill-opacity=".55"/></g>' for shape, tensor in shapes]
+    parts += [f'<g class="t{tensor}"><rect class="wire" {shape}/></g>' for shape, tensor in shapes]
+    for (x, y), (name, more, tensor) in zip(places, said, strict=True):
+        parts.append(f'<g class="t t{tensor}">{text(x, y, name, "t name")}</g>{text(x, y + 24, more, "axis")}')
     label = Both(
         "State-space models and masked attention overlap; what lies in both is SSD, with one decay per head.",
         "状态空间模型与带掩码的注意力有交集，同时属于两者的是 SSD：每个头一个衰减。",
     )
-    return drawing(BROAD, 182, parts, label, "cell broad")
+    return drawing(*size, parts, label, kind)
 
 
 DRAWINGS: dict[int, dict[str, Callable[[], str]]] = {

@@ -108,7 +108,7 @@ def _convolved(spec: Spec, places: tuple[float, ...]) -> list[str]:
     """Bar below the boxes of the inputs: the short convolution that they come from."""
     if not spec.conv:
         return []
-    y, left, right = BOXES + 46, min(places) - 34, max(places) + 34
+    y, left, right = BOXES + 46, min(places) - 44, max(places) + 44
     name = Both(f"short convolution, {spec.conv} tokens", f"短卷积，宽 {spec.conv}")
     frame = f'<g class="t tv"><rect class="box" x="{left:g}" y="{y - 11}" width="{right - left:g}" height="22" rx="5"/></g>'
     return [*(wire([(x, y - 11), (x, BOXES + 22)], "v") for x in places), frame, text((left + right) / 2, y + 4.5, name, "shape")]

@@ -98,8 +98,8 @@ class Study:
 
 
 def shown(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Columns that are not empty in all ``rows``, and the papers' claims."""
-    return [c for c in columns if c.key == "paper_says" or any(row.get(c.key) is not None for row in rows)]
+    """Columns that are not empty in all ``rows``."""
+    return [c for c in columns if any(row.get(c.key) is not None for row in rows)]
 
 
 def mean_and_spread(name: str, values: Iterable[float | None]) -> dict[str, float | None]:

@@ -287,9 +287,7 @@ def test_capacity_attains_the_bound_and_never_passes_it():
     assert by["deltanet", "random", 2000]["exact"] >= 4
     assert by["gla", "orthonormal", 1]["exact"] == 0
     assert by["rwkv7", "random", 1]["rule"] == "decayed delta"
-    assert by["linear", "orthonormal", 1]["agrees"] is True
-    assert by["gla", "orthonormal", 1]["paper_says"] is None is by["deltanet", "orthonormal", 1]["source"], "it speaks of sums"
-    assert all(row["agrees"] for row in table if row["keys"] == "random")
+    assert {row["paper_says"] for row in table} == {None}, "linear algebra alone decides what a paper could claim here"
     for _, result in done:
         assert all(e <= 1 for e in result["exact"])
     for row in table:

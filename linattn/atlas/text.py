@@ -5,18 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from html import escape
-from typing import NamedTuple
 
 from linattn.atlas.mathml import mathml, pieces
+from linattn.report.language import CODES, Both
 
-CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute lang
-
-
-class Both(NamedTuple):
-    r"""Text in English and in Chinese: plain text, in which ``\(...\)`` is LaTeX."""
-
-    en: str
-    zh: str
+__all__ = ["CODES", "Both", "fragment", "labelled", "marked", "possessive", "spoken"]
 
 
 def spoken(words: Both, tag: str = "span") -> str:

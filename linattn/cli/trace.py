@@ -20,7 +20,13 @@ def trace(
     stop: Stop = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Also draw it: an .svg file or an .html page.", show_default="no drawing"),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Also draw it: an .svg file in English or an .html page in English and Chinese.",
+            show_default="no drawing",
+        ),
     ] = None,
 ) -> None:
     """Trace one step of generation from text to text.

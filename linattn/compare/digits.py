@@ -1,4 +1,4 @@
-"""The task of handwritten digits: an image model of any mixer that lets a token read all others."""
+"""Task of handwritten digits, for image models with any bidirectional mixer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from linattn.experiment.study import Column
 from linattn.models import ImageConfig, ImageModel
 from linattn.report.words import figure, percent
 
-PATCH, SHIFT = 2, 1  # pixels: of a token on a side, and by which an image is moved at most while it is learned
+PATCH, SHIFT = 2, 1  # pixels: side of a token, and largest shift of a training image
 REPEATS = 5  # of the measured pass
 TOKENS = (SIZE // PATCH) ** 2
-OPTIONS = {  # for so few tokens: the usual 49 agents and 128 slots are more than those that they speak for
+OPTIONS = {  # the default 49 agents and 128 slots are more than the 16 tokens
     "agent": {"agents": 4},
     "linformer": {"length": TOKENS, "slots": TOKENS // 2},
 }
@@ -29,12 +29,12 @@ _OURS = ("focused", "agent", "mobile", "efficientvit", "slab")
 
 
 class DigitsTask:
-    """UCI's handwritten digits, 8 x 8 pixels, as 4 x 4 tokens that overlap; every fifth image is kept for the test."""
+    """UCI's handwritten digits, 8 x 8 pixels, as 4 x 4 overlapping tokens; every fifth image is a test image."""
 
     title = "Handwritten digits by mixers that read both ways"
     question = (
-        "Small image models of equal size learn to tell ten handwritten digits apart. They are judged by the share of images "
-        "that they had not seen and name rightly."
+        "Small image models of equal size learn to classify handwritten digits. They are judged by the share of test images that they "
+        "classify correctly."
     )
     full = Recipe(mixers=_OURS, steps=900, dim=64, layers=2, batch_size=64, learning_rate=6e-3)
     quick = Recipe(mixers=_OURS, steps=20, dim=32, layers=1, batch_size=64, learning_rate=3e-3, seeds=1)

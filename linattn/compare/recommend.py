@@ -1,4 +1,4 @@
-"""The task of what comes next: the histories of users and an item to be found at the end of each, by models of any causal mixer."""
+"""Task of next-item recommendation from the histories of users, for models with any causal mixer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from linattn.models.recommend import padded
 from linattn.models.stack import sequence_misfit
 from linattn.report.words import figure, percent
 
-AT = 10  # an item among the first ten is found
-LENGTH = 50  # of histories that a model looks at; of longer ones the end
-LEAST = 3  # items of a history that takes part in the test: one to learn from, one for validation, one for the test
+AT = 10  # ranks that count as found
+LENGTH = 50  # items of a history that a model reads, the latest ones
+LEAST = 3  # items of a history with a test item: one for training, one for validation, one for the test
 REPEATS = 3  # of the measured pass
-DROPOUT = 0.2  # logs are small: a model would know them by heart
+DROPOUT = 0.2  # logs are small, and models would memorise them
 _OURS = ("linrec", "softmax", "gla")
 
 
 class RecommendTask:
-    """Leave one out: the last item of each history is the test's, the one before for validation, from the others it is learned."""
+    """Leave one out: the last item of each history is for the test, the one before for validation, the others are for training."""
 
     title = "What comes next, by causal mixers"
     question = (
-        "Small models of equal size read what users took and rank all items by how likely they are next, none left out. "
-        "The last item of each history was never learned from: HR@10 is the share of users for whom it is among the first ten, NDCG@10 "
+        "Small models of equal size read the histories of users and rank all items by their probability of being next. "
+        "The last item of each history is the test item. HR@10 is the share of users for whom it is among the first ten, and NDCG@10 "
         "weighs it by 1 / log2(1 + rank)."
     )
     full = Recipe(mixers=_OURS, steps=600, dim=64, layers=2, batch_size=128, learning_rate=3e-3)
@@ -56,7 +56,7 @@ class RecommendTask:
     @cached_property
     def data(self) -> Split:
         """The log, split."""
-        with torch.device("cpu"):  # models are sized without memory, and who asks first may be one of those
+        with torch.device("cpu"):  # the first access may come from a model that is sized on the meta device
             return self._split()
 
     def _split(self) -> Split:
@@ -83,7 +83,7 @@ class RecommendTask:
         return RecommendModel(config)
 
     def batches(self, recipe: Recipe, seed: int) -> Iterator[list[Tensor]]:
-        """Stretches of histories without their last two items, those of one item left out."""
+        """Batches of parts of the training histories."""
         generator, learned = torch.Generator().manual_seed(seed), self.data.learned
         while True:
             chosen = torch.randint(len(learned), (recipe.batch_size,), generator=generator).tolist()
@@ -106,7 +106,7 @@ class RecommendTask:
 
 
 class Split:
-    """A log left-one-out: what is learned from, what is asked, and what is known of the answers."""
+    """A log split for leave-one-out: training histories, test histories and items, and reference figures."""
 
     def __init__(self, log: Interactions, chain: Chain | None = None) -> None:
         self.log, self._chain = log, chain
@@ -121,13 +121,13 @@ class Split:
             )
 
     def parts(self, size: int = 512) -> Iterator[tuple[list[Tensor], Tensor]]:
-        """Histories that are asked and what comes next, ``size`` at a time."""
+        """Batches of test histories and their next items, ``size`` at a time."""
         for start in range(0, len(self.asked), size):
             yield self.asked[start : start + size], self.wanted[start : start + size]
 
     @cache  # noqa: B019  (one split lives as long as its task)
     def references(self) -> dict[str, dict[str, float]]:
-        """The figures of ranking by popularity, and the best that is possible where the chances are known."""
+        """Figures of ranking by popularity and, if the probabilities are known, of the best possible ranking."""
         counts = torch.bincount(torch.cat(self.learned), minlength=len(self.log.items)).double()
         popular = figures_of(rank(counts.expand(len(self.wanted), -1), self.wanted))
         if self._chain is None:
@@ -151,7 +151,7 @@ def _stretch(history: Tensor, generator: torch.Generator) -> Tensor:
 def next_item_loss(model: RecommendModel, histories: list[Tensor]) -> Tensor:
     """Cross entropy of the next item over all items: after each of ``histories`` where the model is causal, else at a place in each.
 
-    Where every item sees all others, one that is asked for may not be among them: a history is cut off before it.
+    In a bidirectional model every item sees all others, so a history is cut off before the item to predict.
     """
     if not model.config.causal:
         cuts = [int(torch.randint(1, len(history), ())) for history in histories]

@@ -1,4 +1,4 @@
-"""Tasks from one sequence of letters to another: to write it backwards, or sorted, at lengths that were never learned."""
+"""Tasks from sequence to sequence: writing letters backwards or sorted, tested at lengths that were not trained."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from linattn.models.stack import sequence_misfit
 from linattn.report.words import figure, percent
 
 LETTERS = 12  # tokens 1 to 12; 0 ends a sequence
-LEARNED = (3, 4, 5, 6, 8, 9, 10, 12)  # lengths
-BETWEEN, BEYOND = (7, 11), (13, 14)  # lengths that are asked for and not learned from
-PLACES = 20  # of a model: more than any sequence has tokens
-ASKED = 128  # sequences of each length that is asked for
+LEARNED = (3, 4, 5, 6, 8, 9, 10, 12)  # lengths in training
+BETWEEN, BEYOND = (7, 11), (13, 14)  # lengths in the test
+PLACES = 20  # positions of a model, more than any sequence has tokens
+ASKED = 128  # test sequences of each length
 _OURS = ("softmax", "cosformer", "linear_transformer")
 Pairs = list[tuple[Tensor, Tensor]]  # sources [B, n] and targets [B, n + 1], whose last token is the stop; one length each
 
 
 class SequenceTask:
-    """Sequences of random letters and what ``write`` makes of them."""
+    """Sequences of random letters, and the targets that ``write`` makes of them."""
 
     full = Recipe(mixers=_OURS, steps=1500, dim=64, layers=2, batch_size=64, learning_rate=3e-3)
     quick = Recipe(mixers=_OURS, steps=20, dim=32, layers=1, batch_size=32, learning_rate=3e-3, seeds=1)
@@ -45,8 +45,8 @@ class SequenceTask:
         self.title = title
         learned, between, beyond = (", ".join(map(str, lengths)) for lengths in (LEARNED, BETWEEN, BEYOND))
         self.question = (
-            f"Small encoders and decoders of equal size learn to write {doing}, of {learned} letters. They are judged by the share of "
-            f"sequences that they write without a mistake, token by token, at lengths that they have not seen: {between}, and {beyond}."
+            f"Small encoder-decoders of equal size learn to write {doing}, with lengths of {learned} letters. They are judged by the share "
+            f"of sequences that greedy decoding writes without any error, at lengths that were not trained: {between}, and {beyond}."
         )
         self._write = write
 
@@ -124,7 +124,7 @@ def written_per_second(model: Seq2SeqModel, source: Tensor, mask: Tensor | None,
 
 
 def _right(model: Seq2SeqModel, pairs: Pairs) -> float:
-    """The share of sources whose target is written without a mistake."""
+    """Share of sources whose target is written without error."""
     right = [torch.equal(row, wanted[:-1]) for source, target in pairs for row, wanted in zip(model.decode(source), target, strict=True)]
     return sum(right) / len(right)
 

@@ -30,8 +30,8 @@ class TranslateTask:
 
     title = "Translating, character by character"
     question = (
-        "Small encoders and decoders of equal size learn to translate short sentences. They are judged by how many bits they need for a "
-        "character of a translation that they have not seen, given the source and the characters before it."
+        "Small encoder-decoders of equal size learn to translate short sentences. They are judged by the bits per character of test "
+        "translations, given the source and the characters before."
     )
     full = Recipe(mixers=("softmax", "cosformer", "linear_transformer"), steps=1500, dim=128, layers=2, batch_size=32, learning_rate=2e-3)
     quick = Recipe(mixers=("softmax", "cosformer"), steps=20, dim=32, layers=1, batch_size=16, learning_rate=3e-3, seeds=1)

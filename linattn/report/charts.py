@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from linattn.report.language import Words, both, sentence
 from linattn.report.plot import Axis, Heading, Series, lines
 
 
@@ -12,13 +13,14 @@ from linattn.report.plot import Axis, Heading, Series, lines
 class Chart:
     """A plot: its title, a sentence on what it shows, a sentence on the result, and the SVG."""
 
-    title: str
-    meaning: str
-    found: str
+    title: Words
+    meaning: Words
+    found: Words
     svg: str
 
 
-def line_chart(heading: Heading, found: str, series: Sequence[Series], x: Axis, y: Axis) -> Chart:
-    """Plot lines under ``heading``; screen readers also read the sentence ``found``."""
-    told = replace(heading, description=f"{heading.description} {found}")
+def line_chart(heading: Heading, found: Words, series: Sequence[Series], x: Axis, y: Axis) -> Chart:
+    """Plot lines under ``heading`` in both languages; screen readers also read the sentence ``found``."""
+    told = Heading(heading.key, both(heading.title), sentence(heading.description, found))
+    x, y = (replace(axis, label=both(axis.label)) for axis in (x, y))
     return Chart(heading.title, heading.description, found, lines(told, series, x, y))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from linattn.report.language import Words, drawn, labelled, sentence
 from linattn.report.scales import Scale
 
 WIDTH, HEIGHT = 460, 300
@@ -32,18 +33,18 @@ class Series:
 class Axis:
     """An axis: its quantity, its unit, and the format of its ticks."""
 
-    label: str
+    label: Words
     scale: Scale
     write: Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Heading:
-    """An image's name for those who cannot see it: identifier in the page, title, description."""
+    """Accessible name of an image: identifier in the page, title, description; strings for a file in one language."""
 
     key: str
-    title: str
-    description: str
+    title: Words
+    description: Words
 
 
 def lines(heading: Heading, series: Sequence[Series], x: Axis, y: Axis) -> str:
@@ -91,7 +92,7 @@ def _first(group: list[float], low: float, high: float, least: float) -> float:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The rectangle of a plot of lines, ``right`` being its right edge and ``height`` that of the whole plot."""
+    """The rectangle of a line plot; ``right`` is its right edge and ``height`` the height of the whole plot."""
 
     x: Axis
     y: Axis
@@ -102,8 +103,8 @@ class _Frame:
         return LEFT + (self.right - LEFT) * self.x.scale(x), self.height - BOTTOM - (self.height - BOTTOM - TOP) * self.y.scale(y)
 
     def grid(self) -> list[str]:
-        parts = [f'<text class="axis" x="2" y="12">{escape(self.y.label)}</text>']
-        parts.append(f'<text class="axis" x="{self.right:.1f}" y="{self.height - 6}" text-anchor="end">{escape(self.x.label)}</text>')
+        parts = [drawn('class="axis" x="2" y="12"', self.y.label)]
+        parts.append(drawn(f'class="axis" x="{self.right:.1f}" y="{self.height - 6}" text-anchor="end"', self.x.label))
         parts.append(f'<path class="grid" d="M{LEFT} {self.height - BOTTOM}H{self.right:.1f}"/>')  # the low end may be no tick
         for value in self.y.scale.ticks:
             _, y = self.at(self.x.scale.low, value)
@@ -148,8 +149,10 @@ def _marker(style: int, x: float, y: float) -> str:
 
 
 def _svg(heading: Heading, parts: Sequence[str], height: float, kind: str) -> str:
-    return (
-        f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{heading.key}-t {heading.key}-d">'
-        f'<title id="{heading.key}-t">{escape(heading.title)}</title><desc id="{heading.key}-d">{escape(heading.description)}</desc>'
-        f"{''.join(parts)}</svg>"
-    )
+    size, drawing = f'class="{kind}" viewBox="0 0 {WIDTH} {height}" role="img"', "".join(parts)
+    if isinstance(heading.title, str) and isinstance(heading.description, str):
+        named = (
+            f'<title id="{heading.key}-t">{escape(heading.title)}</title><desc id="{heading.key}-d">{escape(heading.description)}</desc>'
+        )
+        return f'<svg {size} aria-labelledby="{heading.key}-t {heading.key}-d">{named}{drawing}</svg>'
+    return f"<svg {size} {labelled(sentence(heading.title, heading.description))}>{drawing}</svg>"

@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 from linattn.generate.text import printable
 from linattn.generate.trace import Stage, Trace
+from linattn.report.language import Both
 from linattn.report.words import memory, percent
 
 BAR = 24  # characters of a probability of 1
 
 
-def lines(trace: Trace) -> Iterator[str]:
-    """The steps from text to text, numbered; no control codes."""
-    yield f"1 tokenise    {quoted(trace.prompt)}: {len(trace.tokens)} {'token' if len(trace.tokens) == 1 else 'tokens'}"
+TITLES = {
+    "tokenise": Both("1 tokenise", "1 分词"),
+    "embedding": Both("2 embed", "2 嵌入"),
+    "layers": Both("3 layers", "3 各层"),
+    "classify": Both("4 classify", "4 分类"),
+    "sample": Both("5 sample", "5 采样"),
+    "loop": Both("6 loop", "6 循环"),
+}
+
+
+def lines(trace: Trace, language: str = "en") -> Iterator[str]:
+    """The steps from text to text, numbered, in the language "en" or "zh"; no control codes."""
+
+    def say(words: Both) -> str:
+        return getattr(words, language)
+
+    def title(step: str, width: int = 14) -> str:
+        return _padded(say(TITLES[step]), width)
+
+    count = len(trace.tokens)
+    counted = Both(f"{count} {'token' if count == 1 else 'tokens'}", f"{count} 个 token")
+    yield f"{title('tokenise')}{quoted(trace.prompt)}: {say(counted)}"
     yield from _wrapped(f"{quoted(t.text)} {t.number}" for t in trace.tokens)
-    for number, part, title in ((2, "embedding", "embed"), (3, "", "layers")):
-        stages = [s for s in trace.stages if (s.part == part if part else s.part in ("mixer", "ffn", "norm"))]
-        if part:
-            yield f"{'':24}{'shape':15}{'rms':>8}   largest entries, of the last token"
-            yield f"{number} {title:22}{described(stages[0])}"
-        else:
-            yield f"{number} {title}"
-            yield from (line for stage in stages for line in _layer(stage))
-    classifier = trace.stages[-1]
-    yield f"4 classify    {shape(classifier.shape)}: a logit for each of {classifier.shape[-1]:,} tokens"
-    yield f"5 sample      {how(trace)}"
+    entries = Both("largest entries, of the last token", "最后一个 token 的最大分量")
+    yield f"{'':24}{_padded(say(Both('shape', '形状')), 15)}{'rms':>8}   {say(entries)}"
+    yield f"{title('embedding', 24)}{described(next(s for s in trace.stages if s.part == 'embedding'))}"
+    yield say(TITLES["layers"])
+    for stage in trace.stages:
+        if stage.part in ("mixer", "ffn", "norm"):
+            yield f"{_padded(say(name_of(stage)), 24)}{described(stage)}"
+            if more := told(stage):
+                yield f"{'':24}{say(more)}"
+    classifier = trace.stages[-1].shape
+    yield f"{title('classify')}{shape(classifier)}: {say(logits(classifier[-1]))}"
+    yield f"{title('sample')}{say(how(trace))}"
     width = max(len(quoted(t.text)) for t in trace.candidates)
     for t in trace.candidates:
         chosen = " <" if t.number == trace.written[0].number else ""
         bar = "#" * round(BAR * t.probability) + chosen
         yield f"    {quoted(t.text):{width}} {t.number:6}  logit {t.logit:7.2f}  {percent(t.probability):>8} {bar}".rstrip()
-    yield f"6 loop        {len(trace.written)} chosen, ended {trace.ended}"
+    chosen_count = Both(f"{len(trace.written)} chosen, ended ", f"选出 {len(trace.written)} 个，")
+    yield f"{title('loop')}{say(chosen_count)}{say(ended(trace))}"
     yield from _wrapped(f"{quoted(t.text)} {percent(t.probability)}" for t in trace.written)
-    yield f"  text        {quoted(trace.text)}"
+    yield f"{_padded(say(Both('  text', '  文本')), 14)}{quoted(trace.text)}"
+
+
+def _padded(text: str, width: int) -> str:
+    """Pad ``text`` to ``width`` columns, of which a Chinese character takes two; longer text is cut off."""
+    used = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return text[:width] if used >= width else text + " " * (width - used)
+
+
+def logits(vocabulary: int) -> Both:
+    """Description of the classifier's output."""
+    return Both(f"a logit for each of {vocabulary:,} tokens", f"{vocabulary:,} 个 token 各一个 logit")
+
+
+def ended(trace: Trace) -> Both:
+    """Reason why the loop ended."""
+    count = len(trace.written)
+    if trace.ended.startswith("after"):
+        return Both(trace.ended, f"按要求写出 {count} 个 token 后结束")
+    stop = trace.ended.removeprefix("at the stop text ")
+    return Both(trace.ended, f"遇到停止文本 {stop} 结束" if stop != trace.ended else trace.ended)
 
 
 def quoted(text: str) -> str:
@@ -56,37 +99,33 @@ def described(stage: Stage) -> str:
     return f"{shape(stage.shape):15}{stage.rms:8.3f}   {largest(stage)}"
 
 
-def told(stage: Stage) -> str:
-    """State or routing of a layer; empty for most."""
+def told(stage: Stage) -> Both | None:
+    """State or routing of a layer; None for most."""
     if stage.experts:
-        return "experts " + ", ".join(f"{number} ({percent(weight)})" for number, weight in stage.experts)
+        listed = ", ".join(f"{number} ({percent(weight)})" for number, weight in stage.experts)
+        return Both(f"experts {listed}", f"专家 {listed}")
     kept = {name: size for name, size in stage.state.items() if name != "position"}
     if not kept:
-        return ""
-    return f"keeps {memory(stage.state_bytes)}: " + ", ".join(f"{name} {shape(size)}" for name, size in kept.items())
+        return None
+    listed = ", ".join(f"{name} {shape(size)}" for name, size in kept.items())
+    return Both(f"keeps {memory(stage.state_bytes)}: {listed}", f"保留 {memory(stage.state_bytes)}：{listed}")
 
 
-def how(trace: Trace) -> str:
+def how(trace: Trace) -> Both:
     """Description of the choice of the token."""
     s = trace.sampling
     if s.temperature == 0:
-        return "the likeliest"
+        return Both("the likeliest", "取概率最大者")
     limits = [f"top {s.top_k}"] if s.top_k is not None else []
     limits += [f"top {percent(s.top_p)}"] if s.top_p is not None else []
-    return ", ".join([f"temperature {s.temperature:g}", *limits])
+    return Both(", ".join([f"temperature {s.temperature:g}", *limits]), "，".join([f"温度 {s.temperature:g}", *limits]))
 
 
-def name_of(stage: Stage) -> str:
+def name_of(stage: Stage) -> Both:
     """Name of a stage: a mixer has its layer's number, a feed-forward follows it."""
     if stage.part == "mixer":
-        return f"  layer {stage.layer} {stage.name}"
-    return f"    {stage.name} norm" if stage.part == "norm" else f"    {stage.name}"
-
-
-def _layer(stage: Stage) -> Iterator[str]:
-    yield f"{name_of(stage):24.24}{described(stage)}"
-    if more := told(stage):
-        yield f"{'':24}{more}"
+        return Both(f"  layer {stage.layer} {stage.name}", f"  第 {stage.layer} 层 {stage.name}")
+    return Both(f"    {stage.name} norm", f"    {stage.name} 归一化") if stage.part == "norm" else Both(*[f"    {stage.name}"] * 2)
 
 
 def _wrapped(words: Iterable[str], width: int = 76) -> Iterator[str]:

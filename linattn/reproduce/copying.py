@@ -63,7 +63,7 @@ def examples(task: str, count: int, length: int, generator: torch.Generator) -> 
 
 
 def measure(run: Run) -> Generator[None, None, Result]:
-    """Train at the short lengths, then the share of right answers and, of copying, of whole strings at every test length."""
+    """Train at the short lengths; return the share of correct answers and, for copying, of whole strings at every test length."""
     task, generator = run["task"], torch.Generator().manual_seed(run["seed"])
     parts = [examples(task, run["examples"], length, generator) for length in run["train"]]
     shape = {"vocab_size": parts[0].vocab_size, "dim": run["dim"], "layers": 2}
@@ -76,13 +76,13 @@ def measure(run: Run) -> Generator[None, None, Result]:
 
 
 def copied(model: synthetic.Asked, _mixer: str, test: Examples) -> dict[str, Any]:
-    """Shares of letters and of whole strings; a string is whole exactly if greedy writing would have written it."""
+    """Shares of correct letters and of strings that greedy decoding would write without error."""
     good = torch.cat([right for right, _ in synthetic.right(model, test, batch_size=64)])
     return {"accuracy": good.double().mean().item(), "whole": good.all(1).double().mean().item()}
 
 
 def found(model: synthetic.Asked, mixer: str, test: Examples) -> dict[str, Any]:
-    """The share of sequences whose last answer is right; None for a cache that would not synthetic."""
+    """Share of sequences whose last answer is correct; None if the cache would be too large."""
     if not _bounded(variants.parse(mixer)) and test.ids.shape[1] > SEGMENT:
         return {"accuracy": None, "whole": None}
     value = synthetic.last_right(model, test, SEGMENT)
@@ -111,7 +111,7 @@ def rows(_settings: Settings, done: Done) -> list[Row]:
 
 
 def _beyond(results: list[Result], length: int) -> float | None:
-    """The mean at the longest test above ``length`` that was possible; None where there is none."""
+    """The mean at the longest test above ``length`` that was possible; None if there is none."""
     longer = [n for n, test in results[0]["tests"].items() if int(n) > length and test["whole"] is not None]
     return statistics.fmean(result["tests"][longer[-1]]["whole"] for result in results) if longer else None
 
@@ -149,20 +149,27 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
         if not shown:
             continue
         longest = max(settings.train[task])
-        meaning = f"The share that is right, over the length; trained with up to {tokens(longest)}."
+        meaning = f"Share of correct answers over the length; trained with lengths up to {tokens(longest)}."
         listed = ", ".join(f"{variants.parse(row['mixer']).label} {share(row['twice'])}" for row in shown if row["twice"] is not None)
         points = [{**point, "mixer": row["mixer"]} for row in shown for point in row["curve"]]
         x, y = in_tokens("length", "length"), share_of("whole", "share right")
         drawn.append(
-            curves(Heading(f"length-{task}", f"{task}: {title}", meaning), points, x, y, found=f"At twice that: {listed}.", names=names)
+            curves(
+                Heading(f"length-{task}", f"{task}: {title}", meaning),
+                points,
+                x,
+                y,
+                found=f"At twice the trained length: {listed}.",
+                names=names,
+            )
         )
     return [chart for chart in drawn if chart is not None]
 
 
 STUDY = Study(
     title="Copying and induction at unseen lengths",
-    question="Models of two layers, a short convolution and a mixer, learn to copy short strings, and to say what followed a token when it "
-    "last stood there. Which goes on at lengths that it never saw?",
+    question="Models of two layers, a short convolution and a mixer, learn to copy short strings, and to name the token that followed the "
+    "last token where it occurred before. Which continue to do so at lengths that they were not trained on?",
     quick=Settings(
         ("softmax", "softmax:window=32", "gla", "mamba", "deltanet"), 3,
         train={"copying": (4, 8, 16), "induction": (16, 32, 64)},
@@ -185,8 +192,8 @@ STUDY = Study(
     ),
     charts=charts,
     notes=(
-        "Of copying whole strings count: the share that greedy writing would get right from the first letter to the last.",
-        "Softmax without a window is tested up to 16k tokens: beyond, its cache and its time grow as the papers say.",
-        "The state is that after the longest trained sequence.",
+        "Copying counts whole strings: the share that greedy decoding writes without any error.",
+        "Softmax without a window is tested up to 16k tokens, because its cache and its time grow with the length.",
+        "The state is measured after the longest trained sequence.",
     ),
 )  # fmt: skip

@@ -184,18 +184,18 @@ def _recurrent_but(name: str, row: Row) -> bool:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """Loss by position with the state carried along, and what carrying it is worth."""
+    """Plots of the loss by position with the state carried on, and of the gain over a state that is reset."""
     across = Measure("positions", "bytes", lambda values: logarithmic(values, base=2), tokens)
     carried = Heading(
         "carried",
         "Loss by position",
-        "Bits per byte between this position and the one before, all of the past carried along; lower is better. Training texts had "
+        "Bits per byte between this position and the one before, with the state of the whole past; lower is better. Training texts had "
         f"{settings.context:,} bytes.",
     )
     gain = Heading(
         "gain",
-        "What the carried past is worth",
-        f"Bits per byte saved, on the same bytes, against forgetting everything every {settings.context:,} bytes. Below 0 the past harms.",
+        "Gain from the past",
+        f"Bits per byte saved on the same bytes, compared with a state reset every {settings.context:,} bytes. Below 0 the past harms.",
     )
     points = [{**point, "mixer": row["mixer"]} for row in table for point in row["curve"]]
     drawn = (
@@ -207,15 +207,15 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
 
 def _ends(table: list[Row], key: str) -> str:
     """The figures at the longest text."""
-    ends = ", ".join(f"{variants.parse(row['mixer']).label} {'not finite' if row[key] is None else share(row[key])}" for row in table)
+    ends = ", ".join(f"{variants.parse(row['mixer']).label} {'–' if row[key] is None else share(row[key])}" for row in table)
     return f"Up to byte {max(row['positions'] for row in table):,}: {ends}."
 
 
 STUDY = Study(
     title="Texts longer than any of the training",
-    question="Does a model that learned from short texts read on when a text becomes longer? Equal parameters, text and steps for each; "
-    "then bits per byte of held-out text by position, with the state carried along from the first byte, and with everything forgotten at "
-    "the border of each segment as long as a training text.",
+    question="Does a model trained on short texts work on longer ones? All have equal parameters, text and steps. "
+    "Measured are the bits per byte of held-out text by position, once with the state carried from the first byte and once with the state "
+    "reset after every segment as long as a training text.",
     quick=QUICK,
     full=FULL,
     runs=runs,
@@ -228,10 +228,10 @@ STUDY = Study(
     ),
     charts=charts,
     notes=(
-        "Text: the source of Python's standard library. What is held out lies in stretches of 64 KiB, each of several files as a rule.",
-        "The papers' models are 100 to 1,000 times as large and saw as many times more text: time to overfit their states to one length.",
-        "Recurrent models that diverge there may well not do so here.",
-        "A mixer diverges where the past harms, that is saves less than 0 bits. A loss that is not finite in one of the seeds stands as –.",
-        "A segment that forgets begins without the few bytes before it. A small window, which sees little else, shows what these save.",
+        "The text is the source of Python's standard library. The held-out text consists of blocks of 64 KiB, most of several files.",
+        "The papers' models are 100 to 1,000 times as large and saw as many times more text, so their states could overfit to one length.",
+        "Recurrent models that diverge there need not diverge here.",
+        "A mixer diverges if the past saves less than 0 bits. A loss that is not finite in one of the seeds is shown as –.",
+        "A reset also loses the few bytes just before it. The row of a small window, which sees little else, shows what they save.",
     ),
 )  # fmt: skip

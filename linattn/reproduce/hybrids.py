@@ -199,10 +199,15 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
     across = Measure("part", "share of softmax layers", lambda _: linear((0.0, 1.0)))
     long = f"{settings.context:,} bytes"
     wanted = (
-        (share_of("recall", "share answered"), "Recall", "The share of keys whose value is found among the pairs read before.", share),
+        (share_of("recall", "share answered"), "Recall", "Share of keys that are answered with their value.", share),
         (Measure("bits_per_byte", "bits per byte", linear), "Text", "Bits per byte of text not trained on; lower is better.", share),
-        (in_bytes("state_bytes", "bytes"), "Memory of the past", f"What is kept of {long} to go on, in float32.", memory),
-        (Measure("decode_ms", "milliseconds per token", _from_zero), "Writing a token", f"The time for a token after {long}.", number),
+        (in_bytes("state_bytes", "bytes"), "Memory of the past", f"Bytes kept of {long} of context, in float32.", memory),
+        (
+            Measure("decode_ms", "milliseconds per token", _from_zero),
+            "Writing a token",
+            f"Time for a token after {long} of context.",
+            number,
+        ),
     )
     drawn = []
     for measured, title, meaning, write in wanted:
@@ -218,8 +223,8 @@ def _from_zero(values: Iterable[float]) -> Scale:
 
 STUDY = Study(
     title="How many layers must keep everything",
-    question="Softmax in a share of the layers, a mixer with a state of fixed size in the others, all with equally many parameters: what "
-    "does each share buy in recall and in bits per byte, and what does it cost in memory and time for every token written?",
+    question="Some of the layers are softmax, the others a mixer with a state of fixed size; all models have equally many parameters. "
+    "What does each share of softmax gain in recall and bits per byte, and what does it cost in memory and in time per token?",
     quick=QUICK,
     full=FULL,
     runs=runs,
@@ -232,12 +237,12 @@ STUDY = Study(
     ),
     charts=charts,
     notes=(
-        f"Whether it is so here is told by recall, differences of up to {ALIKE:g} being none, if softmax alone answers {LEARNED:.0%}.",
+        f"Agreement is judged by recall: differences of up to {ALIKE:g} do not count, and softmax alone must answer {LEARNED:.0%}.",
         "The share counts layers that mix tokens. The paper counts feed-forwards too: its 7 % of attention are 1/7 of the mixing layers.",
         "Softmax has rotary positions here; the attention in the paper's hybrid has none.",
-        "The paper's factor of 8 is predicted for 8 billion parameters and long contexts; at this size the host's work counts.",
+        "The paper predicts its factor of 8 for 8 billion parameters and long contexts; at this size the overhead of the host counts.",
         "--quick has 4 layers, so it leaves out 1/12 and 1/6. On a CPU, times per token are of one thread.",
         "A longer training may lift a low recall: --quick's is a few hundred steps.",
-        "What learns recall has a gated short convolution before its other layers, as in Zoology (arXiv 2312.04927).",
+        "Models that learn recall have a gated short convolution before their other layers, as in Zoology (arXiv 2312.04927).",
     ),
 )  # fmt: skip

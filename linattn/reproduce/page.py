@@ -1,4 +1,4 @@
-"""report.html of a study: the question, the table with what the papers say, the plots, and how it was measured."""
+"""report.html of a study: the question, the table with the claims of the papers, the plots, and the conditions of the measurement."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from html import escape
 from typing import Any
 
 from linattn.experiment.study import Study, shown
-from linattn.report.html import document, how, machine_facts, named, plots, table
+from linattn.report.html import document, how, machine_facts, named, plots, section, table
+from linattn.report.language import Both, Words, both, markup, spoken
 from linattn.reproduce import variants
 
 
 def page(report: dict, study: Study, settings: Any, counts: tuple[int, int]) -> str:
-    """The whole page for ``report`` (what report.json holds); ``counts``: runs that are done, and that are wanted."""
+    """Render the page for ``report``, the content of report.json; ``counts`` are the finished and the requested runs."""
     parts = [_opening(report, counts), _table(report, study)]
     if report["rows"] and (drawn := study.charts(settings, report["rows"])):
         parts.append(plots(drawn))
@@ -20,8 +21,16 @@ def page(report: dict, study: Study, settings: Any, counts: tuple[int, int]) -> 
 
 
 def _opening(report: dict, counts: tuple[int, int]) -> str:
-    missing = "" if report["complete"] else f" <b>{counts[0]:,} of {counts[1]:,} runs are done; the same command does the rest.</b>"
-    return f'<p>{escape(report["question"])}{missing}</p>\n<p class="soft">Made by <code>{escape(report["command"])}</code>.</p>'
+    question, command = both(report["question"]), f"<code>{escape(report['command'])}</code>"
+    done, wanted = (f"{count:,}" for count in counts)
+    missing = Both("", "")
+    if not report["complete"]:
+        missing = Both(
+            f" <b>{done} of {wanted} runs are done; the same command does the rest.</b>",
+            f"<b>已完成 {done} / {wanted} 次运行；同一命令可继续。</b>",
+        )
+    made = markup(Both(f"Made by {command}.", f"由 {command} 生成。"), kind="soft")
+    return markup(Both(escape(question.en) + missing.en, escape(question.zh) + missing.zh)) + made
 
 
 def _table(report: dict, study: Study) -> str:
@@ -29,17 +38,17 @@ def _table(report: dict, study: Study) -> str:
     names = list(dict.fromkeys(str(row.get("mixer")) for row in report["rows"]))
     rows = []
     for row in report["rows"]:
-        name = named(variants.label(row["mixer"]), names.index(row["mixer"])) if first.key == "mixer" else escape(first.cell(row))
+        name = named(variants.label(row["mixer"]), names.index(row["mixer"])) if first.key == "mixer" else spoken(first.cell(row))
         rows.append((name, [c.cell(row) for c in others]))
-    caption = "Mean ± sample standard deviation over the seeds, where there are several."
-    return "<h2>The figures</h2>" + table([c.heading for c in (first, *others)], rows, caption)
+    caption = Both("Mean ± sample standard deviation over the seeds, where there are several.", "有多个种子时为各种子的均值 ± 样本标准差。")
+    return section(Both("Figures", "数据"), table([c.heading for c in (first, *others)], rows, caption))
 
 
 def _remarks(report: dict) -> str:
     left = [f"Left out: {said}" for said in left_out(report)]
-    failed = [f"Failed: {_said(x['run'])}: {x['error']}" for x in report["failures"]]
-    notes = [*report["notes"], *left, *failed]
-    return f"<h2>To know before one quotes</h2>\n<ul>{''.join(f'<li>{escape(n)}</li>' for n in notes)}</ul>" if notes else ""
+    failed = [Both(f"Failed: {said}", f"失败：{said}") for said in (f"{_said(x['run'])}: {x['error']}" for x in report["failures"])]
+    notes = "".join(spoken(note, "li") for note in (*report["notes"], *left, *failed))
+    return section(Both("Caveats", "注意事项"), f"<ul>{notes}</ul>") if notes else ""
 
 
 def left_out(report: dict) -> list[str]:
@@ -52,11 +61,14 @@ def _said(run: dict) -> str:
     return ", ".join(f"{k} {v}" for k, v in run.items() if isinstance(v, str | int | float) and k != "device")
 
 
-def _facts(report: dict, counts: tuple[int, int]) -> dict[str, str]:
-    facts = {
+def _facts(report: dict, counts: tuple[int, int]) -> dict[Words, Both | str]:
+    minutes = f"{sum(r['seconds'] for r in report['runs']) / 60:,.1f}"
+    facts: dict[Words, Both | str] = {
         "Command": f"<code>{escape(report['command'])}</code>",
         "Settings": escape(", ".join(f"{k} {_written(v)}" for k, v in report["settings"].items())),
-        "Runs": f"{counts[0]:,} of {counts[1]:,}, {sum(r['seconds'] for r in report['runs']) / 60:,.1f} minutes of work in all",
+        "Runs": Both(
+            f"{counts[0]:,} of {counts[1]:,}, {minutes} minutes of work in all", f"{counts[0]:,} / {counts[1]:,}，共 {minutes} 分钟"
+        ),
     }
     for i, machine in enumerate(report["machines"]):
         which = f" {i + 1}" if len(report["machines"]) > 1 else ""

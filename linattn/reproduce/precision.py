@@ -1,4 +1,4 @@
-"""Precision: what a state loses in bfloat16 or float16, and how long a cache and a state take to come back from where they lie.
+"""Precision: errors of a state in bfloat16 or float16, and the time to restore a cache and a state from each kind of storage.
 
 Three measurements. *Errors*: the recurrence in float64, whose state is rounded after every token, or after every 64 as one that is
 stored between chunks, against the same without rounding, by length and decay. *Recall*: models that learned multi-query associative
@@ -173,7 +173,7 @@ def _bring(run: Run) -> Result:
 
 
 def rows(_settings: Settings, done: Done) -> list[Row]:
-    """The errors at the full length, what is recalled, and what is brought back from where."""
+    """Rows of the errors at the full length, of recall, and of the times to restore."""
     by = {kind: [one for one in done if one[0]["kind"] == kind] for kind in ("errors", "recall", "bring")}
     table = [*_error_rows(by["errors"]), *_recall_rows(by["recall"])]
     for run, result in by["bring"]:
@@ -228,7 +228,7 @@ def _brought_rows(run: Run, result: Result) -> Iterator[Row]:
 
 
 def _places(one: Result) -> Row:
-    """Bytes, and for each place that there is the seconds and the bytes in each of them."""
+    """Bytes, and for each available storage the seconds and the bytes per second."""
     known = {place: one[place] for place in PLACES if one[place] is not None}
     return {"bytes": one["bytes"], **known, **{f"{place}_rate": one["bytes"] / seconds for place, seconds in known.items()}}
 
@@ -249,24 +249,24 @@ def _error_chart(rule: str, every: int, table: list[Row]) -> Chart | None:
     heading = Heading(
         f"error-{rule}-{every}",
         f"Error, {rule}, rounded after {_often(every)}",
-        f"Relative error of the latest {LATEST} outputs, without decay (1) and with one of {SHOWN[1]:g} a token.",
+        f"Relative error of the latest {LATEST} outputs, without decay (1) and with a decay of {SHOWN[1]:g} per token.",
     )
     ends = ", ".join(f"{row['dtype']} {_power(row['error'])}" for row in shown if row["error"] is not None)
     measured = Measure("error", "relative error", logarithmic, _power)
-    return curves(heading, points, _ACROSS, measured, by="name", found=f"Without decay, at the end: {ends}.")
+    return curves(heading, points, _ACROSS, measured, by="name", found=f"Without decay at the full length: {ends}.")
 
 
 def _recall_chart(table: list[Row], every: int) -> Chart | None:
     shown = [{**row, "bits": BITS[row["dtype"]]} for row in table if row.get("recall") is not None and row["every"] == every]
-    meaning = f"Share of questions that a trained model answers, its state rounded after {_often(every)}."
+    meaning = f"Share of questions that a trained model answers with its state rounded after {_often(every)}."
     bits = Measure("bits", "bits of the significand", lambda values: logarithmic(values, base=2), lambda b: f"{b:g}")
     lost = max((row["exact"] - row["recall"] for row in shown), default=0.0)
-    found = f"bfloat16 has 8 bits, float16 11, float32 24. The most that rounding costs is {lost:.3f}."
+    found = f"bfloat16 has 8 bits, float16 11, float32 24. Rounding costs at most {lost:.3f}."
     return curves(Heading("recall", "Recall", meaning), shown, bits, share_of("recall", "share answered"), found=found)
 
 
 def _bring_chart(table: list[Row]) -> Chart | None:
-    """Times over contexts; a state's is the same for all."""
+    """Plot of times over contexts; the time of a state is the same for all."""
     contexts = [row["tokens"] for row in table if row["mixer"] == "softmax"]
     points, longest = [], {}
     for row in table:
@@ -274,8 +274,8 @@ def _bring_chart(table: list[Row]) -> Chart | None:
             name, ms = f"{row['mixer']}, {place}", 1e3 * row[place]
             points += [{"name": name, "tokens": n, "ms": ms} for n in ([row["tokens"]] if row["mixer"] == "softmax" else contexts)]
             longest[name] = ms  # the longest cache comes last
-    heading = Heading("bring", "Bringing it back", "Time to bring a softmax cache, or a state instead, to where the model computes.")
-    found = f"In milliseconds, after the longest context: {', '.join(f'{name} {figure(ms)}' for name, ms in longest.items())}."
+    heading = Heading("bring", "Restoring", "Time to copy a softmax cache, or a state instead, to the memory in which the model computes.")
+    found = f"Milliseconds after the longest context: {', '.join(f'{name} {figure(ms)}' for name, ms in longest.items())}."
     return curves(heading, points, _ACROSS, Measure("ms", "milliseconds", logarithmic), by="name", found=found)
 
 
@@ -297,8 +297,8 @@ def _gigabytes(rate: float) -> str:
 
 STUDY = Study(
     title="States of half the precision, and where they lie",
-    question="What does a state lose when it is rounded after every token, or where it is stored between chunks, by length and decay, and "
-    "what does that do to recall? And how long do a key-value cache and a state take to come back from where they lie?",
+    question="How large is the error of a state that is rounded after every token, or whenever it is stored between chunks, by length and "
+    "decay, and how does it affect recall? And how long does it take to restore a key-value cache and a state from each kind of storage?",
     quick=QUICK,
     full=FULL,
     runs=runs,
@@ -313,10 +313,10 @@ STUDY = Study(
     ),
     charts=charts,
     notes=(
-        "Errors are of float64 arithmetic in which the state alone is rounded, so nothing else is in them; keys and values are random.",
-        "A model that has not learned to recall in its training has nothing to lose by rounding.",
-        "Bytes per second are those of the cache or state. A copy within one memory reads and writes each; on a CPU one thread does.",
-        "The disk is read with an empty page cache of this system; a virtual machine's host may have one of its own.",
-        "From memory to an accelerator: out of pinned memory. Caches are those of a bfloat16 stack as in the settings, and so are states.",
+        "Errors come from rounding the state alone, all other arithmetic being float64; keys and values are random.",
+        "A model that has not learned to recall loses nothing by rounding.",
+        "Bytes per second count the cache or state once; a copy within one memory reads and writes each byte, on a CPU with one thread.",
+        "The disk is read with the page cache of this system empty; the host of a virtual machine may have a cache of its own.",
+        "Copies from memory to an accelerator use pinned memory. Caches and states are those of the bfloat16 stack in the settings.",
     ),
 )  # fmt: skip

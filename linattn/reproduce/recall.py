@@ -148,9 +148,9 @@ TASKS: dict[str, Task] = {
 
 
 def runs(settings: Settings, done: Done) -> list[Run]:
-    """The trials of several learning rates, then whole trainings: all with the first seed, all with the next one, and so on.
+    """Runs of the trials of several learning rates, then of the full trainings, seed by seed.
 
-    So what is there after an hour is a table of all mixers, and what comes later its spread.
+    An interrupted study has a table of all mixers first, and their spread later.
     """
     cells = [(name, dim, mixer) for name in settings.tasks for dim in TASKS[name].dims for mixer in settings.mixers]
     wanted = []
@@ -219,7 +219,7 @@ def build(task: Task, mixer: str, dim: int, vocab_size: int, seed: int) -> synth
 
 
 def rows(settings: Settings, done: Done) -> list[Row]:
-    """A row for each line of a task, width and mixer, of its whole trainings; "curve" holds the accuracy in each test."""
+    """A row for each line of a task, width and mixer, from its full trainings; "curve" holds the accuracy in each test."""
     table = []
     whole = [one for one in done if not one[0]["trial"]]
     for (task, mixer, dim, rate), group in grouped(whole, "task", "mixer", "dim", "learning_rate").items():
@@ -268,7 +268,7 @@ def _paper(task: str, line: str, row: Row) -> Row:
 
 
 def _between(points: tuple[tuple[int, float], ...], thousand: float) -> float | None:
-    """The accuracy at so many thousand numbers, on straight lines over their logarithm; None outside of what was read."""
+    """The accuracy at ``thousand`` thousand numbers, interpolated linearly in their logarithm; None outside the points."""
     if len(points) == 1:
         return points[0][1]
     for (a, low), (b, high) in pairwise(points):
@@ -284,11 +284,11 @@ def charts(_settings: Settings, table: list[Row]) -> list[Chart]:
         shown = [row for row in table if row["task"] == task]
         heading = Heading(
             f"bytes-{task.replace(' ', '-')}",
-            f"{task}: recalled from so many bytes",
-            "The share of all questions that are answered right over the bytes that the layers keep of the longest test.",
+            f"{task}: accuracy by bytes of state",
+            "Share of all questions that are answered correctly, over the bytes that the layers keep of the longest test.",
         )
         top = sorted(shown, key=lambda row: -row["accuracy"])[:4]
-        best = (f"{variants.parse(row['mixer']).label} {share(row['accuracy'])} with {memory(row['state_bytes'])}" for row in top)
+        best = (f"{variants.parse(row['mixer']).label} {share(row['accuracy'])} ({memory(row['state_bytes'])})" for row in top)
         x, y = in_bytes("state_bytes", "bytes of state"), share_of("accuracy", "accuracy")
         drawn.append(curves(heading, shown, x, y, found=f"Best: {', '.join(best)}.", names=names))
     return [chart for chart in drawn if chart is not None]
@@ -303,7 +303,7 @@ _FULL_MIXERS = (
 STUDY = Study(
     title="What can be recalled from a state",
     question="Models of two layers, a short convolution and a mixer, read pairs of keys and values and are asked for values by their "
-    "keys. How much do they answer right, and how many bytes do they keep?",
+    "keys. How many do they answer correctly, and how many bytes do they keep?",
     quick=Settings(_QUICK_MIXERS, 3, ("quick",)),
     full=Settings(_FULL_MIXERS, 3, tuple(name for name in TASKS if name != "quick")),
     runs=runs,
@@ -317,23 +317,23 @@ STUDY = Study(
     charts=charts,
     notes=(
         (
-            "The bytes are all that the two layers keep of the longest test, the convolution's last inputs and the positions included; "
-            "softmax keeps every token. Beside the paper four bytes count as a number; a window's cache on a GPU, in bfloat16, has twice "
-            "as many."
+            "The bytes are everything that the two layers keep of the longest test, including the inputs of the convolution and the "
+            "positions; softmax keeps every token. For the comparison with the paper four bytes count as one number; a window's cache in "
+            "bfloat16 has two numbers in them."
         ),
         (
-            "With --quick the vocabulary has 256 tokens, one learning rate is tried, and a model sees 50,000 examples once, of both tasks: "
-            "what comes out is how soon they learn it and in which order, not what each could learn in the end. gated_deltanet "
-            "begins last, from the strong decays that it starts with, and in some seeds not within these 1,600 steps. "
-            "Zoology warns that it takes a vocabulary of more than a thousand to tell models apart."
+            "With --quick the vocabulary has 256 tokens, one learning rate is used, and a model sees 50,000 examples of both tasks once. "
+            "The result shows how soon the models learn, not what each could learn in the end. gated_deltanet starts with strong decays "
+            "and learns last, in some seeds not within these 1,600 steps. "
+            "Zoology needs a vocabulary of more than a thousand to separate the models."
         ),
         (
-            "With --full the shapes, the vocabulary, the batches and the learning rates are Zoology's. Of these rates the best of 2 epochs "
-            "goes on to 6 with each seed, in place of 32 for each; the tests of the first seed tell which, and may flatter it. A training "
-            "ends where its loss is below 0.005. The forgetting variant takes the rates found for recall. The tasks "
-            "of MAD are those of its baseline, with 12 epochs, after 3 with each of two rates. "
-            "Six epochs are not enough for all: on an H200 Mamba-2 of width 256 and GLA of width 128 ended at losses of 1.3 and 1.9, and "
-            "recalled less than at half the width."
+            "With --full the shapes, the vocabulary, the batches and the learning rates are Zoology's. The learning rate that is best "
+            "after 2 epochs is trained for 6 with each seed, instead of 32 epochs for every rate; it is chosen on the tests of the first "
+            "seed, which favours that seed. A training ends when its loss is below 0.005. The forgetting variant uses the rates found for "
+            "recall. The tasks of MAD are those of its baseline, with 12 epochs after 3 with each of two rates. "
+            "Six epochs are not enough for every model: on an H200 Mamba-2 of width 256 and GLA of width 128 ended at losses of 1.3 and "
+            "1.9 and recalled less than at half the width."
         ),
     ),
 )  # fmt: skip

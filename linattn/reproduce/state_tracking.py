@@ -66,7 +66,7 @@ def examples(problem: str, count: int, tokens: int, generator: torch.Generator) 
 
 
 def last(asked: Examples, places: int) -> Examples:
-    """The same with questions at the last ``places`` only."""
+    """Return ``asked`` with questions at the last ``places`` positions only."""
     labels = asked.labels.clone()
     labels[:, :-places] = IGNORED
     return Examples(asked.ids, labels, asked.vocab_size)
@@ -134,8 +134,8 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
         shown = [row for row in table if row["problem"] == problem]
         heading = Heading(
             f"length-{problem}",
-            f"{problem}: right at the end of long words",
-            f"The share of right answers at the last {TAIL} places, over the length of the word; trained with up to "
+            f"{problem}: accuracy at the end of long words",
+            f"Share of correct answers at the last {TAIL} positions, over the length of the word; trained with up to "
             f"{max(settings.problems[problem].train)} tokens.",
         )
         found = ", ".join(f"{variants.parse(row['mixer']).label} {share(row['accuracy'])}" for row in shown)
@@ -147,8 +147,8 @@ def charts(settings: Settings, table: list[Row]) -> list[Chart]:
 
 STUDY = Study(
     title="Keeping track of a state",
-    question="Every token is an element of a group, asked is the product of all up to it: parity, and words of S3, A5 and S5. The "
-    "models are trained on short words and tested on long ones.",
+    question="Every token is an element of a group, and the answer is the product of all elements up to it: parity, and words of S3, A5 "
+    "and S5. The models are trained on short words and tested on long ones.",
     quick=Settings(
         (
             "softmax:heads=8", "gla:heads=8", "deltanet:heads=8:conv_width=1", "deltanet:heads=8:conv_width=1:negative_eigenvalues=true",
@@ -175,20 +175,20 @@ STUDY = Study(
     ),
     charts=charts,
     notes=(
-        f"Right answers are counted at the last {TAIL} places of each word only.",
+        f"Only the answers at the last {TAIL} positions of each word count.",
         (
-            "The delta rules have no short convolution here: with one, keys are blends of neighbouring tokens, and S3 was not learned in "
-            "as many steps; parity did not mind. Eight heads of four channels found S3's reflections more often than four of eight."
+            "The delta rules have no short convolution here: it mixes the keys of neighbouring tokens, and S3 was then not learned in as "
+            "many steps; parity was. Eight heads of four channels learned S3 in more seeds than four heads of eight."
         ),
         (
-            "With --quick deltaproduct finds parity in every seed, right in all places at trained lengths; whether its two reflections are "
-            "exact enough for four times that depends on the seed and on rounding. A batch of 64 and words of up to 16 tokens "
-            "kept it right up to 128 in the one seed tried."
+            "With --quick deltaproduct learns parity in every seed and is correct at all positions of trained lengths; whether its two "
+            "reflections are exact enough for four times the length depends on the seed and on rounding. With a batch of 64 and words of "
+            "up to 16 tokens it was correct up to 128 in the one seed tried."
         ),
         (
-            "Whether a training finds the solution depends on its seed: most get all or nothing, so the best seed stands beside the mean. "
-            f"A problem counts as solved where the best seed is right in {SOLVED:.0%} of the places in the longest words: what the papers "
-            "prove is that there is a solution, or none."
+            "Whether training finds the solution depends on the seed: most find it or nothing, so the best seed is shown beside the mean. "
+            f"A problem counts as solved if the best seed is correct at {SOLVED:.0%} of the positions in the longest words: the papers "
+            "prove that a solution exists, or that none does."
         ),
     ),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from linattn.data.codec import ByteCodec
 from linattn.generate import Sampling, stream
 from linattn.generate.trace import experts_of, trace
 from linattn.models import LanguageModel, LMConfig, files
+from linattn.report.language import script
 from linattn.report.trace import lines
 
 GREEDY = Sampling(temperature=0)
@@ -122,7 +123,22 @@ def test_the_lines_and_the_drawing_are_safe_and_complete(model):
     values = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("data-value")]
     assert len(values) == 7 * 32, "a cell for every channel of every stage but the classifier"
     assert "<b>" not in whole and "\x1b" not in whole + picture
-    assert not re.search(r"(src|href)=|@import|<script", whole)
+    assert not re.search(r"(src|href)=|@import", whole) and re.findall("<script>(.*?)</script>", whole, re.S) == [script()]
+
+
+def test_the_page_is_in_both_languages(model):
+    found = trace(model, ByteCodec(), "abc", max_new_tokens=3, sampling=GREEDY)
+    english, chinese = (list(lines(found, language)) for language in ("en", "zh"))
+    assert len(english) == len(chinese)
+    for one, other in zip(english, chinese, strict=True):
+        numbers = [re.findall(r"[\d.,]*\d", line) for line in (one, other)]
+        assert sorted(numbers[0]) == sorted(numbers[1]), (one, other)
+        assert one == other or re.search("[\u4e00-\u9fff]", other), other
+    assert chinese[0].startswith("1 分词") and "第 1 层 gla" in "\n".join(chinese)
+    drawn = [ET.fromstring(svg(found, language)) for language in ("en", "zh")]
+    english, chinese = ([t.text for t in root.iter("{http://www.w3.org/2000/svg}text")] for root in drawn)
+    assert len(english) == len(chinese) and "6 loop" in english and "6 循环" in chinese and "6 loop" not in chinese
+    assert [page(found).count(f'<div lang="{code}">') for code in ("en", "zh-Hans")] == [1, 1]
 
 
 def test_a_prompt_with_backslashes_is_drawn(model):

@@ -141,7 +141,7 @@ def test_what_diverges_in_a_seed_has_no_mean_and_the_others_have_theirs():
     assert [row["agrees"] for row in rows] == [True, True, None]
     assert gated["gain"] == pytest.approx(0.2)
     chart, _ = extrapolation.charts(settings, rows)
-    assert chart.found == "Up to byte 64: gla not finite, gated_deltanet 2.800, rwkv7 2.800."
+    assert chart.found == "Up to byte 64: gla –, gated_deltanet 2.800, rwkv7 2.800."
     done[0][1]["carried"] = done[0][1]["fresh"] = [None, None, None]
     assert extrapolation.rows(settings, done)[0]["agrees"] is None, "it learned nothing that could be lost"
 

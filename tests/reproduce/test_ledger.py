@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -36,7 +37,18 @@ def test_a_study_from_runs_to_page(given, tmp_path):
     assert {"cpu", "torch", "linattn", "accelerator"} <= report["machines"][0].keys()
     assert report["command"] == f"linattn reproduce recall --quick --out {tmp_path / 'out'}"
     page = (tmp_path / "out" / "report.html").read_text()
-    for said in ("<h1>A toy</h1>", ">yes<", "0.141 ± 0.022", "a &lt;paper&gt;", "A &lt;note&gt;.", "<svg", "9 of 9", "paper says"):
+    for said in (
+        "<h1>A toy</h1>",
+        ">yes<",
+        ">是<",
+        "论文的说法",
+        "0.141 ± 0.022",
+        "a &lt;paper&gt;",
+        "A &lt;note&gt;.",
+        "<svg",
+        "9 of 9",
+        "paper says",
+    ):
         assert said in page
     assert "<note>" not in page
     assert '<td class="words">' not in page
@@ -51,7 +63,8 @@ def test_sentences_of_the_papers_are_broken_into_lines(given, tmp_path):
     given(rows=rows, columns=(*toy.study().columns, Column("nothing", "nothing")))
     reproduce.run("recall", mixers=["gla"], seeds=1, out=tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert '<th scope="col" class="words">paper says</th><th scope="col">source</th>' in page
+    heads = re.findall(r'<th scope="col"([^>]*)><span lang="en">(.*?)</span>', page)
+    assert (' class="words"', "paper says") in heads and ("", "source") in heads
     assert '<td>0.125</td><td class="words">it learns all of it, and soon</td><td>a &lt;paper&gt;</td>' in page
     assert ">nothing<" not in page, "an empty column takes no place"
 
@@ -151,7 +164,7 @@ def test_what_cannot_be_measured_is_said_and_what_fails_is_tried_again(given, tm
     assert {row["mixer"] for row in report["rows"]} == {"gla"}
     assert not report["complete"]
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<li>Left out: lstm, 2 runs: it is too &lt;long&gt;</li>") == 1
+    assert page.count('<li lang="en">Left out: lstm, 2 runs: it is too &lt;long&gt;</li>') == 1
     assert "ZeroDivisionError" in page
     done = given()
     assert len(reproduce.run("recall", mixers=["lstm", "gru", "gla"], seeds=1, out=tmp_path)["failures"]) == 2

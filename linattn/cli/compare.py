@@ -26,31 +26,30 @@ def _both(field: Field) -> str | None:
 
 
 def _written(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @takes(
-    *options_of(CompareOptions, "mixers", "text", "steps", "dim", "layers", "contexts", "learning_rate", "seed", show=_both),
-    *options_of(TaskOptions, "seeds", "data"),
+    *options_of(CompareOptions, "mixers", "text", "steps", "dim", "layers", "contexts", "learning_rate", "seed", "seeds", show=_both),
+    *options_of(TaskOptions, "data"),
     *options_of(CompareOptions, "quick", "out", show=_both),
 )
 def compare(given: dict[str, Any], task: Annotated[str, typer.Option(metavar="|".join((TEXT, *TASKS)), help=_TASK)] = TEXT) -> None:
     """Train one small model per mixer and compare them.
 
-    All have the same number of parameters, data, order of data and number of steps. Each is then measured: bits per byte of
-    held-out text, training speed, prefill time and time per decoded token at each context, bytes of the state.
+    All have the same number of parameters, data, order of data and number of steps; each mixer has its own learning rate. Each
+    is then measured: bits per byte of held-out text over the seeds, training speed, prefill time and time per decoded token at
+    each context, bytes of the state.
 
-    Tasks other than text have their own models and metrics, and train several seeds of each.
+    Tasks other than text have their own models and metrics.
 
-    Writes DIR/report.html (a page with plots), DIR/report.json (all figures) and DIR/models/NAME (each model, for linattn
-    generate). Prints the table: formatted on a terminal, elsewhere tab-separated with a header, one line for each mixer and
-    context.
+    Writes DIR/report.html (a page with plots, in English and Chinese), DIR/report.json (all figures) and DIR/models/NAME (each
+    model, for linattn generate). Prints the table: formatted on a terminal, elsewhere tab-separated with a header, one line for
+    each mixer and context.
     """
     if task != TEXT:
         _on_task(task, given)
         return
-    if "seeds" in given:
-        raise ValueError("--seeds cannot be used with --task text, which trains one model of each mixer")
     if "data" in given:
         raise ValueError("--data cannot be used with --task text, which trains on --text")
     if given.get("mixers") == ALL:

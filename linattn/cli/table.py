@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "mixer", "parameters", "ffn_dim", "bits_per_byte", "train_tokens_per_s", "train_s", "context", "prefill_ms", "decode_ms", "state_bytes",
+    "learning_rate", "bits_per_byte_spread",
 )  # fmt: skip
 
 
@@ -32,13 +33,15 @@ def lines(report: dict) -> list[tuple[str, ...]]:
     """Rows for :data:`COLUMNS` with unrounded figures; "-" for measurements that were left out."""
     rows: list[tuple[str, ...]] = []
     for m in report["mixers"]:
-        t = m["training"]
+        t, spread = m["training"], m["training"]["validation_bits_per_byte_spread"]
         start = (m["name"], str(m["parameters"]), str(m["ffn_dim"]), f"{t['validation_bits_per_byte']:.4f}",
                  f"{t['tokens_per_second']:.1f}", f"{t['seconds']:.2f}")  # fmt: skip
+        end = (f"{t['learning_rate']:g}", "-" if spread is None else f"{spread:.4f}")
         rows += [
-            (*start, str(c["context"]), f"{c['prefill_ms']:.3f}", f"{c['decode_ms']:.3f}", str(c["state_bytes"])) for c in m["contexts"]
+            (*start, str(c["context"]), f"{c['prefill_ms']:.3f}", f"{c['decode_ms']:.3f}", str(c["state_bytes"]), *end)
+            for c in m["contexts"]
         ]
-        rows += [(*start, str(x["context"]), "-", "-", "-") for x in m["left_out"]]
+        rows += [(*start, str(x["context"]), "-", "-", "-", *end) for x in m["left_out"]]
     return rows
 
 
@@ -47,29 +50,37 @@ def _terminal(report: dict) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from linattn.reproduce.variants import label
+
     console = Console()
     first, last = (f(c["context"] for m in report["mixers"] for c in m["contexts"]) for f in (min, max))
-    heads = ["mixer", "parameters", "bits per byte", "training\ntokens/s"]
+    heads = ["mixer", "bits per byte", "training\ntokens/s"]
     for what in ("prefill\nms", "decode\nms/token", "state"):
         heads += [f"{what}\nat {tokens(c)}" for c in dict.fromkeys((first, last))]
     table = Table(*heads, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for column in table.columns[1:]:
         column.justify = "right"
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for m in report["mixers"]:
         table.add_row(*_cells(m, dict.fromkeys((first, last))))
     console.print(table)
     for m in report["mixers"]:
         for x in m["left_out"]:
-            console.print(f"{m['name']} at {x['context']:,} tokens was left out: {x['reason']}", style="dim", highlight=False)
+            console.print(f"{label(m['name'])} at {x['context']:,} tokens was left out: {x['reason']}", style="dim", highlight=False)
         console.print(
-            Text.assemble("\n", (m["name"], "bold"), " continues:\n", (printable(report["prompt"]), "dim"), printable(m["sample"]))
+            Text.assemble("\n", (label(m["name"]), "bold"), " continues:\n", (printable(report["prompt"]), "dim"), printable(m["sample"]))
         )
 
 
 def _cells(mixer: dict, contexts: dict[int, None]) -> list[str]:
+    from linattn.compare.text_page import around
+    from linattn.reproduce.variants import label
+
     at = {c["context"]: c for c in mixer["contexts"]}
-    cells = [mixer["name"], f"{mixer['parameters']:,}", f"{mixer['training']['validation_bits_per_byte']:.3f}"]
-    cells.append(figure(mixer["training"]["tokens_per_second"]))
+    t = mixer["training"]
+    bits = around(t["validation_bits_per_byte"], t["validation_bits_per_byte_spread"])
+    cells = [label(mixer["name"]), bits, figure(t["tokens_per_second"])]
     for key, write in (("prefill_ms", figure), ("decode_ms", figure), ("state_bytes", memory)):
         cells += [write(at[c][key]) if c in at else "-" for c in contexts]
     return cells

@@ -42,7 +42,7 @@ def expected_seconds(measured: list[dict], context: int) -> float:
 
 
 def _prefill(model, ids: Tensor) -> tuple[float, tuple]:
-    """Median seconds, and what the last one returned."""
+    """Median seconds of a prefill, and the output of the last one."""
     out = model(ids, return_state=True)  # warm-up
     taken: list[float] = []
     while len(taken) < REPEATS and sum(taken) < ENOUGH:

@@ -1,4 +1,4 @@
-"""A comparison on a task: for every mixer equally large models, one for each seed, trained and judged alike."""
+"""Comparison on a task: for every mixer models of equal size, one for each seed, with equal training and evaluation."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def compare(options: TaskOptions, *, progress: bool = False) -> dict:
 
     Args:
         options: what to compare.
-        progress: show on stderr how far it is.
+        progress: show progress on stderr.
 
     Returns:
-        What ``report.json`` holds.
+        The content of ``report.json``.
 
     Raises:
         ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder that holds something else or to which
             another process is writing.
-        ModuleNotFoundError: what the task's data come with is not installed.
+        ModuleNotFoundError: the package with the task's data is not installed.
     """
     task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)
     recipe = _recipe(task, options)
@@ -68,7 +68,7 @@ class Trials:
     options: TaskOptions
 
     def study(self) -> Study:
-        """The study; an error ends it, and times are measured, so that one run is done at a time."""
+        """The study: one run at a time, because times are measured; an error ends it."""
         task = self.task
         return Study(
             title=task.title, question=task.question, quick=task.quick, full=task.full, runs=self.runs, measure=self.measure,
@@ -76,12 +76,12 @@ class Trials:
         )  # fmt: skip
 
     def runs(self, recipe: Recipe, _done: Done) -> list[Run]:
-        """Every mixer with every seed."""
+        """Runs for every mixer and seed."""
         first = self.options.seed
         return [{"mixer": name, "seed": seed} for name in self.sizes for seed in range(first, first + recipe.seeds)]
 
     def measure(self, run: Run) -> Result:
-        """Train a model and keep it: its history, the seconds of its training and its figures."""
+        """Train and save a model; return its history, the seconds of its training and its figures."""
         name, seed = run["mixer"], run["seed"]
         torch.manual_seed(seed)
         model = self.task.model(name, self.recipe, self.sizes[name].ffn_dim)
@@ -97,7 +97,7 @@ class Trials:
         return {"seed": seed, "seconds": last["seconds"], "figures": figures, "history": history, "model": place}
 
     def rows(self, _recipe: Recipe, done: Done) -> list[Row]:
-        """A row for each mixer: what it is, its runs, and of every figure the mean over the seeds and the spread."""
+        """A row for each mixer: its description, its runs, and the mean and spread over the seeds of every figure."""
         table = []
         for (name,), group in grouped(done, "mixer").items():
             known, runs = mixers.info(name), [result for _, result in group]
@@ -142,7 +142,7 @@ class Comparison(runner.Record):
         return f"{one.run['mixer']}, seed {one.run['seed']}: {told}"
 
     def close(self) -> None:
-        """Write the page, and that all is there."""
+        """Write the page and mark the report as complete."""
         self.report["complete"] = True
         write_text(self.folder.html, page(self.report, self.task))
         self.save()
@@ -158,7 +158,9 @@ def _recipe(task: Task, options: TaskOptions) -> Recipe:
     if recipe.mixers != ALL:
         return recipe
     one = replace(recipe, layers=1)
-    sizes = {name: _parameters(task, one, name, 1) for name in task.mixers()}  # the largest first: it sets the sizes of the rest
+    sizes = {
+        name: _parameters(task, one, name, 1) for name in task.mixers()
+    }  # the largest comes first, because it sets the sizes of the others
     return replace(recipe, mixers=tuple(sorted(sizes, key=lambda name: (-sizes[name], name))))
 
 
@@ -173,7 +175,7 @@ def _parameters(task: Task, recipe: Recipe, mixer: str, ffn_dim: int | None) -> 
 
 
 def learn(task: Task, recipe: Recipe, model: nn.Module, seed: int) -> Iterator[dict[str, Any]]:
-    """Train ``model``; after every tenth of the steps the step, the mean loss since the last time, seconds of training, figures."""
+    """Train ``model``; yield after every tenth of the steps the step, the mean loss since the last, seconds of training, figures."""
     how = Optimization(recipe.steps, recipe.learning_rate, recipe.weight_decay, warmup_times_cosine, fused=False)
     trainer = Trainer(model, lambda batch: task.loss(model.train(), batch), how)
     every = -(-recipe.steps // EVALUATIONS)

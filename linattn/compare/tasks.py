@@ -1,7 +1,6 @@
-"""The tasks of ``linattn compare`` beside text: a task is data, a model of any mixer, a loss, and what is reported of the result.
+"""Tasks of ``linattn compare`` other than text: a task is data, a model of any mixer, a loss, and the reported figures.
 
-One that joins is a module with a ``TASK`` and a line in :data:`TASKS`; :mod:`linattn.compare.task`
-knows none by name.
+A new task is a module with a ``TASK`` and a line in :data:`TASKS`.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ TASKS = {  # module, and what it is called there if not TASK
     "sort": "linattn.compare.sequences:SORT",
     "translate": "linattn.compare.translate",
 }
-ALL = ("all",)  # in place of names: every mixer that can do a task
+ALL = ("all",)  # in place of names: every mixer that fits the task
 
 
 class Savable(Protocol):
-    """A model that is written into a folder of its own."""
+    """A model that can be saved to a folder."""
 
     def save(self, folder: Path, /) -> None: ...
 
@@ -41,13 +40,13 @@ class Recipe:
     """Recipe for the models of a task: AdamW, a warm-up over a twentieth of the steps, then a cosine to 0.
 
     Args:
-        mixers: those that are compared if nobody names others.
+        mixers: the default mixers.
         steps: optimizer steps.
         dim, layers: size of the models.
         batch_size: examples of a step.
         learning_rate: its peak.
         weight_decay: of matrices.
-        seeds: how many models of each mixer are trained; means over them are told.
+        seeds: models of each mixer, over which means are reported.
     """
 
     mixers: tuple[str, ...]
@@ -65,9 +64,9 @@ class Task(Protocol):
 
     Attributes:
         title: of the report's page.
-        question: a sentence or two: what is learned, and how it is judged.
+        question: the task and its metrics, in a sentence or two.
         full, quick: recipes, the second for ``--quick``.
-        figures: of what ``evaluate`` and ``measure`` return, the first being the one that curves are drawn of.
+        figures: columns for the values of ``evaluate`` and ``measure``; the curves show the first.
     """
 
     title: str
@@ -77,44 +76,43 @@ class Task(Protocol):
     figures: tuple[Column, ...]
 
     def facts(self) -> dict[str, Any]:
-        """The data: ``name``, ``sha256`` and whatever else there is to say of them, JSON values.
+        """Description of the data: ``name``, ``sha256`` and further JSON values.
 
-        ``notes``, a list of sentences, is for whoever asked for the comparison; ``references`` has, by name, figures of what is no model:
-        the best that is possible, or a rule of thumb.
+        ``notes`` is a list of sentences for the user; ``references`` has figures of baselines that are no models, by name.
         """
 
     def mixers(self) -> list[str]:
-        """Names of all mixers that can do it."""
+        """Names of all mixers that fit the task."""
 
     def model(self, mixer: str, recipe: Recipe, ffn_dim: int | None) -> nn.Module:
-        """A new model, which has :class:`Savable`'s ``save``; None leaves the feed-forward its usual width. Refuses an unfit mixer."""
+        """A new model with the method ``save`` of :class:`Savable`; ``ffn_dim`` None is the default width. Refuses an unfit mixer."""
 
     def batches(self, recipe: Recipe, seed: int) -> Iterator[Any]:
-        """Batches without end, the same for the same seed."""
+        """Endless batches, deterministic in ``seed``."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures of a model, in ``eval``, on what it has not learned from."""
+        """Figures of a model in ``eval`` mode on test data."""
 
     def measure(self, model: nn.Module) -> dict[str, float]:
-        """Further figures of a model that has learned all it will: times, bytes."""
+        """Further figures of a trained model, such as times and bytes."""
 
 
 @runtime_checkable
 class OnFile(Protocol):
-    """A task that can also be done with somebody's own data."""
+    """A task that can also use the data in a file."""
 
     def on(self, path: Path, /) -> Task:
-        """The same on the data in the file ``path``."""
+        """The same task on the data in the file ``path``."""
 
 
 def load(name: str) -> Task:
-    """The task ``name``.
+    """Load the task ``name``.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: for an unknown name, with the known ones.
     """
     if name not in TASKS:
         raise ValueError(f"task must be one of text, {', '.join(TASKS)}, but came as {name!r}")
@@ -123,7 +121,7 @@ def load(name: str) -> Task:
 
 
 def on_data(name: str, task: Task, data: Path | None) -> Task:
-    """``task``, called ``name``, on the file ``data``; on its own data if that is None.
+    """Return ``task``, called ``name``, with the data in the file ``data``; None: with its own data.
 
     Raises:
         ValueError: for a task that has its own data only.
@@ -146,7 +144,7 @@ class TaskOptions:
         steps, dim, layers, seeds: as in :class:`Recipe`.
         seed: the first seed; the others follow it.
         out: folder of report.json, report.html and models/.
-        quick: the task's recipe to see whether everything works.
+        quick: use the task's quick recipe, which tests that everything works.
         data: a file to learn from, for tasks that can; None: the task's own.
     """
 
@@ -155,9 +153,7 @@ class TaskOptions:
     steps: int | None = option(None, least=1)
     dim: int | None = option(None, least=1)
     layers: int | None = option(None, least=1)
-    seeds: int | None = option(
-        None, "Models of each mixer, with the seeds S, S + 1, ...; text has one.", "N", shown="the task's own, 3", least=1
-    )
+    seeds: int | None = option(None, least=1)
     seed: int = 0
     out: Path = Path("runs/compare")
     quick: bool = False
@@ -177,7 +173,7 @@ class TaskOptions:
             raise ValueError(f"seed must be from 0 to 2**32 - 1001, but came as {self.seed}")
 
     def command(self) -> str:
-        """The command line that asks for the same."""
+        """Command line with these options."""
         asked = ("quick", "mixers", "steps", "dim", "layers", "seeds", "seed", "data")
         words = command_line(self, asked, TaskOptions(self.task))
         return shlex.join(["linattn", "compare", "--task", self.task, *words, "--out", str(self.out)])

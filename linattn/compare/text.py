@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,32 +18,54 @@ from torch import Tensor
 from linattn import mixers
 from linattn.compare.measure import at_context, expected_seconds
 from linattn.compare.options import CompareOptions
+from linattn.compare.parts import parts
+from linattn.compare.rates import best, chosen, sweep, swept, tried
 from linattn.compare.text_page import page
 from linattn.data import corpus
 from linattn.data.corpus import Corpus
 from linattn.data.packed import PackedTokens, Windows
 from linattn.experiment.sizing import Size, equal_sizes, parameters
-from linattn.experiment.study import LeftOut
+from linattn.experiment.study import LeftOut, mean_and_spread
 from linattn.generate import stream
-from linattn.mixers.parts import ShortConvolution
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.memory import require_training
 from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
 from linattn.report.progress import Progress
+from linattn.reproduce.variants import parse
 from linattn.train import TrainOptions, TrainResult, load_run, train
 
 TEMPERATURE = 0.7  # of the sample continuations
-PROMPT = 48  # characters of the prompt
+PROMPT, PROMPTS = 48, 8  # characters of a prompt, and prompts that are tried
+TEXT = 0.5  # share of a continuation's characters that must be visible for it to count as text
 EVALUATIONS = 10  # of each model while it learns
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model of the comparison, ready to be measured, and its part of the report."""
+    """The first seed's model of a mixer, ready to be measured, and the mixer's part of the report."""
 
     model: LanguageModel
     row: dict
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished training of one model."""
+
+    rate: float
+    seed: int
+    folder: Path
+    result: TrainResult
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The trial's part of the report."""
+        r = self.result
+        return {
+            "learning_rate": self.rate, "seed": self.seed, "validation_bits_per_byte": r.validation_bits_per_byte,
+            "tokens_per_second": r.tokens_per_second, "seconds": r.history[-1]["seconds"],
+        }  # fmt: skip
 
 
 def run(options: CompareOptions, *, progress: bool) -> dict:
@@ -53,13 +77,13 @@ def run(options: CompareOptions, *, progress: bool) -> dict:
     for name in options.mixers:
         tokens = options.batch_size * options.train_context
         require_training(_config(options, name, text.vocab_size, None), tokens=tokens, chunk=tokens)
-    sizes = _sizes(options, text.vocab_size)
+    widths = sizes(options, text.vocab_size)
     report = _head(options, text)
     bar, models = Progress(progress), {}
     with folder.held():
         folder.begin(report)
-        for turn, (name, size) in enumerate(sizes.items(), 1):
-            bar.say(f"training {name} ({turn} of {len(sizes)}): {size.parameters:,} parameters, feed-forward width {size.ffn_dim:,}")
+        for turn, (name, size) in enumerate(widths.items(), 1):
+            bar.say(f"training {name} ({turn} of {len(widths)}): {size.parameters:,} parameters, feed-forward width {size.ffn_dim:,}")
             models[name] = _train(options, name, size, bars=bar.bars)
             report["mixers"].append(models[name].row)
             folder.save(report)
@@ -88,6 +112,7 @@ def _head(options: CompareOptions, text: Corpus) -> dict:
         "prompt": "",
         "mixers": [],
         "key_value_cache": [],
+        "sweep": sweep() if any(not rates and swept(mixer) for mixer, rates in options.rates().items()) else None,
     }
 
 
@@ -98,11 +123,15 @@ def _text_name(options: CompareOptions) -> str:
     return first if len(options.text) == 1 else f"{first} and {len(options.text) - 1} more"
 
 
-def _config(options: CompareOptions, name: str, vocab_size: int, ffn_dim: int | None) -> LMConfig:
-    return LMConfig(vocab_size=vocab_size, dim=options.dim, layers=options.layers, mixer=name, ffn_dim=ffn_dim)
+def _config(options: CompareOptions, mixer: str, vocab_size: int, ffn_dim: int | None) -> LMConfig:
+    variant = parse(mixer)
+    return LMConfig(
+        vocab_size=vocab_size, dim=options.dim, layers=options.layers, mixer=variant.name, mixer_options=variant.mixer_options,
+        ffn_dim=ffn_dim,
+    )  # fmt: skip
 
 
-def _sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
+def sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
     """Feed-forward widths for equal parameters, from models that are built without memory."""
 
     def count(name: str, ffn_dim: int | None) -> int:
@@ -111,53 +140,80 @@ def _sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
     return equal_sizes(options.mixers, count(options.mixers[0], None), count)
 
 
-def _train(options: CompareOptions, name: str, size: Size, *, bars: bool) -> Trained:
-    """Train ``name`` at every learning rate, and keep the run that validates best."""
-    out = Folder(options.out).models / name
-    places = {rate: out if len(options.learning_rate) == 1 else out.with_name(f"{name}-{rate:g}") for rate in options.learning_rate}
-    results = {rate: _run(options, name, size, rate, place, bars=bars) for rate, place in places.items()}
-    found = {rate: result for rate, result in results.items() if math.isfinite(result.validation_bits_per_byte)}
-    if not found:
-        loss = next(iter(results.values())).validation_bits_per_byte
-        raise ValueError(f"the training of {name} diverged: its loss is {loss}; compare without it")
-    best = min(found, key=lambda rate: found[rate].validation_bits_per_byte)
-    result = found[best]
-    if places[best] != out:
-        places[best].rename(out)
-        for place in places.values():
-            shutil.rmtree(place, ignore_errors=True)
-    known = mixers.info(name)
-    model, _ = load_run(out)
+def _train(options: CompareOptions, mixer: str, size: Size, *, bars: bool) -> Trained:
+    """Train ``mixer`` with every seed at each of its learning rates, and keep the models of the rate that validates best."""
+    rates, out = options.rates()[mixer], Folder(options.out).models
+    done = [
+        _trial(options, mixer, size, rate, seed, out, bars=bars)
+        for rate in rates or [chosen(mixer)]
+        for seed in range(options.seed, options.seed + options.seeds)
+    ]
+    diverged = {one.rate: one for one in done if not math.isfinite(one.result.validation_bits_per_byte)}
+    sound = [one for one in done if one.rate not in diverged]
+    if not sound:
+        loss = next(iter(diverged.values())).result.validation_bits_per_byte
+        raise ValueError(f"the training of {mixer} diverged: its loss is {loss}; compare without it")
+    figures = tried([one.row for one in sound])
+    kept = [one for one in sound if one.rate == best(figures)]
+    for one in done:
+        if one in kept:
+            one.folder.rename(out / _folder_name(mixer, one.seed, options.seed))
+        else:
+            shutil.rmtree(one.folder)
+    known, place = mixers.info(parse(mixer).name), _folder_name(mixer, options.seed, options.seed)
+    model, _ = load_run(out / place)
     training = {
-        "history": [{k: v if v is None or math.isfinite(v) else None for k, v in h.items()} for h in result.history],
-        "validation_bits_per_byte": result.validation_bits_per_byte,
-        "learning_rate": best,
-        "tried": [{"learning_rate": rate, "validation_bits_per_byte": r.validation_bits_per_byte} for rate, r in found.items()],
-        "tokens_per_second": result.tokens_per_second,
-        "seconds": result.history[-1]["seconds"],
+        "history": list(_mean_history([one.result.history for one in kept])),
+        **mean_and_spread("validation_bits_per_byte", [one.result.validation_bits_per_byte for one in kept]),
+        "learning_rate": kept[0].rate,
+        "learning_rate_from": "tried" if len(rates) > 1 else "given" if rates else "sweep" if swept(mixer) else "default",
+        "tried": figures,
+        "swept": swept(mixer),
+        "runs": [one.row for one in kept],
+        "tokens_per_second": statistics.fmean(one.row["tokens_per_second"] for one in kept),
+        "seconds": statistics.fmean(one.row["seconds"] for one in kept),
     }
     row: dict[str, Any] = {
-        "name": name, "title": known.title, "arxiv": known.arxiv, "ffn_dim": size.ffn_dim, "parameters": result.parameters,
-        "conv_width": _convolution(model), "model": f"models/{name}", "training": training, "contexts": [], "left_out": [], "sample": "",
+        "name": mixer, "title": known.title, "arxiv": known.arxiv, "ffn_dim": size.ffn_dim, "parameters": kept[0].result.parameters,
+        "parts": parts(model.model.layers[0].mixer, options.dim), "model": f"models/{place}", "training": training, "contexts": [],
+        "left_out": [], "sample": "",
     }  # fmt: skip
     return Trained(model, row)
 
 
-def _run(options: CompareOptions, name: str, size: Size, rate: float, out: Path, *, bars: bool) -> TrainResult:
-    """Train ``name`` at the learning rate ``rate`` in the folder ``out``."""
-    return train(
-        TrainOptions(
-            mixer=name, text=options.text, steps=options.steps, dim=options.dim, layers=options.layers, ffn_dim=size.ffn_dim,
-            context=options.train_context, batch_size=options.batch_size, learning_rate=rate, seed=options.seed,
-            eval_every=-(-options.steps // EVALUATIONS), dtype="fp32", out=out,
-        ),
-        progress=bars,
+def _trial(options: CompareOptions, mixer: str, size: Size, rate: float, seed: int, out: Path, *, bars: bool) -> Trial:
+    """Train one model in a folder of its own in ``out``."""
+    folder = out / f"{_folder_name(mixer, seed)}-{rate:g}"
+    return Trial(rate, seed, folder, train(train_options(options, mixer, size.ffn_dim, rate, seed, folder), progress=bars))
+
+
+def _folder_name(mixer: str, seed: int, first: int | None = None) -> str:
+    """Name of a model's folder; that of the ``first`` seed is the mixer's name alone."""
+    name = "".join(c if c.isalnum() or c in "_." else "-" for c in mixer)
+    return name if seed == first else f"{name}-seed-{seed}"
+
+
+def _mean_history(histories: list[list[dict]]) -> Iterator[dict[str, float | None]]:
+    """The mean of the histories at each evaluation; None for a value that is not finite in one of them."""
+    for entries in zip(*histories, strict=True):
+        yield {key: _mean([entry[key] for entry in entries]) for key in entries[0]}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < len(values):
+        return None
+    return known[0] if len(set(known)) == 1 else statistics.fmean(known)  # steps stay integers
+
+
+def train_options(options: CompareOptions, mixer: str, ffn_dim: int, rate: float, seed: int, out: Path) -> TrainOptions:
+    """Options for training ``mixer``, whose feed-forward is ``ffn_dim`` wide, at the learning rate ``rate`` in the folder ``out``."""
+    variant = parse(mixer)
+    return TrainOptions(
+        mixer=variant.name, mixer_options=variant.mixer_options, text=options.text, steps=options.steps, dim=options.dim,
+        layers=options.layers, ffn_dim=ffn_dim, context=options.train_context, batch_size=options.batch_size, learning_rate=rate,
+        seed=seed, eval_every=-(-options.steps // EVALUATIONS), dtype="fp32", out=out,
     )  # fmt: skip
-
-
-def _convolution(model: LanguageModel) -> int:
-    """Width of the mixers' short convolution, 0 for none."""
-    return max((part.width for part in model.modules() if isinstance(part, ShortConvolution)), default=0)
 
 
 def _measure(options: CompareOptions, models: dict[str, Trained], text: Corpus, bar: Progress) -> None:
@@ -175,23 +231,42 @@ def _measure(options: CompareOptions, models: dict[str, Trained], text: Corpus, 
 
 
 def _sample(options: CompareOptions, models: dict[str, Trained], text: Corpus, report: dict) -> None:
-    """The same prompt continued by each, with one seed."""
-    report["prompt"] = _prompt(text)
-    prompt = text.encode(report["prompt"])
-    for trained in models.values():
-        generator = torch.Generator().manual_seed(options.seed)
-        written = stream(trained.model, prompt, max_new_tokens=options.sample_tokens, temperature=TEMPERATURE, generator=generator)
-        trained.row["sample"] = text.decode(list(written))
+    """Continue one prompt with each model and one seed: the first of the prompts that every model continues with text.
+
+    If there is none, it is the one whose worst continuation has the most visible characters.
+    """
+    found: list[tuple[float, str, list[str]]] = []
+    for prompt in _prompts(text):
+        samples = [_continued(options, trained.model, text, prompt) for trained in models.values()]
+        found.append((min(map(_visible, samples)), prompt, samples))
+        if found[-1][0] >= TEXT:
+            break
+    _, report["prompt"], samples = max(found, key=lambda one: one[0])
+    report["prompts_tried"] = len(found)
+    for trained, sample in zip(models.values(), samples, strict=True):
+        trained.row["sample"] = sample
 
 
-def _prompt(text: Corpus) -> str:
-    """The beginning of the first whole paragraph of the validation text, or of its first whole line, or of it all."""
+def _continued(options: CompareOptions, model: LanguageModel, text: Corpus, prompt: str) -> str:
+    generator = torch.Generator().manual_seed(options.seed)
+    written = stream(model, text.encode(prompt), max_new_tokens=options.sample_tokens, temperature=TEMPERATURE, generator=generator)
+    return text.decode(list(written))
+
+
+def _visible(sample: str) -> float:
+    """Share of the characters of ``sample`` that are visible."""
+    return sum(not c.isspace() for c in sample) / max(1, len(sample))
+
+
+def _prompts(text: Corpus) -> list[str]:
+    """The beginnings of the first whole paragraphs of the validation text, or of its first whole line, or of it all."""
     start = text.decode(text.validation[:4096].tolist())
     for border in ("\n\n", "\n"):
-        _, found, paragraph = start.partition(border)
-        if found and paragraph.strip():
-            return paragraph.lstrip()[:PROMPT]
-    return start[:PROMPT]
+        _, found, rest = start.partition(border)
+        if found and rest.strip():
+            paragraphs = [p.strip()[:PROMPT].rstrip() for p in rest.split("\n\n") if p.strip()]
+            return paragraphs[:PROMPTS]
+    return [start[:PROMPT]]
 
 
 def _caches(options: CompareOptions) -> list[dict]:

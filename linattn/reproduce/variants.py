@@ -1,4 +1,4 @@
-"""A mixer as a study names it: a registered name, with options of its constructor where they are not the defaults.
+"""Mixers with options, as studies and comparisons name them: a registered name and options of its constructor.
 
 ``deltanet`` or ``deltanet:negative_eigenvalues=true`` or ``softmax:window=16:heads=2``: any registered mixer, any of its options.
 """
@@ -17,13 +17,21 @@ import torch
 from linattn import mixers
 from linattn.arguments import suggestion
 
-# What plots call an option, where its name and value are too long for them.
-_SHORT = {"negative_eigenvalues true": "β<2", "conv_width 1": "", "heads 8": "", "state_size": "K", "head_dim": "V", "substeps": "n"}
+# Short forms of options in plots.
+_SHORT = {
+    "negative_eigenvalues true": "β<2",
+    "conv_width 1": "",
+    "conv_width": "conv",
+    "heads 8": "",
+    "state_size": "K",
+    "head_dim": "V",
+    "substeps": "n",
+}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A mixer with options: ``text`` is how it was written, ``label`` what plots say."""
+    """A mixer with options; ``text`` is its notation and ``label`` its name in plots."""
 
     text: str
     name: str
@@ -31,12 +39,17 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """The name and what differs from its defaults, in few letters."""
+        """The name, and in short form the options that were given."""
         said = [self.name]
         for option, value in self.options.items():
             pair = f"{option} {json.dumps(value) if isinstance(value, bool) else value}"
             said.append(_SHORT.get(pair, f"{_SHORT.get(option, option)} {value}"))
         return " ".join(filter(None, said))
+
+    @property
+    def mixer_options(self) -> dict[str, dict[str, Any]]:
+        """The options by the mixer's name, as configs of models take them."""
+        return {self.name: self.options} if self.options else {}
 
     @property
     def windowed(self) -> bool:

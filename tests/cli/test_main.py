@@ -45,7 +45,7 @@ def test_help_of_a_command_explains_every_option(name, capsys):
 def test_help_of_compare_shows_both_defaults(capsys):
     main(["compare", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "softmax,gla,mamba2,gated_deltanet" in text
+    assert "softmax, softmax:conv_width=4, gla, mamba2, gated_deltanet" in text
     assert "with --quick 12]" in text
 
 

@@ -10,6 +10,10 @@ def _evaluated(i, step):
     return {"step": step, "tokens": step * 64, "train_loss": 2.0, "validation_bits_per_byte": bits, "seconds": step / (9 - i)}
 
 
+def _tried(rate, bits):
+    return {"learning_rate": rate, "validation_bits_per_byte": bits, "validation_bits_per_byte_spread": 0.02}
+
+
 def _mixer(i, name, contexts):
     history = [_evaluated(i, step) for step in range(0, 101, 10)]
     return {
@@ -18,13 +22,25 @@ def _mixer(i, name, contexts):
         "arxiv": "2312.06635" if i else None,
         "ffn_dim": 100 - i,
         "parameters": 50_000 + i,
-        "conv_width": 4 * (i == 2),
+        "parts": {
+            "grows": not i,
+            "conv_width": 4 * (i == 2),
+            "norm": bool(i),
+            "decay": ("none", "channel", "head")[i],
+            "erases": False,
+            "gate": bool(i),
+            "positions": not i,
+        },
         "model": f"models/{name}",
         "training": {
             "history": history,
             "validation_bits_per_byte": history[-1]["validation_bits_per_byte"],
+            "validation_bits_per_byte_spread": 0.0125,
             "learning_rate": 0.004,
-            "tried": [{"learning_rate": 0.004, "validation_bits_per_byte": 2.5}],
+            "learning_rate_from": "sweep",
+            "tried": [_tried(0.004, 2.5)],
+            "swept": [_tried(0.002, 2.61 + i), _tried(0.004, 2.5 + i)],
+            "runs": [],
             "tokens_per_second": 900.0 / (i + 1),
             "seconds": history[-1]["seconds"],
         },
@@ -58,9 +74,19 @@ def report():
             "transformers": None,
             "linattn": "0",
         },
-        "options": {"steps": 100, "dim": 64, "layers": 2, "batch_size": 4, "train_context": 64, "learning_rate": [0.004], "seed": 0},
+        "options": {"steps": 100, "dim": 64, "layers": 2, "batch_size": 4, "train_context": 64, "learning_rate": [], "seed": 0, "seeds": 2},
         "corpus": {"name": "a<b>.txt", "sha256": "00" * 32, "vocab_size": 256},
         "prompt": HOSTILE,
+        "prompts_tried": 2,
+        "sweep": {
+            "command": "python -m <sweep>",
+            "created": "2026-01-01T00:00:00+00:00",
+            "machine": {"cpu": "A <fast> one"},
+            "steps": 100,
+            "layers": 2,
+            "dim": 64,
+            "rows": [],
+        },
         "mixers": mixers,
         "key_value_cache": [{"context": c, "bytes": 100 * c} for c in contexts],
     }

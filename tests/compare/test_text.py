@@ -56,20 +56,39 @@ def test_a_comparison_from_training_to_page(options, tmp_path):
 
 
 def test_each_mixer_keeps_its_best_learning_rate(options, tmp_path):
-    options = replace(options, mixers=("softmax", "deltanet"), learning_rate=(1e-9, 4e-3))
+    options = replace(options, mixers=("softmax", "softmax:conv_width=4"), learning_rate=(1e-9, 4e-3), seeds=1)
     report = compare(options)
     for row in report["mixers"]:
         training = row["training"]
         assert training["learning_rate"] == 4e-3 and [t["learning_rate"] for t in training["tried"]] == [1e-9, 4e-3]
         assert training["validation_bits_per_byte"] == min(t["validation_bits_per_byte"] for t in training["tried"])
-    assert sorted(p.name for p in (tmp_path / "out" / "models").iterdir()) == ["deltanet", "softmax"]
-    assert [row["conv_width"] for row in report["mixers"]] == [0, 4]
+        assert training["validation_bits_per_byte_spread"] is None, "one seed has none"
+    assert sorted(p.name for p in (tmp_path / "out" / "models").iterdir()) == ["softmax", "softmax-conv_width-4"]
+    assert [row["parts"]["conv_width"] for row in report["mixers"]] == [0, 4]
     html = (tmp_path / "out" / "report.html").read_text()
-    assert "of 2 learning rates each mixer keeps its best" in html and "Short convolution" in html and "in nothing else" not in html
-    assert "--learning-rate 1e-09,0.004" in report["command"]
-    for wrong in ((), (0.0,), (float("nan"),), (1e-3, 1e-3)):
-        with pytest.raises(ValueError, match="learning_rate must"):
-            replace(options, learning_rate=wrong)
+    assert "Learning rates" in html and "学习率" in html and "softmax conv 4" in html
+    assert "--learning-rate 1e-09,0.004" in report["command"] and report["sweep"] is None
+
+
+def test_every_seed_has_a_model_and_the_report_their_spread(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "chosen", lambda mixer: 2e-3)
+    options = replace(options, seed=5, learning_rate=("softmax=1e-3",))
+    report = compare(options)
+    assert [row["training"]["learning_rate"] for row in report["mixers"]] == [1e-3, 2e-3], "given, and the sweep's"
+    for row in report["mixers"]:
+        training, folder = row["training"], tmp_path / "out" / "models"
+        first, second = training["runs"]
+        assert [first["seed"], second["seed"]] == [5, 6]
+        assert first["validation_bits_per_byte"] != second["validation_bits_per_byte"]
+        mean = (first["validation_bits_per_byte"] + second["validation_bits_per_byte"]) / 2
+        assert training["validation_bits_per_byte"] == pytest.approx(mean)
+        assert training["history"][-1]["validation_bits_per_byte"] == pytest.approx(mean) and training["history"][-1]["step"] == 3
+        apart = abs(first["validation_bits_per_byte"] - second["validation_bits_per_byte"])
+        assert training["validation_bits_per_byte_spread"] == pytest.approx(apart / 2**0.5)
+        seeds = [json.loads((folder / name / "config.json").read_text()) for name in (row["name"], f"{row['name']}-seed-6")]
+        assert seeds[0] == seeds[1]
+        weights = [load_run(folder / name)[0].model.embedding.weight for name in (row["name"], f"{row['name']}-seed-6")]
+        assert not torch.equal(*weights)
 
 
 def test_the_same_seed_gives_the_same_models_and_replaces_its_own_report(options):
@@ -134,24 +153,42 @@ def test_all_are_trained_alike(options, monkeypatch):
 
     monkeypatch.setattr(run, "train", note)
     compare(options)
-    assert [a.mixer for a in asked] == ["softmax", "gla"]
-    same = {replace(a, mixer="", ffn_dim=1, out=None) == replace(asked[0], mixer="", ffn_dim=1, out=None) for a in asked}
-    assert same == {True}
+    assert [(a.mixer, a.seed) for a in asked] == [("softmax", 0), ("softmax", 1), ("gla", 0), ("gla", 1)]
+    own = {"mixer": "", "ffn_dim": 1, "seed": 0, "learning_rate": 1e-3, "out": None}
+    assert {replace(a, **own) == replace(asked[0], **own) for a in asked} == {True}
 
 
 @pytest.mark.parametrize(
-    ("text", "prompt"),
+    ("text", "prompts"),
     [
-        ("half a line\nwhole\n\n  a paragraph\n", "a paragraph\n"),
-        ("half a line\n  whole\nline", "whole\nline"),
-        ("no line at all", "no line at all"),
-        ("ends\n\n", "ends\n\n"),
-        ("x\n\n" + "y" * 99, "y" * run.PROMPT),
+        ("half a line\nwhole\n\n  a paragraph\n\n\nanother", ["a paragraph", "another"]),
+        ("half a line\n  whole\nline", ["whole\nline"]),
+        ("no line at all", ["no line at all"]),
+        ("ends\n\n", ["ends\n\n"]),
+        ("x\n\n" + "y" * 99, ["y" * run.PROMPT]),
+        ("x" + "\n\nword" * 20, ["word"] * run.PROMPTS),
     ],
 )
-def test_the_prompt_begins_where_people_would(text, prompt):
+def test_prompts_are_beginnings_of_paragraphs(text, prompts):
     codec = ByteCodec()
-    assert run._prompt(SimpleNamespace(validation=np.frombuffer(text.encode(), np.uint8), decode=codec.decode)) == prompt
+    assert run._prompts(SimpleNamespace(validation=np.frombuffer(text.encode(), np.uint8), decode=codec.decode)) == prompts
+
+
+@pytest.mark.parametrize(
+    ("samples", "chosen", "tried"),
+    [
+        ({"one": ("a b", "a b")}, "one", 1),
+        ({"one": ("text", "    "), "two": ("text", "t e")}, "two", 2),
+        ({"one": ("text", "   "), "two": ("text", "t   "), "three": ("text", "  ")}, "two", 3),
+    ],
+)
+def test_the_prompt_is_one_that_every_model_continues_with_text(monkeypatch, samples, chosen, tried):
+    monkeypatch.setattr(run, "_prompts", lambda text: list(samples))
+    monkeypatch.setattr(run, "_continued", lambda options, model, text, prompt: samples[prompt][model])
+    models, report = {name: SimpleNamespace(model=i, row={}) for i, name in enumerate("ab")}, {}
+    run._sample(None, models, None, report)
+    assert report == {"prompt": chosen, "prompts_tried": tried}
+    assert tuple(one.row["sample"] for one in models.values()) == samples[chosen]
 
 
 def test_decode_goes_on_from_the_state_of_the_prefill():
@@ -228,7 +265,7 @@ def test_the_command_line_in_its_own_process(options):
 
 
 def test_parameters_are_counted_as_the_model_has_them(options):
-    sizes = run._sizes(options, 256)
+    sizes = run.sizes(options, 256)
     for name, size in sizes.items():
         model = LanguageModel(run._config(options, name, 256, size.ffn_dim))
         assert sum(p.numel() for p in model.parameters()) == size.parameters

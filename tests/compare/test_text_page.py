@@ -9,6 +9,8 @@ from linattn.compare.text_charts import DECODE, STATE, charts, learning_per_step
 from linattn.compare.text_page import page
 from linattn.report import html
 from linattn.report.html import inlined
+from linattn.report.language import policy as security
+from linattn.report.language import script
 from linattn.report.plot import STYLES
 
 VOID = {"meta", "path", "rect", "br", "hr", "img", "link", "input"}  # paths and rects close themselves here
@@ -62,10 +64,10 @@ def test_well_formed_and_accessible(checked):
     for tag, attrs in checked.elements:
         if tag == "svg" and "aria-hidden" not in attrs:
             assert attrs["role"] == "img"
-            assert set(attrs["aria-labelledby"].split()) <= set(checked.ids)
+            assert attrs["aria-label"] == attrs["data-label-en"] != attrs["data-label-zh"]
         if tag == "th":
             assert attrs["scope"] in ("row", "col")
-    assert tags.count("caption") == tags.count("table") == 4
+    assert tags.count("caption") == tags.count("table") == 6
 
 
 def test_every_style_has_a_colour_in_light_dark_and_print():
@@ -83,7 +85,9 @@ def test_loads_nothing(report, checked):
     assert not re.search(r"https?:|//[a-z]|url\(|@import|@font-face", html)
     policy = next(a["content"] for t, a in checked.elements if t == "meta" and "http-equiv" in a)
     assert policy.startswith("default-src 'none'")
-    assert [a.get("type") for t, a in checked.elements if t == "script"] == ["application/json"]
+    assert [a.get("type") for t, a in checked.elements if t == "script"] == ["application/json", None]
+    assert html.endswith(f"<script>{script()}</script>\n</body>\n</html>\n"), "and the switch between the languages is all that runs"
+    assert policy == security()
 
 
 def test_hostile_texts_stay_texts(report, checked):
@@ -95,12 +99,24 @@ def test_hostile_texts_stay_texts(report, checked):
 
 
 def test_the_page_holds_the_figures(report, checked):
-    assert json.loads(checked.text["script"]) == report
+    assert json.loads(checked.text["script"].removesuffix(script())) == report
     cells = checked.text["td"]
+    assert "2.500 ± 0.020" in cells, "of the sweep"
     for m in report["mixers"]:
         assert f"{m['parameters']:,}" in cells
         assert f"{m['training']['validation_bits_per_byte']:.3f}" in cells
     assert "softmax at 4,096 tokens: expected to take up to 31 s" in checked.text["li"]
+
+
+def test_english_and_chinese_say_the_same(report, checked):
+    languages = [attrs["lang"] for tag, attrs in checked.elements if "lang" in attrs and tag not in ("html", "button")]
+    assert languages.count("en") == languages.count("zh-Hans") > 100
+    figures = re.compile(r"\d[\d.,]*\d|\d")
+    spoken = re.findall(r'<(span|p|text|dd|li)[^>]* lang="en">(.*?)</\1><\1[^>]* lang="zh-Hans">(.*?)</\1>', page(report), re.S)
+    assert len(spoken) == languages.count("en")
+    for _, english, chinese in spoken:
+        assert sorted(figures.findall(english)) == sorted(figures.findall(chinese)), (english, chinese)
+        assert re.search("[\u4e00-\u9fff]", chinese), chinese
 
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "\u2028\u2029", "&lt;", "\x1b", "]]>"])
@@ -116,8 +132,8 @@ def test_infinite_figures_are_refused():
 
 
 def test_what_the_charts_say(report):
-    assert learning_per_step(report).found == "At the end: softmax 2.040, gla 2.152, mamba2 2.263."
-    assert over_context(report, DECODE).found == "At 4,096 tokens: gla 2.00 ms, mamba2 3.00 ms; the most is 1.5 times the least."
+    assert learning_per_step(report).found.en == "At the end: softmax 2.040, gla 2.152, mamba2 2.263."
+    assert over_context(report, DECODE).found.en == "At 4,096 tokens: gla 2.00 ms, mamba2 3.00 ms; the most is 1.5 times the least."
     assert "softmax cache" not in over_context(report, STATE).svg
     report["mixers"].pop(0)
     assert "softmax cache" in over_context(report, STATE).svg

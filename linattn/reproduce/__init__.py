@@ -1,6 +1,6 @@
-"""The evidence: what a state of fixed size can hold, track and extrapolate to, made again by one command.
+"""Studies of papers on the capacity, state tracking and extrapolation of states of fixed size, each reproduced by one command.
 
-Each study is a module here; ``linattn reproduce`` and :func:`run` do it and write a report.
+Each study is a module here; ``linattn reproduce`` and :func:`run` run it and write a report.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def run(
     minutes: float | None = None,
     progress: bool = False,
 ) -> dict:
-    """Do ``study`` and write ``report.json`` and ``report.html`` into ``out``.
+    """Run ``study`` and write ``report.json`` and ``report.html`` into ``out``.
 
-    What an earlier call left in ``out`` is not done again: a study that was cut off goes on where it was.
+    Runs that an earlier call saved in ``out`` are not repeated: an interrupted study continues.
 
     Args:
         study: one of :data:`STUDIES`.
         full, mixers, seeds, out, minutes: as in :class:`ReproduceOptions`.
-        progress: show on stderr how far it is.
+        progress: show progress on stderr.
 
     Returns:
-        What ``report.json`` holds: "rows" are the table, "runs" all that was measured, "complete" whether nothing is missing.
+        The content of ``report.json``: "rows" is the table, "runs" all measurements, "complete" whether every run is finished.
 
     Raises:
         ValueError: for a study, mixer, option or number that does not exist, a folder that holds something else, and one to

@@ -15,7 +15,7 @@ from linattn.reproduce import variants
 
 @dataclass(frozen=True)
 class Measure:
-    """A key of rows as an axis: what it says, its scale, and how ticks are written."""
+    """An axis for a key of the rows: its label, its scale, and the format of its ticks."""
 
     key: str
     label: str
@@ -34,7 +34,7 @@ def in_bytes(key: str, label: str) -> Measure:
 
 
 def in_tokens(key: str, label: str) -> Measure:
-    """A logarithmic axis of tokens, or of whatever is counted in powers of two."""
+    """A logarithmic axis of tokens or other counts, in powers of two."""
     return Measure(key, label, lambda values: logarithmic(values, base=2))
 
 

@@ -1,4 +1,4 @@
-"""The record of a study: report.json, which the same command goes on with, and the page."""
+"""Record of a study: report.json, from which the same command continues, and the page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from linattn.reproduce.page import page
 from linattn.state import content_of
 
 SCHEMA = "linattn.reproduce"
-WIDTH = 64  # of the mixers of a study whose runs name none
-_KINDS = {"study": str, "created": str, "machines": list, "runs": list}  # what a report is gone on with
+WIDTH = 64  # of mixers in studies whose runs name no width
+_KINDS = {"study": str, "created": str, "machines": list, "runs": list}  # what a report must have to be continued
 _RUN_KINDS = {"run": dict, "result": dict, "seconds": (int, float), "machine": int}
 
 
@@ -37,19 +37,19 @@ def reproduce(options: ReproduceOptions, *, progress: bool) -> dict:
     """Implementation of :func:`linattn.reproduce.run`."""
     study = load(options.study)
     settings = _settings(study, options)
-    Ledger(options, study, settings)  # refuses what does not fit before there is a folder
+    Ledger(options, study, settings)  # refuses wrong options before the folder exists
     with Folder(options.folder, SCHEMA).held():
-        return _go_on(Ledger(options, study, settings), progress=progress)  # of what is there now that nobody else writes
+        return _go_on(Ledger(options, study, settings), progress=progress)  # reads the report again, now that the folder is locked
 
 
 def _go_on(ledger: Ledger, *, progress: bool) -> dict:
-    """Do what is missing, and write it down."""
+    """Execute and record the missing runs."""
     options = ledger.options
     ledger.save()
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     try:
         ledger.report["complete"] = runner.run(ledger, options.study, progress=progress, end=end)
-    finally:  # also of what an interruption leaves
+    finally:  # also after an interruption
         ledger.close()
     return ledger.report
 
@@ -65,7 +65,7 @@ def _settings(study: Study, options: ReproduceOptions) -> Any:
 
 
 class Ledger(runner.Record):
-    """The record of a study: what an earlier call left is gone on with, and every run knows its machine."""
+    """Record of a study, which continues an earlier report and notes the machine of every run."""
 
     def __init__(self, options: ReproduceOptions, study: Study, settings: Any) -> None:
         super().__init__(Folder(options.folder, SCHEMA), study, settings)
@@ -122,13 +122,13 @@ class Ledger(runner.Record):
         return f"{about}: {one.error}" if isinstance(one, Failed) else f"{about}: {one.seconds:.1f} s"
 
     def tabulate(self) -> None:
-        """Make the table of what there is, also before anything is done: who is killed has what was there."""
+        """Make the table of the finished runs, also before the first new one, so that a killed process leaves it."""
         results = self.results()
         self.report["rows"] = self.study.rows(self.settings, results)
         self.report["left_out"] = [{"run": run, "reason": r["left_out"]} for run, r in results if "left_out" in r]
 
     def close(self) -> None:
-        """Make the table of what there is, and the page."""
+        """Make the table of the finished runs, and the page."""
         self.tabulate()
         self.save()
         counts = (len(self.results()), len(self.wanted))
@@ -136,7 +136,7 @@ class Ledger(runner.Record):
 
 
 def _check(report: dict) -> None:
-    """Raise ValueError where an earlier report is not as this one is written."""
+    """Raise ValueError if an earlier report does not have the form of this version."""
     _of_kinds(report, _KINDS, "the report")
     for entry in report["runs"]:
         _of_kinds(entry, _RUN_KINDS, "a run")

@@ -1,4 +1,4 @@
-"""Options of a reproduction. Imports nothing heavy: the command line reads its names from here."""
+"""Options of a study. The module imports nothing slow, because the command line reads its names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ STUDIES = ("recall", "capacity", "state-tracking", "copying", "extrapolation", "
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """Options of a study, or of a further part of it.
+    """Options of a study.
 
     Args:
         study: one of :data:`STUDIES`.
-        full: the settings of the papers in place of those that two cores do in minutes.
+        full: the settings of the papers instead of those that take minutes on two cores.
         mixers: variants of registered mixers (see :mod:`linattn.reproduce.variants`); None: the study's own choice.
-        seeds: how many; None: as many as the settings have.
+        seeds: number of seeds; None: the study's own.
         out: folder of report.json and report.html; None: ``runs/reproduce/`` and the study's name.
-        minutes: after so long no further run is begun; what is missing is done by the same command, later. None: no limit.
+        minutes: time after which no further run begins; the same command continues later. None: no limit.
     """
 
     study: str
@@ -33,9 +33,11 @@ class ReproduceOptions:
         shown="the study's own choice",
         separated=True,
     )
-    seeds: int | None = option(None, "Repeat everything with so many seeds.", "N", shown="the study's own, mostly 3")
-    out: Path | None = option(None, "Folder of the report; what is in it is not done again.", "DIR", shown="runs/reproduce/STUDY")
-    minutes: float | None = option(None, "Begin nothing new after so long; the same command goes on.", "M")
+    seeds: int | None = option(None, "Number of seeds.", "N", shown="the study's own, mostly 3")
+    out: Path | None = option(
+        None, "Folder of the report; runs that it already holds are not repeated.", "DIR", shown="runs/reproduce/STUDY"
+    )
+    minutes: float | None = option(None, "Begin no run after so many minutes; the same command continues.", "M")
 
     def __post_init__(self) -> None:
         if self.study not in STUDIES:
@@ -53,6 +55,6 @@ class ReproduceOptions:
         return Path("runs") / "reproduce" / self.study if self.out is None else Path(self.out)
 
     def command(self) -> str:
-        """The command line that asks for the same."""
+        """Command line with these options."""
         words = command_line(self, ("mixers", "seeds", "out", "minutes"))
         return shlex.join(["linattn", "reproduce", self.study, "--full" if self.full else "--quick", *words])

@@ -11,7 +11,7 @@ from linattn.reproduce.options import STUDIES
 
 
 def of(report: Mapping[str, Any], system: str) -> tuple[list[str], list[list[str]]]:
-    """The rows of ``report``, which is what report.json holds, whose mixer is ``system`` with whatever options, as its study writes them.
+    """The formatted rows of ``report``, the content of report.json, whose mixer is ``system`` with any options.
 
     Returns:
         Headings and rows of the table, without the columns that are empty in all of these rows; two empty lists where there is no row.

@@ -1,4 +1,4 @@
-"""Small models that learn synthetic tasks (:mod:`linattn.tasks`): only the outputs at which something is asked go through the head."""
+"""Small models for synthetic tasks (:mod:`linattn.tasks`); only outputs at questions go through the head."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Decoder(Asked):
 
 
 def build(mixer: str, seed: int, *, before: str = "", tokens: int | None = None, **fields: Any) -> Asked:
-    """A new model of the variant ``mixer``, always the same for the same ``seed``.
+    """Build a model of the variant ``mixer``, deterministic in ``seed``.
 
     Args:
         mixer: see :mod:`linattn.reproduce.variants`.
@@ -142,16 +142,16 @@ def right(model: Asked, examples: Examples, batch_size: int = 256) -> Iterator[t
 
 
 def accuracy(model: Asked, examples: Examples, batch_size: int = 256) -> float:
-    """The share of all questions that ``model`` answers right."""
+    """Share of all questions that ``model`` answers correctly."""
     counts = [(int(good.sum()), int(asked.sum())) for good, asked in right(model, examples, batch_size)]
     return sum(g for g, _ in counts) / max(sum(a for _, a in counts), 1)
 
 
 @torch.inference_mode()
 def last_right(model: Asked, examples: Examples, segment: int) -> float:
-    """The share of ``examples`` whose last answer is right, read ``segment`` tokens at a time with the state carried on.
+    """Share of ``examples`` whose last answer is correct, read ``segment`` tokens at a time with the state carried on.
 
-    As many are read side by side as come to :data:`TOGETHER` tokens a segment.
+    A batch has about :data:`TOGETHER` tokens in a segment.
     """
     device, good = device_of(model), 0
     model.eval()

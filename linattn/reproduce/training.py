@@ -18,12 +18,12 @@ from linattn.tasks import Examples, multi_query_recall
 VOCABULARY = 256  # bytes
 CONVOLUTION = "base_conv"
 UNSEEN = 512  # examples that are asked of a model that learned to recall
-_YARDSTICK = "softmax with the feed-forward asked for"
+_REFERENCE = "softmax with the feed-forward asked for"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A pattern of mixers and their options by name: what models differ in where all else is equal."""
+    """A pattern of mixers and their options by name, in which otherwise equal models differ."""
 
     pattern: str
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,17 +45,17 @@ class Stack:
 def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) -> dict[str, int]:
     """Feed-forward width at which each of ``stacks`` has as many parameters as softmax with ``ffn_dim``.
 
-    The yardstick does not depend on which other stacks there are, so neither do the models.
+    The reference is independent of the other stacks, and so are the models.
 
     Raises:
-        linattn.experiment.sizing.Unequal: they can't come within 2 % of each other, with the figures.
+        linattn.experiment.sizing.Unequal: for models that differ by more than 2 %, stating the numbers.
     """
-    everyone = {_YARDSTICK: Stack("softmax"), **stacks}
+    everyone = {_REFERENCE: Stack("softmax"), **stacks}
 
     def count(name: str, width: int) -> int:
         return parameters(lambda: LanguageModel(everyone[name].config(dim=dim, layers=layers, ffn_dim=width)))
 
-    sizes = equal_sizes(list(everyone), count(_YARDSTICK, ffn_dim), count)
+    sizes = equal_sizes(list(everyone), count(_REFERENCE, ffn_dim), count)
     return {name: sizes[name].ffn_dim for name in stacks}
 
 

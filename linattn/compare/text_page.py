@@ -127,7 +127,7 @@ def _rates(report: dict) -> str:
     for i, m in enumerate(report["mixers"]):
         at = {t["learning_rate"]: around(t["validation_bits_per_byte"], t["validation_bits_per_byte_spread"]) for t in found[m["name"]]}
         rows.append((named(label(m["name"]), i), [at.get(rate, "–") for rate in rates] + [f"{m['training']['learning_rate']:g}"]))
-    heads = [Both("Mixer", "混合层"), *(f"{rate:g}" for rate in rates), Both("taken", "采用")]
+    heads: list[Words] = [Both("Mixer", "混合层"), *(f"{rate:g}" for rate in rates), Both("taken", "采用")]
     caption = Both(
         "Bits per byte of text that was not trained on at each peak learning rate, mean ± sample standard deviation over the seeds.",
         "各峰值学习率下、未参与训练的文本的每字节比特数；各种子的均值 ± 样本标准差。",

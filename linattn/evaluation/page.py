@@ -9,6 +9,7 @@ from typing import Any
 
 from linattn.report.charts import Chart, line_chart
 from linattn.report.html import document, how, machine_facts, named, plots, table
+from linattn.report.language import Both, Words
 from linattn.report.plot import Axis, Heading, Series
 from linattn.report.scales import linear, logarithmic
 from linattn.report.words import figure, memory, memory_tick, percent, tick, tokens
@@ -49,7 +50,10 @@ def page(report: dict[str, Any]) -> str:
     heads, lines = rows(report)
     cells = [(named(name, i), line) for i, (name, *line) in enumerate(lines)]
     caption = f"Tasks: share of {report['options']['samples']} prompts answered by the greedy continuation."
-    facts = {"Options": escape(", ".join(f"{k} {_written(v)}" for k, v in report["options"].items())), "Device": escape(report["device"])}
+    facts: dict[Words, Both | str] = {
+        "Options": escape(", ".join(f"{k} {_written(v)}" for k, v in report["options"].items())),
+        "Device": escape(report["device"]),
+    }
     facts |= machine_facts(report["machine"]) | {"Begun": escape(report["created"])}
     return document("Evaluation", [table(heads, cells, caption), plots(_charts(report)), how(facts)], report)
 

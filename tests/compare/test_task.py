@@ -186,7 +186,6 @@ def test_every_task_is_there():
         (["--task", "digits", "--contexts", "8"], "--contexts cannot be used with --task digits"),
         (["--task", "digits", "--text", "a.txt", "--contexts", "8"], "--text and --contexts cannot be used with --task digits"),
         (["--task", "digit"], "task must be one of text, digits"),
-        (["--seeds", "2"], "--seeds cannot be used with --task text"),
         (["--task", "digits", "--mixers", "gla"], "'gla' is causal"),
         (["--task", "digits", "--mixers", "focused,focused"], "focused came more than once"),
     ],

@@ -41,9 +41,9 @@ def create(name: str, dim: int, hidden: int | None = None, **options) -> Mixer |
         ValueError: for a name that is not in :func:`available`, and for a ``hidden`` that is not a number of channels.
         TypeError: for an option that the feed-forward does not have.
     """
-    if name == NONE:
+    if isinstance(name, str) and name == NONE:
         return None
-    if name not in available():
+    if not isinstance(name, str) or name not in available():
         raise ValueError(f"no feed-forward is called {name!r}{suggestion(name, available())}")
     if hidden is None:  # its own default, and a plugin's need not have the option
         return registry.create(name, dim=dim, **options)

@@ -371,7 +371,7 @@ class Pool:
             raise ValueError("state must be one row of a state of this pool's model, but its tensors or their shapes differ")
         total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
         if self._rows.growing and total > self._context:
-            raise ValueError(f"prompt and new tokens are {total}, but a layer keeps every token and context={self._context}")
+            raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
 
 
 def _batches(model: Any, fresh: State, block: int, rows: Rows) -> Batches | None:

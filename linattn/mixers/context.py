@@ -174,8 +174,8 @@ class CallContext:
         last T. Keeps the last ``n`` real tokens [rows, n, D] as ``name``.
         """
         if self.cu_seqlens is not None:
-            old = self.get(name)
-            before = x.new_zeros(self.rows, n, x.shape[-1]) if old is None else old.to(x.dtype)
+            old = self._past(name, x, n)
+            before = x.new_zeros(self.rows, n, x.shape[-1]) if old is None else old
             return self._packed_context(name, x, before, self.cu_seqlens.long())
         old = self.before(name, x, n)
         return _after(old, x, n), None
@@ -183,11 +183,17 @@ class CallContext:
     def before(self, name: str, x: Tensor, n: int) -> Tensor | None:
         """Tokens that :meth:`context` puts before each row of ``x``, [B, n, D], for unpacked sequences; None for zeros."""
         assert self.cu_seqlens is None, "packed sequences have a context each, but none before the first token"
-        old = self.get(name)
-        old = None if old is None else old.to(x.dtype)
+        old = self._past(name, x, n)
         if self.returning:
             self.keep(name, self._last(old, x, n))
         return old
+
+    def _past(self, name: str, x: Tensor, n: int) -> Tensor | None:
+        """Tokens that the state holds as ``name``, [rows, n, D] in x's dtype; None without a state."""
+        old = self.get(name)
+        if old is not None and old.shape[1] != n:
+            raise ValueError(f"state must have {name!r} of {n} tokens, but it came with {old.shape[1]}")
+        return None if old is None else old.to(x.dtype)
 
     def shifted(self, x: Tensor, first: Tensor) -> Tensor:
         """Shift x [B, T, D] by one token, each sequence's ``first`` [rows, D] in front."""

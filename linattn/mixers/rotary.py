@@ -42,7 +42,7 @@ def frequencies(x: Tensor, rotated: int, base: float, scaling: Mapping[str, Any]
     often, and interpolate in between.
     """
     channel = torch.arange(0, rotated, 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
-    plain = base ** (-channel / rotated)
+    plain = float(base) ** (-channel / rotated)  # torch takes integers up to 64 bits
     if scaling is None:
         return plain
     kept = 0.0 if scaling["rope_type"] == "linear" else _kept(channel, plain, base, scaling)

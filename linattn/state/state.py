@@ -224,7 +224,11 @@ def _key(layer: int, name: str) -> str:
 
 
 def _identity(model: nn.Module | Mapping[str, Any]) -> dict[str, Any]:
-    return dict(model) if isinstance(model, Mapping) else identity(model)
+    if not isinstance(model, Mapping):
+        return identity(model)
+    if not {"config", "dtype", "weights"} <= model.keys() or not isinstance(model["config"], Mapping):
+        raise ValueError(f"model must be a model or the identity of one, but came as {described(dict(model))}")
+    return dict(model)
 
 
 def _checked(file: Any, model: nn.Module | Mapping[str, Any] | None, description: Mapping[str, Any] | None) -> list[list[str]]:
@@ -243,7 +247,10 @@ def _checked(file: Any, model: nn.Module | Mapping[str, Any] | None, description
     rows = None
     for key in sorted(file.keys()):
         rows = _rows(f"does not fit: {key!r}", file.get_slice(key).get_shape(), rows)
-    wanted = None if description is None else json.loads(json.dumps(dict(description)))
+    try:
+        wanted = None if description is None else json.loads(json.dumps(dict(description)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"cannot be compared: description must be JSON values, but: {error}") from None
     if wanted is not None and header.get("description") != wanted:
         raise ValueError(f"belongs to {json.dumps(header.get('description'))}, but {json.dumps(wanted)} was wanted")
     return layers

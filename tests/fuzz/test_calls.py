@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+import linattn
 from linattn.arguments import check_fields, described, mismatch, typed, whole
 from tests.fuzz.calls import TARGETS, calls
 from tests.fuzz.outcome import complaint
@@ -98,8 +99,26 @@ def test_what_longer_runs_found(tmp_path):
     model = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1)).model
     with pytest.raises(ValueError, match="^mask must be a dense tensor"):
         prefill(model, torch.ones(1, 3, dtype=torch.long), mask=torch.ones(1, 3, dtype=torch.bool).to_sparse())
+    State([]).save(tmp_path / "s")
+    with pytest.raises(ValueError, match="cannot be compared: description must be JSON values"):
+        State.load(tmp_path / "s", description={"a": b"x"})
+    for call in (State([]).save, State.load):
+        with pytest.raises(ValueError, match="model must be a model or the identity of one, but came as {'a': 1}"):
+            call(tmp_path / "s", model={"a": 1})
+    with pytest.raises(ValueError, match="no feed-forward is called array"):
+        linattn.ffn.create(np.ones(3), 32)
     with pytest.raises(ValueError, match="^out must be a folder with a name, but came as ''"):
         prepare([str(tmp_path)], "")
+
+
+@pytest.mark.parametrize("layout", [{}, {"cu_seqlens": torch.tensor([0, 3])}], ids=["dense", "packed"])
+@pytest.mark.parametrize("name", ["h3", "gated_deltanet"])
+def test_what_longer_runs_found_of_states(name, layout):
+    mixer, x = linattn.mixers.create(name, dim=32), torch.ones(1, 3, 32)
+    state = mixer(x, return_state=True)[1]
+    for key in (key for key, t in state.items() if t.ndim == 3):
+        with pytest.raises(ValueError, match=f"^state must have '{key}' of .* tokens, but it came with 5"):
+            mixer(x, {**state, key: torch.ones(1, 5, state[key].shape[-1])}, **layout)
 
 
 def test_what_longer_runs_found_of_pools():
@@ -113,6 +132,13 @@ def test_what_longer_runs_found_of_pools():
         Pool(model, slots=2 * 10**9)
     with pytest.raises(ValueError, match="^seed must be from 0 .* but came as True"):
         Pool(model, slots=1).submit([1], max_new_tokens=1, seed=True)
+    hybrid = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1, mixer="softmax")).eval()
+    with pytest.raises(ValueError, match="^ids and max_new_tokens are 4 tokens, but a layer keeps every token and context=3"):
+        Pool(hybrid, slots=1, context=3).submit([1], max_new_tokens=3)
+
+
+def test_a_base_beyond_64_bits():
+    assert linattn.cost("softmax", dim=32, base=10**30, tokens=4, batch=1).parameters > 0
 
 
 def test_fields():

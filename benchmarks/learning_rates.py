@@ -33,7 +33,7 @@ def run(options: CompareOptions, mixer: str, rate: float, seed: int, ffn_dim: in
         done = train(replace(chosen, eval_every=options.steps))
     return {
         "mixer": mixer, "learning_rate": rate, "seed": seed, "validation_bits_per_byte": done.validation_bits_per_byte,
-        "parameters": done.parameters, "seconds": done.history[-1]["seconds"],
+        "parameters": done.parameters,
     }  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_a_study_gives_rows_and_plots():
     assert rows[0]["agrees"] is None
     assert rows[1]["agrees"] is (rows[1]["gain"] < 0)
     drawn = extrapolation.charts(TINY, rows)
-    assert [chart.title for chart in drawn] == ["Loss by position", "What the carried past is worth"]
+    assert [chart.title for chart in drawn] == ["Loss by position", "Gain from the past"]
     assert all("gla" in chart.svg and "softmax window 4" in chart.svg for chart in drawn)
 
 

@@ -138,5 +138,5 @@ def test_a_study_gives_rows_and_plots():
     assert all(column.cell(row) for column in precision.STUDY.all_columns for row in rows)
     titles = [chart.title for chart in precision.charts(TINY, rows)]
     assert titles[0] == "Error, additive, rounded after every token"
-    assert titles[-2:] == ["Recall", "Bringing it back"]
+    assert titles[-2:] == ["Recall", "Restoring"]
     assert len(titles) == 6

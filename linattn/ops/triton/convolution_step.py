@@ -1,6 +1,5 @@
 """Decoding step of the short convolution on a GPU in one launch: sum, SiLU, norm of heads, and the state updated in place."""
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
 from collections.abc import Hashable

@@ -5,7 +5,6 @@ where launches may overlap (Hopper) the matrix is loaded while that one ends. Se
 multiplied in tiles, whose channels several programs may share.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence

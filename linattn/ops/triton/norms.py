@@ -4,7 +4,6 @@ Tensors are [M, H, V]. A row is read once, its sum is float32, and results are r
 the rows of a program and then over programs, in an order that depends on shapes alone.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
 from math import prod

@@ -6,7 +6,6 @@ The ``kind`` of a recurrence:
     "linear"   g = factor g + x, the gradient of "maximum", whose factors are 0, 1/2 and 1
 """
 
-# mypy: ignore-errors
 import os
 
 import triton

@@ -11,7 +11,6 @@ same inputs give the same bits. Both numbers are one word of 64 bits, written at
 programs of a chain must run at the same time.
 """
 
-# mypy: ignore-errors
 import triton
 import triton.language as tl
 
@@ -91,7 +90,7 @@ def _entering(kind: tl.constexpr, carry, total, own, words, tile, chain, chains,
         tl.store(here + 0 * span, _word(total, own), mask=(span == S - 1) & (channels >= 0))
         between_total, between_own = tl.full([S, DB], kept(kind), tl.float32), tl.full([S, DB], nothing(kind), tl.float32)
         no_word = _word(between_total, between_own)
-        pieces = ()
+        pieces = ()  # type: tuple
         for i in tl.static_range(W // S):
             back = programs - 1 - (span * (W // S) + i)
             place = here - back * width
@@ -164,7 +163,7 @@ def forward(
             t = (tile * S + span) * C  # [S, 1]: the first token of each span
             room = T - t
             corner = (b * T + t) * D + d
-            loaded = ()
+            loaded = ()  # type: tuple
             for i in tl.static_range(C):
                 there = (t + i < T) & real
                 later = tl.load(x + corner + i * D, mask=there, other=0.0)
@@ -172,7 +171,7 @@ def forward(
             if starts is not None:
                 start, some_start = _bits(starts, t, 1, T, C)
                 _, some_end = _bits(ends, t, 1, T, C)
-            rows = ()
+            rows = ()  # type: tuple
             total, own = tl.zeros([S, DB], tl.float32), tl.full([S, DB], nothing(kind), tl.float32)
             for i in tl.static_range(C):
                 log = tl.where(t + i < T, constant, 0.0) if CONSTANT else loaded[i][0].to(tl.float32)
@@ -233,7 +232,7 @@ def backward(
         for tile in tl.range(tl.program_id(0) // lanes, tiles, programs, num_stages=STAGES):
             t = T - 1 - (tile * S + span) * C  # [S, 1]: the last token of each span
             corner = (b * T + t) * D + d
-            loaded = ()
+            loaded = ()  # type: tuple
             for i in tl.static_range(C):
                 there = (t >= i) & real
                 later = tl.load(d_out + corner - i * D, mask=there, other=0.0)
@@ -244,7 +243,7 @@ def backward(
             if starts is not None:
                 start, some_start = _bits(starts, t, -1, T, C)
                 end, some_end = _bits(ends, t, -1, T, C)
-            rows = ()
+            rows = ()  # type: tuple
             total, own = tl.full([S, DB], kept(linear), tl.float32), tl.zeros([S, DB], tl.float32)
             for i in tl.static_range(C):
                 log = tl.where(t >= i, constant, 0.0) if CONSTANT else loaded[i][0].to(tl.float32)

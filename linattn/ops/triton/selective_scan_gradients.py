@@ -4,7 +4,6 @@ Sums over channels (the gradients of B and C) are formed in each warp, and ``gat
 inputs give the same bits.
 """
 
-# mypy: ignore-errors
 import triton
 import triton.language as tl
 
@@ -26,7 +25,7 @@ def _over_lanes(values, lane, COUNT: tl.constexpr):
     """Sum COUNT vectors [32], a power of two, over lanes: lane l gets the sum of vector l % COUNT, at a fifth of the cost of COUNT sums."""
     for level in tl.static_range(5):
         if COUNT >> level > 1:
-            folded = ()
+            folded = ()  # type: tuple
             for j in tl.static_range(COUNT >> (level + 1)):
                 folded = folded + (_fold(values[2 * j], values[2 * j + 1], lane, 1 << level),)
             values = folded
@@ -45,7 +44,7 @@ def _own(values, K: tl.constexpr):
 def _back(common, start, stop, initial, d_final, d_initial, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
     """Run back through a tile with one state: gradients before the tile and of A, sums for the tokens, and sums over channels."""
     state, g, of_fade, of_written, of_steps, steps, fade, written, into, outof, d_out, d, n, real = common
-    kept_parts, states, of_outof = (), (), ()
+    kept_parts, states, of_outof = (), (), ()  # type: tuple, tuple, tuple
     for i in tl.static_range(C):
         if start is not None:
             state = tl.where(start[i] > 0, _given(initial, start[i], d, n, real, D, N), state)
@@ -53,7 +52,7 @@ def _back(common, start, stop, initial, d_final, d_initial, D: tl.constexpr, N: 
         kept_parts, states = kept_parts + (kept_part,), states + (state,)
         state = kept_part * state + written[i] * into[i]
         of_outof = of_outof + (_own(state * d_out[i], K),)
-    of_into, sums_written, sums_steps = (), (), ()
+    of_into, sums_written, sums_steps = (), (), ()  # type: tuple, tuple, tuple
     for i in tl.static_range(C - 1, -1, -1):
         if start is not None:
             g = tl.where(stop[i] > 0, _given(d_final, stop[i], d, n, real, D, N), g)
@@ -100,7 +99,7 @@ def backward(
         _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
         _ahead(d_y, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
         _ahead(kept, block * (32 * K), (b * tiles + ahead) * N, (b * tiles + ahead + 1) * N, D, N, K)
-        written, of_written, of_steps = (), (), ()
+        written, of_written, of_steps = (), (), ()  # type: tuple, tuple, tuple
         for i in tl.static_range(C):
             written = written + (steps[i] * values[i],)
             of_written = of_written + (tl.zeros([32 * K], tl.float32),)

@@ -10,7 +10,6 @@ one n. The states before each tile are in memory, [.., N, D]; forward saves thos
 forward pass and helpers of both passes; selective_scan_gradients.py has the backward pass.
 """
 
-# mypy: ignore-errors
 import triton
 import triton.language as tl
 
@@ -39,7 +38,7 @@ def _four(pointer):
 @triton.jit
 def _numbers(pointer, C: tl.constexpr):
     """C neighbouring tokens of B or C."""
-    numbers = ()
+    numbers = ()  # type: tuple
     for i in tl.static_range(0, C, 4):
         four = _four(pointer + i)
         numbers = numbers + (four[0], four[1], four[2], four[3])
@@ -55,7 +54,7 @@ def _place_of(b, t, padded, N: tl.constexpr):
 @triton.jit
 def _rows(pointer, corner, t, T, real, D: tl.constexpr, C: tl.constexpr):
     """C rows of [T, D] from token ``t`` on, zeros behind the end."""
-    rows = ()
+    rows = ()  # type: tuple
     for i in tl.static_range(C):
         rows = rows + (tl.load(pointer + corner + i * D, mask=(t + i < T) & real, other=0.0).to(tl.float32),)
     return rows
@@ -77,7 +76,7 @@ def _ahead(pointer, column, row, rows, D: tl.constexpr, COUNT: tl.constexpr, K: 
 @triton.jit
 def _marks(marks, t, T, C: tl.constexpr):
     """Numbers of the sequences that begin, or end, at the C tokens from ``t`` on; 0: none."""
-    found = ()
+    found = ()  # type: tuple
     for i in tl.static_range(C):
         found = found + (tl.load(marks + t + i, mask=t + i < T, other=0),)
     return found
@@ -176,7 +175,7 @@ def ends(
         _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
         for i in tl.static_range(C):
             total_here += steps[i]
-        written = ()
+        written = ()  # type: tuple
         for i in tl.static_range(C):
             written = written + (values[i] if REVERSE else steps[i] * values[i],)
         if starts is not None:
@@ -218,7 +217,7 @@ def chain(
     if given is not None:
         state = tl.load(given + (b * D + d) * N + n, mask=real, other=0.0)
     for first in range(0, segments, G):
-        pieces = ()
+        pieces = ()  # type: tuple
         for i in tl.static_range(G):  # all loads are issued before the first is used
             there = (first + i < segments - 1) & real
             s = segments - 1 - first - i if REVERSE else first + i
@@ -257,7 +256,7 @@ def _pass(
     C: tl.constexpr,
 ):
     """State after a tile, and ``out`` plus its outputs. Marks restart the state, and store it in ``final`` where a sequence ends."""
-    sums = ()
+    sums = ()  # type: tuple
     for i in tl.static_range(C):
         if start is not None:
             state = tl.where(start[i] > 0, _given(initial, start[i], d, n, real, D, N), state)
@@ -292,7 +291,7 @@ def forward(
         ahead = tl.minimum(tile + 1, last - 1)
         _ahead(dt, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
         _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
-        written, out = (), ()
+        written, out = (), ()  # type: tuple, tuple
         for i in tl.static_range(C):
             written = written + (steps[i] * values[i],)
             out = out + (passing * values[i],)

@@ -1,6 +1,5 @@
 """Decoding step of the selective scan on a GPU in one launch: time step, state updated in place, output and gate."""
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
 from collections.abc import Hashable

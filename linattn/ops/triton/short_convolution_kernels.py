@@ -5,7 +5,6 @@ and the sigmoid is formed once. C tokens are read before the first of them is us
 over a segment in registers; the sums of all segments are added up afterwards, in an order that depends on shapes alone.
 """
 
-# mypy: ignore-errors
 import triton
 import triton.language as tl
 
@@ -24,7 +23,7 @@ def _place(segments, D: tl.constexpr, DB: tl.constexpr):
 
 @triton.jit
 def _taps(weight, d, real, W: tl.constexpr):
-    taps = ()
+    taps = ()  # type: tuple
     for i in tl.static_range(W):
         taps = taps + (tl.load(weight + d * W + i, mask=real, other=0.0).to(tl.float32),)
     return taps
@@ -33,7 +32,7 @@ def _taps(weight, d, real, W: tl.constexpr):
 @triton.jit
 def _history(x, before, row, start, d, real, x_token, D: tl.constexpr, W: tl.constexpr):
     """The W - 1 inputs before token ``start``, to which ``x`` points."""
-    seen = ()
+    seen = ()  # type: tuple
     for i in tl.static_range(W - 1):
         t = start + (i - (W - 1))
         value = tl.load(x + (i - (W - 1)) * x_token + d, mask=(t >= 0) & real, other=0.0).to(tl.float32)
@@ -47,7 +46,7 @@ def _history(x, before, row, start, d, real, x_token, D: tl.constexpr, W: tl.con
 @triton.jit
 def _rows(x, first, count, d, real, x_token, C: tl.constexpr):
     """C rows from the ``first`` after that to which ``x`` points, zeros from number ``count`` on."""
-    rows = ()
+    rows = ()  # type: tuple
     for i in tl.static_range(C):
         rows = rows + (tl.load(x + (first + i) * x_token + d, mask=(first + i < count) & real, other=0.0),)
     return rows
@@ -114,7 +113,7 @@ def backward(
     if bias is not None:
         offset = tl.load(bias + d, mask=real, other=0.0).to(tl.float32)
     seen = _history(x, before, row, start, d, real, x_token, D, W)
-    later, sums = (), ()
+    later, sums = (), ()  # type: tuple, tuple
     for _ in tl.static_range(W - 1):
         later = later + (tl.zeros([DB], tl.float32),)
     for _ in tl.static_range(W + 1):
@@ -129,7 +128,7 @@ def backward(
                 sigmoid = _sigmoid(z)
                 dz *= sigmoid * (1.0 + z * (1.0 - sigmoid))
             own = tl.where(t + i < count, dz, 0.0)
-            added = ()
+            added = ()  # type: tuple
             for j in tl.static_range(W - 1):
                 added = added + (sums[j] + own * seen[j],)
             sums = added + (sums[W - 1] + own * now, sums[W] + own)

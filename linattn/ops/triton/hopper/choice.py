@@ -72,8 +72,7 @@ def gradients(
 
     if not family.half or chunk != hopper.CHUNK or not hopper.fits((k.shape[3], v.shape[3]), q, k, v, read, write, do):
         return None
-    by_channel = decay is not None and family.decay == CHANNEL
-    if not by_channel:
+    if decay is None or family.decay != CHANNEL:
         known = family.rule != ERASE and not family.before
         return (gradients.gradients, {"SETTLED": True, **whole.options(family, k.shape[3], columns)}) if known else None
     if not _suits(family, decay):

@@ -98,7 +98,7 @@ def weigh(full, empty, weights, source, step, rows, count, scale, total, shape):
         for i in range(count):
             stage = i % shape.STAGES
             if shape.DECAY == CHANNEL:
-                faded = gl.load(source + i.to(gl.int64) * step + channels)
+                faded = gl.load(source + i.to(gl.int64) * step + channels)  # type: ignore[attr-defined]  # a tensor in a kernel
                 whole_fade *= faded
             else:
                 token = i * C + gl.arange(0, C, layout)

@@ -39,7 +39,7 @@ from linattn.ops.triton.hopper.operands import (
     start_products,
     start_sum,
 )
-from linattn.ops.triton.hopper.prepare_plain import between
+from linattn.ops.triton.hopper.prepare_channel import between
 from linattn.ops.triton.tiles import LOG2E
 
 

@@ -299,7 +299,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
             tma.store_wait(0)
             tiles.hats.index(mine).store(d.to(gl.bfloat16))
             fence_async_shared()
-            at = [here.head, here.first + here.rows, C - here.rows, 0]
+            at = [here.head, here.first + here.rows, C - here.rows, 0]  # type: ignore[assignment]  # once a number, here a position
             tma.store(sources.dq if READS else sources.dk, at, tiles.hats.index(mine).reshape((1, 1, C, K)))
             i += 1
     tma.store_wait(0)

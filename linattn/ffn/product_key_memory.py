@@ -34,8 +34,8 @@ NORMS = ("layer", "batch", "none")
 class ProductKeyMemory(FeedForward):
     """Heads look up the ``active`` best of n² keys, each a pair of one of n keys for either half of the query; their values are added up.
 
-    The best pairs are among the best of either half, so that 2 n + active² products find them among n² keys: exactly. All heads look
-    into one table of values, whose gradient is not 0 in the rows that were found alone.
+    The best pairs are among the best of either half, so that 2 n + active² products find them among n² keys: exactly. All heads read
+    one table of values, whose gradient is not 0 in the rows that were found alone.
 
     Args:
         dim: width D of the model.

@@ -22,7 +22,7 @@ FORMATS = {"int8": 8, "int4": 4}
 class Format:
     """Format of one weight [N, K]: ``"int8"`` with a scale per row, or ``"int4"`` with one per ``group`` of neighbours in a row.
 
-    Rows ``kept`` = (first, behind the last) are not quantised.
+    Rows ``kept`` = (first, last + 1) are not quantised.
     """
 
     to: str = "int8"
@@ -58,7 +58,7 @@ class Format:
 
 
 class _Quantised(nn.Module):
-    """Buffers ``codes`` and ``scale`` of a weight, and rows ``kept`` as they were; ``dtype`` is that of the floats they stand for.
+    """Buffers ``codes`` and ``scale`` of a weight, and unquantised rows ``kept``; ``dtype`` is that of the dequantised weight.
 
     Conversions of a model's dtype change ``dtype`` and leave the scales.
     """
@@ -122,7 +122,7 @@ class QuantisedLinear(_Quantised, nn.Linear):  # type: ignore[override]
         return y if self.bias is None else y + self.bias
 
     def reset_parameters(self) -> None:
-        """Do nothing: there is nothing to learn."""
+        """Do nothing, because the layer has no trained weights."""
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}"
@@ -136,7 +136,7 @@ class QuantisedHead(Head, QuantisedLinear):  # type: ignore[override]
         self.soft_cap: float | None = None
 
     def tie(self, embedding: QuantisedEmbedding) -> None:
-        """Use the memory of ``embedding``, which alone is saved."""
+        """Share the matrix of ``embedding``; only the embedding is saved."""
         for name in ("codes", "scale"):
             self.register_buffer(name, getattr(embedding, name), persistent=False)
 
@@ -153,7 +153,7 @@ class QuantisedEmbedding(_Quantised):
 
 
 def quantisable(module: nn.Module) -> bool:
-    """True for the layers that have a quantised form; subclasses of linear layers compute something else."""
+    """True for layers that have a quantised form; subclasses of linear layers have none, because they may compute something else."""
     return type(module) in (nn.Linear, nn.Embedding, Head)
 
 
@@ -188,7 +188,7 @@ def formats(model: nn.Module) -> dict[str, Format]:
 
 
 def tie(model: Any) -> None:
-    """Let head and embedding of ``model`` be one quantised matrix if its config says so."""
+    """Tie head and embedding of ``model`` to one quantised matrix if its config says so."""
     embedding = model.model.embedding
     if model.config.tie_embeddings and isinstance(embedding, QuantisedEmbedding):
         if quantisable(model.lm_head):
@@ -217,7 +217,7 @@ def prepare(model: nn.Module, content: Mapping[str, Any]) -> None:
     Raises:
         ValueError: for a method or layers that are unknown.
     """
-    for name, form in _told(content):
+    for name, form in _formats_in(content):
         try:
             old = model.get_submodule(name)
         except AttributeError:
@@ -228,7 +228,7 @@ def prepare(model: nn.Module, content: Mapping[str, Any]) -> None:
     tie(model)
 
 
-def _told(content: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:
+def _formats_in(content: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:
     modules = content.get("modules")
     if content.get("quant_method") != METHOD or not isinstance(modules, Mapping):
         raise ValueError(f"quantization_config must have quant_method {METHOD!r} and modules, but is {str(dict(content))[:200]}")

@@ -173,10 +173,10 @@ class ImageModel(SavedModel):
         return x
 
     def folded(self) -> ImageModel:
-        """A copy without norms that gives the same numbers out of training: every ``"prepbn"`` becomes part of the maps behind it.
+        """Copy without norms, equal in evaluation mode: every ``"prepbn"`` is folded into the linear maps after it.
 
         Raises:
-            ValueError: where the norms are others, or where a mixer or feed-forward has something else before its linear maps.
+            ValueError: for another norm, and if a mixer or feed-forward does not begin with linear maps.
         """
         if self.config.norm != "prepbn":
             raise ValueError(f"norm must be 'prepbn' to be folded away, but is {self.config.norm!r}")
@@ -191,10 +191,10 @@ class ImageModel(SavedModel):
         return model
 
     def load_deit(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a vision transformer of this shape by their published names (``patch_embed``, ``blocks``, ``head``).
+        """Load the weights of a vision transformer of the same sizes by their published names (``patch_embed``, ``blocks``, ``head``).
 
-        They are those of DeiT and of the models that the papers of these mixers made of it; the class token is passed over: this
-        model takes the mean of all tokens, as SLAB's does. The feed-forward must be ``"mlp"``.
+        These are the names of DeiT and of the models derived from it. The class token is ignored, because this model takes the mean of
+        all tokens, as SLAB's does. The feed-forward must be ``"mlp"``.
 
         Raises:
             RuntimeError: for weights that do not fit, with their names.
@@ -205,7 +205,7 @@ class ImageModel(SavedModel):
         self.load_state_dict(ours)
 
 
-# Beginnings of published names, and ours.
+# Prefixes of published names, with the names here.
 _BLOCK = {"norm1": "mixer_norm", "attn": "mixer", "norm2": "ffn_norm", "mlp": "ffn"}
 _NAMES = {r"^patch_embed\.proj\.": "patches.", "^pos_embed$": "positions"}
 _NAMES |= {rf"^blocks\.(\d+)\.{theirs}\.": rf"layers.\1.{ours}." for theirs, ours in _BLOCK.items()}
@@ -229,7 +229,7 @@ _FIRST = (*"qkv q_proj k_proj v_proj query_projection key_projection value_proje
 
 @torch.no_grad()
 def _fold(norm: nn.Module | None, reader: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> nn.Module:
-    """Put ``norm`` into the linear maps by which ``reader`` reads its tokens; ``call`` of tokens such as ``x`` runs it."""
+    """Fold ``norm`` into the first linear maps of ``reader``, which ``call`` runs on tokens such as ``x``."""
     wanted = call(cast(PRepBN, norm)(x))
     for name in _FIRST:
         if isinstance(linear := getattr(reader, name, None), nn.Linear):

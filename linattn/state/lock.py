@@ -30,7 +30,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"another process{_told(holder)} is writing to {folder}: wait until it ends, or choose another folder") from None
+        raise ValueError(f"another process{_holder(holder)} is writing to {folder}: wait until it ends, or choose another folder") from None
     try:
         holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield
@@ -39,7 +39,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _told(holder: Path) -> str:
+def _holder(holder: Path) -> str:
     """Holder named in ``holder``; empty if it can't be read, since the lock alone decides."""
     try:
         return f" (pid {int(holder.read_text(encoding='utf-8'))})"

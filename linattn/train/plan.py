@@ -83,8 +83,8 @@ class Plan:
 def plan(options: PlanOptions) -> Plan:
     """Plan a training, from tensors without storage.
 
-    Parameters, optimizer and states are exact. Activations are what one block of each make keeps for its backward pass in the portable
-    form, whose kernels for GPUs keep less; time is operations over the share ``mfu`` of the device's peak, and bytes over the links.
+    Parameters, optimizer and states are exact. Activations are the tensors that one block of each kind saves for its backward pass in
+    the portable form; GPU kernels save fewer. Time is operations over the share ``mfu`` of the device's peak, and bytes over the links.
 
     Raises:
         ValueError: for a model that cannot be made, heads that cannot be shared, and parts of a sequence without tokens.
@@ -107,7 +107,7 @@ def plan(options: PlanOptions) -> Plan:
 
 @dataclass(frozen=True)
 class Made:
-    """Blocks of one make: how many, one of them whole, and one card's part of it."""
+    """Blocks of equal options: their number, one of them whole, and one card's part of it."""
 
     count: int
     whole: Block
@@ -120,7 +120,7 @@ def _fields(config: LMConfig) -> dict[str, Any]:
 
 
 def _blocks(config: LMConfig, tp: int) -> Iterator[Made]:
-    """One block of each make of the model."""
+    """Yield one block for each combination of mixer, feed-forward and options in the model."""
     makes = [
         (name, ffn, repr(config.options_of(i))) for i, (name, ffn) in enumerate(zip(config.mixer_names, config.ffn_names, strict=True))
     ]
@@ -182,7 +182,7 @@ def _linear(block: Block) -> list[nn.Linear]:
 
 
 def _shard(p: Tensor, shards: int) -> int:
-    """Values of a parameter's largest shard, whose rows ``fully_shard`` deals out."""
+    """Number of values in a parameter's largest shard; ``fully_shard`` divides rows."""
     return -(-p.shape[0] // shards) * math.prod(p.shape[1:]) if p.ndim else 1
 
 
@@ -223,14 +223,14 @@ def _states(config: LMConfig, made: Made, options: PlanOptions) -> int:
 
 
 def _activations(block: Block, config: LMConfig, tokens: int, options: PlanOptions) -> int:
-    """Bytes that a block keeps for its backward pass of ``tokens`` tokens."""
+    """Bytes that a block saves for its backward pass of ``tokens`` tokens."""
     dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
     short, long = (saved_bytes(block, config.dim, n, dtype) for n in (_SHORT, _LONG))
     return max(0, round(short + (long - short) * (tokens - _SHORT) / (_LONG - _SHORT)))
 
 
 def saved_bytes(block: nn.Module, dim: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes that ``block`` keeps for the backward pass of one sequence, its parameters not counted."""
+    """Bytes that ``block`` saves for the backward pass of one sequence, without its parameters."""
     seen: dict[int, int] = {}
     block = copy.deepcopy(block).to(dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -250,7 +250,7 @@ def saved_bytes(block: nn.Module, dim: int, tokens: int, dtype: torch.dtype) -> 
 
 
 def _link_bytes(config: LMConfig, made: Made) -> int:
-    """Bytes of what joins a part of one sequence to the states before it, in one layer; 0 where that is nothing."""
+    """Bytes of the transition of one layer's state over a part of one sequence: a matrix or decays per head; 0 without decay."""
     mixer = copy.deepcopy(made.own.mixer).to(torch.float32)
     if type(mixer).mix is not Mixer.mix:
         return 0
@@ -264,7 +264,7 @@ def _link_bytes(config: LMConfig, made: Made) -> int:
 
 
 def _exchanged(config: LMConfig, made: Made, options: PlanOptions) -> int:
-    """Bytes that one card sends of one layer in one all-gather of context parallelism."""
+    """Bytes that one card sends for one layer in one all-gather of context parallelism."""
     if not made.own.mixer.info.recurrent:  # keys and values of its tokens
         return _states(config, made, replace(options, batch_size=options.batch_size)) // options.cp
     one = replace(options, batch_size=1, dtype="fp32")
@@ -291,7 +291,7 @@ def _traffic(config: LMConfig, blocks: list[Made], parts: Parts, options: PlanOp
 
 
 def _seconds(traffic: dict[str, int], compute: float, options: PlanOptions, layers: int) -> dict[str, float]:
-    """Time of a step; sharding and gradients are sent while others compute, the rest is waited for."""
+    """Times of a step: the traffic of sharding and gradients overlaps with computation, the rest does not."""
 
     def sent(nbytes: int, span: int, collectives: int) -> float:
         speed = options.link if span <= options.node else options.network

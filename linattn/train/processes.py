@@ -40,14 +40,14 @@ class Processes:
 
     @classmethod
     def of(cls, options: TrainOptions, device: str) -> Processes:
-        """Those that ``torchrun`` or ``accelerate launch`` has started.
+        """Processes that ``torchrun`` or ``accelerate launch`` has started.
 
         Raises:
             ValueError: where cp x tp does not divide their number.
         """
         count, rank = world()
         check(options, count)
-        # a single process has nothing to share, unless the run is one of several that goes on alone
+        # a single process shards nothing: its run may have been started by several processes
         return cls(count, rank, options.cp, options.tp, count > 1 and (options.fsdp or options.tp > 1), device)
 
     @property
@@ -76,9 +76,9 @@ class Processes:
         parallelize(model, self.mesh, compile_blocks=options.compile, dtype=dtype)
 
     def shared(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], AbstractContextManager[None]]:
-        """This process's part of a batch, and the context in which it is read.
+        """This process's part of a batch, and the context in which the model reads it.
 
-        ``labels`` [B, T] become targets, those of the tokens after; -100 stands where there is none.
+        ``labels`` [B, T] become targets: the label of the next token, -100 at the last one.
         """
         if self.cp == 1:
             return inputs, nullcontext()
@@ -92,14 +92,14 @@ class Processes:
         return Layout.of(self.mesh["cp"], tokens, cu_seqlens=cu_seqlens)
 
     def summed(self, t: Tensor) -> Tensor:
-        """Sum of ``t`` over the parts of all sequences."""
+        """Sum of ``t`` over all parts of all sequences, each counted once."""
         if self.count > 1:
             torch.distributed.all_reduce(t)
         return t / self.tp
 
 
 def leave() -> None:
-    """Close this process's groups once every process is here; nothing without groups.
+    """Destroy this process's groups after a barrier; nothing without groups.
 
     A process that ends while gloo's threads still hold tensors of the last exchange is aborted.
     """
@@ -120,7 +120,7 @@ class Batches(Sampler):
             yield list(range(start, min(start + self.size, self.count)))
 
     def padded(self) -> Iterator[list[int]]:
-        """The same with an empty one at the end where another group has one more."""
+        """These batches, and an empty one at the end if another group has one more."""
         step = self.size * self.processes.dp
         own = list(self)
         yield from own + [[]] * (-(-(self.count - self.first) // step) - len(own))
@@ -135,7 +135,7 @@ def world() -> tuple[int, int]:
 
 
 def check(options: TrainOptions, count: int) -> None:
-    """Raise ValueError where ``count`` processes cannot be what ``options`` ask for."""
+    """Raise ValueError unless the processes that share a sequence or heads divide ``count`` processes."""
     sharing = options.cp * options.tp
     if count % sharing:
         raise ValueError(
@@ -145,10 +145,10 @@ def check(options: TrainOptions, count: int) -> None:
 
 
 def accumulation(options: TrainOptions, samples: int) -> int:
-    """Passes of a step that add up to ``samples`` sequences, as the run has had, with the processes that there are now.
+    """Number of passes per step that gives ``samples`` sequences with the current number of processes.
 
     Raises:
-        ValueError: where there is no such number.
+        ValueError: if no number of passes gives exactly these.
     """
     once = options.batch_size * (world()[0] // (options.cp * options.tp))
     if samples % once:

@@ -101,7 +101,7 @@ class Ending(TrainerCallback):
         self.received: int | None = None  # number of the signal that ends the training, in every process
         self._several, self._device = args.world_size > 1, args.device
         self._own = 0  # number of the signal that this process received
-        self._told: torch.Tensor | None = None  # largest number of all processes at the end of the step before
+        self._reduced: torch.Tensor | None = None  # largest number of all processes at the end of the step before
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -128,8 +128,8 @@ class Ending(TrainerCallback):
 
     def _agreed(self) -> int:
         """Exchange the numbers of this step, and return the largest of the step before: reading it keeps no GPU waiting."""
-        before, self._told = self._told, torch.full((), self._own, device=self._device)
-        torch.distributed.all_reduce(self._told, torch.distributed.ReduceOp.MAX)
+        before, self._reduced = self._reduced, torch.full((), self._own, device=self._device)
+        torch.distributed.all_reduce(self._reduced, torch.distributed.ReduceOp.MAX)
         return 0 if before is None else int(before)
 
 

@@ -28,8 +28,8 @@ def settled(options: TrainOptions, begun: TrainOptions | None = None, samples: i
 
     Args:
         options: as they were given.
-        begun: those of the run that goes on.
-        samples: the sequences of a step of that run; the number of passes is what adds up to them with the processes of today.
+        begun: options of the run that is resumed.
+        samples: sequences per step of that run, which determine the number of passes with the current number of processes.
 
     Raises:
         ValueError: for a device that this machine lacks, a package of ``report_to`` that is not installed, and a number of processes

@@ -49,7 +49,7 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
 
 
 def _publish(folder: Path, weights: Path, moments: Path) -> None:
-    """Give the files of both their names in ``folder``."""
+    """Move the files of both folders to their names in ``folder``."""
     (whole,) = weights.glob("*.safetensors")
     whole.replace(folder / WEIGHTS)
     shards = sorted(moments.glob("*.safetensors"))
@@ -82,13 +82,13 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Each parameter once, where two are tied, and the buffers that are saved."""
+    """Parameters, tied ones once, and the buffers that are saved."""
     own = {*(n for n, _ in model.named_parameters()), *(n for n, _ in model.named_buffers())}
     return {name: t.detach() for name, t in model.state_dict().items() if name in own}
 
 
 def _order_of(name: str, t: Tensor, orders: dict[str, Tensor]) -> Tensor | None:
-    """Order of the rows of a tensor, or of what an optimizer keeps of it; None where it is that of a single process."""
+    """Order of the rows of a parameter or of its optimizer state; None if it is that of a single process."""
     order = orders.get(name, orders.get(name.rpartition(".")[0]))
     return order if t.ndim else None
 

@@ -70,7 +70,7 @@ class RunTrainer(Trainer):
 
     @property
     def _own(self) -> nn.Module:
-        """The model itself, without what Trainer wraps it in."""
+        """The model without the wrappers of Trainer."""
         return cast(nn.Module, self.model)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,11 +106,11 @@ class RunTrainer(Trainer):
         return self.processes.cp
 
     def get_tp_size(self) -> int:
-        """Processes that share heads, likewise."""
+        """Processes that share heads, by which Trainer divides numbers of labels too."""
         return self.processes.tp
 
     def get_train_dataloader(self) -> DataLoader:
-        """As Trainer has it; processes that share their sequences get the same."""
+        """Build the loader as Trainer does; processes that share sequences get equal batches."""
         if self.processes.sharing == 1:
             return super().get_train_dataloader()
         return self._batches(self.packed, Batches(self._first, len(self.packed), self.args.train_batch_size, self.processes))
@@ -119,7 +119,7 @@ class RunTrainer(Trainer):
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None, ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:  # fmt: skip
-        """As Trainer has it; of several groups of processes each reads its own windows, in as many passes as any other."""
+        """Evaluate as Trainer does; each group of processes reads its own windows, all groups in equally many passes."""
         if self.processes.count == 1:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         dataset, size = dataloader.dataset, self.args.eval_batch_size
@@ -135,7 +135,7 @@ class RunTrainer(Trainer):
 
     @torch.no_grad()
     def _evaluated(self, rows: dict[str, Any], count: int) -> Tensor:
-        """Loss of this process's part of ``rows`` times ``count``, their number, and that number."""
+        """Loss of this process's part of ``rows``, times their number ``count``, and ``count``: two sums for the mean."""
         inputs = self._prepare_inputs(rows)
         items = (inputs["labels"][:, 1:] != -100).sum()
         part, active = self.processes.shared(inputs)
@@ -148,7 +148,7 @@ class RunTrainer(Trainer):
 
     @contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """Sum up sharded gradients, of each pass at once: whole ones would need the memory that sharding saves."""
+        """Reduce gradients after every pass: unreduced ones would need the memory that sharding saves."""
         yield
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:

@@ -28,9 +28,9 @@ class Across(CrossMixer):
             real = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
         for name, t in (("k", k), ("v", v), ("real", real)):
             carry.keep(name, t)
-        return self.look(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
+        return self.attend_context(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    def attend_context(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         """Attention of queries q [B, Tq, H, K] to k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
 
         The weights are kept for the gradient, in float32 at least. Torch's fused attention forms them again there, as

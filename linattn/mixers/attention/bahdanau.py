@@ -49,7 +49,7 @@ class Bahdanau(Across):
         context = state.across.tokens
         return Recurrence(self.q_proj(x)[:, :, None], self.k_proj(context)[:, :, None], context[:, :, None])
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    def attend_context(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         means = []
         for start, stop in pieces(q.shape[1], self.piece):
             together = torch.tanh(to_float32(q[:, start:stop, None, 0]) + to_float32(k[:, None, :, 0]))  # [B, Tq, T, K]

@@ -59,10 +59,10 @@ class Conformer(Mixer):
         hidden = 4 * dim if hidden is None else hidden
         if hidden < 1:
             raise ValueError(f"hidden must be at least 1 channel, but came as {hidden}")
-        self.ffn1_layer_norm, self.ffn1 = nn.LayerNorm(dim), Half(dim, hidden)
+        self.ffn1_layer_norm, self.ffn1 = nn.LayerNorm(dim), HalfStepFeedForward(dim, hidden)
         self.self_attn_layer_norm, self.self_attn = nn.LayerNorm(dim), RelativeAttention(dim, heads)
         self.conv_module = Convolution(dim, kernel_size)
-        self.ffn2_layer_norm, self.ffn2 = nn.LayerNorm(dim), Half(dim, hidden)
+        self.ffn2_layer_norm, self.ffn2 = nn.LayerNorm(dim), HalfStepFeedForward(dim, hidden)
         self.final_layer_norm = nn.LayerNorm(dim)
 
     def mix(self, x: Tensor, carry: CallContext) -> Tensor:
@@ -73,7 +73,7 @@ class Conformer(Mixer):
         return self.final_layer_norm(x + self.ffn2(self.ffn2_layer_norm(x)) / 2)
 
 
-class Half(nn.Module):
+class HalfStepFeedForward(nn.Module):
     """Feed-forward silu(x W₁ + b₁) W₂ + b₂."""
 
     def __init__(self, dim: int, hidden: int) -> None:

@@ -61,7 +61,7 @@ class MLA(Softmax):
         scale = ((self.rank + self.shared) / (self.head_dim + self.shared)) ** 0.5  # what divides the scores later goes by the former
         return Recurrence(q * scale, torch.cat([c, common], -1), c)
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
+    def attend_cache(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
         """Attend to the keys alone, whose first channels are the values: torch's fast path needs one size for both."""
         return one_query(q, k, k, seen, taken)[..., : v.shape[-1]]
 

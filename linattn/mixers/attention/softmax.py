@@ -129,7 +129,7 @@ class Softmax(Mixer):
         own = type(self).attend is Softmax.attend  # a subclass that attends otherwise may do anything with its cache
         return ("k", "v", "valid") if own and self.window is None and self.causal else ()
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
+    def attend_cache(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
         """Attend with one query a row, q [B, 1, H, K], to a preallocated cache: see :func:`linattn.ops.one_query.one_query`."""
         return one_query(q, k, v, seen, taken)
 
@@ -179,7 +179,7 @@ class Softmax(Mixer):
             raise ValueError("a preallocated state takes one token of every row at a time: it belongs to a captured step")
         k, v, valid = self._cache(r, carry)
         carry.keep("taken", taken + carry.counts)
-        return self.look(r.q, k, v, valid, taken)
+        return self.attend_cache(r.q, k, v, valid, taken)
 
     def _packed(self, r: Recurrence, carry: CallContext) -> Tensor:
         """Attend with all packed sequences in one row of keys, kept ones first; a query sees its own sequence up to itself."""

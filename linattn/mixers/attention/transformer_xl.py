@@ -86,10 +86,10 @@ class TransformerXL(Mixer):
         here, past, table, out = carry.start[:, None, None], self.past(r, carry), self._sinusoids(q), []
         for start, stop in pieces(carry.tokens, self.piece):
             now = here + torch.arange(start, stop, device=q.device)[:, None]  # [rows, queries, 1]: positions
-            out.append(self._look(to_float32(q[:, start:stop]), self.slots(past, start, stop, now), table))
+            out.append(self._attend(to_float32(q[:, start:stop]), self.slots(past, start, stop, now), table))
         return carry.from_rows(torch.cat(out, 1))
 
-    def _look(self, q: Tensor, slots: Slots, table: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, slots: Slots, table: Tensor) -> Tensor:
         """The output of queries [rows, queries, H, K] at ``slots``; ``table`` [distances, H, K] is :meth:`_sinusoids`."""
         content = torch.einsum("rthk,rshk->rhts", q + to_float32(self.content_bias), to_float32(slots.k))
         position = torch.einsum("rthk,dhk->rhtd", q + to_float32(self.position_bias), to_float32(table))

@@ -42,7 +42,7 @@ class OuterDecay(Recurrence):
     chinese={"Decaying fast weights": "会衰减的快速权重"},
 )
 class DFW(Mixer):
-    """No feature map, no normaliser, no norm, no gate on the output: as in the paper, made to take over softmax attention's weights.
+    """No feature map, no normaliser, no norm, no gate on the output: as in the paper, which starts from the weights of softmax attention.
 
     Checked against the author's t2fw_torch (jenni-ai/T2FW, t2fw/torch.py): the token's own write is not faded, queries are not
     scaled. The biases start at logits of numbers spread evenly over (0, 1), its ``uniform_gate_init``.

@@ -33,7 +33,7 @@ class LightNet(Mixer):
 
     Queries through swish, scaled by K^-1/2; one RMS norm over all heads and a swish gate by a map of ``rank`` on the output, as in
     fla's layer. ``head_dim`` is fla's ``expand_ratio`` (128 where it divides dim). The positional encodings of the paper (MD-TPE,
-    MD-LRPE) are a model's affair. State: S and L, ``log_total`` [rows, dim].
+    MD-LRPE) belong to a model. State: S and L, ``log_total`` [rows, dim].
     """
 
     def __init__(self, dim: int, *, head_dim: int | None = None, rank: int = 128, eps: float = 1e-6) -> None:

@@ -27,8 +27,8 @@ class Preconditioned(Mixer):
 
     The curvature a [rows, H K] is a sum of squared keys that fades by γ per head and takes η of each token. The key's channels are
     multiplied by ``squash`` ** -(r / (1 + |r|)), between 1 / squash and squash, where r is log a less a learned number per head.
-    β is at most 2 / (k · p), past which every repeated token would make the state grow; only ``negative_eigenvalues``
-    comes to that, for which fla has no such bound.
+    β is at most 2 / (k · p), past which every repeated token would make the state grow. Only with ``negative_eigenvalues``
+    is this bound reached; fla has none.
     """
 
     squash: float

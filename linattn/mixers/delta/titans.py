@@ -17,7 +17,7 @@ from linattn.mixers.registry import register
 
 
 @dataclass(frozen=True)
-class Fates:
+class BlockFactors:
     """Factors in a block, token by token: of the memory at its start (``kept``, c) and of the momentum at its start
     (``pushed``, f), both [rows, H, n, 1], and of each token's gradient (``learned`` G for the memory, ``moving`` E for the
     momentum), both [rows, H, n, n] and scaled by the rates. ``decayed`` [rows, H, n, 1] is the decay of the momentum.
@@ -69,7 +69,7 @@ class Titans(Mixer):
     ``block``, without which a run of equal tokens, whose gradients are all the same and momentum adds up, makes the memory
     explode. State: the memory at the start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The
     paper leaves rate and initialisation open; there is no official code. The reference in fla-core 0.6.0 is TTT's inner model
-    with a slip: in the derivative of its layer norm the first of three terms is not divided by the deviation.
+    with an error: in the derivative of its layer norm the first of three terms is not divided by the deviation.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, depth: int = 2, block: int = 16, rate: float = 0.1, conv_width: int = 4) -> None:
@@ -128,9 +128,9 @@ class Titans(Mixer):
         """
         q, k, v, *gates = placed
         inputs, errors = self._gradients(k, v, memory.start)
-        fates = self._fates(gates, present[:, None])
-        out = self._read(q, memory.now, memory.momentum, inputs, errors, fates)
-        last = {name: getattr(fates, name)[:, None, :, -1:] for name in ("kept", "pushed", "decayed", "learned", "moving")}
+        factors = self._factors(gates, present[:, None])
+        out = self._read(q, memory.now, memory.momentum, inputs, errors, factors)
+        last = {name: getattr(factors, name)[:, None, :, -1:] for name in ("kept", "pushed", "decayed", "learned", "moving")}
         a, d = torch.stack(inputs, 1), torch.stack(errors, 1)  # [rows, depth, H, n, K]
         now = last["kept"] * memory.now + last["pushed"] * memory.momentum - (last["learned"].mT * a).mT @ d
         momentum = last["decayed"] * memory.momentum - (last["moving"].mT * a).mT @ d
@@ -148,7 +148,7 @@ class Titans(Mixer):
             errors.insert(0, (errors[0] @ w.mT) * gate * (1 + z * (1 - gate)))
         return inputs[:-1], errors
 
-    def _fates(self, gates: list[Tensor], present: Tensor) -> Fates:
+    def _factors(self, gates: list[Tensor], present: Tensor) -> BlockFactors:
         """Factors of the gates [rows, H, n] of a block; tokens that are not ``present`` [rows, 1, n] change nothing."""
         alpha, eta, theta = gates
         keep, slow = (torch.where(present, F.logsigmoid(g), 0.0) for g in (-alpha, eta))
@@ -163,13 +163,13 @@ class Titans(Mixer):
         rates = torch.where(present, self.rate / self.block * theta.sigmoid() * torch.sigmoid(-eta), 0.0)[..., None, :]
         counted = products(keep) * present[..., None, :]  # only at tokens does momentum move the memory
         decayed, moving = slow.cumsum(-1).exp()[..., None], products(slow)
-        return Fates(keep.cumsum(-1).exp()[..., None], counted @ decayed, counted @ moving * rates, decayed, moving * rates)
+        return BlockFactors(keep.cumsum(-1).exp()[..., None], counted @ decayed, counted @ moving * rates, decayed, moving * rates)
 
-    def _read(self, q: Tensor, now: Tensor, momentum: Tensor, inputs: list[Tensor], errors: list[Tensor], fates: Fates) -> Tensor:
+    def _read(self, q: Tensor, now: Tensor, momentum: Tensor, inputs: list[Tensor], errors: list[Tensor], factors: BlockFactors) -> Tensor:
         """Compute M_t(q_t) without forming M_t: each map is the decayed old one and the decayed gradients, applied to q."""
         for level, (a, d) in enumerate(zip(inputs, errors, strict=True)):
             q = F.silu(q) if level else q
-            q = fates.kept * (q @ now[:, level]) + fates.pushed * (q @ momentum[:, level]) - (fates.learned * (q @ a.mT)) @ d
+            q = factors.kept * (q @ now[:, level]) + factors.pushed * (q @ momentum[:, level]) - (factors.learned * (q @ a.mT)) @ d
         return q
 
     def flops(self, x: Tensor, past: int = 0) -> int:

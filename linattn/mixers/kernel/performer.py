@@ -93,7 +93,7 @@ class RandomFeatures(KernelAttention):
     def stepped(self) -> None:
         """Count a training step, and draw new random features when they are due."""
         assert self.redraw_every is not None
-        known = self._counted is not None and self._counted[0] is self.steps  # else it was moved or loaded
+        known = self._counted is not None and self._counted[0] is self.steps  # otherwise the buffer was moved or loaded
         count = 1 + (self._counted[1] if known and self._counted is not None else int(self.steps))
         self.steps.fill_(count)
         self._counted = (self.steps, count)

@@ -32,7 +32,9 @@ class BesideSoftmax(Counted, Softmax):
         super().__init__(dim, heads, rotated=0, causal=False, bias=bias, out_bias=out_bias)
 
 
-def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Softmax attention of q [B, T, H, K] to k [B, S, H, K] and v [B, S, H, V]: [B, T, H, V].
 
     Args:

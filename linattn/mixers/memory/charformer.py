@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
-from linattn.mixers.memory.attention import check_least, look, means
+from linattn.mixers.memory.attention import check_least, means, softmax_attention
 from linattn.mixers.registry import register
 
 
@@ -65,7 +65,7 @@ class Charformer(Resampler):
         weights = torch.cat(scores, -1).softmax(-1)  # [B, T, M]
         if self.calibrated:
             p = weights[:, :, None]
-            weights = look(p, p, p, carry.valid, scale=1.0)[:, :, 0]
+            weights = softmax_attention(p, p, p, carry.valid, scale=1.0)[:, :, 0]
         mixed = sum((weights[..., i - 1 : i] * self._each(b, i, x) for i, b in enumerate(blocks, 1)), torch.zeros_like(x))
         return means(mixed, self.downsample, carry.counts)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
-from linattn.mixers.memory.attention import check_least, look
+from linattn.mixers.memory.attention import check_least, softmax_attention
 from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
@@ -94,7 +94,7 @@ class ETC(Mixer):
         if self.hard:
             seen = seen & F.pad(own, (few.shape[1], 0), value=True)
         k, v = torch.cat([k, k_long], 1), torch.cat([v, v_long], 1)
-        return self.globals.o_proj(look(q, k, v, seen, bias=self.globals.bias(q, labels)).flatten(-2))
+        return self.globals.o_proj(softmax_attention(q, k, v, seen, bias=self.globals.bias(q, labels)).flatten(-2))
 
     def _long(self, few: Tensor, many: Tensor, real: Tensor) -> Tensor:
         """Output of the long input: blocks of queries, each with the keys around it and the global ones."""
@@ -114,7 +114,7 @@ class ETC(Mixer):
         place = torch.arange(count * size, device=q.device).unflatten(0, (count, size))
         together = self._together(self._own(place, torch.arange(few.shape[1], device=q.device)))  # [N, C, g]
         labels = torch.cat([self._apart(away).expand(count, -1, -1), together], 2).repeat(rows, 1, 1)
-        o = look(q, k, v, torch.cat([near, shared], 2), bias=self.long.bias(q, labels))
+        o = softmax_attention(q, k, v, torch.cat([near, shared], 2), bias=self.long.bias(q, labels))
         return self.long.o_proj(o.unflatten(0, (rows, count)).flatten(1, 2)[:, :tokens].flatten(-2))
 
     def _own(self, place: Tensor, global_place: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
-from linattn.mixers.memory.attention import check_least, look, means
+from linattn.mixers.memory.attention import check_least, means, softmax_attention
 from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
@@ -63,7 +63,7 @@ class Funnel(Resampler):
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, pooled), (self.k_proj, x), (self.v_proj, x)))
         near, keys = self._positions(q, x.shape[1])
         q, k = torch.cat([q + self.content_bias, near], -1), torch.cat([k, keys.expand(*k.shape[:3], -1)], -1)  # [B, .., H, K + D]
-        o = look(q.to(v.dtype), k.to(v.dtype), v, carry.valid, scale=self.size**-0.5)
+        o = softmax_attention(q.to(v.dtype), k.to(v.dtype), v, carry.valid, scale=self.size**-0.5)
         return self.norm(pooled + self.o_proj(o.flatten(-2)))
 
     def _positions(self, q: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

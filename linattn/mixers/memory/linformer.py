@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.memory.attention import BesideSoftmax, check_least, look
+from linattn.mixers.memory.attention import BesideSoftmax, check_least, softmax_attention
 from linattn.mixers.registry import register
 
 
@@ -27,7 +27,7 @@ class Linformer(BesideSoftmax):
     """``slots`` = k of them; E and F are parameters, the same for all heads, with a row for each of at most ``length`` tokens.
 
     A shorter sequence takes the first rows, so a token's position is in what it writes. ``shared``: F is E. A longer sequence is refused:
-    the rank is bought with parameters that grow with n. Not causal: every slot is a mixture of all tokens, later ones too.
+    there are no parameters for its last tokens. Not causal: every slot is a mixture of all tokens, later ones too.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, slots: int = 128, length: int = 16384, shared: bool = False) -> None:
@@ -40,7 +40,7 @@ class Linformer(BesideSoftmax):
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         if carry.tokens > self.length:
             raise ValueError(f"linformer takes at most length={self.length} tokens, but {carry.tokens} came: it has no weights for more")
-        return look(r.q, self._slots(r.k, self.proj_k), self._slots(r.v, self.proj_k if self.proj_v is None else self.proj_v))
+        return softmax_attention(r.q, self._slots(r.k, self.proj_k), self._slots(r.v, self.proj_k if self.proj_v is None else self.proj_v))
 
     def _slots(self, t: Tensor, weight: Tensor) -> Tensor:
         """Mix t [B, T, H, K], whose padding is 0, into [B, slots, H, K]."""

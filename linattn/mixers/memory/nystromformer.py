@@ -31,8 +31,8 @@ class Nystromformer(BesideSoftmax):
     """``landmarks`` = m segments of a sequence, equally long or, where m does not divide n, up to one token; their means of queries and
     of keys are Q̃ and K̃, all scaled by d^(-1/4). A sequence of fewer tokens has one landmark for each.
 
-    The pseudo-inverse is that of ``iterations`` = 6 of the paper's, from Aᵀ / (‖A‖₁ ‖A‖∞) of each row and head: where transformers
-    takes the largest norm of a batch, rows would hear of each other. Six do not converge for every matrix; more come nearer.
+    The pseudo-inverse is that of ``iterations`` = 6 of the paper's, from Aᵀ / (‖A‖₁ ‖A‖∞) of each row and head: transformers
+    takes the largest norm of the batch, by which rows would depend on each other. Six do not converge for every matrix; more are closer.
     ``kernel_size`` is of the convolution along the values that is added, one kernel for each head; 0 for none.
     """
 

@@ -1,4 +1,4 @@
-"""Perceiver (arXiv 2103.03206) and Perceiver IO (arXiv 2107.14795): a few latent tokens read the input, however long, and work on it."""
+"""Perceiver (arXiv 2103.03206) and Perceiver IO (arXiv 2107.14795): a few latent tokens read the input, however long, and process it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer, Resampler
-from linattn.mixers.memory.attention import check_least, look
+from linattn.mixers.memory.attention import check_least, softmax_attention
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
 
@@ -31,7 +31,7 @@ class Layer(nn.Module):
         q = self.norm_q(x)
         kv = q if source is None or self.norm_kv is None else self.norm_kv(source)
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, q), (self.k_proj, kv), (self.v_proj, kv)))
-        a = self.o_proj(look(q, k, v, real).flatten(-2))
+        a = self.o_proj(softmax_attention(q, k, v, real).flatten(-2))
         a = x + a if self.residual else a
         return a + self.dense2(F.gelu(self.dense1(self.norm(a))))
 
@@ -75,7 +75,7 @@ class Latents(nn.Module):
     kind="resample",
     causal=False,
     symmetry="permutation",
-    linear_in_values=False,  # what is read has been worked on
+    linear_in_values=False,  # the tokens read latents that layers have changed
     equation=r"z \leftarrow z + \mathrm{Attention}(z, x),\quad z \leftarrow z + \mathrm{Attention}(z, z) \ \ (L \text{ times}),"
     r"\quad z \in \mathbb{R}^{N \times d},\ x \in \mathbb{R}^{n \times d}",
     oracle="transformers, PerceiverModel's encoder",
@@ -83,11 +83,11 @@ class Latents(nn.Module):
     chinese={"PerceiverModel's encoder": "PerceiverModel 的编码器", " times": " 次"},
 )
 class Perceiver(Resampler):
-    """From n tokens, in whatever order, to ``latents`` = N: every one of ``blocks`` looks at the input with ``cross_heads`` heads and has
+    """From n tokens, in whatever order, to ``latents`` = N: every one of ``blocks`` attends to the input with ``cross_heads`` heads and has
     ``layers`` = L layers of self-attention among the latents, all with norms before and a feed-forward ``widening`` times as wide.
 
-    Blocks share their weights, all but the first look at the input (section 3.1 there). Positions are added to the tokens. Residuals are
-    inside: the latents are not the tokens. Without any token the latents work on what they are.
+    Blocks share their weights, except the first attention to the input (section 3.1 there). Positions are added to the tokens.
+    Residuals are inside: the latents are not the tokens. Without any token only the latents themselves are processed.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class Perceiver(Resampler):
     seeds=("001",),
     kind="cross",
     causal=False,
-    linear_in_values=False,  # what is read has been worked on
+    linear_in_values=False,  # the tokens read latents that layers have changed
     equation=r"z = \mathrm{Perceiver}(c),\quad y = \mathrm{Attention}(x, z)",
     oracle="transformers, PerceiverModel's encoder and PerceiverBasicDecoder",
     families=("neural memory", "down-sampling"),
     chinese={"PerceiverModel's encoder and PerceiverBasicDecoder": "PerceiverModel 的编码器与 PerceiverBasicDecoder"},
 )
 class PerceiverIO(CrossMixer):
-    """The context is read once into ``latents``, on which the same ``layers`` work ``blocks`` times; the tokens x ask them for outputs.
+    """The context is read once into ``latents``, on which the same ``layers`` work ``blocks`` times; the tokens x attend to the result.
 
     State: the latents after that, [B, N, D], whatever the length of the context. ``residual`` adds x to what the last attention gives,
     before its feed-forward, as the paper does where outputs are of the kind of queries; a stack of layers adds x itself.

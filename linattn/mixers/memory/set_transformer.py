@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Mixer
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import Resampler
-from linattn.mixers.memory.attention import check_least, look
+from linattn.mixers.memory.attention import check_least, softmax_attention
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
 
@@ -32,7 +32,7 @@ class MAB(nn.Module):
         """Attend from x [B, T, D] to y [B, S, D] where ``real`` [B, S]."""
         mapped = [self.fc_q(x), self.fc_k(y), self.fc_v(y)]
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in mapped)
-        o = look(q, k, v, real, scale=mapped[0].shape[-1] ** -0.5)
+        o = softmax_attention(q, k, v, real, scale=mapped[0].shape[-1] ** -0.5)
         h = self.ln0((q + o).flatten(-2))
         return self.ln1(h + self.fc_o(h).relu())
 
@@ -51,15 +51,15 @@ def points(count: int, dim: int) -> nn.Parameter:
     seeds=("001",),
     causal=False,
     symmetry="permutation",
-    linear_in_values=False,  # a feed-forward stands between the two looks, and behind the second
+    linear_in_values=False,  # a feed-forward follows each of the two attentions
     equation=r"\mathrm{ISAB}(X) = \mathrm{MAB}(X, \mathrm{MAB}(I, X)),\quad \mathrm{SAB}(X) = \mathrm{MAB}(X, X),\quad"
     r" \mathrm{MAB}(X, Y) = \mathrm{LN}(H + \mathrm{rFF}(H)),\ H = \mathrm{LN}(X + \mathrm{Attention}(X, Y, Y))",
     oracle="the authors' modules.py, in float64",
 )
 class SetTransformer(Mixer):
-    """The block with ``inducing`` = m points I, ISAB: O(n m). ``inducing=None`` is SAB, in which all look at all: O(n²).
+    """The block with ``inducing`` = m points I, ISAB: O(n m). ``inducing=None`` is SAB, in which every element attends to all: O(n²).
 
-    Residuals and feed-forwards are inside; ``norm=False`` leaves the layer norms out, as the authors' code does unless told otherwise.
+    Residuals and feed-forwards are inside; ``norm=False`` leaves the layer norms out, as the authors' code does by default.
     """
 
     packs = False
@@ -95,7 +95,7 @@ class SetTransformer(Mixer):
     chinese={"Set Transformer's pooling (PMA)": "Set Transformer 的池化（PMA）"},
 )
 class PMA(Resampler):
-    """``seeds`` = k learned elements S look at the set: k tokens come of any number, whatever their order.
+    """``seeds`` = k learned elements S attend to the set: k tokens from any number of them, whatever their order.
 
     The feed-forward that the paper has before it is left to the stack, as it is in the authors' modules.
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mixers.base import Recurrence
 from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import GridMixer
-from linattn.mixers.memory.attention import Counted, check_least, look
+from linattn.mixers.memory.attention import Counted, check_least, softmax_attention
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import grid_of
@@ -65,7 +65,7 @@ class Swin(Counted, GridMixer):
         grid = grid_of(carry)
         shift = self.window // 2 if self.shifted and min(grid) > self.window else 0
         q, k, v = (self._windows(t.unflatten(1, grid), shift) for t in (r.q, r.k, r.v))
-        o = look(q, k, v, self._seen(r.q, grid, shift), bias=self._bias())
+        o = softmax_attention(q, k, v, self._seen(r.q, grid, shift), bias=self._bias())
         return self._image(o, grid, shift).flatten(1, 2)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class Assigned(Recurrence):
 class ClusterFormer(Softmax):
     """The layer of clusters; the paper alternates it with windows that slide: ``"local, cluster_former"``.
 
-    ``clusters`` = C centres μ in the space of the layer's tokens. They are no parameters but what k-means makes of the tokens of many
-    sequences: :meth:`refresh` does that, and training should call it now and then, as the paper does with a bank of hidden states.
+    ``clusters`` = C centres μ in the space of the layer's tokens. They are not parameters but the result of k-means over the tokens of many
+    sequences: training should call :meth:`refresh` regularly, as the paper does with a bank of hidden states.
     A cluster of more than ``chunk`` tokens falls into chunks of so many, in the order of their positions, and these do not see each
     other; so the work grows with n, however uneven the clusters are.
     """

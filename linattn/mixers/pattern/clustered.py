@@ -53,10 +53,10 @@ class Clustered(Softmax):
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
         cluster, members = self.cluster(q, carry)
-        weights = self._looked(q, k, members, carry).softmax(-1)  # [B, H, C, T]
+        weights = self._cluster_scores(q, k, members, carry).softmax(-1)  # [B, H, C, T]
         return by_head(pick(weights.to(v.dtype) @ v, cluster))
 
-    def _looked(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
+    def _cluster_scores(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
         """Scores of all keys for the mean queries of the clusters, [B, H, C, T]."""
         mean = members.transpose(-1, -2) @ to_float32(q) / members.sum(-2).clamp(min=1)[..., None]
         scores = mean @ to_float32(k).transpose(-1, -2) * self.size**-0.5
@@ -130,9 +130,9 @@ class ImprovedClustered(Clustered):
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
         cluster, members = self.cluster(q, carry)
-        looked = self._looked(q, k, members, carry)
-        best = looked.topk(min(self.top, carry.tokens), -1).indices  # [B, H, C, top]
-        weights = looked.softmax(-1)
+        cluster_scores = self._cluster_scores(q, k, members, carry)
+        best = cluster_scores.topk(min(self.top, carry.tokens), -1).indices  # [B, H, C, top]
+        weights = cluster_scores.softmax(-1)
         rest = pick(weights.scatter(-1, best, 0.0).to(v.dtype) @ v, cluster)
         mass = pick(weights.gather(-1, best).sum(-1), cluster)  # [B, H, T]
         places = pick(best, cluster)  # [B, H, T, top]

@@ -41,7 +41,7 @@ class Globals(Recurrence):
 )
 class Longformer(PatternAttention):
     """``window`` = w tokens to each side (the paper's and transformers' window is 2 w), δ apart: ``dilations`` has the δ of each of as
-    many equal groups of heads. The first ``global_tokens`` = g tokens look with queries, keys and values of their own.
+    many equal groups of heads. The first ``global_tokens`` = g tokens attend with queries, keys and values of their own.
 
     As in the paper the causal model has windows alone: g must be 0, and is by default; without causality it is 1 by default.
     """

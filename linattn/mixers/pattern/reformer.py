@@ -47,9 +47,9 @@ class Reformer(Mixer):
     chunk sees itself and the one before it. The rounds are put together by the sums of their softmaxes, so that a pair that meets
     twice counts twice. All of this as in transformers, which however draws the rotations anew at every call; here they are weights.
 
-    There the chunks of a causal model hang on where *later* tokens are sorted to, so it has no equal steps. Here, where causal, every
-    bucket is cut into chunks of its own, from its first token on: what a token sees depends on earlier ones alone. State: all keys, values
-    and buckets; a call that continues attends to all of them with a mask.
+    There the chunks of a causal model depend on where *later* tokens are sorted, so steps would differ from one pass. Here, where causal,
+    every bucket is cut into chunks of its own, from its first token on: what a token sees depends on earlier ones alone. State: all keys,
+    values and buckets; a call that continues attends to all of them with a mask.
     """
 
     packs = False

@@ -13,7 +13,7 @@ from linattn.mixers.parts import to_float32
 from linattn.mixers.pattern.learned import by_head
 from linattn.mixers.registry import register
 
-NEVER = -1e30  # logarithm of the weight of a block that is not there
+NEVER = -1e30  # logarithm of the weight of an absent block
 
 
 @register(
@@ -79,7 +79,7 @@ class Sinkhorn(Softmax):
         return by_head((scores.softmax(-1).to(v.dtype) @ values).flatten(2, 3)[:, :, : carry.tokens])
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
-        """R [B, H, N, N] of blocks q, k [B, H, N, block, K] with ``real`` tokens [B, 1, N, block]; 0 where a block is not there."""
+        """R [B, H, N, N] of blocks q, k [B, H, N, block, K] with ``real`` tokens [B, 1, N, block]; 0 for absent blocks."""
         count = real.sum(-1, keepdim=True).clamp(min=1)
         q, k = (torch.where(real[..., None], to_float32(t), 0.0).sum(3) / count for t in (q, k))
         scores = ((q @ k.transpose(-1, -2) * self.size**-0.5).relu() + 1e-6).log()

@@ -12,7 +12,7 @@ from linattn.mixers.vision.parts import depthwise, grid_of, to_image, to_tokens
 
 
 class LargeKernel(nn.Module):
-    """x ⊙ W (DWD (DW x)), [B, D, height, width]: a depthwise convolution, one with holes in it, and a map of each place."""
+    """x ⊙ W (DWD (DW x)), [B, D, height, width]: a depthwise convolution, a dilated one, and a pointwise one."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from torch import Tensor
 GROUPS = (32, 64, 128)  # neighbours along a row that share a scale, with 4 bits
 BLOCK = 32
 _LARGEST = 65504.0  # of float16
-# Scales that are tried, as shares of the number of largest size: it is -8 of them or a little beyond, or another whole number.
+# Candidate scales as fractions of the value of largest magnitude, whose code is then -8, exactly or by clipping or rounding, or n.
 _SHARES = (*(share / -8 for share in (1.0, 0.76, 0.8, 0.84, 0.88, 0.92, 0.96, 1.04, 1.08)), *(1 / n for n in (-7, 7, -6, 6, -5, 5, -4, 4)))
 
 
@@ -62,14 +62,14 @@ def dequantised(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def row_scale(w: Tensor) -> Tensor:
-    """Scales [N] of 8 bits, of rows w [N, K]: the largest number of a row is 127 of them."""
+    """Scales [N] of 8 bits, of rows w [N, K]: the largest magnitude of a row gets the code 127."""
     return w.abs().amax(1) / 127
 
 
 def group_scale(w: Tensor) -> Tensor:
-    """Scales [..] of 4 bits in float16, of groups w [.., group]: that of least squared error among a few.
+    """Scales [..] of 4 bits in float16, of groups w [.., group]: the candidate of least squared error.
 
-    Numbers that are quantised already, up to rounding, get their scale again.
+    Values that were quantised before get their scale back, up to rounding.
     """
     largest = w.gather(-1, w.abs().argmax(-1, keepdim=True))[..., 0]
     best, least = torch.zeros_like(largest, dtype=torch.float16), torch.full_like(largest, torch.inf)
@@ -82,6 +82,6 @@ def group_scale(w: Tensor) -> Tensor:
 
 
 def nearest(w: Tensor, scale: Tensor, largest: int) -> Tensor:
-    """Whole numbers nearest to w / scale, from -``largest`` (-8 of 4 bits) to ``largest``; 0 where the scale is."""
+    """Whole numbers nearest to w / scale, from -``largest`` (-8 with 4 bits) to ``largest``; 0 where the scale is 0."""
     least = -8 if largest == 7 else -largest
     return torch.where(scale == 0, 0.0, w / scale).round().clamp(least, largest)

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from linattn import _registration
 
@@ -33,7 +34,7 @@ _WHERE = {
 _FLOORS = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _FLOORS:
         return import_module(f"linattn.{name}")
     if name == "LMConfig":  # with transformers it is a config of transformers too

@@ -148,7 +148,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _ms(seconds) -> float:
+def _ms(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) * 1e3
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def quantize(
@@ -50,7 +53,7 @@ def quantize(
     print(f"{place}: {to}, {sizes[1]:,.1f} MB of {sizes[0]:,.1f}, from {source}")
 
 
-def _tokens(source: Path, texts: list[Path], most: int, context: int):
+def _tokens(source: Path, texts: list[Path], most: int, context: int) -> Tensor:
     """Tokens [N, context] of ``texts``."""
     import torch
 

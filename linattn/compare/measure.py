@@ -6,9 +6,10 @@ import statistics
 import time
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linattn.experiment.study import LeftOut
+from linattn.state import State
 
 DECODED = 16  # tokens timed at each context
 REPEATS = 3  # of a prefill
@@ -16,7 +17,7 @@ ENOUGH = 1.5  # seconds of repeated prefills after which there are no more
 
 
 @torch.inference_mode()
-def at_context(model, ids: Tensor) -> dict:
+def at_context(model: nn.Module, ids: Tensor) -> dict:
     """Read ``ids`` [1, T], then write tokens from the state it leaves, greedily.
 
     Returns:
@@ -41,7 +42,7 @@ def expected_seconds(measured: list[dict], context: int) -> float:
     return 0.0 if not measured else 1e-3 * measured[-1]["prefill_ms"] * (context / measured[-1]["context"]) ** 2
 
 
-def _prefill(model, ids: Tensor) -> tuple[float, tuple]:
+def _prefill(model: nn.Module, ids: Tensor) -> tuple[float, tuple]:
     """Median seconds of a prefill, and the output of the last one."""
     out = model(ids, return_state=True)  # warm-up
     taken: list[float] = []
@@ -52,7 +53,7 @@ def _prefill(model, ids: Tensor) -> tuple[float, tuple]:
     return statistics.median(taken), out
 
 
-def _decode(model, token: Tensor, state) -> float:
+def _decode(model: nn.Module, token: Tensor, state: State) -> float:
     """Median seconds of a token [1, 1] after ``state``."""
     taken = []
     for _ in range(DECODED + 2):

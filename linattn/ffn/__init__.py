@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from linattn.arguments import suggestion
 from linattn.ffn.collect import Report as Report
 from linattn.ffn.collect import added_counts as added_counts
@@ -34,7 +36,7 @@ def options(name: str) -> list[str]:
     return registry.info(name).options
 
 
-def create(name: str, dim: int, hidden: int | None = None, **options) -> Mixer | None:
+def create(name: str, dim: int, hidden: int | None = None, **options: Any) -> Mixer | None:
     """Create a feed-forward [.., dim] -> [.., dim] with ``hidden`` inner channels (its own default if None); None for ``"none"``.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Cost:
     softmax_cache_bytes: int
 
 
-def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16, **options) -> Cost:
+def cost(name: str, *, dim: int, tokens: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Cost:
     """Compute parameters, operations and bytes of state of the mixer ``name``; ``options`` are those of ``create``.
 
     No tensor is stored, so that most mixers take no longer for ``tokens=1_000_000`` than for 100.

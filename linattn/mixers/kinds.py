@@ -177,7 +177,7 @@ def nearly_square(tokens: int) -> tuple[int, int]:
     return height, tokens // height if height else 0
 
 
-def create_bidirectional(name: str, *, dim: int, **options) -> Mixer:
+def create_bidirectional(name: str, *, dim: int, **options: Any) -> Mixer:
     """Create a bidirectional mixer by name: a grid mixer, or a sequence mixer without causality.
 
     Raises:

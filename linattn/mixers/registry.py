@@ -174,7 +174,7 @@ def info(name: str) -> Info:
     return _registered[name]
 
 
-def create(name: str, *, dim: int, **options) -> Mixer:
+def create(name: str, *, dim: int, **options: Any) -> Mixer:
     """Create a mixer ``name`` of width ``dim``; every other option has a default that is good for multiples of 32.
 
     If torch's default dtype is half precision, all parameters but ``keep_float32`` have it.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -230,7 +231,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _initial(state, v: Tensor, denominator: bool, full: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
+def _initial(state: Any, v: Tensor, denominator: bool, full: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
     if state is None:
         return None, None
     if denominator and (not isinstance(state, (tuple, list)) or len(state) != 2):

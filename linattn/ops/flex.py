@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ def _run(q: Tensor, part: Part) -> Callable:
 def compiled(*_kinds: type) -> Callable:
     """Compile a function for each kind of mask: torch recompiles a function at most 8 times, and then silently stores all pairs."""
 
-    def attention(*args, **options):
+    def attention(*args: Any, **options: Any) -> Any:
         return flex_attention(*args, **options)
 
     attention.__code__ = attention.__code__.replace()  # torch counts recompilations by code object

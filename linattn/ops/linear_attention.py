@@ -82,7 +82,7 @@ def linear_attention(  # noqa: PLR0913  public
     cu_seqlens: Tensor | None = None,
     form: Form = "auto",
     backend: Backend = "auto",
-):
+) -> Any:
     r"""Compute linear attention in its general recurrent form, exactly for any decay.
 
     ``S_t = Diag(α_t) S_{t-1} + w_t (r_tᵀ S_{t-1}) + k_tᵀ v_t`` and ``o_t = scale · q_t S_t``, with every term optional.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops import checks, dispatch, sharding
+from linattn.ops.dispatch import Explained
 from linattn.ops.inputs import Backend
 from linattn.ops.operator import EVERYWHERE, Operator, Pass
 from linattn.ops.torch import scan as portable
@@ -212,8 +213,8 @@ def _operation(kind: str, backend: str) -> tuple[Callable, Callable]:
     return (portable.decayed_sum if kind == "sum" else portable.decayed_max), portable.scan
 
 
-def _explained(op: Callable[..., Any], checked: Callable[..., _Call]) -> Callable[..., dispatch.Explained]:
-    def explained(initial_state: Tensor | None, return_state: bool, cu_seqlens: Tensor | None, backend: str, **two: Tensor):  # noqa: ARG001
+def _explained(op: Callable[..., Any], checked: Callable[..., _Call]) -> Callable[..., Explained]:
+    def explained(initial_state: Tensor | None, return_state: bool, cu_seqlens: Tensor | None, backend: str, **two: Tensor) -> Explained:  # noqa: ARG001
         call = checked(*two.values(), initial_state, cu_seqlens)
         return dispatch.explained(op, call.x, call.refusal)
 

@@ -1,5 +1,7 @@
 """States of models between calls, in memory and on disk."""
 
+from typing import Any
+
 from linattn.state.checksum import damage as damage
 from linattn.state.checksum import digest as digest
 from linattn.state.checksum import digest_of_text as digest_of_text
@@ -14,7 +16,7 @@ from linattn.state.lock import only_writer as only_writer
 from linattn.state.state import State as State
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name == "PrefixStore":  # needs filelock, which the rest does without
         from linattn.state.store import PrefixStore
 

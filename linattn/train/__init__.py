@@ -1,6 +1,7 @@
 """Training of a language model on text: killed at any moment, a run resumes bit for bit."""
 
 from importlib import import_module
+from typing import Any
 
 from linattn.train.options import Terminated as Terminated
 from linattn.train.options import TrainOptions as TrainOptions
@@ -9,7 +10,7 @@ from linattn.train.options import TrainResult as TrainResult
 _WHERE = {"train": "training", "load_run": "run", "saved_options": "run"}  # the trainer takes seconds to import, so on first use
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'linattn.train' has no attribute {name!r}")
     return getattr(import_module(f"linattn.train.{_WHERE[name]}"), name)

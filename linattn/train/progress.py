@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from linattn.train.speed import Meter
 
@@ -51,21 +51,23 @@ class Recorder(TrainerCallback):
         tokens = (step - self._first[0]) * self.step_tokens / max(self.seconds - self._first[1], 1e-9)
         return {"tokens_per_second": tokens} if self.meter is None else self.meter.measured(tokens)
 
-    def on_step_begin(self, args, state, control, **kwargs) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._since = time.perf_counter() if self._since is None else self._since
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._count()
 
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        if "loss" not in (logs or {}):
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        if logs is None or "loss" not in logs:
             return
         self._count()  # reading the loss waited for the device
         if not math.isfinite(logs["loss"]):
             raise ValueError(f"the loss is {logs['loss']} at step {state.global_step}: restart with a lower learning rate")
         self._losses.append(logs["loss"])
 
-    def on_save(self, args, state, control, **kwargs) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._since = None
 
     def _count(self) -> None:
@@ -73,7 +75,10 @@ class Recorder(TrainerCallback):
         self.seconds += now - (self._since or now)
         self._since = now
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        assert metrics is not None  # Trainer always passes them
         record = {
             "step": state.global_step,
             "tokens": state.global_step * self.step_tokens,
@@ -120,7 +125,7 @@ class Ending(TrainerCallback):
             print("ending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr)
         self._own = number
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if number := self._agreed() if self._several else self._own:
             self.received = number
             if state.global_step < state.max_steps:
@@ -147,17 +152,19 @@ class Bar(TrainerCallback):
         self._title, self._recorder, self._bar = title, recorder, Progress(*columns, console=Console(stderr=True))
         self._loss = ""
 
-    def on_train_begin(self, args, state, control, **kwargs) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         self._bar.add_task(self._title, total=state.max_steps, completed=state.global_step, figures="")
         self._bar.start()
 
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        if "loss" in (logs or {}):
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        if logs is not None and "loss" in logs:
             self._loss = f"loss {logs['loss']:.3f}"
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not self._bar.tasks:
             return
         speed = self._recorder.speed(state.global_step)

@@ -167,10 +167,10 @@ class RunTrainer(Trainer):
         own = folder / GENERATORS.format(self.args.process_index)
         return own if own.is_file() else folder / GENERATORS.format(0)
 
-    def _get_output_dir(self, trial=None) -> str:
+    def _get_output_dir(self, trial: Any = None) -> str:
         return str(self._aside or self.args.output_dir)
 
-    def _save_checkpoint(self, model: nn.Module, trial) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint to a temporary folder, sync it, rename it and mark it complete."""
         run, name = Path(str(self.args.output_dir)), f"checkpoint-{self.state.global_step}"
         aside, main = run / f".{name}.part", self.is_world_process_zero()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import AutoConfig
 from vllm import ModelRegistry
 from vllm.config import CUDAGraphMode
@@ -16,7 +18,7 @@ class Checks(MambaModelConfig):
     """Settings of vLLM for the models of this library."""
 
     @classmethod
-    def verify_and_update_config(cls, vllm_config) -> None:
+    def verify_and_update_config(cls, vllm_config: Any) -> None:
         """Refuse unsupported settings, and let requests name state files.
 
         Raises:
@@ -43,7 +45,7 @@ def register() -> None:
         MODELS_CONFIG_MAP[architecture] = Checks
 
 
-def _refusal(vllm_config) -> str | None:
+def _refusal(vllm_config: Any) -> str | None:
     """Reason why these settings are not supported, or None if they are."""
     parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, vllm_config.cache_config
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):

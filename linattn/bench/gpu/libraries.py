@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ FLA_STEPS = {
 }  # fmt: skip
 
 
-def ours(x: dict[str, Tensor]):
+def ours(x: dict[str, Tensor]) -> Any:
     """Call of linattn for any family: the tensors determine the recurrence. A step returns its state too."""
     from linattn.ops import diagonal_scan, linear_attention, selective_scan
 

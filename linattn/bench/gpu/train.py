@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -92,7 +93,7 @@ def _turns(models: tuple[str, ...], peers: tuple[str, ...] | None, quick: bool) 
     ]
 
 
-def _versions(names: set[str], device: str, say) -> dict[str, tuple[str, list[str]]]:
+def _versions(names: set[str], device: str, say: Callable[[str], None]) -> dict[str, tuple[str, list[str]]]:
     """Versions of the installed libraries and the folders for their processes."""
     import transformers
 

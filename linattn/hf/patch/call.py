@@ -172,7 +172,7 @@ def mixer_forward(original: Callable) -> Callable:
     """Wrap a mixer's forward so that its :class:`Call` is :func:`current` meanwhile."""
 
     @wraps(original)
-    def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+    def forward(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         tokens = hidden_states.shape[1]
         real = padding(attention_mask, tokens)
         cu = packing(kwargs, hidden_states)
@@ -190,7 +190,7 @@ def passing(original: Callable) -> Callable:
     """Wrap the forward of a layer that does not pass keywords to its mixer, which reads packing from :func:`current`."""
 
     @wraps(original)
-    def forward(self, hidden_states, *args, **kwargs):
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         with during(Call(cu_seqlens=packing(kwargs, hidden_states))):
             return original(self, hidden_states, *args, **kwargs)
 
@@ -206,7 +206,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
     parameters = signature(original)
 
     @wraps(original)
-    def forward(self, *args, **kwargs):
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(parameters.bind(self, *args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
         x = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
@@ -266,7 +266,7 @@ def normed(original: Callable) -> Callable:
     """Replace an RMS norm by one kernel where that is faster than torch's operations."""
 
     @wraps(original)
-    def forward(self, hidden_states, gate=None):
+    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
         given = (gate,) if gate is not None else ()
         if hidden_states.numel() < _FEW or any(t.dtype != hidden_states.dtype for t in (self.weight, *given)):
             return original(self, hidden_states, *given)
@@ -289,7 +289,7 @@ def swiglu(original: Callable) -> Callable:
     silu = (torch.nn.SiLU, type(ACT2FN["silu"]))
 
     @wraps(original)
-    def forward(self, x):
+    def forward(self: Any, x: Tensor) -> Any:
         if x.numel() < _FEW or not isinstance(self.act_fn, silu) or hooked(self.act_fn):
             return original(self, x)
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
@@ -312,7 +312,7 @@ def _mask_of_packing(original: Callable) -> Callable:
     """Wrap the function that makes softmax's mask to pass it packing, because models call it without positions or with those of images."""
 
     @wraps(original)
-    def create_causal_mask(*args, **kwargs):
+    def create_causal_mask(*args: Any, **kwargs: Any) -> Any:
         call = current()
         told = {} if call.cu_seqlens is None else {"position_ids": positions(call.cu_seqlens, call.tokens)}
         return original(*args, **kwargs | told)
@@ -341,7 +341,9 @@ def convolve(hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, 
     return y.transpose(1, 2)
 
 
-def convolve_one(hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None):
+def convolve_one(
+    hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
     """Replace ``causal_conv1d_update``: one token hidden_states [B, D, 1] after conv_state [B, D, S], which is updated."""
     x, state = hidden_states.transpose(1, 2), conv_state.transpose(1, 2)
     if weight.shape[-1] == 1:  # a convolution of one tap reads and keeps no earlier token

@@ -63,7 +63,7 @@ class _Frozen:
 
 def _frozen(original: Callable) -> Callable:
     @wraps(original)
-    def forward(self, hidden_states, *args, **kwargs):
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plain = type(self.dt_proj) is nn.Linear and not hasattr(self.dt_proj, "_hf_hook")  # a hook may have to load the weight first
         if plain and hidden_states.shape[1] > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self = _Frozen(self)

@@ -57,7 +57,7 @@ def _scan(run: Callable) -> Callable:
 
 def _recurrence(
     run: Callable, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial: Tensor | None, call: Call
-):
+) -> tuple[Tensor, Tensor]:
     """``S_t = e^{Δ A} S_{t-1} + Bᵀ Δ x`` and ``y = C S + D x``, [B, T, H, P], and the states [rows, H, P, N]."""
     dt = call.only_real(dt)
     if initial is not None:

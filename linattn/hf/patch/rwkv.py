@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +23,7 @@ def replacements(module: ModuleType, family: str, run: Callable) -> Iterator[Rep
     yield from around(module, FAMILIES[family])
 
 
-def _extract_key_value(self, hidden: Tensor, state: list[Tensor] | None = None):
+def _extract_key_value(self: Any, hidden: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, list[Tensor] | None]:
     """Receptance, key and value [B, T, D] of each token and the one before."""
     shifted = _shift(hidden, state, 1, self.layer_id)
     mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
@@ -31,7 +31,7 @@ def _extract_key_value(self, hidden: Tensor, state: list[Tensor] | None = None):
     return torch.sigmoid(self.receptance(receptance)), self.key(key), self.value(value), state
 
 
-def _feed_forward(self, hidden: Tensor, state: list[Tensor] | None = None):
+def _feed_forward(self: Any, hidden: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor] | None]:
     shifted = _shift(hidden, state, 0, self.layer_id)
     key, receptance = (torch.lerp(shifted, hidden, mix) for mix in (self.time_mix_key, self.time_mix_receptance))
     value = self.value(torch.square(torch.relu(self.key(key))))
@@ -69,7 +69,9 @@ def _alone(call: Call, tokens: int) -> bool:
 
 
 def _attention(run: Callable) -> Callable:
-    def attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state=None, return_state: bool = False):
+    def attention(
+        time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state: list[Tensor] | None = None, return_state: bool = False
+    ) -> tuple[Tensor, list[Tensor] | None]:
         """Weighted mean of value [B, T, D], with weights e^key that decay by e^(-e^time_decay) per token; state: num, den, max [B, D].
 
         Both sums are kept relative to e^max, the largest weight so far, so no key overflows; gradients treat max as a constant,
@@ -102,7 +104,9 @@ def _attention(run: Callable) -> Callable:
     return attention
 
 
-def wkv_step(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state, **_: Any) -> tuple[Tensor, list[Tensor]]:
+def wkv_step(
+    time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state: Sequence[Tensor], **_: Any
+) -> tuple[Tensor, list[Tensor]]:
     """Weighted mean for one token after ``state``; the few operations are cheaper than a kernel's launch."""
     k, v = to_float32(key[:, 0]), to_float32(value[:, 0])
     num, den, top = (t.to(k.dtype) for t in state)
@@ -114,7 +118,7 @@ def wkv_step(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor,
     return output[:, None].to(key.dtype), after
 
 
-def _states(state, k: Tensor, call: Call) -> tuple[Tensor, ...]:
+def _states(state: Sequence[Tensor] | None, k: Tensor, call: Call) -> tuple[Tensor, ...]:
     """num, den and max [rows, D]."""
     rows = k.shape[0] if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1
     fresh = [k.new_full((rows, k.shape[-1]), fill) for fill in (0.0, 0.0, _NOTHING)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,12 +73,12 @@ def _solve(
     return scale * x
 
 
-def _keep(ctx, inputs, output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, *tensors, ctx.steps, ctx.form = inputs
     ctx.save_for_backward(output, *tensors)
 
 
-def _backward(ctx, g: Tensor):
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of the solution, not of the steps that found it.
 
     From x A = q follows dx = (dq - x dA) A⁻¹: q gets g A⁻¹ of the gradient g of x, which solves the same system, since A is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -100,7 +101,7 @@ class RandomFeatures(KernelAttention):
         if count % self.redraw_every == 0:
             self.redraw(torch.Generator().manual_seed(int(self.redraw_seed) + count))
 
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._counted = None
 

@@ -116,7 +116,7 @@ def _strided(*tensors: Tensor | None) -> list[int]:
     return numbers
 
 
-def forward(*arguments, cleared: bool = False) -> tuple[Any, ...]:
+def forward(*arguments: Any, cleared: bool = False) -> tuple[Any, ...]:
     """Output [B, T, H, V], final state [N, H, K, V], denominator [B, T, H] and final z [N, H, K], and the saved states, or None.
 
     The arguments are those of ``linattn::cpu_linear_attention``; ``cleared``: fill unused slots of saved states with zeros.
@@ -130,7 +130,7 @@ def forward(*arguments, cleared: bool = False) -> tuple[Any, ...]:
     return o, final, denominator, final_z, kept
 
 
-def bound_step(*arguments) -> tuple[Tensor, Tensor | None, Callable[[], None]]:
+def bound_step(*arguments: Any) -> tuple[Tensor, Tensor | None, Callable[[], None]]:
     """Bind a step to its tensors: returns output and denominator, still empty, and a function that computes them when called.
 
     The arguments are those of :func:`forward` without ``keeps``, contiguous, with initial states, which the final ones overwrite.
@@ -148,7 +148,7 @@ def _outputs(call: _Call, dtype: torch.dtype, keeps: bool, empty: Callable[..., 
     return o, empty(call.state), denominator, final_z, empty(call.kept) if keeps else None
 
 
-def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfinal_z: Tensor | None, *arguments) -> tuple[Any, ...]:
+def backward(do: Tensor, dfinal: Tensor | None, ddenominator: Tensor | None, dfinal_z: Tensor | None, *arguments: Any) -> tuple[Any, ...]:
     """Gradients of q, k, v, decay (None unless ``of_decay``), beta, read, write, bonus, initial state and initial z.
 
     After the gradients of the outputs come the arguments of :func:`forward`, with the saved states and ``of_decay`` in place of ``keeps``.
@@ -194,18 +194,18 @@ def _gradients(call: _Call, own: Sequence, of_decay: bool) -> tuple[tuple[Any, .
     return (dq, dk, library.empty(v.shape, v.dtype), ddecay, dbeta, dread, dwrite), (dbonus, *states)
 
 
-def forward_whole(*arguments) -> tuple[Any, ...]:
+def forward_whole(*arguments: Any) -> tuple[Any, ...]:
     """Run :func:`forward` deterministically: unused slots of packed sequences are zeros."""
     return forward(*arguments, cleared=arguments[10] is not None)
 
 
-def outputs(*arguments) -> tuple[Any, ...]:
+def outputs(*arguments: Any) -> tuple[Any, ...]:
     """The results of :func:`forward` without memory."""
     *own, keeps = arguments
     return _outputs(_Call(Flat(*own)), own[2].dtype, keeps, library.like(own[2]))
 
 
-def gradients(*arguments) -> tuple[Tensor | None, ...]:
+def gradients(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Shapes of the gradients that :func:`backward` returns."""
     *tensors, of_decay = (*arguments[4:14], arguments[-1])
     tensors[3] = tensors[3] if of_decay else None

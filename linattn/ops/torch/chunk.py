@@ -7,9 +7,9 @@ slices that were split once, so that the backward pass is also linear in the num
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,8 +71,8 @@ def causal(inputs: Inputs, v: Tensor, initial: Tensor, size: int) -> tuple[Tenso
     return layout.join(outputs), passage.final()
 
 
-def _slabs(inputs: Inputs, v: Tensor, layout: Dense | Packed):
-    def split(x: Tensor | None):
+def _slabs(inputs: Inputs, v: Tensor, layout: Dense | Packed) -> Iterator[Slab]:
+    def split(x: Tensor | None) -> Iterable[Any]:
         return repeat(None) if x is None else layout.split(x, v.dtype)
 
     q, k = ((shared(slab, inputs.heads) for slab in split(x)) for x in (inputs.q, inputs.k))
@@ -83,7 +83,7 @@ def _slabs(inputs: Inputs, v: Tensor, layout: Dense | Packed):
         yield Slab(q, k, v, decay, beta, read, write, bonus, inputs.scale)
 
 
-def _decays(inputs: Inputs, layout: Dense | Packed, dtype: torch.dtype):
+def _decays(inputs: Inputs, layout: Dense | Packed, dtype: torch.dtype) -> Iterable[ChannelDecay | HeadDecay | NoDecay]:
     """Decay of each slab; a single one if it is constant and there is no padding, which must not decay."""
     log, kind = inputs.decay, ChannelDecay if inputs.decay_per_channel else HeadDecay
     if log is None:
@@ -152,12 +152,12 @@ class _Solve(torch.autograd.Function):
         return fresh, F.hardshrink(reach, smallest), inverse.to(fresh.dtype)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output)
 
     @staticmethod
-    def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         solutions = ctx.saved_tensors
         right = [None if g is None else _cancelling(solutions[2].mT, g) for g in gradients]
         strict = [-(y @ x.mT) for y, x in zip(right, solutions, strict=True) if y is not None]
@@ -191,7 +191,7 @@ def carry(step: Step, passage: Passage) -> tuple[Tensor, Tensor | None]:
     """Iterate over the chunks; returns the states before each [n, B, H, K, V] and the corrections x [n, B, H, C, V]."""
     shape = (step.fresh if step.write is None else step.write).shape[:3]  # type: ignore[union-attr]
 
-    def slices(x: Tensor | None):  # each [B H, ., .]
+    def slices(x: Tensor | None) -> Iterable[Any]:  # each [B H, ., .]
         return repeat(None, shape[0]) if x is None else x.expand(*shape, *x.shape[3:]).flatten(1, 2).unbind()
 
     factors = slices(None) if step.total is None else map(Factor, *(slices(f) for f in Factor.of(step.total)))

@@ -8,7 +8,7 @@ these positions, so it is <= 0, a reset (-inf) gives an exact 0, and tokens befo
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -137,11 +137,11 @@ class _Weights(torch.autograd.Function):
         return _exp(torch.where(below, log[..., :, None], 0.0).cumsum(-2)).tril()
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (weights,) = ctx.saved_tensors
         later = weights.new_ones(weights.shape[-2:]).triu()
         return (later @ (weights * gradient).tril(-1)).tril(-1).sum(-1)

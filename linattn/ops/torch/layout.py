@@ -9,6 +9,8 @@ follows from the shapes, without reading ``cu_seqlens`` and without synchronisat
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -130,11 +132,11 @@ class _ContiguousGradient(torch.autograd.Function):
         return o.view_as(o)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient.contiguous()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import starmap
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +12,19 @@ from torch import Tensor
 from linattn.ops.inputs import Inputs, operands
 from linattn.ops.torch.decay import Factor
 from linattn.ops.torch.layout import shared
+
+
+class Token(NamedTuple):
+    """Operands of one token; None for those that the rule does not have."""
+
+    q: Tensor  # [B, H, 1, K]
+    k: Tensor  # [B, H, 1, K]
+    v: Tensor  # [B, H, 1, V]
+    decay: Factor | None  # [.., H, 1 or K, 1]
+    beta: Tensor | None  # [B, H, 1, 1]
+    read: Tensor | None  # [B, H, 1, K]
+    write: Tensor | None  # [B, H, 1, K]
+    bonus: Tensor | None  # [H, 1, K]
 
 
 def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +41,7 @@ def causal(inputs: Inputs, v: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
 def _rows(inputs: Inputs, v: Tensor, state: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Run sequences that are rows of the batch."""
     for token in _tokens(inputs, v):
-        o, state = _step(state, *token)
+        o, state = _step(state, token)
         yield o, state
 
 
@@ -40,13 +55,12 @@ def _packed(inputs: Inputs, cu: Tensor, v: Tensor, initial: Tensor) -> Iterator[
     ends = ((token[:, None] == cu[row + 1][:, None] - 1) & (row[:, None] == rows))[..., None, None, None].unbind()  # [N, 1, 1, 1]
     state, final = initial[:1], initial
     for each, start, end, own in zip(_tokens(inputs, v), starts, ends, initial.index_select(0, row).unbind(), strict=True):
-        o, state = _step(torch.where(start, own, state), *each)
+        o, state = _step(torch.where(start, own, state), each)
         final = torch.where(end, state, final)
         yield o, final
 
 
-def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
-    """Yield q, k, read, write [B, H, 1, K], v [B, H, 1, V], α as Factor [.., H, 1 or K, 1], beta [B, H, 1, 1], bonus [H, 1, K]."""
+def _tokens(inputs: Inputs, v: Tensor) -> Iterator[Token]:
     count = v.shape[1]
 
     def each(x: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -60,7 +74,8 @@ def _tokens(inputs: Inputs, v: Tensor) -> Iterator[tuple[Tensor | None, ...]]:
     beta, read, write, bonus = operands(inputs.rule)
     bonus = None if bonus is None else bonus.to(v.dtype)[:, None]
     beta = None if beta is None else beta[..., None]
-    yield from zip(rows(q), rows(k), rows(v), _factors(inputs, v), rows(beta), rows(read), rows(write), (bonus,) * count, strict=True)
+    timed = rows(q), rows(k), rows(v), _factors(inputs, v), rows(beta), rows(read), rows(write)
+    return starmap(Token, zip(*timed, (bonus,) * count, strict=True))
 
 
 def _factors(inputs: Inputs, v: Tensor) -> tuple[Factor | None, ...]:
@@ -72,17 +87,18 @@ def _factors(inputs: Inputs, v: Tensor) -> tuple[Factor | None, ...]:
     return (factor,) * count if inputs.decay_constant else tuple(map(Factor, *(f.unbind(1) for f in factor)))
 
 
-def _step(s, q, k, v, factor, beta, read, write, bonus) -> tuple[Tensor, Tensor]:
+def _step(s: Tensor, token: Token) -> tuple[Tensor, Tensor]:
     """Compute one token: the output [B, H, 1, V] and the next state [B, H, K, V]."""
+    q, k, v, decay, beta, read, write, bonus = token
 
     def faded(written: Tensor) -> Tensor:
-        return s + written if factor is None else factor.apply(s, written)
+        return s + written if decay is None else decay.apply(s, written)
 
     if bonus is not None:
         return q @ s + (q * bonus * k).sum(-1, keepdim=True) * v, faded(k.mT * v)
     if beta is not None:
-        old = faded(torch.zeros_like(s)) if factor is not None else s
+        old = faded(torch.zeros_like(s)) if decay is not None else s
         s = old + k.mT * (beta * (v - k @ old))
     else:
-        s = faded(k.mT * v if read is None else torch.addcmul(k.mT * v, write.mT, read @ s))
+        s = faded(k.mT * v if read is None or write is None else torch.addcmul(k.mT * v, write.mT, read @ s))
     return q @ s, s

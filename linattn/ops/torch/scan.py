@@ -9,6 +9,7 @@ gradient is a scan from the end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from linattn.ops.compilers import exporting
 from linattn.ops.operator import register
 from linattn.ops.torch.decay import Factor, halves
-from linattn.ops.torch.layout import SLAB, Dense, Packed
+from linattn.ops.torch.layout import SLAB, Dense, Packed, Passage
 
 SIZE = 64
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]  # (state, sum of later logarithms, later contributions) -> state
@@ -78,7 +79,7 @@ def _within(join: Join, log: Tensor, own: Tensor) -> Tensor:
     return own
 
 
-def _carry(join: Join, total: Tensor, last: Tensor, passage) -> Tensor:
+def _carry(join: Join, total: Tensor, last: Tensor, passage: Passage) -> Tensor:
     """Compute the states before each chunk [n, B, 1, 1, D]."""
     before = []
     for log, own in zip(total.unbind(), last.unbind(), strict=True):
@@ -97,12 +98,12 @@ def _fake(_maximum: bool, _decay: Tensor, x: Tensor, initial: Tensor, _cu_seqlen
     return x.new_empty(x.shape), initial.new_empty(initial.shape)
 
 
-def _keep(ctx, inputs, output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.maximum, decay, x, initial, cu_seqlens = inputs
     ctx.save_for_backward(decay, x, initial, cu_seqlens, output[0])
 
 
-def _backward(ctx, g: Tensor, g_last: Tensor):
+def _backward(ctx: Any, g: Tensor, g_last: Tensor) -> tuple[Tensor | None, ...]:
     """Differentiate, with w_t = dh_t / dh_{t-1}: a state's gradient is e_t = g_t + w_{t+1} e_{t+1}, a scan from the end begun by g_last."""
     decay, x, initial, cu_seqlens, h = ctx.saved_tensors
     before, ends = _before(h, initial, cu_seqlens)

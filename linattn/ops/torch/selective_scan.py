@@ -10,13 +10,14 @@ The state has D N numbers per token and is never stored for more than a chunk: t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from linattn.ops import tracing
 from linattn.ops.torch import scan
-from linattn.ops.torch.layout import Dense, Packed
+from linattn.ops.torch.layout import Dense, Packed, Passage
 
 SIZE = 64  # tokens of a chunk
 CACHE = 2**15  # entries of the states of parallel chunks
@@ -62,7 +63,7 @@ def _doubled(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Te
     return (h.view(log.shape) @ c[..., None])[..., 0], last.view(initial.shape)
 
 
-def _slab(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, passage) -> Tensor:
+def _slab(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, passage: Passage) -> Tensor:
     """Compute outputs [n, B, C, D] of n chunks and carry the state through them."""
     if x.shape[0] == 1:
         y, last = walk(x, dt, b, c, a, passage.enter()[:, 0][None])
@@ -104,11 +105,11 @@ class _Walk(torch.autograd.Function):
         return _steps(x, dt, b, c, a, h)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, dy: Tensor, dh: Tensor):
+    def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor, ...]:
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted
             return torch.func.vjp(_steps, *ctx.saved_tensors)[1]((dy, dh))
         x, dt, b, c, a, h = ctx.saved_tensors

@@ -16,21 +16,33 @@ from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
 WIDEST = 256  # most keys of one call of the kernels; more are split unless the rule erases
 
 
-def name(of: str, k, v, per_channel: bool, lasting: bool, beta, read, bonus) -> Hashable:
+def name(
+    of: str, k: Tensor, v: Tensor, per_channel: bool, lasting: bool, beta: Tensor | None, read: Tensor | None, bonus: Tensor | None
+) -> Hashable:
     """Key of a pass in the record of kernels that do not fit; calls that differ only in batch and length share it."""
     sizes = min(k.shape[3], WIDEST), v.shape[3]
     return of, v.device, v.dtype, sizes, per_channel, lasting, beta is None, read is None, bonus is None
 
 
-def _forward_name(q, k, v, decay, beta, read, write, bonus, *rest) -> Hashable:
+def _forward_name(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    read: Tensor | None,
+    write: Tensor | None,
+    bonus: Tensor | None,
+    *rest: object,
+) -> Hashable:
     return name("forward", k, v, decay is not None and decay.ndim == 4, decay is None, beta, read, bonus)
 
 
-def _backward_name(do, dfinal, q, *tensors) -> Hashable:
+def _backward_name(do: Tensor, dfinal: Tensor | None, q: Tensor, *tensors: Any) -> Hashable:
     return ("backward", *_forward_name(q, *tensors)[1:])  # type: ignore[index]
 
 
-def portable_forward(*arguments) -> launch.Tensors:
+def portable_forward(*arguments: Any) -> launch.Tensors:
     """Compute :func:`forward` in operations of torch, without states and links between segments."""
     from linattn.ops.torch import linear_attention as portable
 
@@ -40,7 +52,7 @@ def portable_forward(*arguments) -> launch.Tensors:
 
 
 @fitting.or_else(portable_forward, _forward_name)
-def forward(*arguments) -> launch.Tensors:
+def forward(*arguments: Any) -> launch.Tensors:
     """Output [B, T, H, V] (float32 if ``wide``), final state, and the states and links between segments (or None).
 
     The arguments are those of ``linattn::chunk_forward``.
@@ -49,7 +61,7 @@ def forward(*arguments) -> launch.Tensors:
     return launch.run(_forward, tensors[2], _laid_out(*tensors), scale, wide, keeps, then=_likely_backward if keeps else None)
 
 
-def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *arguments) -> None:
+def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *arguments: Any) -> None:
     """The backward pass that follows, unless the final state has a cotangent."""
     *tensors, scale, _, _ = arguments
     o, _, starts, links = results
@@ -63,7 +75,7 @@ def _laid_out(*tensors: Any) -> launch.Tensors:
     return *map(in_rows, (q, k, side_by_side(v), *timed)), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
 
 
-def _forward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     *tensors, scale, wide, keeps = arguments
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
@@ -94,7 +106,7 @@ def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
     return {"transition": None if plain else links, "total": links if plain else None}
 
 
-def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
+def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Compute :func:`backward` in operations of torch."""
     *tensors, scale, ddecay, _, _ = arguments
 
@@ -109,7 +121,7 @@ def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.T
 
 
 @fitting.or_else(portable_backward, _backward_name)
-def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
+def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Gradients of q, k, v, decay, beta, read, write, bonus and the initial state.
 
     The arguments are those of ``linattn::chunk_backward``.
@@ -127,7 +139,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
     return dq, dk, dv.to(given.v.dtype), *others, dbonus, dinitial
 
 
-def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     *tensors, do, dfinal, starts, links, scale, ddecay = arguments
     given = Arguments(*tensors)
     run, v = Run(recorder, given, scale), given.v
@@ -158,7 +170,7 @@ def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
     return dq, dk, dv, *others, dinitial
 
 
-def outputs(*arguments) -> launch.Tensors:
+def outputs(*arguments: Any) -> launch.Tensors:
     """The results of :func:`forward` without memory."""
     *tensors, scale, wide, _ = arguments
     v = tensors[2]
@@ -166,7 +178,7 @@ def outputs(*arguments) -> launch.Tensors:
     return tuple([None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)])
 
 
-def gradients(do: Tensor, dfinal: Tensor | None, *arguments) -> launch.Tensors:
+def gradients(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
     *tensors, _, ddecay, _, _ = arguments
     x = Arguments(*tensors)

@@ -81,7 +81,18 @@ def step_(
     return launch.run(_step, x, (x, state, weight.contiguous(), bias), activation, size, normed, eps, overlapped)[0]
 
 
-def _step(recorder: launch.Recorder, x, state, weight, bias, activation, size, normed, eps, overlapped) -> launch.Tensors:
+def _step(
+    recorder: launch.Recorder,
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: bool,
+    size: int,
+    normed: int,
+    eps: float,
+    overlapped: bool,
+) -> launch.Tensors:
     (rows, slots, width), DB = state.shape, size or BLOCK
     y = recorder.empty(rows, 1, width, dtype=x.dtype)
     options: dict[str, Any] = {"launch_pdl": True} if overlapped else {}

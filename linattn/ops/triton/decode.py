@@ -223,7 +223,7 @@ def _per_channel(decay: Tensor | None) -> bool:
     return decay is not None and decay.ndim in (2, 4)
 
 
-def _walk(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+def _walk(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     """Launch the kernel; a call with the same shapes and strides replays the launch."""
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, final, final_z, scale, normalized, overlapped, unit = arguments
     (B, T, H, V), K = v.shape, k.shape[3]

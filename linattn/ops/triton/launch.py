@@ -119,6 +119,6 @@ def _signed(t: Tensor) -> Tensor:
     return t.resolve_neg() if t.is_neg() else t
 
 
-def _watched(hook) -> bool:
+def _watched(hook: object) -> bool:
     """True if a profiler has set launch hooks, which only Triton's own launcher calls."""
     return bool(getattr(hook, "calls", hook))

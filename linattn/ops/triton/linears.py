@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from math import prod
+from typing import Any
 
 import torch
 import triton
@@ -271,7 +272,7 @@ def _name(x: Tensor, weights: Sequence[Tensor], *_: object) -> Hashable:
     return fitting.alike("linears", *weights), x.shape[-1], x.numel() == x.shape[-1]
 
 
-def _portable(*arguments) -> list[Tensor]:
+def _portable(*arguments: Any) -> list[Tensor]:
     return portable(*(*arguments, ())[:7])  # without the counters, which only the kernels use
 
 
@@ -330,7 +331,7 @@ def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]
     return tuple(steps), tuple(constants)
 
 
-def _of_vector(tensors: tuple, eps: float, **shared) -> None:
+def _of_vector(tensors: tuple, eps: float, **shared: Any) -> None:
     x, norm = tensors[0], tensors[4]
     sizes, BK, matrices = shared["SIZES"], triton.next_power_of_2(shared["K"]), 2 if shared["GATED"] else 1
     row = BK * x.element_size() * matrices
@@ -342,7 +343,7 @@ def _of_vector(tensors: tuple, eps: float, **shared) -> None:
     fitting.launch(vector_kernel, (sum(triton.cdiv(n, BN) for n in sizes), 1, 1), (*tensors, eps), constants)
 
 
-def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared) -> None:
+def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared: Any) -> None:
     x, K, gated = tensors[0], shared["K"], shared["GATED"]
     countable = 0 if counters is None else counters.numel()
     tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable)

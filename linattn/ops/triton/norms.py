@@ -7,6 +7,7 @@ the rows of a program and then over programs, in an order that depends on shapes
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 import triton
@@ -120,7 +121,7 @@ def _portable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float,
     return portable(x, weight, gate, eps, mean, dtype)
 
 
-def _portable_backward(d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tensor | None, *options) -> tuple[Tensor | None, ...]:
+def _portable_backward(d_y: Tensor, x: Tensor, weight: Tensor | None, gate: Tensor | None, *options: Any) -> tuple[Tensor | None, ...]:
     return tuple(fitting.differentiated(lambda *tensors: (_portable(*tensors, *options),), (x, weight, gate), (d_y,)))
 
 
@@ -152,7 +153,16 @@ def _three(t: Tensor) -> Tensor:
     return (t if even and t.stride(-1) == 1 else t.contiguous()).view(shape)
 
 
-def _forward(recorder: launch.Recorder, x, weight, gate, eps: float, mean: bool, dtype: torch.dtype, overlapped: bool) -> launch.Tensors:
+def _forward(
+    recorder: launch.Recorder,
+    x: Tensor,
+    weight: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    mean: bool,
+    dtype: torch.dtype,
+    overlapped: bool,
+) -> launch.Tensors:
     y = recorder.empty(*x.shape, dtype=dtype)
     numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), eps)
     overlap = {"OVERLAPPED": overlapped, **({"launch_pdl": True} if overlapped else {})}
@@ -160,7 +170,9 @@ def _forward(recorder: launch.Recorder, x, weight, gate, eps: float, mean: bool,
     return (y,)
 
 
-def _backward(recorder: launch.Recorder, x, weight, gate, d_y, eps: float, mean: bool) -> launch.Tensors:
+def _backward(
+    recorder: launch.Recorder, x: Tensor, weight: Tensor | None, gate: Tensor | None, d_y: Tensor, eps: float, mean: bool
+) -> launch.Tensors:
     d_x = recorder.empty(*x.shape, dtype=x.dtype)
     d_gate = None if gate is None else recorder.empty(*gate.shape, dtype=gate.dtype)
     each, tile = _each(weight), _tile(x)
@@ -187,7 +199,16 @@ def _tile(x: Tensor) -> int:
     return max(1, NUMBERS // triton.next_power_of_2(x.shape[2]))
 
 
-def _launch(recorder, kernel, tiles: int, x: Tensor, weight: Tensor | None, tensors, numbers, **constants) -> None:
+def _launch(
+    recorder: launch.Recorder,
+    kernel: Any,
+    tiles: int,
+    x: Tensor,
+    weight: Tensor | None,
+    tensors: launch.Tensors,
+    numbers: tuple[int | float, ...],
+    **constants: Any,
+) -> None:
     count, heads, size = x.shape
     each, tile = _each(weight), _tile(x)
     grid = (triton.cdiv(count * (1 if each else heads), tile * tiles), heads if each else 1, 1)

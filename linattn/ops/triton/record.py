@@ -28,7 +28,7 @@ def current_stream() -> int:
 class Recorder:
     """Recorder of the tensors made and kernels launched by a body."""
 
-    def __init__(self, like: Tensor, given: Tensors):
+    def __init__(self, like: Tensor, given: Tensors) -> None:
         self.like, self.given = like, given
         self.made: list[tuple[Tensor, Callable[..., Tensor]]] = []
         self.launches: list[tuple] = []
@@ -46,7 +46,7 @@ class Recorder:
         return t
 
     def launch(
-        self, kernel, grid: Grid, tensors: Tensors, numbers: tuple[int | float, ...], *, tiles: Tiles | None = None, **constants: Any
+        self, kernel: Any, grid: Grid, tensors: Tensors, numbers: tuple[int | float, ...], *, tiles: Tiles | None = None, **constants: Any
     ) -> None:
         """Launch ``kernel``, whose arguments are tensors, then numbers, then constants; ``tiles`` may be halved if they do not fit."""
         compiled, grid = fitting.launch(kernel, grid, (*tensors, *numbers), FUSED | constants, tiles)
@@ -56,7 +56,7 @@ class Recorder:
 class Compiler(Recorder):
     """Recorder that compiles kernels in place of launches, and makes tensors without memory."""
 
-    def __init__(self, like: Tensor, given: Tensors):
+    def __init__(self, like: Tensor, given: Tensors) -> None:
         super().__init__(like, given)
         self.awaited: set[Future] = set()
 
@@ -65,13 +65,13 @@ class Compiler(Recorder):
 
     def launch(
         self,
-        kernel,
+        kernel: Any,
         grid: Grid,
         tensors: Tensors,
         numbers: tuple[int | float, ...],
         *,
         tiles: Tiles | None = None,
-        **constants,
+        **constants: Any,
     ) -> None:
         compiled = kernel.warmup(*tensors, *numbers, grid=grid, **fitting.chosen(kernel, (*tensors, *numbers), FUSED | constants))
         future = getattr(compiled, "future", None)  # None if it was cached
@@ -90,7 +90,7 @@ def _build_launcher(compiled: Future) -> None:
 class Program:
     """Recorded launches without addresses. Tensors that are not results lie end to end in one allocation."""
 
-    def __init__(self, recorder: Recorder, results: Tensors):
+    def __init__(self, recorder: Recorder, results: Tensors) -> None:
         back = {id(t) for t in results}
         wanted = [(t, how) for t, how in recorder.made if id(t) in back]
         spare = [t for t, _ in recorder.made if id(t) not in back]

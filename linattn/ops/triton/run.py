@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -17,7 +17,7 @@ from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton import unsettled as unsettled_kernel
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
-from linattn.ops.triton.launch import Recorder
+from linattn.ops.triton.launch import Recorder, Tensors
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
 
 REGISTERS = 65536  # registers of a multiprocessor
@@ -54,7 +54,7 @@ class Gradients(NamedTuple):
 class Run:
     """The kernels of one call and their common arguments."""
 
-    def __init__(self, recorder: Recorder, given: Arguments, scale: float):
+    def __init__(self, recorder: Recorder, given: Arguments, scale: float) -> None:
         q, k, v, decay, beta, read, write, bonus, _, cu = given
         self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
         self.recorder, self.bonus, self.cu, self.card = recorder, bonus, cu, gpu.card(v.device)
@@ -168,7 +168,17 @@ class Run:
             )  # fmt: skip
 
     def forward(
-        self, starts, o=None, values=None, states=None, final=None, transition=None, total=None, *, local=False, every=False
+        self,
+        starts: Tensor | None,
+        o: Tensor | None = None,
+        values: Tensor | None = None,
+        states: Tensor | None = None,
+        final: Tensor | None = None,
+        transition: Tensor | None = None,
+        total: Tensor | None = None,
+        *,
+        local: bool = False,
+        every: bool = False,
     ) -> None:
         if self.fast:
             kernel, options = choice.forward(
@@ -189,7 +199,17 @@ class Run:
             FINAL=final is not None, **options, **self.constants,
         )  # fmt: skip
 
-    def backward(self, do, ends, dv=None, x_read=None, dstates=None, dinitial=None, *, local=False) -> None:
+    def backward(
+        self,
+        do: Tensor,
+        ends: Tensor | None,
+        dv: Tensor | None = None,
+        x_read: Tensor | None = None,
+        dstates: Tensor | None = None,
+        dinitial: Tensor | None = None,
+        *,
+        local: bool = False,
+    ) -> None:
         if self.fast:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
         else:
@@ -210,7 +230,16 @@ class Run:
         """Number of programs that share the columns of a state, and of the transition if there is one."""
         return -(-self.size_v // columns) + (0 if transition is None else -(-self.size_k // columns))
 
-    def _launch_over(self, kernel, grid: tuple[int, int, int], transition, tensors, before, after, **constants) -> None:
+    def _launch_over(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        transition: Tensor | None,
+        tensors: Tensors,
+        before: tuple[int | float, ...],
+        after: tuple[int | float, ...],
+        **constants: Any,
+    ) -> None:
         """Launch over segments or sequences, in parts if they exceed a grid, with the numbers ``before``, first of the part, ``after``."""
         blocks, count, heads = grid
         halves = kernel is state_scan.chain or not self.fast  # the kernels for Hopper have fixed tiles
@@ -223,7 +252,7 @@ class Run:
     def _grid(self, rest: tuple[int, int], transition: Tensor | None, constants: dict[str, int]) -> tuple[int, int, int]:
         return (self._blocks(constants["BV"], transition), *rest)
 
-    def chain(self, pieces, transition, total, first, *, reverse: bool) -> None:
+    def chain(self, pieces: Tensor, transition: Tensor | None, total: Tensor | None, first: Tensor | None, *, reverse: bool) -> None:
         bk = power_of_two(self.size_k, self.least)
         erases = self.family.rule != PLAIN
         bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
@@ -273,7 +302,7 @@ class Run:
             self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
 
-    def _portable_gradients(self, tensors, numbers, heads: int, constants: dict[str, object]) -> None:
+    def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:
         """Launch the kernels for all devices; with a decay per channel the second kernel computes the blocks that the first one leaves."""
         by_channel, unit = self.family.decay == CHANNEL, 16
         done = self.empty(self.plan.chunks, heads, -(-self.size_k // unit), dtype=torch.int32) if by_channel else None

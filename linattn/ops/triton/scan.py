@@ -47,7 +47,17 @@ def _portable(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_se
     return out.to(x.dtype) if kind == "sum" else out, final
 
 
-def _portable_backward(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> tuple[Tensor | None, ...]:
+def _portable_backward(
+    kind: str,
+    decay: Tensor,
+    x: Tensor,
+    out: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_out: Tensor,
+    d_final: Tensor | None,
+    of_decay: bool,
+) -> tuple[Tensor | None, ...]:
     """Compute :func:`backward` in operations of torch. For a sum x is recomputed from the states, which are passed in its place."""
 
     def run(decay: Tensor, x: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -120,7 +130,18 @@ def backward(
     return d_decay, d_x, d_initial
 
 
-def _backward(recorder, decay, x, out, initial, cu, d_out, d_final, kind, of_decay) -> launch.Tensors:
+def _backward(
+    recorder: launch.Recorder,
+    decay: Tensor,
+    x: Tensor,
+    out: Tensor,
+    initial: Tensor | None,
+    cu: Tensor | None,
+    d_out: Tensor,
+    d_final: Tensor | None,
+    kind: str,
+    of_decay: bool,
+) -> launch.Tensors:
     """Gradients, with that of a constant decay in parts, and scratch memory that must be zeros."""
     work = _Launch(recorder, kind, decay, out, cu, backward=True)
     d_decay = recorder.empty(*work.shape_of_decay, dtype=work.dtype_of_decay) if of_decay else None
@@ -167,7 +188,7 @@ class _Launch:
         )
         return starts, ends
 
-    def __call__(self, kernel, *tensors: Tensor | None) -> Tensor:
+    def __call__(self, kernel: Any, *tensors: Tensor | None) -> Tensor:
         c = self.config
         words = self.recorder.zeros(0 if self.programs == 1 else self.tiles, self.chains * c.channels, dtype=torch.int64)
         decoding = self.tiles == 1 and self.lanes == self.chains
@@ -182,6 +203,16 @@ class _Launch:
         return words
 
 
-def gradients(kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay) -> launch.Tensors:
+def gradients(
+    kind: str,
+    decay: Tensor,
+    x: Tensor,
+    out: object,
+    initial: Tensor | None,
+    cu_seqlens: object,
+    d_out: object,
+    d_final: object,
+    of_decay: bool,
+) -> launch.Tensors:
     """The results of :func:`backward` without memory."""
     return tuple([None if t is None else t.new_empty(t.shape) for t in (decay if of_decay else None, x, initial)])

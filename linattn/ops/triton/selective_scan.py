@@ -50,7 +50,9 @@ def _name(x: Tensor, dt: Tensor, a: Tensor, *_: object) -> tuple[Hashable, ...]:
     return "selective_scan", x.device, x.dtype, dt.dtype, a.shape
 
 
-def _portable(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
+def _portable(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`forward` in operations of torch, without saved states."""
     kept = outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)[2]
     return *portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens), kept
@@ -60,7 +62,7 @@ def _portable_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Run :func:`backward` in operations of torch."""
     *inputs, cu_seqlens, _, d_y, d_last = arguments
 
-    def run(x, dt, a, b, c, d, initial) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
         return portable.whole(portable.selective_scan, x, dt, a, b, c, d, initial, cu_seqlens)
 
     return tuple(fitting.differentiated(run, tuple(inputs), (d_y, d_last)))
@@ -87,7 +89,9 @@ def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
     return tuple([t if t is None else t.contiguous() for t in tensors])
 
 
-def outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tensor, Tensor]:
+def outputs(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """The results of :func:`forward` without memory."""
     batch, tokens, width = x.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -97,7 +101,18 @@ def outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep) -> tuple[Tensor, Tenso
     return x.new_empty(x.shape), last, x.new_empty(kept, dtype=torch.float32)
 
 
-def _forward(recorder: launch.Recorder, x, dt, a, b, c, d, initial, cu, keep: bool) -> launch.Tensors:
+def _forward(
+    recorder: launch.Recorder,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    initial: Tensor | None,
+    cu: Tensor | None,
+    keep: bool,
+) -> launch.Tensors:
     """Outputs, last states, states before the tiles if requested, and marks that must be zeros."""
     work = _Launch(recorder, x, a, b, c, cu, FORWARD)
     y, last = recorder.empty(*x.shape, dtype=x.dtype), recorder.empty(work.sequences, *a.shape, dtype=torch.float32)
@@ -129,7 +144,7 @@ def backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     return d_x, d_dt, d_a, d_b, d_c, None if d is None else d_d.sum((0, 1)).to(d.dtype), d_initial
 
 
-def _backward(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     """Gradients, those of ``a`` and ``d`` in parts of segments, and marks that must be zeros before."""
     x, dt, a, b, c, d, initial, cu, kept, d_y, d_last = arguments
     work = _Launch(recorder, x, a, b, c, cu, BACKWARD)
@@ -186,7 +201,18 @@ class _Launch:
         )  # fmt: skip
         return starts, stops
 
-    def enter(self, x, dt, given, starts, stops, states: Tensor, step: int, *, reverse: bool) -> None:
+    def enter(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        given: Tensor | None,
+        starts: Tensor | None,
+        stops: Tensor | None,
+        states: Tensor,
+        step: int,
+        *,
+        reverse: bool,
+    ) -> None:
         """Write the state that enters segment s to row ``step`` s of ``states``."""
         left = total = None
         segments, parts = self.segments, 1
@@ -203,7 +229,7 @@ class _Launch:
         self.recorder.launch(kernels.chain, grid, tensors, (segments, states.shape[1], step), **constants, num_warps=4)
 
     def __call__(
-        self, kernel, config: Config, tensors: launch.Tensors, *numbers: int, parts: int = 1, skipped: int = 0, **constants
+        self, kernel: Any, config: Config, tensors: launch.Tensors, *numbers: int, parts: int = 1, skipped: int = 0, **constants: Any
     ) -> None:
         """Launch a program for each part of a segment but the ``skipped``, each warp of channels and each row of the batch."""
         span = self.span // parts

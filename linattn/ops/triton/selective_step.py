@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 import triton
@@ -95,7 +96,7 @@ def step_(call: portable.Step) -> Tensor:
     return launch.run(_step, call.x, call.tensors, call.softplus, *map(float, call.limit))[0]
 
 
-def _step(recorder: launch.Recorder, *arguments) -> launch.Tensors:
+def _step(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     state, x, dt, bias, a, b, c, d, z, softplus, low, high = arguments
     y = recorder.empty(*x.shape, dtype=x.dtype)
     heads = state.shape[1] if state.ndim == 4 else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,7 +41,7 @@ def _name(x: Tensor, before: Tensor | None, weight: Tensor, *_: object) -> Hasha
     return fitting.alike("short_convolution", x, weight)
 
 
-def _backward_name(d_y: Tensor, *arguments) -> Hashable:
+def _backward_name(d_y: Tensor, *arguments: Any) -> Hashable:
     return _name(*arguments)
 
 
@@ -73,7 +73,9 @@ def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
     return tuple([t if t is None else t.contiguous() for t in tensors])
 
 
-def _forward(recorder: launch.Recorder, x, before, weight, bias, activation: bool, config: Config) -> launch.Tensors:
+def _forward(
+    recorder: launch.Recorder, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, activation: bool, config: Config
+) -> launch.Tensors:
     batch, tokens, width = x.shape
     y = recorder.empty(batch, tokens, width, dtype=x.dtype)
     span = config.groups * config.tokens
@@ -83,7 +85,16 @@ def _forward(recorder: launch.Recorder, x, before, weight, bias, activation: boo
     return (y,)
 
 
-def _backward(recorder: launch.Recorder, x, before, weight, bias, d_y, activation: bool, config: Config) -> launch.Tensors:
+def _backward(
+    recorder: launch.Recorder,
+    x: Tensor,
+    before: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    d_y: Tensor,
+    activation: bool,
+    config: Config,
+) -> launch.Tensors:
     batch, tokens, width = x.shape
     taps = weight.shape[2]
     span = config.groups * config.tokens - (taps - 1)  # whole groups, including the tokens beyond a segment
@@ -97,7 +108,16 @@ def _backward(recorder: launch.Recorder, x, before, weight, bias, d_y, activatio
     return d_x, d_before, parts
 
 
-def _launch(recorder, kernel, config: Config, rows: int, weight: Tensor, activation: bool, tensors, numbers) -> None:
+def _launch(
+    recorder: launch.Recorder,
+    kernel: Any,
+    config: Config,
+    rows: int,
+    weight: Tensor,
+    activation: bool,
+    tensors: launch.Tensors,
+    numbers: tuple[int, ...],
+) -> None:
     width, _, taps = weight.shape
     grid = (triton.cdiv(width, config.channels) * rows, 1, 1)
     recorder.launch(

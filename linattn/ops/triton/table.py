@@ -13,9 +13,12 @@ import json
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from linattn.ops.gpu import INTERPRETER, Card
+
+if TYPE_CHECKING:
+    from linattn.ops.triton.plan import Family
 
 PROGRAMS = 128  # about one per multiprocessor of the largest devices
 SHORTEST = 512  # least tokens of a segment
@@ -151,7 +154,7 @@ def chunk(half: bool) -> int:
 
 
 @lru_cache(maxsize=4096)
-def of_chunks(kind: str, family, size_k: int | None = None, outputs: bool = False, card: Card = INTERPRETER) -> Config:
+def of_chunks(kind: str, family: Family, size_k: int | None = None, outputs: bool = False, card: Card = INTERPRETER) -> Config:
     """Configuration of a kernel of the chunked form; for a scan of the states also the size of keys, and whether it has outputs."""
     call: dict[str, Value] = {"rule": RULES[family.rule], "decay": DECAYS[family.decay], "before": family.before, "half": family.half}
     if size_k is not None:
@@ -164,23 +167,23 @@ def _kept(size_k: int) -> Callable[..., Config]:
     return of_chunks if isinstance(size_k, int) else getattr(of_chunks, "__wrapped__", of_chunks)
 
 
-def prepare(family, card: Card = INTERPRETER) -> Config:
+def prepare(family: Family, card: Card = INTERPRETER) -> Config:
     return of_chunks("prepare", family, card=card)
 
 
-def forward(family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Config:
+def forward(family: Family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Config:
     return _kept(size_k)("forward", family, size_k, outputs, card)
 
 
-def backward(family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Config:
+def backward(family: Family, size_k: int, outputs: bool, card: Card = INTERPRETER) -> Config:
     return _kept(size_k)("backward", family, size_k, outputs, card)
 
 
-def gradients(family, card: Card = INTERPRETER) -> Config:
+def gradients(family: Family, card: Card = INTERPRETER) -> Config:
     return of_chunks("gradients", family, card=card)
 
 
-def unsettled(family, card: Card = INTERPRETER) -> Config:
+def unsettled(family: Family, card: Card = INTERPRETER) -> Config:
     return of_chunks("unsettled", family, card=card)
 
 

@@ -158,10 +158,10 @@ def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> Linattn
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
             config = config_of(content)
             model = _empty(config)
-            if (told := content.get("quantization_config")) is not None:
+            if (quantization := content.get("quantization_config")) is not None:
                 if content["model_type"] != LMConfig.model_type:
                     raise ValueError(f"quantization_config is read for {LMConfig.model_type} models alone")
-                quantised.prepare(model, told)
+                quantised.prepare(model, quantization)
                 model._tied_weights_keys = {}
             state = _state(model, content["model_type"], weights)
         except ValueError as error:

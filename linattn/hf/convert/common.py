@@ -66,10 +66,10 @@ def expert_lines(theirs: str, count: int, names: tuple[str, str, str]) -> Iterat
 
 def rope(theirs: Any) -> tuple[float, float]:
     """Base of the rotary angles and rotated part of a head; raise ValueError for scaled angles."""
-    told = theirs.rope_parameters
-    if told.get("rope_type", "default") != "default":
-        raise ValueError(f"{theirs.model_type}: rope_type must be 'default' to be read, but is {told['rope_type']!r}")
-    return float(told["rope_theta"]), float(told.get("partial_rotary_factor", 1.0))
+    parameters = theirs.rope_parameters
+    if parameters.get("rope_type", "default") != "default":
+        raise ValueError(f"{theirs.model_type}: rope_type must be 'default' to be read, but is {parameters['rope_type']!r}")
+    return float(parameters["rope_theta"]), float(parameters.get("partial_rotary_factor", 1.0))
 
 
 def rope_parameters_of(softmax: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Kind:
     defaults: dict[str, Any]
     fixed: dict[str, Any]
     options: Callable[[Any], dict[str, Any]]
-    told: Callable[[Any], dict[str, Any]]
+    published: Callable[[Any], dict[str, Any]]
     lines: Callable[[Any], Iterable[Line]]
     whole: Callable[[LMConfig], Iterable[Line]] = lambda ours: ()  # lines outside of the layers
 
@@ -67,10 +67,10 @@ def _fields(kind: Kind, theirs: Any) -> dict[str, Any]:
 
 def _config(kind: Kind, ours: LMConfig) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config."""
-    told = {**COMMON, **kind.defaults, **back(ours), "norm_eps": ours.norm_eps}
-    del told["rope_parameters"]
-    told["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
-    return told | kind.told(mixer_of(ours, kind.mixer))
+    published = {**COMMON, **kind.defaults, **back(ours), "norm_eps": ours.norm_eps}
+    del published["rope_parameters"]
+    published["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
+    return published | kind.published(mixer_of(ours, kind.mixer))
 
 
 def _weights(kind: Kind, ours: LMConfig) -> Iterator[Line]:

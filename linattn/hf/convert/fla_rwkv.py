@@ -43,9 +43,9 @@ def _stack(theirs: Any, name: str, ratio: float, mixer: dict[str, Any], gated: b
 
 def _config(ours: LMConfig, defaults: dict[str, Any]) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config, for either version."""
-    told = {**COMMON, **defaults, **back(ours), "num_hidden_layers": ours.layers // 2, "norm_eps": ours.norm_eps}
-    del told["rope_parameters"], told["attnres_block_size"]
-    return told | {"intermediate_size": mixer_of(ours, "rwkv_channel").k_proj.out_features}
+    published = {**COMMON, **defaults, **back(ours), "num_hidden_layers": ours.layers // 2, "norm_eps": ours.norm_eps}
+    del published["rope_parameters"], published["attnres_block_size"]
+    return published | {"intermediate_size": mixer_of(ours, "rwkv_channel").k_proj.out_features}
 
 
 def fields6(theirs: Any) -> dict[str, Any]:

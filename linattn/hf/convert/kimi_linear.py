@@ -58,30 +58,30 @@ def fields(theirs: Any) -> dict[str, Any]:
 def config(ours: LMConfig) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config."""
     kinds, ffns = ({name: kind for kind, name in table.items()} for table in (_KINDS, _FFNS))
-    told = back(ours) | {
+    published = back(ours) | {
         "tie_word_embeddings": False, "rms_norm_eps": ours.norm_eps, "layer_types": [kinds.get(name, name) for name in ours.mixer_names],
         "mlp_layer_types": [ffns.get(name, name) for name in ours.ffn_names],
     }  # fmt: skip
     if "kda" in ours.mixer_names:
         kda = mixer_of(ours, "kda")
-        told |= {"linear_num_heads": kda.heads, "linear_head_dim": kda.size, "linear_conv_kernel_dim": kda.conv.width}
+        published |= {"linear_num_heads": kda.heads, "linear_head_dim": kda.size, "linear_conv_kernel_dim": kda.conv.width}
     if "mla" in ours.mixer_names:
         mla = mixer_of(ours, "mla")
-        told |= {
+        published |= {
             "num_attention_heads": mla.heads, "num_key_value_heads": mla.heads, "kv_lora_rank": mla.rank, "q_lora_rank": None,
             "qk_nope_head_dim": mla.head_dim, "qk_rope_head_dim": mla.shared, "v_head_dim": mla.value_dim,
         }  # fmt: skip
     if "swiglu" in ours.ffn_names:
-        told["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
+        published["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
     if "experts" in ours.ffn_names:
         experts = ffn_of(ours, "experts")
         hidden, shared = experts.up_proj.shape[1], 0 if experts.shared is None else experts.shared.up_proj.out_features
-        told |= {
+        published |= {
             "moe_intermediate_size": hidden, "num_local_experts": experts.count, "num_experts_per_tok": experts.active,
             "norm_topk_prob": experts.renormalize, "routed_scaling_factor": experts.scale, "n_shared_experts": shared // hidden,
             "n_group": 1, "topk_group": 1,
         }  # fmt: skip
-    return told
+    return published
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:

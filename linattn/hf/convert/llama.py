@@ -99,8 +99,8 @@ def _layer_types(kind: _Kind, theirs: Any) -> list[str]:
 
 def _of_layers(kind: _Kind, theirs: Any, layer_type: str) -> dict[str, Any]:
     """Options of the softmax layers of one type: window and rotary positions."""
-    told = theirs.rope_parameters[layer_type] if kind.gemma else theirs.rope_parameters
-    options = {"base": float(told["rope_theta"])} | _scaling(theirs.model_type, told)
+    rope = theirs.rope_parameters[layer_type] if kind.gemma else theirs.rope_parameters
+    options = {"base": float(rope["rope_theta"])} | _scaling(theirs.model_type, rope)
     if layer_type == SLIDING:
         if theirs.sliding_window is None:
             raise ValueError(f"{theirs.model_type}: sliding_window must be a number where layer_types has {SLIDING!r}, but is None")
@@ -108,28 +108,28 @@ def _of_layers(kind: _Kind, theirs: Any, layer_type: str) -> dict[str, Any]:
     return options
 
 
-def _scaling(model_type: str, told: dict[str, Any]) -> dict[str, Any]:
+def _scaling(model_type: str, rope: dict[str, Any]) -> dict[str, Any]:
     """Option ``scaling`` of our mixer from transformers' rotary parameters; empty if the angles are not scaled."""
-    kind, known = told.get("rope_type", "default"), ("default", *SCALINGS)
-    if kind not in known or told.get("partial_rotary_factor", 1.0) != 1 or not told.get("truncate", True):
+    kind, known = rope.get("rope_type", "default"), ("default", *SCALINGS)
+    if kind not in known or rope.get("partial_rotary_factor", 1.0) != 1 or not rope.get("truncate", True):
         wanted = f"{' or '.join(map(repr, known))}, with partial_rotary_factor 1 and truncate true"
-        raise ValueError(f"{model_type}: rope_type must be {wanted}, to be read, but rope_parameters are {told!r}")
+        raise ValueError(f"{model_type}: rope_type must be {wanted}, to be read, but rope_parameters are {rope!r}")
     if kind == "default":
         return {}
     if kind == "yarn":
-        said = {name: value for name, value in told.items() if value is not None}
-        told = {"beta_fast": 32, "beta_slow": 1, **said, "attention_factor": _attention_factor(told)}
-    return {"scaling": {"rope_type": kind} | {name: told[name] for name in SCALINGS[kind]}}
+        said = {name: value for name, value in rope.items() if value is not None}
+        rope = {"beta_fast": 32, "beta_slow": 1, **said, "attention_factor": _attention_factor(rope)}
+    return {"scaling": {"rope_type": kind} | {name: rope[name] for name in SCALINGS[kind]}}
 
 
-def _attention_factor(told: dict[str, Any]) -> float:
+def _attention_factor(rope: dict[str, Any]) -> float:
     """YaRN's factor of queries and keys as transformers infers it (arXiv 2309.00071, equation 22)."""
-    if told.get("attention_factor") is not None:
-        return float(told["attention_factor"])
-    above, below = (told.get(name) for name in ("mscale", "mscale_all_dim"))
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    above, below = (rope.get(name) for name in ("mscale", "mscale_all_dim"))
 
     def root(weight: float) -> float:
-        return 1.0 if told["factor"] <= 1 else 0.1 * weight * math.log(told["factor"]) + 1.0
+        return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
 
     return root(above) / root(below) if above and below else root(1.0)
 
@@ -149,28 +149,28 @@ def _config(kind: _Kind, ours: LMConfig) -> dict[str, Any]:
     if len(windows) > 1:
         raise ValueError(f"its layers have windows of {', '.join(map(str, windows))} tokens, where all must be equal")
     types = {SLIDING if layer.window else FULL: layer for layer in reversed(layers)}
-    told = back(ours) | {
+    published = back(ours) | {
         "rms_norm_eps": ours.norm_eps, "num_attention_heads": one.heads, "num_key_value_heads": one.kv_heads, "head_dim": one.size,
         "intermediate_size": ffn_of(ours, "geglu" if kind.gemma else "swiglu").up_proj.out_features,
     }  # fmt: skip
     if kind.bias is None:
-        told["attention_bias"] = one.q_proj.bias is not None
+        published["attention_bias"] = one.q_proj.bias is not None
     if getattr(ours, LENGTH, None) is not None:
-        told[LENGTH] = getattr(ours, LENGTH)
+        published[LENGTH] = getattr(ours, LENGTH)
     rope = {name: _rope_parameters(layer) for name, layer in types.items()}
-    told["rope_parameters"] = rope if kind.gemma else next(iter(rope.values()))
+    published["rope_parameters"] = rope if kind.gemma else next(iter(rope.values()))
     if kind.windows != "none":
-        told["sliding_window"] = windows[0] if windows else None
+        published["sliding_window"] = windows[0] if windows else None
     if kind.windows == "by layer":
-        told["layer_types"] = [SLIDING if layer.window else FULL for layer in layers]
+        published["layer_types"] = [SLIDING if layer.window else FULL for layer in layers]
     if kind.windows == "by layer" and not kind.gemma:
-        told["use_sliding_window"] = bool(windows)
+        published["use_sliding_window"] = bool(windows)
     if kind.gemma:
-        told |= {
+        published |= {
             "final_logit_softcapping": ours.logit_soft_cap,
             "query_pre_attn_scalar": one.size if one.scale is None else round(one.scale**-2),
         }  # fmt: skip
-    return told
+    return published
 
 
 def _rope_parameters(softmax: Any) -> dict[str, Any]:

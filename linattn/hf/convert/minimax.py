@@ -43,25 +43,25 @@ def config(ours: LMConfig) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config."""
     kinds = {name: kind for kind, name in _KINDS.items()}
     experts = ffn_of(ours, "experts")
-    told = back(ours) | {
+    published = back(ours) | {
         "rms_norm_eps": ours.norm_eps, "layer_types": [kinds.get(name, name) for name in ours.mixer_names],
         "intermediate_size": experts.up_proj.shape[1], "num_local_experts": experts.count, "num_experts_per_tok": experts.active,
         "block_size": _BLOCK,
     }  # fmt: skip
     for name, theirs in _SCALES.items():
         alpha, beta = ours.residual_scales.get(name, (1.0, 1.0))
-        told |= {f"{theirs}_alpha_factor": alpha, f"{theirs}_beta_factor": beta}
+        published |= {f"{theirs}_alpha_factor": alpha, f"{theirs}_beta_factor": beta}
     if "lightning" in ours.mixer_names:
         lightning = mixer_of(ours, "lightning")
         size = lightning.g_proj.out_features // lightning.heads
-        told |= {"num_attention_heads": lightning.heads, "head_dim": size, "num_key_value_heads": lightning.heads}
+        published |= {"num_attention_heads": lightning.heads, "head_dim": size, "num_key_value_heads": lightning.heads}
     if "softmax" in ours.mixer_names:
         softmax = mixer_of(ours, "softmax")
-        told |= {
+        published |= {
             "num_attention_heads": softmax.heads, "head_dim": softmax.size, "num_key_value_heads": softmax.kv_heads,
             "sliding_window": softmax.window, "rope_parameters": {"rope_type": "default", "rope_theta": softmax.base},
         }  # fmt: skip
-    return told
+    return published
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:

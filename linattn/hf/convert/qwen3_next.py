@@ -49,30 +49,30 @@ def _sparse(theirs: Any, layer: int) -> bool:
 def config(ours: LMConfig) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config."""
     kinds = {name: kind for kind, name in _KINDS.items()}
-    told = back(ours) | {"rms_norm_eps": ours.norm_eps, "num_experts": 0}
-    told["layer_types"] = [kinds.get(name, name) for name in ours.mixer_names]
+    published = back(ours) | {"rms_norm_eps": ours.norm_eps, "num_experts": 0}
+    published["layer_types"] = [kinds.get(name, name) for name in ours.mixer_names]
     if "gated_deltanet" in ours.mixer_names:
         linear = mixer_of(ours, "gated_deltanet")
-        told |= {
+        published |= {
             "linear_num_key_heads": linear.heads, "linear_key_head_dim": linear.key_size, "linear_num_value_heads": linear.value_heads,
             "linear_value_head_dim": linear.value_size, "linear_conv_kernel_dim": linear.conv.width,
         }  # fmt: skip
     if "softmax" in ours.mixer_names:
         softmax = mixer_of(ours, "softmax")
-        told |= {
+        published |= {
             "num_attention_heads": softmax.heads, "head_dim": softmax.size, "num_key_value_heads": softmax.kv_heads,
             "attention_bias": softmax.q_proj.bias is not None, "rope_parameters": rope_parameters_of(softmax),
         }  # fmt: skip
     if "swiglu" in ours.ffn_names:
-        told["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
+        published["intermediate_size"] = ffn_of(ours, "swiglu").up_proj.out_features
     if "experts" in ours.ffn_names:
         experts = ffn_of(ours, "experts")
-        told |= {
+        published |= {
             "moe_intermediate_size": experts.up_proj.shape[1], "num_experts": experts.count, "num_experts_per_tok": experts.active,
             "norm_topk_prob": experts.renormalize,
             "shared_expert_intermediate_size": 0 if experts.shared is None else experts.shared.up_proj.out_features,
         }  # fmt: skip
-    return told | {"mlp_only_layers": [i for i, name in enumerate(ours.ffn_names) if name != "experts"]}
+    return published | {"mlp_only_layers": [i for i, name in enumerate(ours.ffn_names) if name != "experts"]}
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:

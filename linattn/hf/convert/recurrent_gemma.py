@@ -51,23 +51,23 @@ def _scale(dim: int) -> float:
 
 def config(ours: LMConfig) -> dict[str, Any]:
     """Convert our LMConfig to fields of their config."""
-    told = back(ours) | {"rms_norm_eps": ours.norm_eps, "logits_soft_cap": ours.logit_soft_cap or 30.0}
+    published = back(ours) | {"rms_norm_eps": ours.norm_eps, "logits_soft_cap": ours.logit_soft_cap or 30.0}
     kinds = {name: kind for kind, name in _KINDS.items()}
-    told["block_types"] = [kinds.get(name, name) for name in ours.mixer_names]
-    told["intermediate_size"] = 2 * ffn_of(ours, "geglu").up_proj.out_features
+    published["block_types"] = [kinds.get(name, name) for name in ours.mixer_names]
+    published["intermediate_size"] = 2 * ffn_of(ours, "geglu").up_proj.out_features
     if "rg_lru" in ours.mixer_names:
         recurrent = mixer_of(ours, "rg_lru")
-        told |= {
+        published |= {
             "num_attention_heads": recurrent.heads, "lru_width": recurrent.x_proj.out_features, "conv1d_width": recurrent.conv.width,
         }  # fmt: skip
     if "softmax" in ours.mixer_names:
         softmax = mixer_of(ours, "softmax")
-        told |= {
+        published |= {
             "num_attention_heads": softmax.heads, "head_dim": softmax.size, "num_key_value_heads": softmax.kv_heads,
             "attention_window_size": softmax.window or 2048, "attention_bias": softmax.q_proj.bias is not None,
             "rope_parameters": rope_parameters_of(softmax),
         }  # fmt: skip
-    return told
+    return published
 
 
 def weights(ours: LMConfig) -> Iterator[Line]:

@@ -77,14 +77,21 @@ class GGUFFile:
 
     def _stored(self, cursor: _Cursor, count: int) -> dict[str, Stored]:
         """Read the places of the tensors; their data starts after the header, aligned."""
-        told = [(cursor.string(), [cursor.scalar("Q") for _ in range(cursor.count(_MOST_DIMENSIONS, "I"))], cursor.scalar("I"),
-                 cursor.scalar("Q")) for _ in range(count)]  # fmt: skip
+        entries = [
+            (
+                cursor.string(),
+                [cursor.scalar("Q") for _ in range(cursor.count(_MOST_DIMENSIONS, "I"))],
+                cursor.scalar("I"),
+                cursor.scalar("Q"),
+            )
+            for _ in range(count)
+        ]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment must be a power of two, but is {alignment!r}")
         base = -(-cursor.at // alignment) * alignment
         found: dict[str, Stored] = {}
-        for name, sizes, kind, offset in told:
+        for name, sizes, kind, offset in entries:
             if name in found:
                 raise ValueError(f"there are two tensors {name!r}")
             found[name] = self._placed(name, tuple(reversed(sizes)), kind, base + offset)

@@ -91,77 +91,77 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     Raises:
         ValueError: for an architecture or an option that is not read, and for metadata that is missing.
     """
-    told = _Metadata(file)
-    if told.get("expert_count", 0):
-        raise ValueError(f"{told.architecture}.expert_count must be 0 to be read, but is {told.get('expert_count')}")
+    metadata = _Metadata(file)
+    if metadata.get("expert_count", 0):
+        raise ValueError(f"{metadata.architecture}.expert_count must be 0 to be read, but is {metadata.get('expert_count')}")
     if "token_embd.weight" not in file.tensors:
         raise ValueError("there is no tensor token_embd.weight")
-    tokens = {name: told.value(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _TOKENS.items()}
+    tokens = {name: metadata.value(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _TOKENS.items()}
     every = {
-        "vocab_size": file.tensors["token_embd.weight"].shape[0], "hidden_size": told.count("embedding_length"),
-        "num_hidden_layers": told.count("block_count"), "tie_word_embeddings": "output.weight" not in file.tensors, **tokens,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0], "hidden_size": metadata.count("embedding_length"),
+        "num_hidden_layers": metadata.count("block_count"), "tie_word_embeddings": "output.weight" not in file.tensors, **tokens,
     }  # fmt: skip
-    return every | (ssm.config(told) if told.architecture in ssm.NAMES else _attention(told, file))
+    return every | (ssm.config(metadata) if metadata.architecture in ssm.NAMES else _attention(metadata, file))
 
 
-def _attention(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
+def _attention(metadata: _Metadata, file: GGUFFile) -> dict[str, Any]:
     """Fields of the config of a Transformer."""
-    heads = told.count("attention.head_count")
-    size = told.count("attention.key_length", told.count("embedding_length") // heads)
+    heads = metadata.count("attention.head_count")
+    size = metadata.count("attention.key_length", metadata.count("embedding_length") // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
-        if told.get(name, size) != size:
-            raise ValueError(f"{told.architecture}.{name} must be that of a head, {size}, to be read, but is {told.get(name)}")
+        if metadata.get(name, size) != size:
+            raise ValueError(f"{metadata.architecture}.{name} must be that of a head, {size}, to be read, but is {metadata.get(name)}")
     return {
-        "model_type": ARCHITECTURES[told.architecture].model_type, "num_attention_heads": heads,
-        "num_key_value_heads": told.count("attention.head_count_kv", heads), "head_dim": size,
-        "intermediate_size": told.count("feed_forward_length"), "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": told.count("context_length"), "attention_bias": "blk.0.attn_output.bias" in file.tensors,
-        **_positions(told, file),
+        "model_type": ARCHITECTURES[metadata.architecture].model_type, "num_attention_heads": heads,
+        "num_key_value_heads": metadata.count("attention.head_count_kv", heads), "head_dim": size,
+        "intermediate_size": metadata.count("feed_forward_length"), "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.count("context_length"), "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        **_positions(metadata, file),
     }  # fmt: skip
 
 
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def _positions(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
+def _positions(metadata: _Metadata, file: GGUFFile) -> dict[str, Any]:
     """Rotary positions, and windows and scales of Gemma, as fields of the config."""
-    rope = {"rope_type": "default", "rope_theta": told.number("rope.freq_base", 10000.0)} | _scaling(told, file)
-    if told.architecture != "gemma3":
+    rope = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10000.0)} | _scaling(metadata, file)
+    if metadata.architecture != "gemma3":
         return {"rope_parameters": rope}
-    local = {"rope_type": "default", "rope_theta": told.number("rope.freq_base_swa", 10000.0)}
-    layers, period = told.count("block_count"), told.count("attention.sliding_window_pattern", 6)
-    size = told.count("attention.key_length")
+    local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10000.0)}
+    layers, period = metadata.count("block_count"), metadata.count("attention.sliding_window_pattern", 6)
+    size = metadata.count("attention.key_length")
     return {
         "rope_parameters": {"full_attention": rope, "sliding_attention": local},
         "layer_types": ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)],
-        "sliding_window": told.count("attention.sliding_window"),
-        "final_logit_softcapping": told.get("final_logit_softcapping"),
+        "sliding_window": metadata.count("attention.sliding_window"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         # The files lack it. Of all published sizes only that of 62 layers has another value than the size of a head.
-        "query_pre_attn_scalar": told.count("embedding_length") // told.count("attention.head_count") if layers == 62 else size,
+        "query_pre_attn_scalar": metadata.count("embedding_length") // metadata.count("attention.head_count") if layers == 62 else size,
     }
 
 
-def _scaling(told: _Metadata, file: GGUFFile) -> dict[str, Any]:
+def _scaling(metadata: _Metadata, file: GGUFFile) -> dict[str, Any]:
     """Scaling of the rotary frequencies, in transformers' terms."""
     if FREQUENCIES in file.tensors:
-        return _llama3(file.tensor(FREQUENCIES).double(), told)
-    kind = told.get("rope.scaling.type", "none")
+        return _llama3(file.tensor(FREQUENCIES).double(), metadata)
+    kind = metadata.get("rope.scaling.type", "none")
     if kind == "none":
         return {}
     if kind not in ("linear", "yarn"):
-        raise ValueError(f"{told.architecture}.rope.scaling.type must be none, linear or yarn to be read, but is {kind!r}")
-    scaling = {"rope_type": kind, "factor": told.number("rope.scaling.factor")}
+        raise ValueError(f"{metadata.architecture}.rope.scaling.type must be none, linear or yarn to be read, but is {kind!r}")
+    scaling = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = told.count("rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = metadata.count("rope.scaling.original_context_length")
     return scaling
 
 
-def _llama3(divisors: Tensor, told: _Metadata) -> dict[str, Any]:
+def _llama3(divisors: Tensor, metadata: _Metadata) -> dict[str, Any]:
     """Llama 3's scaling whose frequencies are the plain ones over ``divisors`` [K / 2]."""
     from linattn.mixers.rotary import frequencies
 
     scaling = {"rope_type": "llama3", "factor": round(divisors.max().item(), 4), **_LLAMA3}
-    base, rotated = told.number("rope.freq_base", 10000.0), 2 * len(divisors)
+    base, rotated = metadata.number("rope.freq_base", 10000.0), 2 * len(divisors)
     plain, scaled = (frequencies(divisors, rotated, base, how) for how in (None, scaling))
     if not torch.allclose(plain / divisors, scaled, rtol=1e-4, atol=0):  # the file's divisors were computed in float32
         raise ValueError(f"{FREQUENCIES} must be those of Llama 3 ({_LLAMA3}) to be read")
@@ -172,11 +172,11 @@ class _GGUFWeights(Weights):
     """Weights of a GGUF file under transformers' names."""
 
     def __init__(self, file: GGUFFile) -> None:
-        told = _Metadata(file)
-        self._architecture = ARCHITECTURES[told.architecture]
+        metadata = _Metadata(file)
+        self._architecture = ARCHITECTURES[metadata.architecture]
         self._heads = {
-            "q": told.count("attention.head_count"),
-            "k": told.count("attention.head_count_kv", told.count("attention.head_count")),
+            "q": metadata.count("attention.head_count"),
+            "k": metadata.count("attention.head_count_kv", metadata.count("attention.head_count")),
         }
         names = [name for name in file.tensors if name != FREQUENCIES]
         self._where = {_named(name, self._architecture.block): (file, name) for name in names}

@@ -23,25 +23,25 @@ _ENDS = {
 }  # fmt: skip
 
 
-def config(told: Any) -> dict[str, Any]:
-    """Fields of the ``config.json`` besides those of every model; ``told``: the file's metadata.
+def config(metadata: Any) -> dict[str, Any]:
+    """Fields of the ``config.json`` besides those of every model; ``metadata`` is that of the GGUF file.
 
     Raises:
         ValueError: for a model with norms of B, C and Δ (Falcon-Mamba), and for sizes that do not divide.
     """
-    if told.get("ssm.dt_b_c_rms", False):
-        raise ValueError(f"{told.architecture}.ssm.dt_b_c_rms must be false to be read")
-    dim, inner, rank = told.count("embedding_length"), told.count("ssm.inner_size"), told.count("ssm.time_step_rank")
-    if inner % dim or (told.architecture == "mamba2" and inner % rank):
-        raise ValueError(f"{told.architecture}.ssm.inner_size must be a multiple of {dim} and of the heads, but is {inner}")
+    if metadata.get("ssm.dt_b_c_rms", False):
+        raise ValueError(f"{metadata.architecture}.ssm.dt_b_c_rms must be false to be read")
+    dim, inner, rank = metadata.count("embedding_length"), metadata.count("ssm.inner_size"), metadata.count("ssm.time_step_rank")
+    if inner % dim or (metadata.architecture == "mamba2" and inner % rank):
+        raise ValueError(f"{metadata.architecture}.ssm.inner_size must be a multiple of {dim} and of the heads, but is {inner}")
     content = {
-        "model_type": told.architecture, "intermediate_size": inner, "expand": inner // dim, "state_size": told.count("ssm.state_size"),
-        "conv_kernel": told.count("ssm.conv_kernel"), "layer_norm_epsilon": told.number("attention.layer_norm_rms_epsilon"),
-        "use_bias": False, "use_conv_bias": True,
+        "model_type": metadata.architecture, "intermediate_size": inner, "expand": inner // dim,
+        "state_size": metadata.count("ssm.state_size"), "conv_kernel": metadata.count("ssm.conv_kernel"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon"), "use_bias": False, "use_conv_bias": True,
     }  # fmt: skip
-    if told.architecture == "mamba":
+    if metadata.architecture == "mamba":
         return content | {"time_step_rank": rank}
-    heads = {"num_heads": rank, "head_dim": inner // rank, "n_groups": told.count("ssm.group_count")}
+    heads = {"num_heads": rank, "head_dim": inner // rank, "n_groups": metadata.count("ssm.group_count")}
     return content | heads | {"time_step_limit": [0.0, math.inf]}
 
 

@@ -53,11 +53,11 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    told = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
-    words = _words(file, told)
-    tokens, vocabulary = _vocabulary(file, told)
-    told_merges = told.get("merges", [])
-    merges: list[Any] = [] if told_merges == NO_MERGES else [tuple(str(merge).split(" ")) for merge in told_merges]
+    metadata = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
+    words = _words(file, metadata)
+    tokens, vocabulary = _vocabulary(file, metadata)
+    listed_merges = metadata.get("merges", [])
+    merges: list[Any] = [] if listed_merges == NO_MERGES else [tuple(str(merge).split(" ")) for merge in listed_merges]
     if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
         raise ValueError(f"{file.path}: {_KEY}merges must be pairs of tokens, but has {wrong[0]!r}")
     try:
@@ -66,42 +66,42 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
         raise ValueError(f"{file.path}: {_KEY}merges do not fit the tokens: {error}") from None
     _cut(inner, words)
     inner.decoder = decoders.ByteLevel()
-    kinds = told.get("token_type", [1] * len(tokens))
+    kinds = metadata.get("token_type", [1] * len(tokens))
     for kind, special in ((_CONTROL, True), (_USER, False)):
         inner.add_tokens([AddedToken(t, special=special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind])
-    roles = {name: tokens[told[f"{role}_token_id"]] for name, role in _ROLES.items() if f"{role}_token_id" in told}
-    if told.get("add_bos_token", False):
-        _begin(inner, roles["bos_token"], told["bos_token_id"])
+    roles = {name: tokens[metadata[f"{role}_token_id"]] for name, role in _ROLES.items() if f"{role}_token_id" in metadata}
+    if metadata.get("add_bos_token", False):
+        _begin(inner, roles["bos_token"], metadata["bos_token_id"])
     template = file.metadata.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, clean_up_tokenization_spaces=False, chat_template=template, **roles
     )  # fmt: skip
 
 
-def _words(file: GGUFFile, told: dict[str, Any]) -> _Words:
+def _words(file: GGUFFile, metadata: dict[str, Any]) -> _Words:
     """Words of the file's tokenizer, after the check of its kind."""
-    if "model" not in told:
+    if "model" not in metadata:
         raise ValueError(f"{file.path} has no tokenizer")
-    if told["model"] != "gpt2":
-        raise ValueError(f"{file.path}: {_KEY}model must be 'gpt2', byte-level BPE, to be read, but is {told['model']!r}")
-    if (pre := told.get("pre")) not in WORDS:
+    if metadata["model"] != "gpt2":
+        raise ValueError(f"{file.path}: {_KEY}model must be 'gpt2', byte-level BPE, to be read, but is {metadata['model']!r}")
+    if (pre := metadata.get("pre")) not in WORDS:
         raise ValueError(f"{file.path}: {_KEY}pre must be one of {', '.join(map(repr, WORDS))} to be read, but is {pre!r}")
     return WORDS[pre]
 
 
-def _vocabulary(file: GGUFFile, told: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+def _vocabulary(file: GGUFFile, metadata: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
     """Tokens, and the number of each."""
-    tokens = told.get("tokens")
+    tokens = metadata.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
         raise ValueError(f"{file.path} has no {_KEY}tokens")
     vocabulary = {t: i for i, t in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise ValueError(f"{file.path}: {_KEY}tokens has {len(tokens) - len(vocabulary)} tokens twice")
-    if len(told.get("token_type", tokens)) != len(tokens):
-        raise ValueError(f"{file.path}: {_KEY}token_type is of {len(told['token_type'])} tokens, but there are {len(tokens)}")
+    if len(metadata.get("token_type", tokens)) != len(tokens):
+        raise ValueError(f"{file.path}: {_KEY}token_type is of {len(metadata['token_type'])} tokens, but there are {len(tokens)}")
     for role in _ROLES.values():
-        if not 0 <= told.get(f"{role}_token_id", 0) < len(tokens):
-            raise ValueError(f"{file.path}: {_KEY}{role}_token_id is {told[f'{role}_token_id']}, but there are {len(tokens)} tokens")
+        if not 0 <= metadata.get(f"{role}_token_id", 0) < len(tokens):
+            raise ValueError(f"{file.path}: {_KEY}{role}_token_id is {metadata[f'{role}_token_id']}, but there are {len(tokens)} tokens")
     return tokens, vocabulary
 
 

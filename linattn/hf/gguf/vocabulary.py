@@ -26,18 +26,18 @@ def vocabulary_of(folder: Path, size: int) -> dict[str, Any]:
     files = folders.tokenizer_of(folder)
     if "tokenizer.json" not in files:
         raise FileNotFoundError(f"{folder} has no tokenizer.json")
-    told = read_json(files["tokenizer.json"])
-    model = told.get("model", {})
+    content = read_json(files["tokenizer.json"])
+    model = content.get("model", {})
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise ValueError(f"{files['tokenizer.json']}: only byte-level BPE is written to GGUF, but its model is {model.get('type')!r}")
-    added = {token["id"]: token for token in told.get("added_tokens", [])}
+    added = {token["id"]: token for token in content.get("added_tokens", [])}
     by_id = {number: token for token, number in model["vocab"].items()} | {number: token["content"] for number, token in added.items()}
     if by_id and max(by_id) >= size:
         raise ValueError(f"{files['tokenizer.json']} has a token {max(by_id)}, but the model has {size} tokens")
     kinds = {number: CONTROL if token["special"] else USER for number, token in added.items()}
     names = {token: number for number, token in by_id.items()}
     return {
-        "pre": _pre(files["tokenizer.json"], told),
+        "pre": _pre(files["tokenizer.json"], content),
         "tokens": [by_id.get(n, f"[unused {n}]") for n in range(size)],
         "types": [kinds.get(n, NORMAL if n in by_id else UNUSED) for n in range(size)],
         "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]] or NO_MERGES,
@@ -45,14 +45,14 @@ def vocabulary_of(folder: Path, size: int) -> dict[str, Any]:
     }
 
 
-def _pre(path: Path, told: dict[str, Any]) -> str:
+def _pre(path: Path, content: dict[str, Any]) -> str:
     """llama.cpp's name of the rule by which the tokenizer cuts a text into words."""
-    cut = told.get("pre_tokenizer") or {}
+    cut = content.get("pre_tokenizer") or {}
     parts = cut.get("pretokenizers", [cut])
     kinds = [part.get("type") for part in parts]
     last = parts[-1]
-    plain = told.get("normalizer") is None and kinds[-1:] == ["ByteLevel"] and not last.get("add_prefix_space")
-    if plain and kinds == ["ByteLevel"] and (last.get("use_regex", True) or not told["model"]["merges"]):
+    plain = content.get("normalizer") is None and kinds[-1:] == ["ByteLevel"] and not last.get("add_prefix_space")
+    if plain and kinds == ["ByteLevel"] and (last.get("use_regex", True) or not content["model"]["merges"]):
         return "gpt-2"
     if plain and kinds == ["Digits", "ByteLevel"] and parts[0].get("individual_digits") and last.get("use_regex", True):
         return "smollm"
@@ -62,6 +62,6 @@ def _pre(path: Path, told: dict[str, Any]) -> str:
 
 def _roles(files: dict[str, Path]) -> list[tuple[str, str]]:
     """Roles of special tokens with their texts."""
-    told = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
-    texts = {role: told.get(name) for role, name in _ROLES.items()}
+    content = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
+    texts = {role: content.get(name) for role, name in _ROLES.items()}
     return [(role, text["content"] if isinstance(text, dict) else text) for role, text in texts.items() if text is not None]

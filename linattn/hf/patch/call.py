@@ -314,8 +314,8 @@ def _mask_of_packing(original: Callable) -> Callable:
     @wraps(original)
     def create_causal_mask(*args: Any, **kwargs: Any) -> Any:
         call = current()
-        told = {} if call.cu_seqlens is None else {"position_ids": positions(call.cu_seqlens, call.tokens)}
-        return original(*args, **kwargs | told)
+        isolating = {} if call.cu_seqlens is None else {"position_ids": positions(call.cu_seqlens, call.tokens)}
+        return original(*args, **kwargs | isolating)
 
     return create_causal_mask
 

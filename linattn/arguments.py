@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -186,6 +187,13 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
         wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be an integer {wanted}, but came as {described(value)}")
     return number
+
+
+def absent(path: Path) -> str:
+    """Error message for a ``path`` that does not exist, with a hint if it may be the name of a model on the Hugging Face Hub."""
+    hub = len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists()
+    hint = f"; if it is a model of the Hugging Face Hub: hf download {path.as_posix()} --local-dir FOLDER, then give FOLDER"
+    return f"{path} does not exist{hint if hub else ''}"
 
 
 def known_device(name: str, value: Any) -> torch.device:

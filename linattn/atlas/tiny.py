@@ -79,7 +79,7 @@ def accuracy(model: LanguageModel, texts: int = 300, seed: int = 1) -> tuple[int
     for _ in range(texts):
         tokens = text(generator)
         with torch.no_grad():
-            chosen = model(torch.tensor([tokens], device=model.lm_head.weight.device))[0].argmax(-1).tolist()
+            chosen = model(torch.tensor([tokens], device=model.device))[0].argmax(-1).tolist()
         places = recalls(tokens)
         right += sum(chosen[place] == word for place, word in places)
         count += len(places)

@@ -76,7 +76,7 @@ def chat(
             print()
         state = tokens.state
         if turns.end not in codec.decode(reply_tokens):  # cut short by --max-new-tokens or --stop
-            _, state = prefill(model.model, torch.tensor([codec.encode(turns.end)], device=model.lm_head.weight.device), state)
+            _, state = prefill(model.model, torch.tensor([codec.encode(turns.end)], device=model.device), state)
         if save_state is not None:
             state.save(save_state, model=model)
 

@@ -24,7 +24,7 @@ def data(
     ] = None,
     end: Annotated[str | None, typer.Option(metavar="TEXT", help="The one token that ends each document.", show_default="none")] = None,
     field: Annotated[str, typer.Option(metavar="NAME", help="Key or column that holds the text.")] = "text",
-    validation: Annotated[float, typer.Option(metavar="SHARE", help="Share of the documents to hold out.")] = 0.01,
+    validation: Annotated[float, typer.Option(metavar="SHARE", help="Share of the documents to hold out; of a small text its end.")] = 0.01,
     shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per shard.")] = 1 << 28,
 ) -> None:
     """Prepare tokens for linattn train --data.

@@ -98,7 +98,7 @@ def _repeating_interrupts() -> Iterator[None]:
 def _message(error: Exception) -> str:
     """Format ``error`` for the user of a command; a missing module of linattn itself is a bug and raised again."""
     if isinstance(error, typer.TyperException):
-        return error.format_message()
+        return error.format_message().replace("Value error, ", "")  # pydantic's prefix
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in ("", "linattn"):

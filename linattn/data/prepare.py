@@ -44,7 +44,8 @@ def prepare(
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
         end: text of the one token that ends each document; None: documents have no end token. Their borders are stored in either case.
         field: key or column of the text.
-        validation: share of the documents that are held out, chosen by their number.
+        validation: share of the documents that are held out, chosen by their number. If that is none of the first ones, of
+            about 4 MiB, the end of their text is held out: this share of it, as a document of its own.
         shard_tokens: least tokens of a shard, which ends with the document that reaches them.
         progress: called with the number of documents and of tokens so far.
 
@@ -71,14 +72,21 @@ def prepare(
         writers = {split: _Writer(aside, split, dtype, shard_tokens) for split in SPLITS}
         count = 0
         for batch in _batches((text for path in paths for text in documents(path, field)), BATCH):
-            for text, tokens in zip(batch, _encoded(codec, batch), strict=True):
-                split = SPLITS[mix(count) < validation * 2**64]
-                writers[split].add([*tokens, *last], len(text.encode()))
-                count += 1
+            held = [mix(count + i) < validation * 2**64 for i in range(len(batch))]
+            if not count and not any(held):
+                batch = _end_apart(batch, validation)
+                held = [False] * (len(batch) - 1) + [True]
+            for text, tokens, is_held in zip(batch, _encoded(codec, batch), held, strict=True):
+                writers[SPLITS[is_held]].add([*tokens, *last], len(text.encode()))
+            count += len(batch)
             progress(count, sum(writer.total for writer in writers.values()))
         index = {**_index(aside, codec, dtype, writers), "end": end}
         if lacking := [split for split in SPLITS if not writers[split].total]:
-            raise ValueError(f"none of the {count:,} documents fell to {lacking[0]}: give more, or another validation than {validation}")
+            raise ValueError(
+                f"no text is left for {lacking[0]} (documents: {count:,}): give more text, or another validation than {validation}"
+                if count
+                else f"inputs hold no text: {', '.join(map(str, paths[:5]))}"
+            )
         (aside / INDEX).write_text(json.dumps({**index, "sha256": digest_of(index)}, indent=1), encoding="utf-8")
     return {"documents": count, **{split: writer.total for split, writer in writers.items()}}
 
@@ -113,6 +121,12 @@ def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
             batch, letters = [], 0
     if batch:
         yield batch
+
+
+def _end_apart(texts: list[str], share: float) -> list[str]:
+    """``texts`` with the last ``share`` of their characters as a text of its own, unless the last text is shorter."""
+    size = max(1, round(share * sum(map(len, texts))))
+    return texts if size >= len(texts[-1]) else [*texts[:-1], texts[-1][:-size], texts[-1][-size:]]
 
 
 @dataclass

@@ -78,7 +78,7 @@ def _log_softmax(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _vocab(model: nn.Module) -> int:
-    return len(cast(Any, model).lm_head.weight)
+    return cast(int, cast(Any, model).lm_head.out_features)
 
 
 def _in_pieces(function: Callable[..., Tensor], vocab: int, *tensors: Tensor) -> Tensor:

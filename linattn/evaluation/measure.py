@@ -54,7 +54,7 @@ def on_text(model: Any, tokens: Sequence[int], size: int, options: EvaluateOptio
         teacher's most likely next token.
     """
     entropy, kl, same, count = 0.0, 0.0, 0.0, 0
-    for ids in _windows(tokens, options.context, _device(model)):
+    for ids in _windows(tokens, options.context, model.device):
         hidden = cast(Tensor, model.model(ids)[0])
         entropy += losses.cross_entropy(model, hidden, ids).item()
         if teacher is not None:
@@ -90,7 +90,7 @@ def on_tasks(model: Any, codec: Codec, options: EvaluateOptions) -> list[Row]:
 
 def _answers(model: Any, prompt: Prompt) -> bool:
     """True if greedy decoding gives the answer."""
-    ids = torch.tensor([prompt.tokens + prompt.answer[:-1]], device=_device(model))
+    ids = torch.tensor([prompt.tokens + prompt.answer[:-1]], device=model.device)
     hidden = cast(Tensor, model.model(ids)[0])[:, len(prompt.tokens) - 1 :]
     likeliest = model.lm_head(hidden)[0].argmax(-1)
     return bool(likeliest.tolist() == prompt.answer)
@@ -100,7 +100,7 @@ def decoding(model: Any, tokens: Sequence[int], options: EvaluateOptions) -> lis
     """Measure bytes of state and decoding speed of one sequence after each length of text."""
     if not options.decode:
         return []
-    rows, device = [], _device(model)
+    rows, device = [], model.device
     for length in options.lengths:
         prompt = [tokens[i % len(tokens)] for i in range(length)]
         written = stream(model, prompt, max_new_tokens=options.decode + 8, temperature=0.0)
@@ -119,10 +119,6 @@ def same_tokens(codec: Codec, other: Codec) -> bool:
     if isinstance(codec, ByteCodec) or isinstance(other, ByteCodec):
         return type(codec) is type(other)
     return cast(Any, codec).content == cast(Any, other).content
-
-
-def _device(model: Any) -> torch.device:
-    return cast(torch.device, model.lm_head.weight.device)
 
 
 def _wait(device: torch.device) -> None:

@@ -96,7 +96,7 @@ class ModelDrafter:
         """Read the unread tokens; returns the last hidden state of each row [B, D] and the state."""
         model, lengths = self._model.model, tuple(map(len, self._unread))
         packed = self._state is not None and len(set(lengths)) > 1 and all(layer.mixer.info.recurrent for layer in model.layers)
-        layout = Layout(lengths, packed, self._model.lm_head.weight.device)
+        layout = Layout(lengths, packed, self._model.device)
         keywords: dict[str, Any] = layout.keywords
         hidden, self._state = prefill(model, layout.ids(self._unread), self._state, **keywords)
         self._unread = [[] for _ in lengths]

@@ -31,14 +31,14 @@ class Rule:
 
 
 class Noise:
-    """Noise of each position, [rows, V] for V rows of the head's ``weight``, drawn in the order of positions as plain decoding does.
+    """Noise of each position, [rows, V] for the V tokens of ``model``, drawn in the order of positions as plain decoding does.
 
     A token depends on the logits and on the noise of its position alone. Accepting or rejecting a draft changes no later random
     number: a seed gives the tokens of plain decoding, and every token has the distribution of the model.
     """
 
-    def __init__(self, rows: int, weight: Tensor, generator: torch.Generator | None) -> None:
-        self.like = torch.empty(rows, weight.shape[0], dtype=torch.float32, device=weight.device)
+    def __init__(self, rows: int, model: Any, generator: torch.Generator | None) -> None:
+        self.like = torch.empty(rows, model.lm_head.out_features, dtype=torch.float32, device=model.device)
         self._generator = generator
         self._first, self._drawn = 0, deque[Tensor]()
 
@@ -55,6 +55,6 @@ class Noise:
             self._first += 1
 
 
-def noise_of(rule: Rule, rows: int, head: Any) -> Noise | None:
-    """Noise for ``rows`` sequences of a model with ``head``; None if none is needed."""
-    return None if rule.probabilities is None else Noise(rows, head.weight, rule.generator)
+def noise_of(rule: Rule, rows: int, model: Any) -> Noise | None:
+    """Noise for ``rows`` sequences of ``model``; None if none is needed."""
+    return None if rule.probabilities is None else Noise(rows, model, rule.generator)

@@ -69,7 +69,7 @@ class Pool:
         self._queue, self._context = whole("queue", queue, 0), whole("context", context, 1, LARGEST)
         if codec is not None and not hasattr(codec, "stream"):
             raise TypeError(f"codec must have stream(), as those of linattn.data have, but came as {described(codec)}")
-        self._codec, self._device = codec, model.lm_head.weight.device
+        self._codec, self._device = codec, model.device
         self._fresh = fresh_state(model)
         self._rows = Rows(model, self._fresh, self._slots, self._context)
         self._batches = _batches(model, self._fresh, self._block, self._rows)
@@ -133,7 +133,7 @@ class Pool:
         tokens = as_prompt(ids, torch.device("cpu"))
         if tokens.ndim != 1 or not len(tokens):
             raise ValueError(f"ids must be a prompt [T] of at least one token, but came with shape {list(tokens.shape)}")
-        check_tokens("ids", tokens[None].long(), self._model.lm_head.weight.shape[0])
+        check_tokens("ids", tokens[None].long(), self._model.lm_head.out_features)
         numbers = tuple(tokens.tolist())
         self._check_state(state, len(numbers) + whole("max_new_tokens", max_new_tokens, 0))
         request = Request(numbers, max_new_tokens, Sampling(temperature, top_k, top_p), Stops.of(stop, self._codec), self._generator(seed))

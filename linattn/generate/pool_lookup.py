@@ -23,10 +23,10 @@ from linattn.generate.verify import Chunk, accepted, compacted
 class Draftable:
     """Text, share of accepted drafts, and noise of one request."""
 
-    def __init__(self, request: Request, weight: Tensor) -> None:
+    def __init__(self, request: Request, model: Any) -> None:
         self.lookup, self.share = Lookup(request.ids), Share()
         self.rule = Rule(partial(probabilities, sampling=request.sampling) if request.sampling.temperature else None)
-        self._noise = None if self.rule.probabilities is None else Noise(1, weight, request.generator)
+        self._noise = None if self.rule.probabilities is None else Noise(1, model, request.generator)
         self._start = len(request.tokens)  # earlier tokens have been drawn without this noise
 
     def tokens(self, request: Request, logits: Tensor) -> list[int]:
@@ -66,7 +66,7 @@ class PoolLookup:
         """Record of ``request``, brought up to date with all of its tokens."""
         one = self._known.get(request)
         if one is None:
-            one = self._known[request] = Draftable(request, self._model.lm_head.weight)
+            one = self._known[request] = Draftable(request, self._model)
         text = one.lookup
         text.extend(request.tokens[len(text.tokens) - len(request.ids) :])
         return one

@@ -65,7 +65,7 @@ def resume(
     done, state = store.find(model, [row[:count] for row in rows])
     if tell is not None and done:
         tell(done)
-    device = model.lm_head.weight.device
+    device = model.device
     while done < count:
         end = min(count, done - done % size + size)  # at multiples, as in all prompts
         _, state = prefill(model.model, torch.tensor([row[done:end] for row in rows], device=device), state, piece=size)

@@ -210,7 +210,7 @@ def fresh_state(model: Any) -> State:
     for name, module in model.named_modules():
         if getattr(module, "eval_capacity", None) is not None:
             raise ValueError(f"model cannot be pooled: {name} has an eval_capacity, so that a token's output depends on the other rows")
-    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.lm_head.weight.device)
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     fresh = model.model(ids[:, :0], return_state=True)[1]
     grown = captured.growth(model.model, fresh, model.model(ids, fresh, return_state=True)[1])
     if grown is not None:

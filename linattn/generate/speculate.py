@@ -32,7 +32,7 @@ class Speculated(Tokens):
         self, model: Any, ids: Tensor, count: int, rule: Rule, stops: tuple[int, ...], state: State | None, source: Source, *, single: bool
     ) -> None:
         rows = len(ids)
-        self._noise = noise_of(rule, rows, model.lm_head)
+        self._noise = noise_of(rule, rows, model)
         self._now = None if self._noise is None else torch.empty_like(self._noise.like)  # buffer that a captured step reads
         choice = Choice(lambda logits: rule.tokens(logits, self._now), object(), None, stops)
         super().__init__(model, ids, count, choice, state, single=single, ahead=False)

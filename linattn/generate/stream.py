@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linattn.arguments import described, whole
 from linattn.generate.captured import Choice
@@ -64,7 +64,7 @@ def stream(  # noqa: PLR0913  public
         raise TypeError(f"stop must be a list of tokens, integers, but came as {described(stop)}")
     stops = tuple(sorted(frozenset(stop)))
     whole("max_new_tokens", max_new_tokens, 0)
-    device = language_model("model", model).lm_head.weight.device
+    device: torch.device = language_model("model", model).device
     if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != device.type):
         raise TypeError(f"generator must be a torch.Generator on {device}, where the model is, but came as {described(generator)}")
     prompt = as_prompt(ids, device)
@@ -86,10 +86,10 @@ def stream(  # noqa: PLR0913  public
 
 def language_model(name: str, model: Any) -> Any:
     """Return ``model`` if it has the parts that decoding needs; else raise TypeError, or ValueError if its parameters are sharded."""
-    weight = getattr(getattr(model, "lm_head", None), "weight", None)
-    if not isinstance(weight, Tensor) or not hasattr(model, "model"):
+    head = getattr(model, "lm_head", None)
+    if not isinstance(head, nn.Module) or not hasattr(model, "model"):
         raise TypeError(f"{name} must be a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}")
-    if hasattr(weight, "device_mesh"):
+    if any(hasattr(weight, "device_mesh") for weight in head.parameters()):
         raise ValueError(
             f"{name} must be whole, but its parameters are sharded among processes: save it, and decode with linattn.load(folder)"
         )
@@ -98,11 +98,11 @@ def language_model(name: str, model: Any) -> Any:
 
 def check_draft(draft: Any, model: Any) -> None:
     """Raise TypeError or ValueError if ``draft`` is no language model of the vocabulary and on the device of ``model``."""
-    ours, theirs = model.lm_head.weight, language_model("draft", draft).lm_head.weight
-    if len(ours) != len(theirs):
-        raise ValueError(f"draft must have the vocabulary of model, {len(ours)} tokens, but came with {len(theirs)}")
-    if ours.device != theirs.device:
-        raise ValueError(f"draft must be on {ours.device}, where model is, but came on {theirs.device}")
+    ours, theirs = model.lm_head.out_features, language_model("draft", draft).lm_head.out_features
+    if ours != theirs:
+        raise ValueError(f"draft must have the vocabulary of model, {ours} tokens, but came with {theirs}")
+    if model.device != draft.device:
+        raise ValueError(f"draft must be on {model.device}, where model is, but came on {draft.device}")
 
 
 def as_prompt(ids: Any, device: torch.device) -> Tensor:

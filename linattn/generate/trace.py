@@ -129,7 +129,7 @@ def trace(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, but came as {max_new_tokens}")
     with _watched(model) as stages:
-        logits, state = model(torch.tensor([ids], device=model.lm_head.weight.device), return_state=True)
+        logits, state = model(torch.tensor([ids], device=model.device), return_state=True)
     likeliest = _likeliest(logits[:, -1], sampling, codec)
     written: list[Token] = []
     while True:

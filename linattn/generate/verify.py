@@ -67,7 +67,7 @@ class Chunk:
     def __init__(self, model: Any, rows: Sequence[Sequence[int]], state: State) -> None:
         lengths = tuple(len(row) for row in rows)
         packed = len(set(lengths)) > 1 and all(layer.mixer.info.recurrent for layer in model.layers)
-        self._layout = Layout(lengths, packed, model.embedding.weight.device)
+        self._layout = Layout(lengths, packed, model.device)
         self._model, self._before = model, state
         with _inputs(model) as self._inputs:
             hidden, after = model(self._layout.ids(rows), state, return_state=True, **self._layout.keywords)

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from linattn.arguments import absent
 from linattn.models.quantised import METHOD
 from linattn.state import damage, write_tensors
 from linattn.state.files import sync
@@ -35,8 +36,8 @@ def config_of(folder: Path) -> dict[str, Any]:
     if folder.suffix in PICKLES:
         raise ValueError(f"{folder} is a pickle, which can run code when read: give a folder with safetensors files")
     if not folder.is_dir():
-        kind = f"is a file: give the folder that holds it and {CONFIG}" if folder.exists() else "does not exist"
-        raise FileNotFoundError(f"{folder} {kind}")
+        is_file = f"{folder} is a file: give the folder that holds it and {CONFIG}"
+        raise FileNotFoundError(is_file if folder.exists() else absent(folder))
     content = _json(_inside(folder, CONFIG))
     found = content.get("quantization_config")
     if found is not None and (not isinstance(found, dict) or found.get("quant_method") != METHOD):

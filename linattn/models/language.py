@@ -87,6 +87,11 @@ class Backbone(nn.Module):
         return torch.cat([x, x], -1) if self.reversible else x  # two streams that start equal
 
     @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    @property
     def _vocabulary(self) -> int:
         """Number of tokens of the embedding, which adapters may have wrapped; a quantised one is not unpacked for it."""
         count = getattr(self.embedding, "num_embeddings", None)
@@ -115,6 +120,11 @@ class LanguageModel(nn.Module):
         self.config = config
         self.model = Backbone(config)
         self.lm_head = head(self.model, config)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.model.device
 
     def forward(
         self,

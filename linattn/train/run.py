@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import linattn
-from linattn.arguments import known_device, typed
+from linattn.arguments import absent, known_device, typed
 from linattn.data.codec import Codec, codec_of
 from linattn.models import LanguageModel, LMConfig
 from linattn.models.files import read_weights
@@ -176,7 +176,7 @@ def load_run(path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     folder = path if alone else checkpoint.newest(path)
     if folder is None:
         kind = "holds no complete checkpoint" if _known(path) else "is neither a run of linattn train nor one of its checkpoints"
-        raise FileNotFoundError(f"{path} {kind if path.exists() else 'does not exist'}")
+        raise FileNotFoundError(f"{path} {kind}" if path.exists() else absent(path))
     checkpoint.check(folder)
     content = read_json(folder / "config.json")
     if content.get("model_type") != "linattn":

@@ -64,7 +64,7 @@ class Layout:
 @torch.no_grad()
 def after(model: Any, tokens: int) -> State:
     """Compute the state of one row of the backbone ``model`` after ``tokens`` tokens with the id 0."""
-    ids = torch.zeros(1, tokens, dtype=torch.int64, device=model.embedding.weight.device)
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device=model.device)
     return model(ids, return_state=True)[1]
 
 

@@ -45,6 +45,23 @@ def test_all_documents_are_there_in_order(shard_tokens, lines, tmp_path):
     assert shards == {1: len(train), 1 << 28: 1}.get(shard_tokens, shards) and (shards > 5 or shard_tokens > 100)
 
 
+@pytest.mark.parametrize("validation", [0.01, 0.25])
+def test_the_end_of_one_small_text_is_held_out(validation, tmp_path):
+    text = "".join(f"{i} wörter\n" for i in range(2000))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    assert prepare([tmp_path / "text.txt"], tmp_path / "out", validation=validation)["documents"] == 2
+    data = prepared(tmp_path / "out")
+    train, held = (texts_of(split, data.codec.decode) for split in (data.train, data.validation))
+    assert "".join(train + held) == text and len("".join(held)) == round(validation * len(text))
+
+
+def test_the_end_of_few_documents_is_held_out(lines, tmp_path):
+    prepare([lines], tmp_path / "out")
+    data = prepared(tmp_path / "out")
+    train, held = (texts_of(split, data.codec.decode) for split in (data.train, data.validation))
+    assert "".join(train + held) == "".join(TEXTS) and len(held) == 1 and train[:59] == TEXTS[:59]
+
+
 def test_slices_and_starts_across_shards():
     tokens = [np.arange(0, 5), np.arange(5, 6), np.arange(6, 12)]
     shards = Shards(tokens, [np.array([2, 5]), np.array([1]), np.array([3, 6])])
@@ -149,6 +166,7 @@ def test_a_flipped_bit_is_found(lines, tmp_path, capsys):
 def test_what_is_refused(lines, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
     (tmp_path / "worse.jsonl").write_text("{\n")
+    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 ")
     for inputs, how, says in [
         ([tmp_path / "bad.jsonl"], {}, "bad.jsonl, line 2, has no text under 'text'"),
@@ -156,7 +174,8 @@ def test_what_is_refused(lines, tmp_path):
         ([tmp_path / "latin.txt"], {}, "latin.txt is not UTF-8 text"),
         ([tmp_path / "none.txt"], {}, "none.txt"),
         ([lines], {"validation": 0}, "validation must be a share above 0 and below 1"),
-        ([lines], {"validation": 1e-9}, "none of the 60 documents fell to validation"),
+        ([lines], {"validation": 1 - 1e-9}, r"no text is left for train \(documents: 60\)"),
+        ([tmp_path / "empty.txt"], {}, "inputs hold no text: .*empty.txt"),
         ([lines], {"shard_tokens": 0}, "shard_tokens must be an integer of at least 1"),
         ([tmp_path], {}, "is a folder"),
     ]:

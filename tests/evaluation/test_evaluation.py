@@ -80,6 +80,8 @@ def answered(text: str) -> str:
 class Reader:
     """A model over bytes that reads the prompt and answers right, or always with "x"."""
 
+    device = torch.device("cpu")
+
     def __init__(self, right: bool) -> None:
         self.right, self.lm_head = right, torch.nn.Linear(256, 256, bias=False)
         self.lm_head.weight.data = torch.eye(256)

@@ -114,9 +114,9 @@ def test_sampled_tokens_have_the_distribution_of_the_model(drafting):
 
 
 def test_noise_belongs_to_positions():
-    weight = torch.zeros(7, 2)
-    first = noise.Noise(2, weight, torch.Generator().manual_seed(1))
-    second = noise.Noise(2, weight, torch.Generator().manual_seed(1))
+    model = LanguageModel(LMConfig(vocab_size=7, dim=16, layers=1))
+    first = noise.Noise(2, model, torch.Generator().manual_seed(1))
+    second = noise.Noise(2, model, torch.Generator().manual_seed(1))
     late = first.at([(1, 5)])
     second.drop(0)
     assert torch.equal(torch.cat([second.at([(1, i)]) for i in range(6)])[5:], late)

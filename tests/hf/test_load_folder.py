@@ -157,8 +157,10 @@ def test_configs_that_cannot_be_said(folder):
     change(folder, **{"backbone.norm_f.weight": torch.ones(32, dtype=torch.int8)})
     with pytest.raises(ValueError, match="backbone.norm_f.weight has dtype I8"):
         load(folder)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match="does not exist$"):
         load(folder / "no")
+    with pytest.raises(FileNotFoundError, match="organisation/model does not exist; .*hf download organisation/model --local-dir"):
+        load("organisation/model")
     with pytest.raises(FileNotFoundError, match="is a file: give the folder"):
         load(folder / "model.safetensors")
 

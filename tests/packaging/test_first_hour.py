@@ -75,7 +75,8 @@ TURNS = {  # what is typed -> what the one line ends with
     "train --text nothing.txt --out x": r"No such file or directory: nothing.txt",
     "train --device cuda:9 --out x": r"is not available: .*",
     "generate nothing --prompt a": r"nothing does not exist",
-    "draw gla --what cells -o x.svg": r"'cells' is not one of 'cell', .*",
+    "generate organisation/model --prompt a": r"does not exist; .* hf download organisation/model --local-dir FOLDER, then give FOLDER",
+    "draw gla --what cells -o x.svg": r"Invalid value for '--what': 'cells' is not one of 'cell', .*",
     "export nothing out --to llama": r"nothing does not exist",
 }
 
@@ -105,7 +106,7 @@ CALLS = {
     "linattn.linear_attention(q, q, q, form='chunked')": r"form must be one of .*, but came as 'chunked'",
     "linattn.linear_attention(q, q, q, decay=-torch.rand(1, 9, 2))": r"transpose\(1, 2\)",
     "linattn.mixers.create('gla', dim=64, haeds=4)": r"did you mean 'heads'\?",
-    "linattn.load('organisation/model')": r"organisation/model does not exist",
+    "linattn.load('organisation/model')": r"organisation/model does not exist; .*hf download organisation/model .*",
 }
 
 

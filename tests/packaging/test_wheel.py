@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from email.parser import Parser
@@ -76,6 +77,16 @@ def test_its_tag_names_the_c_library_that_the_kernels_want(native):
     if importlib.util.find_spec("auditwheel"):
         said = subprocess.run([sys.executable, "-m", "auditwheel", "show", native], capture_output=True, text=True).stdout
         assert f'"manylinux_{major}_{minor}_' in said.replace("\n", " ")
+
+
+def test_the_source_distribution_holds_no_library(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in names if name.startswith("linattn/")} == sources()
+    assert {"hatch_build.py", "pyproject.toml", "README.md", "LICENSE"} <= names
 
 
 FRESH = """

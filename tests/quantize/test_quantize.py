@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import linattn
-from linattn.generate import stream
+from linattn.data import ByteCodec
+from linattn.evaluation import EvaluateOptions, measure
+from linattn.generate import Pool, stream
+from linattn.generate.trace import trace
 from linattn.mixers import Mixer
 from linattn.models import LMConfig
 from linattn.models.quantised import floats, formats, parameter_count
@@ -171,6 +174,22 @@ def test_adapters_learn_beside_a_frozen_base():
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] - 0.05 and torch.equal(base.codes, codes)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_decoding_never_unpacks_the_head_or_the_embedding(tied, monkeypatch):
+    q = linattn.quantize(made(tie_embeddings=tied, vocab_size=300), to="int4")
+    monkeypatch.setattr(type(q.lm_head), "weight", property(lambda _: pytest.fail("the weight of the head was unpacked")))
+    monkeypatch.setattr(type(q.model.embedding), "weight", property(lambda _: pytest.fail("the weight of the embedding was unpacked")))
+    assert q.device == q.model.device == torch.device("cpu")
+    for keywords in ({}, {"lookup": True}, {"draft": q}):
+        assert len(list(stream(q, IDS[0], max_new_tokens=5, temperature=1.0, **keywords))) == 5
+    for lookup in (False, True):
+        pool = Pool(q, slots=2, lookup=lookup)
+        requests = [pool.submit(ids, max_new_tokens=5, temperature=1.0, seed=0) for ids in IDS]
+        assert len(list(pool.run())) == 10 and all(len(r.tokens) == 5 for r in requests)
+    assert measure.on_text(q, IDS.flatten().tolist(), 120, EvaluateOptions(context=40), teacher=q)["kl"] == 0
+    assert trace(q, ByteCodec(), "a b", max_new_tokens=2).written
 
 
 def test_dtypes_move_and_scales_stay():

@@ -1,4 +1,4 @@
-// Steps of finish.h where no product stands before them.
+// Steps of finish.h without a preceding product.
 #include "finish.h"
 #include "rows.h"
 
@@ -7,11 +7,11 @@ namespace LINATTN_ISA {
 namespace {
 
 constexpr int64_t SPAN = 4096;  // numbers of a task
-constexpr int64_t EACH = 16;    // products that a number's steps take as long as
+constexpr int64_t EACH = 16;    // cost of the steps of one number, in products
 
 }  // namespace
 
-// y = x after its steps, [rows, size].
+// Computes y, the steps applied to x [rows, size].
 LINATTN_ENTRY(finish)
 (const void* x, int64_t dtype, float* y, int64_t rows, int64_t size, const void* steps, int64_t count, int64_t threads) {
     const int64_t some = SPAN > size ? SPAN / size : 1;  // rows of a task

@@ -1,4 +1,4 @@
-// What numbers go through behind a product, or alone: the steps of FINISHES in linears.py.
+// Elementwise steps after a matrix product, or alone: FINISHES of linears.py.
 #pragma once
 
 #include "vector.h"
@@ -8,14 +8,14 @@ namespace LINATTN_ISA {
 
 enum Finish : int64_t { LOG_SIGMOID, SOFTPLUS, SIGMOID, TANH, EXP, NEG, ADD, MUL, DIV };  // in the order of FINISHES
 
-// One step; the last three take a number for each channel, or the same for all where there are none.
+// One step. ADD, MUL and DIV have an operand per channel or one for all channels.
 struct Step {
     int64_t what;
     const float* channels;
     double number;
 };
 
-// `y`, the channels from `at` on, after `count` steps.
+// Applies `count` steps to `y`, the channels from `at` on.
 LINATTN_INLINE Float finished(Float y, const Step* steps, int64_t count, int64_t at, int n) {
     for (int64_t i = 0; i < count; i++) {
         const Step& step = steps[i];

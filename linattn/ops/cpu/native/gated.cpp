@@ -1,4 +1,4 @@
-// y = silu(g) x or, without `swish`, sigmoid(g) x, number by number, and its gradients.
+// y = silu(g) x, or sigmoid(g) x without `swish`, elementwise, and its gradients.
 #include "rows.h"
 
 namespace linattn {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t SPAN = 8192;  // numbers of a task
 
-// body(first, n) for `count` numbers by vectors, with a pointer to numbers of their type.
+// Calls body(first, n) for vectors of `count` numbers, with a pointer of their type.
 template <class Body>
 void by_spans(int64_t dtype, int64_t count, int64_t threads, Body body) {
     parallel((count + SPAN - 1) / SPAN, threads, [&](int64_t task) {

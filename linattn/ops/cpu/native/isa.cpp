@@ -1,4 +1,4 @@
-// Which instruction sets this machine has. Compiled for all machines.
+// Detects the instruction sets of this machine. Compiled for the baseline of all machines.
 #include <cstdint>
 
 #if defined(__x86_64__)
@@ -16,7 +16,7 @@
 namespace {
 
 #if defined(__x86_64__) && defined(__linux__)
-// The tiles are there, and the system lets this process and its threads use them.
+// True if there are tiles and the system permits this process and its threads to use them.
 bool has_amx() {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
@@ -30,7 +30,7 @@ bool has_amx() { return false; }
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)
-bool has_bf16() { return getauxval(AT_HWCAP2) & 1ul << 14; }  // HWCAP2_BF16, which older headers do not name
+bool has_bf16() { return getauxval(AT_HWCAP2) & 1ul << 14; }  // HWCAP2_BF16, missing in older headers
 #elif defined(__aarch64__) && defined(__APPLE__)
 bool has_bf16() {
     int there = 0;
@@ -43,7 +43,7 @@ bool has_bf16() { return false; }
 
 }  // namespace
 
-// The place of the best one in build.py's list of those of this kind of machine: 0 portable; 1 AVX2, 2 AVX-512, 3 AVX512-BF16, 4 AMX; on
+// Index of the best instruction set in build.py's list for this architecture: 0 portable; 1 AVX2, 2 AVX-512, 3 AVX512-BF16, 4 AMX; on
 // ARM 1 BF16.
 extern "C" __attribute__((visibility("default"))) int64_t linattn_isa() {
 #if defined(__x86_64__)

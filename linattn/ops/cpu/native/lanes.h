@@ -1,4 +1,4 @@
-// Sums of lanes, and exchanges of rows with lanes, by shuffles between pairs of vectors.
+// Sums over lanes and transposition of rows and lanes, by shuffles of pairs of vectors.
 #pragma once
 
 #include "vector.h"
@@ -6,7 +6,7 @@
 namespace linattn {
 namespace LINATTN_ISA {
 
-// The first halves of two vectors, or the second ones, lane by lane in turn.
+// Interleaves the lower, or the upper, halves of two vectors.
 template <bool SECOND>
 LINATTN_INLINE Float interleaved(Float a, Float b) {
 #if defined(__AVX512F__)
@@ -32,7 +32,7 @@ LINATTN_INLINE Float sums(const Float (&x)[LANES]) {
     return y[0];
 }
 
-// LANES rows of `from` become columns of `to`.
+// Transposes LANES rows of `from` into columns of `to`.
 LINATTN_INLINE void transpose(const float* from, int64_t from_row, float* to, int64_t to_row) {
     Float x[LANES], y[LANES];
     for (int i = 0; i < LANES; i++) x[i] = load(from + i * from_row);

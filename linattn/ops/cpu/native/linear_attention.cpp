@@ -1,11 +1,11 @@
-// The forward pass of the recurrence, and steps of it.
+// The forward pass of the recurrence, and single steps.
 #include "linear_attention_slab.h"
 
 namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
-constexpr int STAGED = 4;  // blocks that are prepared at a time, so that their panels stay in the first cache
+constexpr int STAGED = 4;  // blocks prepared at a time, so that their panels stay in the L1 cache
 thread_local Scratch scratch;
 
 template <int RANK, int RULE>

@@ -1,12 +1,12 @@
 // The recurrence S_t = Diag(α_t) S_{t-1} + w_t (r_t S_{t-1}) + k_t v_t, o_t = q_t S_t, by blocks of four tokens.
 //
-// All that a block does to a state S are two sweeps over it. One reads: sums over its rows, weighed, for several tokens at a
-// time. One writes: S = a S + rows times columns, for all tokens. What the tokens of a block do to each other are numbers
-// for each pair of them, in which every decay is a product of the factors that lie between the two, none above 1. The same
-// two sweeps, over S or over its gradient, forwards or backwards in time, with keys in the rows and values in the lanes or the
-// other way round, are the forward pass and every gradient, and none needs a sum over lanes.
+// A block works on a state S in two sweeps. The read sweep computes weighted sums over the rows of S, for several tokens at a time. The
+// write sweep computes S = a S + rows times columns, for all tokens. The tokens of a block act on each other through one number for each
+// pair, in which the decay is the product of the factors between the two tokens, none above 1. The forward pass and every gradient consist
+// of these two sweeps, over S or over its gradient, forwards or backwards in time, with keys in the rows and values in the lanes or vice
+// versa. None needs a sum over lanes.
 //
-// The rows' weights stand in panels: of 64 rows, one line a weight, so that every address is one register and a constant.
+// The weights of the rows are stored in panels of 64 rows with one line per weight, so that every address is a register plus a constant.
 #pragma once
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 constexpr int TOKENS = 4;         // of a block
-constexpr int CHUNK = 64;         // tokens between the states that are kept for the backward pass
+constexpr int CHUNK = 64;         // tokens between the states saved for the backward pass
 constexpr int PANEL = 64;         // rows of a panel
 constexpr int BLOCKS = CHUNK / TOKENS;
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -30,19 +30,19 @@ constexpr int REGISTERS = 16;
 enum Rank { NONE, HEAD, CHANNEL };
 enum Rule { PLAIN, BONUS, DELTA, ERASE };
 
-// What a tensor [B, T, H, ...] is: its dtype and its steps from row to row, token to token and head to head. No data: no tensor.
+// A tensor [B, T, H, ...]: data, dtype and the strides of batch, tokens and heads. Without data: no tensor.
 struct Strided {
     char* data;
     int64_t dtype, batch, token, head;
 
     int64_t at(int64_t row, int64_t t, int64_t h) const { return row * batch + t * token + h * head; }
-    // Rows of one head stand far from each other, which no cache expects: ask for those of token t ahead of time.
+    // Prefetches token t: the rows of one head are too far apart for the hardware prefetcher.
     LINATTN_INLINE void expect(int64_t row, int64_t t, int64_t h, int64_t numbers) const {
         const int64_t size = dtype == FLOAT32 ? 4 : 2;
         const char* line = data + at(row, t, h) * size;
         for (int64_t i = 0; i < numbers * size; i += 64) __builtin_prefetch(line + i, 0, 2);
     }
-    // `streamed`: past the caches, where all of the tensor is larger than they are, so that nothing is fetched to be overwritten.
+    // `streamed`: non-temporal stores, for tensors larger than the caches, so that lines are not fetched to be overwritten.
     LINATTN_INLINE void put(int64_t at, int m, Float x, bool streamed) const {
 #if defined(__AVX512F__)
         if (streamed && m == LANES && dtype == FLOAT32 && (uintptr_t(data + 4 * at) & 63) == 0)
@@ -58,48 +58,48 @@ struct Strided {
     }
 };
 
-// One call, as linear_attention.py fills it.
+// Arguments of a call, filled by linear_attention.py.
 struct Call {
     int64_t rank, rule, ones, batch, tokens, heads, group, keys, values, parts, sequences, threads;  // group: heads of v to one of k
-    int64_t constant;  // whether all tokens share their decays
-    int64_t together;  // whether the heads of a group are one task of the backward pass, which adds up their gradients of q and k
+    int64_t constant;  // true if all tokens have the same decays
+    int64_t together;  // true if the heads of a group are one task of the backward pass, which sums their gradients of q and k
     double scale;
     Strided q, k, v, decay, beta, read, write;
     const float *bonus, *initial, *initial_z;  // [H, K], [N, H, K, V], [N, H, K]
     const int64_t* ends;                       // [N + 1]: where packed sequences start
     Strided o;
     float *denominator, *final, *final_z, *kept;  // [B, T, H], like the initial ones, [slots, H, columns K]
-    // Of the backward pass alone; gradients of q, k, decay and beta are [parts, B, T, H, ..], of q and k one for each group if `together`.
+    // Backward pass only. Gradients of q, k, decay and beta are [parts, B, T, H, ..]; those of q and k are per group if `together`.
     Strided d_o;
     const float *d_denominator, *d_final, *d_final_z;
     Strided dq, dk, dv, dread, dwrite;
     float *ddecay, *dbeta, *dbonus, *dinitial, *dinitial_z;
 };
 
-// Numbers that are known when a kernel is compiled: how many reads (of S) and writes (into S) a token has, and what panels hold.
+// Compile-time constants: the number of reads (of S) and writes (into S) of a token, and the layout of panels.
 template <int RULE>
 struct Family {
     static constexpr int READS = RULE == DELTA || RULE == ERASE ? 2 : 1;
     static constexpr int WRITES = RULE == ERASE ? 2 : 1;
     static constexpr int READ = READS * TOKENS, WRITE = WRITES * TOKENS;
     static constexpr int WIDTH = REGISTERS == 32 || READS == 1 ? 2 : 1;  // vectors of a slab: as many as registers hold
-    // Lines of a panel of keys: q (and k or r) as a block's first state meets them, k (and w) as they reach its last one, what remains of
-    // a state as `keep` + `rest`; for the backward pass α, and q, k (r and w) as they came.
+    // Lines of a panel of keys: q (and k or r) decayed from the block's start, k (and w) decayed to its end, the decay of the state over the
+    // block as `keep` + `rest`; for the backward pass also α, and q, k (r and w) without decay.
     static constexpr int Y = 0, X = READ, KEEP = X + WRITE, REST = KEEP + 1, ALPHA = REST + 1, CAME = ALPHA + TOKENS;
     static constexpr int KEY_LINES = CAME + (RULE == ERASE ? 4 : 2) * TOKENS;
-    // Lines of a panel of values: what is written, v − k D of the delta rule, and the gradients of what is read and written.
+    // Lines of a panel of values: the values written, v − k D of the delta rule, and the gradients of reads and writes.
     static constexpr int VALUE = 0, MISSED = WRITE, GRADIENT = MISSED + (RULE == DELTA ? TOKENS : 0), VALUE_LINES = GRADIENT + READ;
     static constexpr int PAIRS = READS * WRITES * TOKENS * TOKENS;  // matrices [token that reads, token that writes]
 };
 
-// What was written past the caches is there for other threads.
+// Fence after non-temporal stores, so that other threads see them.
 LINATTN_INLINE void settle() {
 #if defined(__AVX512F__)
     _mm_sfence();
 #endif
 }
 
-// Whether so many numbers of every token are more than the caches of a core hold.
+// True if this many numbers per token exceed the caches of a core.
 LINATTN_INLINE bool large(const Call& call, const Strided& of, int64_t numbers) {
     return call.batch * call.tokens * call.heads * numbers * (of.dtype == FLOAT32 ? 4 : 2) > (2 << 20);
 }
@@ -107,7 +107,7 @@ LINATTN_INLINE bool large(const Call& call, const Strided& of, int64_t numbers) 
 LINATTN_INLINE int least(int64_t a, int64_t b) { return int(a < b ? a : b); }
 LINATTN_INLINE int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// A block's panels: lines of weights for rows that are many.
+// A block's panels: lines of weights for all rows.
 template <int LINES>
 struct Panels {
     float* data;
@@ -134,7 +134,7 @@ LINATTN_INLINE void read(const float* S, int64_t rows, Panels<LINES> panels, int
     }
 }
 
-// What remains of a state over a block: 1 or 0, and the rest. A factor near 1 is rounded to the same side every time, its distance from
+// Decay of a state over a block as keep (1 or 0) + rest. A factor near 1 would be rounded to the same side in every block; its distance from
 // 1 is not, so that slow decays do not drift.
 struct Everything {
     LINATTN_INLINE void enter(int64_t) {}
@@ -173,7 +173,7 @@ LINATTN_INLINE void write_rows(const float* S, float* to, const float* weight, c
         for (int w = 0; w < W; w++) store(to + (k * W + w) * LANES, decay.keep(r + k, w, s[k][w], sum[k][w]));
 }
 
-// The same for all rows, several at a time: the sum of one is a chain of steps that wait for each other.
+// The same for all rows, several at a time, because the sum of one row is a chain of dependent operations.
 template <int N, int W, int LINES, class Decay>
 LINATTN_INLINE void write(
     const float* S, float* to, int64_t rows, Panels<LINES> panels, int line, const Float (&value)[N][W], Decay decay) {

@@ -1,7 +1,8 @@
-// The backward pass of the recurrence: chunk by chunk from the last to the first, each from the state that was kept before it.
+// The backward pass of the recurrence: chunk by chunk from the last to the first, each from the state saved before it.
 //
-// With values in the lanes: what erases once more, forwards, and the gradients of values, backwards. With keys in the lanes: the states
-// once more and what gradients of reads meet in them, forwards, and the gradients of states and what writes meet in them, backwards.
+// With values in the lanes: the reads of the erasing rules are recomputed forwards, and the gradients of values computed backwards. With keys
+// in the lanes: the states are recomputed forwards, with their products with the gradients of reads, and the gradients of states backwards,
+// with their products with the writes.
 #include "linear_attention_gradients.h"
 
 namespace linattn {
@@ -21,7 +22,7 @@ class Backward {
     PerKey per_key;
     float *S, *dS, *dS_turned, *states, *blocks, *reads, *writes, *products, *pairs, *dbeta, *dbonus;
 
-    // The states before the blocks of a chunk are kept where the gradient of the decay wants them.
+    // The states before the blocks of a chunk are saved if the gradient of the decay needs them.
     static constexpr int KEPT = RANK == NONE ? 1 : BLOCKS + 1;
 
 public:
@@ -76,7 +77,7 @@ private:
         for (int b = 0; b < last; b++) gradients(b, first + b * TOKENS, least(count - b * TOKENS, TOKENS));
     }
 
-    // Slabs of columns with rows of keys to slabs of keys with rows of columns.
+    // Transposes slabs of columns with rows of keys to slabs of keys with rows of columns.
     void turn(const float* from, float* to) const {
         slabs<WIDE>(columns.count(), [&](auto from_width, int64_t c) {
             constexpr int A = decltype(from_width)::value;
@@ -90,7 +91,7 @@ private:
         });
     }
 
-    // What the rule read of the states and has written.
+    // The rule's reads of the states, and its writes.
     void repeat(int last) const {
         slabs<WIDE>(columns.count(), [&](auto width, int64_t c) {
             for (int b = 0; b < last; b++) {
@@ -101,7 +102,7 @@ private:
         });
     }
 
-    // Gradients of values and of beta, and of what reads have found.
+    // Gradients of values, of beta and of the results of reads.
     void values(int64_t first, int count, int last) const {
         const bool streamed = large(call, call.dv, call.values);
         memset(dbeta, 0, CHUNK * LANES * sizeof(float));
@@ -123,7 +124,7 @@ private:
             for (int t = 0; t < count; t++) call.dbeta[task.token(call, first + t)] = sum(load(dbeta + t * LANES));
     }
 
-    // A decay that fades lanes.
+    // The decay of the lanes.
     template <int W>
     static LINATTN_INLINE auto fading(const Block<RULE>& block, int64_t k) {
         if constexpr (RANK == NONE) return Everything();
@@ -137,7 +138,7 @@ private:
         }
     }
 
-    // Forwards over the states: what the gradients of reads meet in them.
+    // Forwards over the states: their products with the gradients of reads.
     void meet_states(int64_t first, int last) const {
         slabs<WIDE>(lanes, [&](auto width, int64_t k) {
             constexpr int W = decltype(width)::value;
@@ -163,7 +164,7 @@ private:
         });
     }
 
-    // Backwards over their gradients: what the writes meet in them, and what they and the states are to each other.
+    // Backwards over their gradients: their products with the writes and with the states.
     void meet_gradients(int64_t first, int last) const {
         slabs<WIDE>(lanes, [&](auto width, int64_t k) {
             constexpr int W = decltype(width)::value;
@@ -203,7 +204,7 @@ private:
         for (int w = 0; w < W; w++) sum[w] = sum[w] + more[0][w] + (more[1][w] + more[2][w]);
     }
 
-    // Of q, k, read, write, decay and bonus of one block.
+    // Gradients of q, k, read, write, decay and bonus of one block.
     void gradients(int b, int64_t t, int count) const {
         const Block<RULE> own = block(b);
         meet(own, columns.count(), pairs);

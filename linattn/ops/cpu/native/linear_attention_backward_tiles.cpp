@@ -1,10 +1,10 @@
-// The backward pass of the recurrence on tiles, and on vectors what they have nothing to gain from.
+// The backward pass of the recurrence on tiles, with vectors where tiles are not faster.
 //
-// With S the state before a chunk and dS the gradient of the one after it, q scaled, and F what a token remembers of an earlier one:
+// With S the state before a chunk, dS the gradient of the state after it, q scaled, and F the decay from an earlier token to a later one:
 // P = F ∘ q kᵀ, G = F ∘ do vᵀ;  dq = until ∘ do Sᵀ + G k,  dk = since ∘ v dSᵀ + Gᵀ q,  dv = since ∘ k dS + Pᵀ do,
-// and the gradient of a token's decay is all that passes it: from earlier tokens or from S, to later ones or to dS.
-// The delta rule has u = β m for v, and x = −β dm for dv, of which the equations are those of m, transposed. What x says of keys as they
-// read is what do says of q: with X = F ∘ x uᵀ off its diagonal, dk += until ∘ x Sᵀ + (X + Xᵀ) k;  dv = −x,  dβ = m dm.
+// and the gradient of a token's decay is the sum of all terms across that token: from earlier tokens or from S, to later ones or to dS.
+// The delta rule has u = β m in place of v, and x = −β dm in place of dv, which solves the transposed equations of m. The keys' reads get
+// gradients from x as q does from do: with X = F ∘ x uᵀ off its diagonal, dk += until ∘ x Sᵀ + (X + Xᵀ) k;  dv = −x,  dβ = m dm.
 #include "linear_attention_tiles.h"
 
 namespace linattn {
@@ -19,12 +19,12 @@ class Backward {
     const Sizes of;
     const float scale;
     PerKey per_key;
-    float *dS, *beta, *to_later, *read_later, *from_earlier, *passing;  // numbers of each token of a chunk
+    float *dS, *beta, *to_later, *read_later, *from_earlier, *passing;  // one number per token of a chunk
     Halves q, k, v, d_o, q_turned, v_turned, do_turned, q_woven, k_woven, do_woven, q_transposed;
     Halves pairs, by_pair, by_pair_transposed;  // Pᵀ, G and Gᵀ
     Halves rounded, S_turned, dS_turned, woven;
     Floats scores, by_scores, sums;
-    // Of the delta rule: x, its pairs and those of keys, and what stands before in the way of products.
+    // Of the delta rule: x, its pairs and those of keys, and the layouts for products.
     Halves x, x_turned, x_woven, x_low, k_turned, k_transposed, by_key, low;
     Floats of_keys, missed, read;
 
@@ -148,7 +148,7 @@ private:
         if (RANK == HEAD && call.ddecay) put_decays(t, count, across);
     }
 
-    // The chunk's arguments, in the layouts that products take.
+    // The chunk's arguments, in the layouts of the products.
     void rows(int64_t t, int count) {
         const Place& at = of.task.at;
         const int64_t shared = at.head / call.group;
@@ -163,7 +163,7 @@ private:
         weave(d_o, do_woven, CHUNK, of.width);
     }
 
-    // Once more what the delta rule has missed and written, and A with its transpose.
+    // Recomputes the residual and the writes of the delta rule, and A with its transpose.
     void repeat(const float* S, const Fading<RANK>& fading, int64_t t, int count) {
         gather_numbers(call.beta, of.task.at, t, count, beta);
         turn(k, k_turned, CHUNK, of.keys);
@@ -179,7 +179,7 @@ private:
             for (int64_t c = 0; c < of.lanes; c += LANES) store(v.at(i, c), load(missed.at(i, c)) * beta[i]);
     }
 
-    // From what meets the gradients of what is written to those of v, β and x.
+    // From the gradients of the writes to those of v, β and x.
     void solve(const Fading<RANK>& fading, int64_t t, int count) {
         substitute<true>(of_keys, beta, sums, of.lanes);
         for (int i = 0; i < CHUNK; i += LANES) {
@@ -206,7 +206,7 @@ private:
             }
     }
 
-    // X + Xᵀ, and what passes each token on its way from key to key.
+    // X + Xᵀ, and the sums across each token of the pairs of keys.
     void pairs_of_keys(const float* alpha) {
         triangle_of_product<false>(x, v_turned, by_scores, CHUNK, of.width);
         remembered<RANK>(alpha, [&](int i, int c, Float f) { store(by_key.at(i, c * LANES), load(by_scores.at(i, c * LANES)) * f); });
@@ -219,7 +219,7 @@ private:
         for (int i = 0; i < CHUNK; i++) *by_key.at(i, i) = {0};
     }
 
-    // Pᵀ, G and Gᵀ, and what passes each token on its way between two of the chunk.
+    // Pᵀ, G and Gᵀ, and the sums across each token of the pairs of the chunk.
     void pairs_of_tokens(const float* alpha) {
         triangle_of_product<false>(d_o, v_turned, scores, CHUNK, of.width);
         remembered<RANK>(
@@ -257,7 +257,7 @@ private:
         return LINATTN_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
     }
 
-    // A state for products that sum over its columns.
+    // The layout of a state for products that sum over its columns.
     void turn_state(const float* S, Halves to) {
         slabs<WIDE>(of.lanes, [&](auto width, int64_t c) {
             constexpr int W = decltype(width)::value;
@@ -312,7 +312,7 @@ private:
     }
 };
 
-// The gradient of a decay that all tokens share is the sum of theirs, of which more cancels under the delta rule than rounded numbers can tell.
+// The gradient of a constant decay is the sum over tokens; under the delta rule more of it cancels than rounded numbers can resolve.
 bool sums_of_decays(const Call& call) {
     return call.rule == DELTA && call.ddecay && call.constant;
 }

@@ -1,4 +1,4 @@
-// From what a block's keys, reads and values met to the gradients of its keys, reads and decays.
+// Gradients of a block's keys, reads and decays.
 #pragma once
 
 #include "linear_attention_slab.h"
@@ -6,9 +6,9 @@
 namespace linattn {
 namespace LINATTN_ISA {
 
-// Of one block, with channels in the lanes: products of the state before it with the gradients of what was read, of the gradient of the
-// state after it with what was written, and of the two with each other; and for each pair of tokens how the gradient of what
-// one reads meets what the other writes.
+// Inner products of one block, with channels in the lanes: of the state before it with the gradients of the reads, of the gradient of the
+// state after it with the writes, and of the two with each other; and for each pair of tokens of the gradient of one's read with the
+// other's write.
 template <int RULE>
 struct Met {
     using F = Family<RULE>;
@@ -17,7 +17,7 @@ struct Met {
     int64_t lanes;
 };
 
-// The gradients of the same lanes of four tokens; those of q and k are of the scaled ones.
+// Gradients of the same lanes of four tokens; those of q and k are with respect to the scaled q and k.
 template <int RULE>
 struct Gradients {
     Float q[TOKENS], k[TOKENS], log[TOKENS], r[RULE == ERASE ? TOKENS : 1], w[RULE == ERASE ? TOKENS : 1], bonus[1];
@@ -33,7 +33,7 @@ struct Combine {
     using F = Family<RULE>;
     static constexpr bool ERASES = RULE == ERASE;
     const Met<RULE>& met;
-    const Float *q, *k, *r, *w;  // r: what the second read is made with
+    const Float *q, *k, *r, *w;  // r: the vector of the second read
     const Factors& f;
     Float u;
     Gradients<RULE>& to;
@@ -41,8 +41,8 @@ struct Combine {
     LINATTN_INLINE Float pair(int matrix, int i, int j) const { return splat(met.pairs[(matrix * TOKENS + i) * TOKENS + j]); }
     LINATTN_INLINE Float faded(Float x, Float by) const { return RANK == NONE ? x : x * by; }
 
-    // What token i reads of a source: `inside` once it has faded it, `outside` before it does. What falls to the decays between the
-    // source and i adds up in `sum`, the latest token first.
+    // Token i's reads of a source: `inside` after its own decay, `outside` before it. The gradients of the decays between the source and i
+    // are summed in `sum`, the latest token first.
     LINATTN_INLINE void reads(int i, Float first, Float second, Float inside, Float outside, Float& sum) const {
         first = faded(first, RULE == BONUS ? outside : inside);
         to.q[i] = to.q[i] + first;
@@ -67,7 +67,7 @@ struct Combine {
         }
     }
 
-    LINATTN_INLINE void token(int j, int64_t c) const {  // the source is what token j wrote
+    LINATTN_INLINE void token(int j, int64_t c) const {  // the source is the write of token j
         Float written = faded(load(met.writes + j * met.lanes + c), f.since(j)), sum = k[j] * written;
         to.k[j] = to.k[j] + written;
         if constexpr (ERASES) {
@@ -75,7 +75,7 @@ struct Combine {
             to.w[j] = to.w[j] + written;
             sum = fma(w[j], written, sum);
         }
-        Float between[TOKENS + 1];  // what remains once token i has faded it
+        Float between[TOKENS + 1];  // decay from the source to token i, inclusive
         between[j] = splat(1.0f);
         for (int i = j + 1; i < TOKENS; i++) between[i] = RANK == NONE ? between[j] : between[i - 1] * f.alpha[i];
         for (int i = TOKENS - 1; i > j; i--) {
@@ -106,7 +106,7 @@ struct Combine {
     }
 };
 
-// How gradients of reads meet what was written, for each pair of tokens.
+// Inner products of the gradients of reads with the writes, for each pair of tokens.
 template <int RULE>
 void meet(const Block<RULE>& block, int64_t columns, float* pairs) {
     using F = Family<RULE>;

@@ -1,4 +1,4 @@
-// A block's panels of keys and of values, and what its tokens are to each other.
+// Prepares a block: its panels of keys and of values, and the coefficients between its tokens.
 #pragma once
 
 #include "linear_attention.h"
@@ -6,12 +6,12 @@
 namespace linattn {
 namespace LINATTN_ISA {
 
-// Where a task works: row of the batch, head, and the tokens of one sequence.
+// Position of a task: row of the batch, head, and the tokens of one sequence.
 struct Place {
     int64_t row, head, first, last;
 };
 
-// exp(log) as `keep` (1 or 0) and `rest`, of log <= 0, which is all that `product` was made of.
+// exp(log) as `keep` (1 or 0) and `rest`, for log <= 0; `product` is the same exp(log) as a product of factors.
 LINATTN_INLINE void factor(Float log, Float product, Float& keep, Float& rest) {
     Float series = splat(1.0f);
     for (int n = 8; n > 1; n--) series = fma(log * (1.0f / n), series, splat(1.0f));
@@ -20,15 +20,15 @@ LINATTN_INLINE void factor(Float log, Float product, Float& keep, Float& rest) {
     rest = near ? log * series : product;
 }
 
-// What tokens of a block remember of each other, for the lanes of one vector or, with a decay per head, for all.
+// Decays between the tokens of a block, for the lanes of one vector or, with a decay per head, for all.
 struct Factors {
     Float alpha[TOKENS], keep, rest;
-    LINATTN_INLINE Float until(int t) const {  // of the state before the block, once token t has faded it
+    LINATTN_INLINE Float until(int t) const {  // from the state before the block up to token t, inclusive
         Float p = alpha[0];
         for (int i = 1; i <= t; i++) p = p * alpha[i];
         return p;
     }
-    LINATTN_INLINE Float since(int t) const {  // of what token t writes, at the end of the block
+    LINATTN_INLINE Float since(int t) const {  // from the write of token t to the end of the block
         Float p = splat(1.0f);
         for (int i = TOKENS - 1; i > t; i--) p = p * alpha[i];
         return p;
@@ -63,7 +63,7 @@ LINATTN_INLINE void factors_of_channels(const Call& call, const Place& at, int64
     }
 }
 
-// The same lanes of four tokens, of which `count` are there; `h` as the tensor counts its heads.
+// The same lanes of four tokens, of which `count` exist; `h` is the head's index in the tensor.
 struct Four {
     Float x[TOKENS];
     LINATTN_INLINE Four(const Strided& of, const Place& at, int64_t h, int64_t t, int count, int64_t c, int m) {
@@ -72,7 +72,7 @@ struct Four {
     LINATTN_INLINE Float operator[](int i) const { return x[i]; }
 };
 
-// Sums over channels, one for each pair of tokens, vectors until the end.
+// Sums over channels for each pair of tokens, kept as vectors until the end.
 template <int N>
 struct Sums {
     Float x[(N + LANES - 1) / LANES * LANES];
@@ -88,7 +88,7 @@ struct Sums {
     }
 };
 
-// The panels of keys of the block of `count` tokens from t on, and its pairs: what token i reads of what token j wrote.
+// The panels of keys of the block of `count` tokens from t on, and its pairs: the weight of token j's write in token i's read.
 template <int RANK, int RULE>
 void prepare_keys(
     const Call& call, const Place& at, int64_t t, int count, Panels<Family<RULE>::KEY_LINES> to, float* pairs, bool gradients) {
@@ -103,7 +103,7 @@ void prepare_keys(
         for (auto& x : q.x) x = x * float(call.scale);
         factors_of_channels<RANK>(call, at, t, count, c, m, f);
         auto faded = [&](Float x, int i) { return RANK == NONE ? x : x * f.alpha[i]; };
-        auto met = [&](int line, Float x, int i) {  // by the state before the block, faded by the tokens up to i
+        auto met = [&](int line, Float x, int i) {  // read of the state before the block, decayed up to token i
             store(to.at(line, c), RANK == NONE || i < 0 ? x : x * f.until(i));
         };
         auto left = [&](int line, Float x, int i) { store(to.at(line, c), RANK == NONE ? x : x * f.since(i)); };
@@ -153,7 +153,7 @@ void prepare_keys(
     sum.finish(pairs);
 }
 
-// A vector of a panel of values: columns from c on of token t, with `last` in the column after those of v where there is one.
+// A vector of a panel of values: columns from c on of token t; `last` is the column after those of v, if there is one.
 LINATTN_INLINE void prepare_line(
     const Call& call, const Strided& of, const Place& at, int64_t t, bool there, float last, float* to, int64_t c) {
     const int64_t rest = call.values - c;

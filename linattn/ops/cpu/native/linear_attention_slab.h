@@ -1,4 +1,4 @@
-// A block's work on one slab of a state's columns: forwards in time on S, and backwards on its gradient.
+// Processes a block on one slab of a state's columns: forwards in time on S, backwards on its gradient.
 #pragma once
 
 #include "linear_attention_prepare.h"
@@ -20,7 +20,7 @@ struct Scratch {  // of a thread
     ~Scratch() { free(data); }
 };
 
-// Pieces of scratch, one after the other; without memory they only add up.
+// Allocates consecutive pieces of scratch; without memory it only adds up their sizes.
 struct Pieces {
     float* data;
     int64_t used = 0;
@@ -31,10 +31,10 @@ struct Pieces {
     }
 };
 
-// Columns of a state that a task has: of the values, and one more where keys are summed. Slabs lie one after the other, each with rows of
-// as many vectors as it is wide.
+// The columns of a state in a task: values, and one more if keys are summed. Slabs are stored one after the other, each with rows of its own
+// width in vectors.
 struct Columns {
-    int64_t first, last, there;  // there: the last one that is more than padding
+    int64_t first, last, there;  // there: end of the columns that are not padding
     Columns(const Call& call, int64_t part) {
         there = call.values + call.ones;
         const int64_t vectors = (there + LANES - 1) / LANES;
@@ -85,7 +85,7 @@ struct Slab {
 
     LINATTN_INLINE float* line(int i, int w) const { return block.values.at(i, column + w * LANES); }
 
-    // out(t, column, o) for each token, and the state after them.
+    // Calls out(t, column, o) for each token and computes the state after them.
     template <class Decay, class Out>
     LINATTN_INLINE void forward(float* S, int64_t rows, Decay decay, bool keep, Out out) const {
         Float sum[F::READ][W] = {}, value[F::WRITE][W];
@@ -119,7 +119,7 @@ struct Slab {
             }
     }
 
-    // What tokens read of the state before them and write again.
+    // Reads of the erase rule from the state before each token, which are written again.
     LINATTN_INLINE void erase(const Float (&sum)[F::READ][W], Float (&value)[F::WRITE][W], bool keep) const {
         for (int t = 0; t < TOKENS; t++)
             for (int w = 0; w < W; w++) {
@@ -130,8 +130,8 @@ struct Slab {
             }
     }
 
-    // The same backwards, with reads and writes exchanged. `dS` is the gradient of the state after the block and becomes that of the
-    // state before it; out(t, column, dv, dβ). Keeps the gradients of what was read: of o, and of k D or the x of erase.
+    // The same backwards, with reads and writes exchanged. `dS` is the gradient of the state after the block and becomes that of the state
+    // before it; calls out(t, column, dv, dβ). Saves the gradients of the reads: of o, and of k D or the x of erase.
     template <class Decay, class Out>
     LINATTN_INLINE void backward(float* dS, int64_t rows, Decay decay, Out out) const {
         Float sum[F::WRITE][W] = {}, gradient[F::READ][W];
@@ -155,7 +155,7 @@ struct Slab {
         write(dS, dS, rows, block.keys, F::Y, gradient, decay);
     }
 
-    // The gradient of what token t writes: what the tokens from t on read of it. MATRIX: of its pairs with q; those with r or k follow.
+    // The gradient of token t's write, from the reads of the tokens from t on. MATRIX: that of its pairs with q; those with r or k follow.
     template <int MATRIX>
     LINATTN_INLINE Float written(Float sum, const Float (&gradient)[F::READ][W], int t, int w) const {
         for (int i = t; i < TOKENS; i++) {
@@ -173,7 +173,7 @@ LINATTN_INLINE auto decay_of_rows(Panels<LINES> panels, int keep) {
     else return OfRows<LINES>{panels, keep, nullptr};
 }
 
-// body(slab, lane in it, row, m numbers of S from `at` on, lane of z or -1) for every vector of a state's columns.
+// Calls body(slab, lane in it, row, m numbers of S from `at` on, lane of z or -1) for every vector of a state's columns.
 template <int WIDTH, class Body>
 LINATTN_INLINE void vectors(const Call& call, const Columns& columns, float* slab_of, Body body) {
     const int64_t rows = up(call.keys, LANES);
@@ -189,7 +189,7 @@ LINATTN_INLINE void vectors(const Call& call, const Columns& columns, float* sla
     });
 }
 
-// The state [K, V] and its z [K], each 0 where it is not given, to slabs of columns, and the other way round.
+// Copies the state [K, V] and its z [K], zeros if absent, to slabs of columns, and back.
 template <int WIDTH>
 void load_state(const Call& call, const Columns& columns, int64_t index, const float* S, const float* z, float* to) {
     memset(to, 0, columns.count() * up(call.keys, LANES) * sizeof(float));
@@ -214,7 +214,7 @@ void store_state(const Call& call, const Columns& columns, int64_t index, float*
 // A task of a call: one sequence, one head, one part of the columns.
 struct Task {
     Place at;
-    int64_t sequence, part, slot;  // slot: of its first chunk among the states that are kept
+    int64_t sequence, part, slot;  // slot: index of its first chunk's saved state
     Task(const Call& call, int64_t i) {
         part = i % call.parts;
         at.head = i / call.parts % call.heads;
@@ -225,9 +225,9 @@ struct Task {
         slot = call.ends ? at.first / CHUNK + sequence : sequence * ((call.tokens + CHUNK - 1) / CHUNK);
     }
     int64_t index(const Call& call) const { return sequence * call.heads + at.head; }
-    // The place of token t in outputs that have a part for each share of the columns.
+    // Position of token t in outputs with one part for each share of the columns.
     int64_t token(const Call& call, int64_t t) const { return ((part * call.batch + at.row) * call.tokens + t) * call.heads + at.head; }
-    // Where the state before chunk `n` is kept.
+    // The saved state before chunk `n`.
     float* kept(const Call& call, const Columns& columns, int64_t n) const {
         const int64_t lanes = up(call.values + call.ones, LANES), rows = up(call.keys, LANES);
         return call.kept + (((slot + n) * call.heads + at.head) * lanes + columns.first) * rows;
@@ -236,7 +236,7 @@ struct Task {
 
 LINATTN_INLINE int64_t tasks(const Call& call) { return call.sequences * call.heads * call.parts; }
 
-// Gradients of q and k, each the sum over a group's heads where they are one task: those of all heads but the last wait in `sums`.
+// Gradients of q and k. If a group's heads are one task, each is the sum over the heads, accumulated in `sums` up to the last head.
 struct PerKey {
     const Call& call;
     const Task& task;
@@ -259,16 +259,16 @@ struct PerKey {
     }
 };
 
-// body(i) for the tasks of the backward pass, one after the other on a thread where they add up their gradients.
+// Calls body(i) for the tasks of the backward pass; tasks that sum their gradients run one after the other on one thread.
 template <class Body>
 void parallel_groups(const Call& call, Body body) {
-    const int64_t members = call.together ? call.group : 1;  // of a group; there is one part then
+    const int64_t members = call.together ? call.group : 1;  // heads of a group, which then has one part
     parallel(tasks(call) / members, call.threads, [&](int64_t i) {
         for (int64_t n = 0; n < members; n++) body(i * members + n);
     });
 }
 
-// A row of an output: columns of v, and the one after them into the denominator.
+// Stores a row of an output: columns of v, and the column after them into the denominator.
 struct Row {
     const Call& call;
     const Task& task;
@@ -285,7 +285,7 @@ struct Row {
     }
 };
 
-// The block of `count` tokens from t on: keys, and values with the gradients of outputs if they are wanted.
+// Prepares the block of `count` tokens from t on: keys, and values, with the gradients of outputs if requested.
 template <int RANK, int RULE>
 void prepare(const Call& call, const Task& task, const Columns& columns, int64_t t, int count, Block<RULE> block, bool gradients) {
     using F = Family<RULE>;
@@ -305,8 +305,7 @@ void prepare(const Call& call, const Task& task, const Columns& columns, int64_t
     }
 }
 
-// Ask for rows of a block of tokens that comes later, a few at every sweep (over lanes from c on, of all `lanes`): all at once would wait
-// for each other.
+// Prefetches rows of a later block, a few in every sweep (lanes from c on, of all `lanes`), because too many prefetches at once would stall.
 struct Expect {
     const Task& task;
     int64_t t, c, width, lanes;
@@ -316,7 +315,7 @@ struct Expect {
     }
 };
 
-// body<RANK, RULE>(call), by what the call is.
+// Calls body<RANK, RULE>(call) with the rank and the rule of the call.
 #define LINATTN_BY_FAMILY(body, call)                                                                              \
     switch ((call).rank * 4 + (call).rule) {                                                                       \
         case NONE * 4 + PLAIN: return body<NONE, PLAIN>(call);                                                     \

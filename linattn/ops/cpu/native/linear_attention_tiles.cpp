@@ -1,4 +1,4 @@
-// The forward pass of the recurrence on tiles, and on vectors what they have nothing to gain from.
+// The forward pass of the recurrence on tiles, with vectors where tiles are not faster.
 #include "linear_attention_tiles.h"
 
 namespace linattn {
@@ -81,7 +81,7 @@ private:
             for (int64_t c = 0; c < of.lanes; c += LANES) out.store(t + i, of.columns.first + c, load(sums.at(i, c)) * float(call.scale));
     }
 
-    // What the delta rule writes, for the chunk's own tokens to read, and in two parts as the state keeps it.
+    // The writes of the delta rule: one part for the reads of the chunk's own tokens, two parts for the state.
     void overwrite(const Fading<RANK>& fading, int64_t t, int count) {
         gather_numbers(call.beta, of.task.at, t, count, beta);
         triangle_of_product<false>(k, k_turned, scores, CHUNK, of.keys);
@@ -100,7 +100,7 @@ private:
 
 template <int RANK, int RULE>
 void all(const Call& call) {
-    // A dot product does the work of two steps of vectors, and each product with the state, in two parts here, is two: nothing is saved.
+    // A dot product replaces two vector operations, but each product with the state, in two parts here, is needed twice: nothing is gained.
     if constexpr (DOTS && RULE == DELTA) return LINATTN_JOIN(linear_attention, LINATTN_VECTORS)(&call, call.threads);
     parallel(tasks(call), call.threads, [&](int64_t i) {
         Forward<RANK, RULE> task(call, i, scratch.room(Forward<RANK, RULE>(call, i, nullptr).used));

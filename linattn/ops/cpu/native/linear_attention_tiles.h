@@ -1,16 +1,16 @@
 // Chunks of 64 tokens as matrices of bfloat16, with one decay for all channels of a head or none, under the plain rule and the delta rule.
 //
-// With A the products of a chunk's keys, each with those before it and faded since, the delta rule writes u = β m of what it has
-// missed, m = v − until ∘ k S − A (β m): a triangle of equations, which is solved in float32. The rest is the plain rule with u for v.
+// A has the products of each key of a chunk with the earlier ones, times the decay between them. The delta rule writes u = β m with the
+// residual m = v − until ∘ k S − A (β m), a triangular system that is solved in float32. The rest is the plain rule with u in place of v.
 //
-// What tokens are to each other are products of the factors that lie between the two, as everywhere here. The state and its gradient
-// stay in float32; they are rounded to bfloat16 only where they are multiplied.
+// The decay between two tokens is the product of the factors between them, as in all kernels here. The state and its gradient are float32
+// and are rounded to bfloat16 only as operands of products.
 #pragma once
 
 #include "linear_attention_slab.h"
 #include "tiles.h"
 
-// The instruction set that serves where these kernels do not pay.
+// The instruction set used where these kernels are not faster.
 #if defined(__x86_64__)
 #define LINATTN_VECTORS avx512
 #else
@@ -25,15 +25,15 @@ namespace LINATTN_ISA {
 constexpr int WIDE = Family<PLAIN>::WIDTH;
 static_assert(WIDE == Family<DELTA>::WIDTH, "either kind of kernel reads the states that the other has kept");
 
-// What pays: enough tokens, keys and values of bfloat16 under the plain rule and the delta rule. Channels that fade each in their
-// own way make as much work for vectors as all of it. Sums of keys (z) want more digits: in them the errors of rounded keys average out.
+// True where these kernels are faster: enough tokens, keys and values of bfloat16, the plain rule or the delta rule. A decay per channel
+// costs as much vector work as the whole. Sums of keys (z) need more digits: in them the errors of rounded keys average out.
 inline bool on_tiles(const Call& call) {
     const bool halves = call.q.dtype == BFLOAT16 && call.k.dtype == BFLOAT16 && call.v.dtype == BFLOAT16;
     const bool rule = (call.rule == PLAIN && !call.ones) || call.rule == DELTA;
     return halves && rule && call.rank != CHANNEL && call.tokens >= 32 * (call.ends ? call.sequences : 1) && call.keys >= 16 && call.values >= 16;
 }
 
-// body<RANK, RULE>(call), by what the call is.
+// Calls body<RANK, RULE>(call) with the rank and the rule of the call.
 #define LINATTN_ON_TILES(body, call)                                                                          \
     if ((call).rule == DELTA) (call).rank == HEAD ? body<HEAD, DELTA>(call) : body<NONE, DELTA>(call);        \
     else (call).rank == HEAD ? body<HEAD, PLAIN>(call) : body<NONE, PLAIN>(call);
@@ -48,7 +48,7 @@ struct Sizes {
           width(up(lanes, DEPTH)), state(rows * lanes) {}
 };
 
-// Scratch for a matrix, full of zeros.
+// Scratch for a matrix, zeroed.
 LINATTN_INLINE Halves take_halves(Pieces& pieces, int64_t rows, int64_t row) {
     float* data = pieces.take(rows * row / 2);
     if (data) memset(data, 0, rows * row * sizeof(bfloat16));
@@ -56,7 +56,7 @@ LINATTN_INLINE Halves take_halves(Pieces& pieces, int64_t rows, int64_t row) {
 }
 LINATTN_INLINE Floats take_floats(Pieces& pieces, int64_t rows, int64_t row) { return {pieces.take(rows * row), row}; }
 
-// The first m of DEPTH numbers, which may be more; zeros behind them.
+// Loads the first m of DEPTH numbers (m may be larger), padded with zeros.
 LINATTN_INLINE void copy_some(bfloat16* to, const bfloat16* from, int64_t m) {
 #if defined(__AVX512BW__)
     const __mmask32 there = m >= DEPTH ? ~0u : (1u << m) - 1;
@@ -67,7 +67,7 @@ LINATTN_INLINE void copy_some(bfloat16* to, const bfloat16* from, int64_t m) {
 #endif
 }
 
-// `numbers` from column c on of `count` tokens; zeros up to 64 tokens and to whole rows.
+// Loads `numbers` columns from c on of `count` tokens, padded with zeros to 64 tokens and whole rows.
 inline void gather(const Strided& of, const Place& at, int64_t head, int64_t t, int count, int64_t c, int64_t numbers, Halves to) {
     for (int i = 0; i < CHUNK; i++) {
         const bfloat16* from = i < count ? (const bfloat16*)of.data + of.at(at.row, t + i, head) + c : nullptr;
@@ -75,13 +75,13 @@ inline void gather(const Strided& of, const Place& at, int64_t head, int64_t t, 
     }
 }
 
-// Ask for a chunk's rows while there is other work.
+// Prefetches a chunk's rows during other work.
 LINATTN_INLINE void expect(const Strided& of, const Place& at, int64_t head, int64_t t, int64_t numbers) {
     const int64_t last = least(at.last, t + CHUNK);
     for (; t < last; t++) of.expect(at.row, t, head, numbers);
 }
 
-// One number of each token of a chunk, of a tensor [B, T, H]; zeros up to 64.
+// Loads one number per token of a chunk from a tensor [B, T, H], padded with zeros to 64.
 inline void gather_numbers(const Strided& of, const Place& at, int64_t t, int count, float* to) {
     for (int i = 0; i < CHUNK; i++) {
         float one[LANES] = {};
@@ -90,7 +90,7 @@ inline void gather_numbers(const Strided& of, const Place& at, int64_t t, int co
     }
 }
 
-// How a head fades within a chunk: by each token, up to it from the start of the chunk, and from it to the end.
+// Decays of a head within a chunk: of each token, from the start of the chunk to it, and from it to the end.
 template <int RANK>
 struct Fading {
     float alpha[CHUNK], until[CHUNK], since[CHUNK];
@@ -126,7 +126,7 @@ LINATTN_INLINE Float with_one(Float x, int lane) {
 #endif
 }
 
-// Zeros up to `lane`, and x behind it.
+// x with zeros in the lanes before `lane`.
 LINATTN_INLINE Float behind(Float x, int lane) {
 #if defined(__AVX512F__)
     return (Float)_mm512_maskz_mov_ps(__mmask16(0xfffeu << lane), (__m512)x);
@@ -136,8 +136,8 @@ LINATTN_INLINE Float behind(Float x, int lane) {
 #endif
 }
 
-// body(i, c, factor) for the vectors c of row i of a matrix [64, 64] up to the one with the diagonal: what token i remembers of each token
-// j <= i, and 0 beyond.
+// Calls body(i, c, factor) for the vectors c of row i of a matrix [64, 64] up to the one with the diagonal: the decay from each token j <= i
+// to token i, and 0 for later ones.
 template <int RANK, class Body>
 LINATTN_INLINE void remembered(const float* alpha, Body body) {
     Float f[CHUNK / LANES] = {};
@@ -152,7 +152,7 @@ LINATTN_INLINE void remembered(const float* alpha, Body body) {
         }
 }
 
-// The transpose of it: body(j, c, factor), from the last row and from the vector with the diagonal on.
+// Its transpose: calls body(j, c, factor), from the last row, and from the vector with the diagonal on.
 template <int RANK, class Body>
 LINATTN_INLINE void remembering(const float* alpha, Body body) {
     constexpr int N = CHUNK / LANES;
@@ -168,7 +168,7 @@ LINATTN_INLINE void remembering(const float* alpha, Body body) {
         }
 }
 
-// The state woven, for products with what reads it, and what rounding it leaves over (`LOW`); then(place, vector) of all its vectors.
+// Weaves the state for products with its readers, with its rounding error (`LOW`); calls then(place, vector) for all its vectors.
 template <bool LOW, class T, class Then>
 LINATTN_INLINE void weave_state(T* S, const Sizes& of, Halves to, Halves low, Then then) {
     slabs<WIDE>(of.lanes, [&](auto width, int64_t c) {
@@ -185,7 +185,7 @@ LINATTN_INLINE void weave_state(T* S, const Sizes& of, Halves to, Halves low, Th
     });
 }
 
-// The same, and what remains of it at the end of a chunk.
+// The same, and decays the state to the end of the chunk.
 template <bool LOW, int RANK>
 void weave_and_fade(float* S, const Sizes& of, const Fading<RANK>& fading, Halves to, Halves low) {
     weave_state<LOW>(S, of, to, low, [&](float* place, Float s) { store(place, fading.remains(s)); });
@@ -199,10 +199,10 @@ inline void add_to_state(Halves a, Halves b, float* S, const Sizes& of) {
     });
 }
 
-// x + A (β ∘ x) = what stands in x, for A [64, 64] as it is below its diagonal (or above it), by substitution.
+// Solves x + A (β ∘ x) = the given x in place, by substitution; A [64, 64] is used below its diagonal (or above it).
 template <bool UPPER>
 void substitute(Floats A, const float* beta, Floats x, int64_t columns) {
-    constexpr int R = 8;  // rows at a time: as many as registers hold
+    constexpr int R = 8;  // rows at a time that fit into the registers
     const float(*a)[CHUNK] = (const float(*)[CHUNK])A.data;
     slabs<WIDE>(columns, [&](auto width, int64_t c) {
         constexpr int W = decltype(width)::value;
@@ -237,8 +237,8 @@ void substitute(Floats A, const float* beta, Floats x, int64_t columns) {
     });
 }
 
-// What the delta rule has missed of v. `of_keys` has A below its diagonal. The state goes in with what rounding it has left over: errors
-// of what is written would stay in it, and add up where β is near 2.
+// The residual m of the delta rule. `of_keys` has A below its diagonal. The state enters with its rounding error, because errors of the
+// writes would remain in the state and add up where β is near 2.
 template <int RANK>
 void miss(Halves k, Halves v, Halves S, Halves S_low, Floats of_keys, const Fading<RANK>& fading, const float* beta, const Sizes& of, Floats missed) {
     product<false>(k, S, missed, CHUNK, of.lanes, of.keys);

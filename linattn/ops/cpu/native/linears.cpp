@@ -1,4 +1,4 @@
-// Products of matrices with few vectors: as fast as the matrices can be read. What stands around them costs no pass of its own.
+// Products of matrices with few vectors, limited by reading the matrices. Norms, gates and elementwise steps are fused into them.
 #include <cmath>
 #include <cstdlib>
 
@@ -13,21 +13,21 @@ namespace {
 
 constexpr int MOST = 8;      // matrices of a call
 constexpr int BLOCK = 32;    // rows of a task
-constexpr int AHEAD = 4096;  // bytes of a matrix that are asked for before they are needed
+constexpr int AHEAD = 4096;  // prefetch distance in bytes of a matrix
 
-// One call, as linears.py fills it; vectors lie end to end, and all tensors are of one dtype but a y that has steps, which is float, and
+// Arguments of a call, filled by linears.py. Vectors are contiguous. All tensors have one dtype, except a y with steps, which is float, and
 // quantised matrices: `bits` 8, int8 with a float scale for each row; 4, two numbers a byte (rounded.h) with a float16 scale for each `group`.
 struct Call {
     int64_t dtype, vectors, inputs, maps, gated;
-    int64_t size, weights;  // of the norm: numbers that are normed together (0: no norm), and how many weights it has
+    int64_t size, weights;  // of the norm: numbers per group (0: no norm), and number of weights
     double eps, share;      // added to `share` times the sum of squares
     const void *x, *norm, *gate, *residual;
     struct Map {
         const void *matrix, *bias;
         void* y;
-        int64_t outputs, row;  // numbers from row to row
+        int64_t outputs, row;  // row: stride of rows
         const Step* steps;
-        int64_t finishes;  // how many steps
+        int64_t finishes;  // number of steps
         int64_t bits;      // 0: of the dtype of x
         const void* scales;
         int64_t group;
@@ -46,14 +46,14 @@ thread_local struct Scratch {
         return data;
     }
     ~Scratch() { free(data); }
-} scratch, own;  // of the call, and of a thread's row of scales
+} scratch, own;  // of the call; of a thread, for a row of scales
 
 LINATTN_INLINE Float silu(Float x) {
     const Float e = exp_below(x < zero() ? x : -x);  // of -|x|
     return x * ((x < zero() ? e : splat(1.0f)) / (splat(1.0f) + e));
 }
 
-// Vector `v` of the call as floats, normed and gated, with zeros behind it as far as `to` goes.
+// Vector `v` of the call as floats, normed and gated, padded with zeros to the length of `to`.
 template <class T>
 void prepare(const Call& call, int64_t v, float* to, int64_t row) {
     const T* x = (const T*)call.x + v * call.inputs;
@@ -77,7 +77,7 @@ void prepare(const Call& call, int64_t v, float* to, int64_t row) {
     }
 }
 
-// w · x[v] for V vectors, each `row` apart, summed into lanes; x has zeros behind.
+// w · x[v] for V vectors with stride `row`, summed into lanes; x is padded with zeros.
 template <int V, class T>
 LINATTN_INLINE void products(const T* w, const float* x, int64_t row, int64_t count, float* totals, int64_t step) {
     Float one[V] = {}, other[V] = {};
@@ -99,7 +99,7 @@ LINATTN_INLINE void products(const T* w, const float* x, int64_t row, int64_t co
 
 constexpr int VECTORS = 8;
 
-// Vectors of a call: as floats, `row` apart, and rounded where there are quantised matrices.
+// Vectors of a call: as floats with stride `row`, and rounded if there are quantised matrices.
 struct Vectors {
     const float* x;
     int64_t row;
@@ -107,7 +107,7 @@ struct Vectors {
     int64_t joined() const { return 2 * (row / UNIT) + 2 * LANES; }  // scales of a row of a matrix and of a vector
 };
 
-// Scales of some rows of a matrix of 4 bits as floats, and behind them room for their products with the scales of vectors.
+// Scales of some rows of a 4-bit matrix as floats, followed by space for their products with the scales of vectors.
 struct Scales {
     int64_t first, groups;
     float *groups_of, *joined;
@@ -224,7 +224,7 @@ void normed(const Call& call) {
 
 }  // namespace
 
-// y = n(x) Wᵀ + b for each map, after its steps; one y = silu(..) ⊙ .. of the two if `gated`; with no map at all y = n(x).
+// y = n(x) Wᵀ + b for each map, after its steps; one y = silu(..) ⊙ .. of the two if `gated`; without maps y = n(x).
 LINATTN_ENTRY(linears)(const void* given, int64_t threads) {
     Call call;
     memcpy(&call, given, sizeof call);

@@ -14,13 +14,13 @@ struct Sizes {
     float share, eps;
 };
 
-// As many heads as a vector has lanes, so that what is one number of each is a vector: a token's heads, and those of the next ones.
+// LANES heads, of a token and of the next ones, so that one number per head fills a vector.
 struct Heads {
     int64_t row, count, token[LANES], head[LANES];
     LINATTN_INLINE int64_t at(const Rows& of, int i, int64_t size) const { return of.at(row, token[i]) + head[i] * size; }
 };
 
-// body(heads) for tokens [begin, end).
+// Calls body(heads) for tokens [begin, end).
 template <class Body>
 LINATTN_INLINE void by_heads(const Sizes& of, int64_t row, int64_t begin, int64_t end, Body body) {
     Heads heads{row, 0, {}, {}};
@@ -34,7 +34,7 @@ LINATTN_INLINE void by_heads(const Sizes& of, int64_t row, int64_t begin, int64_
         }
 }
 
-// `w` is [own, size], one row for all heads or one for each, or null; without a gate its data are null. T: of all numbers, or void.
+// `w` is [own, size], one row for all heads or one for each, or null; without a gate its data are null. T: the type of all numbers, or void.
 template <class T>
 struct Norm {
     RowsOf<T> x, gate;
@@ -74,10 +74,10 @@ struct Norm {
         }
     }
 
-    // `total` [own, size], or null, is what the gradient of w is added to.
+    // The gradient of w is added to `total` [own, size], unless null.
     void backward(const RowsOf<T>& dy, const RowsOf<T>& dx, const RowsOf<T>& dgate, float* total, const Heads& heads) const {
         const int64_t padded = (of.size + LANES - 1) / LANES * LANES;
-        float r[LANES], back[LANES], direct[LANES * WIDEST];  // direct: the gradient of what is normed
+        float r[LANES], back[LANES], direct[LANES * WIDEST];  // direct: the gradient of the normed values
         Float along[LANES] = {};
         const Float one = splat(1.0f);
         scales(heads, r);
@@ -109,7 +109,7 @@ struct Norm {
     }
 };
 
-// body(number) with a null pointer to numbers of the dtype that all these are of, or to void.
+// Calls body(number) with a null pointer of the common type of these tensors, or of void.
 template <class Body>
 LINATTN_INLINE void with_number(int64_t dtype, bool all, Body body) {
     if (all && dtype == FLOAT32) body((float*)nullptr);
@@ -125,7 +125,7 @@ struct Pointer<T*> {
     using to = T;
 };
 
-// body(task, row, begin, end) for spans of tokens.
+// Calls body(task, row, begin, end) for spans of tokens.
 template <class Body>
 void by_spans(const Sizes& of, int64_t threads, Body body) {
     const int64_t spans = (of.tokens + SPAN - 1) / SPAN;
@@ -152,7 +152,7 @@ LINATTN_ENTRY(norm_forward)
     });
 }
 
-// `parts` [batch * spans, own, size], with spans of 64 tokens, is what is added up to the gradient of w; null without w.
+// `parts` [batch * spans, own, size], with spans of 64 tokens, are summed to the gradient of w; null without w.
 LINATTN_ENTRY(norm_backward)
 (LINATTN_ROWS(x), LINATTN_ROWS(gate), const float* w, LINATTN_ROWS(dy), LINATTN_ROWS(dx), LINATTN_ROWS(dgate), float* parts, double share,
  double eps, int64_t batch, int64_t tokens, int64_t heads, int64_t size, int64_t own, int64_t threads) {

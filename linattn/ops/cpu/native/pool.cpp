@@ -15,7 +15,7 @@
 namespace linattn {
 namespace {
 
-// While there is one, subnormal numbers are 0: where states fade they would cost a hundred times as much as others.
+// Flushes subnormal numbers to 0 in its scope: in decaying states they would cost a hundred times as much as others.
 class Flush {
 #if defined(__SSE2__)
     const unsigned before_ = _mm_getcsr();
@@ -47,9 +47,9 @@ void breathe() {
 #endif
 }
 
-constexpr int SPINS = 300;  // some ten microseconds: what a core does not miss where another process wants it
+constexpr int SPINS = 300;  // some ten microseconds, short enough beside other processes
 
-// True as soon as `condition` is, at the latest after SPINS looks.
+// Polls `condition` at most SPINS times; returns whether it became true.
 template <class Condition>
 bool spin(Condition condition) {
     for (int i = 0; i < SPINS; i++) {
@@ -59,20 +59,20 @@ bool spin(Condition condition) {
     return condition();
 }
 
-thread_local bool inside = false;  // a body, or a thread of the pool
+thread_local bool inside = false;  // true within a body and on threads of the pool
 
 constexpr int INDEX_BITS = 40;
 constexpr uint64_t INDEX = (uint64_t(1) << INDEX_BITS) - 1;
 
-// One job at a time. Its number and its next index, INDEX when it is closed, are one word, so that who comes late takes nothing from a
-// later job.
+// One job at a time. The job's number and its next index (INDEX when it is closed) are one word, so that a late thread cannot take an
+// index of a later job.
 class Pool {
 public:
     void run(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
         helpers(threads - 1 < count - 1 ? threads - 1 : count - 1);
         const uint64_t last = word_.load(std::memory_order_relaxed) & ~INDEX, job = last + INDEX + 1;
-        // First the last job is closed. Else who is late in it, and has looked at its word, could take the index behind its last one as
-        // soon as `count_` has room for it: an index done twice, and one of the new job counted that is not done.
+        // Close the previous job first. Otherwise a late thread that has read its word could take the index after its last one as soon as
+        // the new `count_` allows it: one index would run twice, and one of the new job would be counted without having run.
         word_.store(last | INDEX, std::memory_order_relaxed);
         count_.store(count, std::memory_order_release);
         body_.store(body, std::memory_order_release);
@@ -91,10 +91,10 @@ public:
         finished_.wait(guard, all_done);
     }
 
-    std::mutex busy;  // held by who runs a job
+    std::mutex busy;  // held while a job runs
 
 private:
-    // There are at least `wanted` threads beside the caller's, or as many as the system gives.
+    // Starts threads until there are `wanted` beside the caller's, or as many as the system allows.
     void helpers(int64_t wanted) {
         while (size_ < wanted) {
             try {
@@ -120,7 +120,7 @@ private:
         }
     }
 
-    // Take indices of `job` until there are none.
+    // Runs indices of `job` until none is left.
     void work(uint64_t job) {
         for (;;) {
             uint64_t word = word_.load(std::memory_order_acquire);
@@ -129,7 +129,7 @@ private:
             void* const context = context_.load(std::memory_order_acquire);
             const int64_t index = int64_t(word & INDEX);
             if ((word & ~INDEX) != job || index >= count) return;
-            // Whoever changes these changes the word before: if it still stands, what was read belongs to it.
+            // These change only after the word has changed: if the word is the same, the values read belong to it.
             if (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
             body(context, index);
             if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
@@ -148,7 +148,7 @@ private:
     int64_t size_ = 0;
 };
 
-// Never destroyed: its threads sleep until the process ends. A forked child has none of them and starts anew, and has none of torch's.
+// Never destroyed: its threads sleep until the process ends. A forked child has neither these threads nor torch's, and starts its own.
 Pool* pool = nullptr;
 std::once_flag once;
 bool forked = false;
@@ -159,7 +159,7 @@ bool forked = false;
 
 }  // namespace
 
-// Of the OpenMP that torch has loaded, if it has: torch's threads and the caller run body(context) once each.
+// Runs body(context) once on the caller and on each of torch's threads, by the OpenMP runtime that torch has loaded, if any.
 #if defined(__linux__)
 extern "C" __attribute__((weak)) void GOMP_parallel(void (*body)(void*), void* context, unsigned threads, unsigned flags);
 #else
@@ -187,7 +187,7 @@ private:
     }
 };
 
-// Whether no other thread is at it, so that several threads have done the job.
+// Returns false, without running the job, if another thread is running one.
 bool shared(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
     std::call_once(once, [] { pool = new Pool; });
     std::unique_lock<std::mutex> turn(pool->busy, std::try_to_lock);
@@ -202,7 +202,7 @@ bool shared(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* 
 void run(int64_t count, int64_t threads, void (*body)(void*, int64_t), void* context) {
     const Flush flush;
     const bool nested = inside;
-    inside = true;  // alone too: what a body calls may find the pool free by then
+    inside = true;  // also on one thread: a nested call may find the pool free
     if (nested || count < 2 || (threads >= -1 && threads <= 1) || !shared(count, threads, body, context))
         for (int64_t i = 0; i < count; i++) body(context, i);
     inside = nested;

@@ -1,4 +1,4 @@
-// Rows of a quantised matrix as numbers: what an embedding looks up.
+// Rows of a quantised matrix as floats: the lookup of an embedding.
 #include "vector.h"
 
 namespace linattn {
@@ -32,7 +32,7 @@ void row4(const uint8_t* codes, const float16* scales, int64_t group, int64_t co
 
 }  // namespace
 
-// to[i] = row ids[i]; `group` 0: codes of 8 bits, with a float scale for each row. An id that is no row is left out.
+// to[i] = row ids[i]; `group` 0: codes of 8 bits, with a float scale for each row. Ids out of range are skipped.
 LINATTN_ENTRY(quantised_rows)
 (const void* codes, const void* scales, int64_t group, int64_t rows, int64_t columns, const int64_t* ids, int64_t count, void* to, int64_t dtype,
  int64_t) {

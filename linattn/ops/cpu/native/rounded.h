@@ -20,7 +20,7 @@ typedef int8_t SignedCodes __attribute__((vector_size(2 * LANES)));
 constexpr int UNIT = 64, BLOCK32 = 32;
 constexpr int WORDS = 2 * LANES;               // of a vector
 constexpr int TOTALS = LANES == 16 ? 1 : 2;    // vectors of sums of a unit: with 16 lanes a block of 32 has half of one
-constexpr int AHEAD_OF_CODES = 8192;           // bytes that are asked for before they are needed
+constexpr int AHEAD_OF_CODES = 8192;           // prefetch distance in bytes
 
 LINATTN_INLINE Words load_words(const int16_t* p) {
     Words x;
@@ -51,7 +51,7 @@ LINATTN_INLINE Words widened(const int8_t* p) {
 #endif
 }
 
-// Adds the products of neighbouring words to the lanes of `total`, each half of the words to its half of the lanes.
+// Adds products of neighbouring words to the lanes of `total`: the lower half of the words to the lower lanes, the upper to the upper.
 LINATTN_INLINE Int dots(Words a, Words b, Int total) {
 #if defined(__AVX512F__)
     return total + (Int)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -84,7 +84,7 @@ struct Rounded {
           eights((int32_t*)(twice + padded(2 * units))) {}
 };
 
-// The place of number i of a unit among the words that codes of 4 bits are multiplied with.
+// Position of number i of a unit in the order of words for codes of 4 bits.
 LINATTN_INLINE int turned_place(int i) { return LANES == 16 ? (i / 16 % 2) * 32 + i / 32 * 16 + i % 16 : i; }
 
 // Rounds unit `u` of x.
@@ -93,7 +93,7 @@ inline void round_unit(const float* x, int64_t u, const Rounded& to) {
     for (int i = 0; i < UNIT; i += LANES) {
         const Float a = load(x + i);
         most = max(most, a < zero() ? -a : a);
-        odd = fma(a, zero(), odd);  // NaN where a number is not finite
+        odd = fma(a, zero(), odd);  // NaN if a number is not finite
     }
     float lane[LANES], largest = 0;
     store(lane, most);
@@ -121,7 +121,7 @@ inline void round_unit(const float* x, int64_t u, const Rounded& to) {
     for (int b = 0; b < UNIT / BLOCK32; b++) eights[b * TOTALS * LANES / 2] = int32_t(-8u * sums[b]);
 }
 
-// Code rows are read in whole units: what is left of the last one is copied, with zeros behind.
+// Rows of codes are read in whole units; an incomplete last unit is copied and padded with zeros.
 template <class Code, class Step>
 LINATTN_INLINE void for_units(const Code* w, int64_t bytes, int unit_bytes, Step&& step) {
     int64_t u = 0;
@@ -135,7 +135,7 @@ LINATTN_INLINE void for_units(const Code* w, int64_t bytes, int unit_bytes, Step
     step(rest, u);
 }
 
-// w · x[v] of codes of 8 bits, into lanes.
+// w · x[v] for codes of 8 bits, summed into lanes.
 template <int V>
 LINATTN_INLINE void products8(const int8_t* w, const Rounded* x, int64_t count, float* totals, int64_t step) {
     Float total[V] = {};
@@ -176,7 +176,7 @@ LINATTN_INLINE Float lane_scales(const float* scales, int64_t u, int t) {
 #endif
 }
 
-// w · x[v] of codes of 4 bits: byte i of a block's 16 has the numbers i and i + 16, each less 8.
+// w · x[v] for codes of 4 bits: byte i of the 16 of a block has the numbers i and i + 16, with an offset of 8.
 template <int V, bool FINE>
 LINATTN_INLINE void products4(const uint8_t* w, const float* const* scales, const Rounded* x, int64_t count, float* totals, int64_t step) {
     Float total[V] = {};

@@ -1,4 +1,4 @@
-// Tensors [batch, tokens, channels] of any dtype, and sequences in them: rows of a batch, or packed end to end.
+// Tensors [batch, tokens, channels] of any dtype, and their sequences: rows of a batch, or packed end to end.
 #pragma once
 
 #include "pool.h"
@@ -9,7 +9,7 @@ namespace LINATTN_ISA {
 
 LINATTN_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Its channels lie side by side; the strides are in numbers.
+// Channels are contiguous; strides are in elements.
 struct Rows {
     void* data;
     int64_t dtype, batch, token;
@@ -23,7 +23,7 @@ struct Rows {
     }
 };
 
-// The same of numbers that are known when a kernel is compiled; void: they are not.
+// The same with an element type known at compile time; void: not known.
 template <class T>
 struct RowsOf : Rows {
     LINATTN_INLINE Float get(int64_t at, int n) const { return LINATTN_ISA::load((const T*)data + at, n); }
@@ -35,7 +35,7 @@ struct RowsOf<void> : Rows {
     LINATTN_INLINE void put(int64_t at, Float x, int n) const { LINATTN_ISA::store(data, dtype, at, x, n); }
 };
 
-// body(channel, n) for `count` channels from the first on, by vectors.
+// Calls body(channel, n) for vectors of `count` channels.
 template <class Body>
 LINATTN_INLINE void vectors(int64_t first, int64_t count, Body body) {
     int64_t c = 0;
@@ -47,9 +47,9 @@ LINATTN_INLINE void vectors(int64_t first, int64_t count, Body body) {
 #define LINATTN_THESE_ROWS(name) \
     const Rows name { name##_data, name##_dtype, name##_batch, name##_token }
 
-constexpr int CHUNK = 64;  // tokens between two kept states
+constexpr int CHUNK = 64;  // tokens between two saved states
 
-// Tokens [begin, end) of a row of the batch are a sequence; what is kept of its chunks stands from `slot` on.
+// A sequence is the tokens [begin, end) of a row of the batch; its saved states begin at `slot`.
 struct Sequence {
     int64_t row, begin, end, slot;
 };
@@ -68,7 +68,7 @@ struct Slab {
 };
 LINATTN_INLINE Slab slab(int64_t index, int64_t width) { return {index * SLAB, min(SLAB, width - index * SLAB)}; }
 
-// to[i] = the sum of x[p, i] over the parts p, in their order.
+// to[i] = sum of x[p, i] over the parts p, in order.
 inline void sum_parts(const float* x, int64_t parts, int64_t count, void* to, int64_t dtype, int64_t threads) {
     constexpr int64_t BLOCK = 4096;
     parallel((count + BLOCK - 1) / BLOCK, threads, [=](int64_t block) {

@@ -7,17 +7,17 @@ namespace {
 
 constexpr int AHEAD = 16;  // tokens
 
-// Where exp(decay) is 0 nothing is left of h, not even of one that is infinite.
+// If exp(decay) is 0 the result is 0, also for an infinite h.
 LINATTN_INLINE Int gone(Fade fade) { return (fade.two == 0.0f) & (fade.part == 0.0f); }
 LINATTN_INLINE Float summed(Fade fade, Float h, Float x) { return gone(fade) ? x : carried(fade, h, x); }
 
-// NaN if either is.
+// NaN if either operand is.
 LINATTN_INLINE Float larger(Float a, Float b) {
     const Float most = a > b ? a : b;
     return a != a ? a : most;
 }
 
-// How much of a gradient of larger(a, b) goes to a: half where both are the same, all of it where there is no order.
+// Share of the gradient of larger(a, b) for a: half if they are equal, all if they are unordered.
 LINATTN_INLINE Float share(Float a, Float b) {
     const Float all = splat(1.0f), unequal = a < b ? zero() : all;
     return a == b ? splat(0.5f) : unequal;
@@ -45,7 +45,7 @@ void forward(const Rows& decay, bool constant, const Rows& x, const Rows& y, Seq
         }
 }
 
-// The same for a whole slab of sums with decays of their own, which most are: nothing is left to decide at every token.
+// The same for a whole slab of sums with a decay per token, the most frequent case, without branches per token.
 template <class T>
 void forward_whole(const Rows& decay, const Rows& x, const Rows& y, Sequence at, int64_t channel, Float* last) {
     Float h[BLOCKS];
@@ -68,7 +68,7 @@ void forward_whole(const Rows& decay, const Rows& x, const Rows& y, Sequence at,
     for (int block = 0; block < BLOCKS; block++) last[block] = h[block];
 }
 
-// From the last token to the first; y is what forward wrote, and dh the gradient of what the token before leaves.
+// From the last token to the first; y is the forward result, dh the gradient of the state after the previous token.
 template <bool SUM>
 void backward(
     const Rows& decay, bool constant, const Rows& x, const Rows& y, const Float* initial, const Rows& dy, const Rows& dx,
@@ -117,7 +117,7 @@ LINATTN_INLINE void store_state(float* states, int64_t n, int64_t width, Slab pa
 
 }  // namespace
 
-// `sum`: h, else m; `constant`: decay is [D]. Without `initial` all starts from 0, or from -inf.
+// `sum`: h, else m; `constant`: decay is [D]. Without `initial` the state starts from 0, or from -inf.
 LINATTN_ENTRY(scan_forward)
 (int64_t sum, int64_t constant, LINATTN_ROWS(decay), LINATTN_ROWS(x), LINATTN_ROWS(y), const float* initial, const int64_t* ends,
  float* final, int64_t sequences, int64_t tokens, int64_t width, int64_t threads) {
@@ -139,7 +139,7 @@ LINATTN_ENTRY(scan_forward)
     });
 }
 
-// `ddecay` of a constant decay is a row for each of `groups` groups of sequences, `parts`, that are then added up.
+// `ddecay` of a constant decay is the sum of `parts`, one row for each of `groups` groups of sequences.
 LINATTN_ENTRY(scan_backward)
 (int64_t sum, int64_t constant, int64_t of_decay, LINATTN_ROWS(decay), LINATTN_ROWS(x), LINATTN_ROWS(y), LINATTN_ROWS(dy),
  LINATTN_ROWS(dx), LINATTN_ROWS(ddecay), const float* initial, const int64_t* ends, const float* dfinal, float* dinitial, float* parts,

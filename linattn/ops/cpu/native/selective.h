@@ -1,4 +1,4 @@
-// What the selective scan and a step of it have in common.
+// Shared by the selective scan and its single step.
 #pragma once
 
 #include "vector.h"

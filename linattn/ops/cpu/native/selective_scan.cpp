@@ -1,9 +1,8 @@
-// The selective scan: h = exp(dt a) h + (dt x) b and y = sum_n h c + skip x, with lanes over the channels. Where nobody wants gradients
-// dt may still lack its bias and softplus, and y its gate silu(z).
+// The selective scan: h = exp(dt a) h + (dt x) b and y = sum_n h c + skip x, with lanes over the channels. Without gradients
+// the kernel also applies the bias and softplus of dt and the gate silu(z) of y.
 //
-// A task takes SLAB channels of a sequence, a chunk of tokens at a time; the states of LANES channels stay in registers
-// for the tokens of a chunk, TILE of the N numbers that each has at a time. All is float32.
-// Backwards, a chunk's states are made once more from the one that was kept before it.
+// A task processes SLAB channels of a sequence, a chunk of tokens at a time. The states of LANES channels stay in registers during a chunk,
+// TILE of their N numbers at a time. All numbers are float32. The backward pass recomputes a chunk's states from the state saved before it.
 #include "lanes.h"
 #include "pool.h"
 #include "rows.h"
@@ -21,7 +20,7 @@ constexpr int FORWARD_TILE = 16, BACKWARD_TILE = 4;
 constexpr int FORWARD_TILE = 4, BACKWARD_TILE = 2;
 #endif
 
-// x [D, N], from channel `first` on, as [N, SLAB] with zeros for channels that are not there.
+// x [D, N], from channel `first` on, as [N, SLAB], padded with zeros.
 void transpose_in(const float* x, Slab at, int64_t size, float factor, float* to) {
     for (int64_t n = 0; n < size; n++)
         for (int64_t i = 0; i < SLAB; i++) to[n * SLAB + i] = x && i < at.count ? x[(at.first + i) * size + n] * factor : 0.0f;
@@ -40,8 +39,8 @@ void stage(const Rows& x, int64_t row, int64_t start, int tokens, int64_t size, 
         }
 }
 
-// The tokens of a chunk of x and LANES of its channels, of which `lanes` are there, as floats [tokens, LANES]. Where channels do not lie
-// side by side (`apart` numbers from one to the next) tokens do.
+// The tokens of a chunk of x and LANES of its channels, of which `lanes` exist, as floats [tokens, LANES]. If channels are not contiguous
+// (`apart` is their stride), tokens are.
 void strip(const Rows& x, int64_t apart, int64_t row, int64_t start, int tokens, int64_t channel, int lanes, float* to) {
     if (apart == 1) {
         for (int t = 0; t < tokens; t++) store(to + t * LANES, x.load(row, start + t, channel, lanes));
@@ -56,14 +55,14 @@ void strip(const Rows& x, int64_t apart, int64_t row, int64_t start, int tokens,
     for (int t = 0; t < tokens; t += LANES) transpose(turned + t, CHUNK, to + t * LANES, LANES);
 }
 
-// What the passes of a chunk's tokens over TILE numbers of the state share. Strips are [tokens, LANES].
+// Shared by the passes over a chunk's tokens with TILE numbers of the state. Strips are [tokens, LANES].
 struct Chunk {
     int tokens;
     int64_t size;                     // N
     const float *a, *b, *c;           // a log2(e) [N, SLAB], b and c [tokens, N], all from their first number of the tile on
     const float *dt, *written, *dy;   // strips: dt, dt x and the gradient of y
     float *h, *dh, *da;               // [N, SLAB]
-    float *states, *twos, *parts;     // [tokens, TILE] vectors: what each token finds, and the two of its fade
+    float *states, *twos, *parts;     // [tokens, TILE] vectors: the state before each token, and the two parts of its decay
     float *y, *dwritten, *ddt;        // strips
     float *db, *dc;                   // [tokens, TILE] vectors
 };
@@ -86,7 +85,7 @@ void forward(const Chunk& x) {
     for (int i = 0; i < TILE; i++) store(x.h + i * SLAB, h[i]);
 }
 
-// The states that each token finds, and what is left of them.
+// The state before each token, and its decay.
 template <int TILE>
 void again(const Chunk& x) {
     Float h[TILE];
@@ -145,7 +144,7 @@ struct Width {
     static constexpr int value = WIDTH;
 };
 
-// body(Width<w>(), n) for tiles [n, n + w) of `size` numbers, wide ones first.
+// Calls body(Width<w>(), n) for tiles [n, n + w) of `size` numbers, wide ones first.
 template <int WIDTH, class Body>
 LINATTN_INLINE void tiles(int64_t n, int64_t size, const Body& body) {
     for (; n + WIDTH <= size; n += WIDTH) body(Width<WIDTH>(), n);
@@ -223,7 +222,7 @@ LINATTN_ENTRY(selective_scan_forward)
     });
 }
 
-// Of b and c there are sums for each slab, of a and skip for each of `groups` groups of sequences: parts that are then added up.
+// Gradients of b and c are partial sums per slab, those of a and skip per group of sequences (`groups`); the parts are then summed.
 LINATTN_ENTRY(selective_scan_backward)
 (LINATTN_ROWS(x), LINATTN_ROWS(dt), LINATTN_ROWS(b), LINATTN_ROWS(c), LINATTN_ROWS(dy), LINATTN_ROWS(dx), LINATTN_ROWS(ddt),
  const float* a, const float* skip, const int64_t* ends, const float* dfinal, const float* kept, float* dinitial, void* db, void* dc,

@@ -6,7 +6,7 @@ namespace LINATTN_ISA {
 namespace {
 
 constexpr int64_t SPAN = 256;   // tokens of a task
-constexpr int64_t STRIP = 512;  // channels of a task: tokens lie far from each other, and long runs of each are what caches expect
+constexpr int64_t STRIP = 512;  // channels of a task: tokens are far apart in memory, and long runs suit the prefetcher
 constexpr int TILE = 4;         // tokens at a time
 
 template <int N>
@@ -23,7 +23,7 @@ struct Convolution {
     bool activation;
     int64_t tokens, width;
 
-    // Where token t stands in x, or null for zeros.
+    // Position of token t in x, or null for zeros.
     LINATTN_INLINE T* input(int64_t row, int64_t t, T* past) const {
         if (t >= tokens) return nullptr;
         if (t >= 0) return (T*)x.data + x.at(row, t);
@@ -37,7 +37,7 @@ LINATTN_INLINE Float load_or_zero(const T* p, int64_t channel, int n) {
     return p ? load(p + channel, n) : zero();
 }
 
-// The taps, and the inputs of N tokens with the W - 1 before.
+// The taps, and the inputs of N tokens and of the W - 1 before.
 template <class T, int W, int N>
 struct Seen {
     Float tap[W], x[N + W - 1], bias;
@@ -46,7 +46,7 @@ struct Seen {
         for (int i = 0; i < N + W - 1; i++) x[i] = load_or_zero(from[i], channel, n);
         bias = of.b ? load(of.b + channel, n) : zero();
     }
-    LINATTN_INLINE Float at(int token) const {  // what the activation meets
+    LINATTN_INLINE Float at(int token) const {  // input of the activation
         Float z = bias;
         LINATTN_UNROLL
         for (int i = 0; i < W; i++) z = fma(tap[i], x[token + i], z);
@@ -70,8 +70,8 @@ void forward(const Convolution<T, W>& of, int64_t row, int64_t t, int64_t first,
     });
 }
 
-// The gradients of the inputs [t - (W - 1), t + N - (W - 1)), as far as there are places for them, of the tokens' parts of w and b, added
-// to `parts` [W + 1, width] if these are given, and what the next tokens need: the gradients before the activation of the last ones.
+// Gradients of the inputs [t - (W - 1), t + N - (W - 1)) that exist, and of w and b, added to `parts` [W + 1, width] if given. `last` has
+// the gradients before the activation of the last tokens, which the next ones need.
 template <int N, class T, int W>
 void backward(
     const Convolution<T, W>& of, T* const (&to)[N], float* parts, float (*last)[STRIP], int64_t row, int64_t t, int64_t first, int64_t count) {
@@ -112,7 +112,7 @@ void backward(
     });
 }
 
-// Tokens [begin, end) of a row and a strip of channels. The W - 1 tokens behind `end` have met its inputs, and are computed anew.
+// Tokens [begin, end) of a row and a strip of channels. The W - 1 tokens after `end` also depend on these inputs and are recomputed.
 template <class T, int W>
 void backward_of_span(
     const Convolution<T, W>& of, const Rows& dx, T* dbefore, float* parts, int64_t row, int64_t begin, int64_t end, int64_t first, int64_t count) {
@@ -134,7 +134,7 @@ void backward_of_span(
     for (; t < end + W - 1; t++) some(Count<1>{}, t, nullptr);
 }
 
-// body with a number of the type, and the taps, of which there are from 1 to 4.
+// Calls body with a number of the type and the number of taps, 1 to 4.
 template <class T, class Body>
 LINATTN_INLINE void with_taps(int64_t taps, Body&& body) {
     if (taps == 1) body(T{}, Count<1>{});
@@ -149,7 +149,7 @@ LINATTN_INLINE void with_kind(int64_t dtype, int64_t taps, Body&& body) {
     else with_taps<float>(taps, body);
 }
 
-// body(convolution, row, tokens begin and end, first channel and how many) of a task.
+// Calls body(convolution, row, begin, end, first channel, number of channels) for each task.
 template <class Body>
 void spans(
     int64_t activation, const Rows& x, const void* before, const float* w, const float* b, const Rows& y, int64_t batch, int64_t tokens,
@@ -179,7 +179,7 @@ LINATTN_ENTRY(short_convolution_forward)
           });
 }
 
-// `parts` is [batch * spans, taps + 1, width] with spans of 256 tokens: what is added up to the gradients of w and b.
+// `parts` is [batch * spans, taps + 1, width] with spans of 256 tokens: they are summed to the gradients of w and b.
 LINATTN_ENTRY(short_convolution_backward)
 (int64_t activation, LINATTN_ROWS(x), const void* before, const float* w, const float* b, LINATTN_ROWS(dy), LINATTN_ROWS(dx), void* dbefore,
  float* parts, int64_t batch, int64_t tokens, int64_t width, int64_t taps, int64_t threads) {

@@ -1,7 +1,6 @@
-// One token of the selective scan and of the short convolution, whose states are moved on in place.
+// One token of the selective scan and of the short convolution, updating their states in place.
 //
-// Tensors come with the strides that they have: from row to row of the batch, from head to head and from channel to channel, 0 where
-// one number serves all.
+// Tensors have arbitrary strides of batch, heads and channels, 0 where one number is shared by all.
 #include "pool.h"
 #include "rows.h"
 #include "selective.h"
@@ -43,7 +42,7 @@ struct Strided {
 #define LINATTN_THIS_STRIDED(name) \
     const Strided name { name##_data, name##_dtype, name##_row, name##_head, name##_channel }
 
-// Where the state of one head and row lies, and the constants of the head.
+// The state of one head and row, and the constants of the head.
 struct Head {
     float* state;
     int64_t channel, number;  // its strides
@@ -53,7 +52,7 @@ struct Head {
     int64_t size;
 };
 
-// With lanes over the channels, whose states lie side by side.
+// With lanes over the channels, whose states are contiguous.
 LINATTN_INLINE Float along_channels(const Head& x, int64_t first, int n, Float dt, Float written) {
     Float y = zero();
     Fade left = {};
@@ -107,8 +106,8 @@ void convolve(
 
 }  // namespace
 
-// state [batch, heads, width, size] with channels or numbers side by side; a [heads, width, size]; b and c [batch, heads / group, size],
-// whose numbers lie side by side (what stands for `channel` in them is not read); y [batch, heads, width], contiguous, in x's dtype.
+// state [batch, heads, width, size] with channels or numbers contiguous; a [heads, width, size]; b and c [batch, heads / group, size],
+// whose numbers are contiguous (their `channel` is not read); y [batch, heads, width], contiguous, in x's dtype.
 LINATTN_ENTRY(selective_step)
 (float* state, int64_t state_row, int64_t state_head, int64_t state_channel, int64_t state_number, const float* a, int64_t a_head,
  int64_t a_channel, int64_t a_number, LINATTN_STRIDED(x), LINATTN_STRIDED(dt), LINATTN_STRIDED(b), LINATTN_STRIDED(c), LINATTN_STRIDED(skip),

@@ -1,8 +1,8 @@
-// Products of bfloat16 matrices, summed in float32, on the tiles of AMX or by the dot products of pairs that AVX512-BF16 and ARM's BF16 have;
-// and the memory layouts that they take.
+// Products of bfloat16 matrices, summed in float32, on the tiles of AMX or by the dot products of pairs of AVX512-BF16 and ARM's BF16;
+// and their memory layouts.
 //
-// C [M, N] += A [M, K] B [K, N]. A has its rows side by side. B is woven: rows 2p and 2p + 1 are one row, in which their numbers take
-// turns. So x can be a B with its columns summed over once it is woven, and with its rows summed over once it is turned and woven.
+// C [M, N] += A [M, K] B [K, N]. A is row-major. B is woven: rows 2p and 2p + 1 are interleaved into one row. A matrix x is used as B by
+// weaving it (the sum is over its rows), or by transposing and weaving it (the sum is over its columns).
 #pragma once
 
 #include "lanes.h"
@@ -31,7 +31,7 @@ using Floats = Matrix<float>;
 
 #if defined(__AMX_BF16__)
 constexpr int STEP = DEPTH;   // rows of a triangle at a time
-constexpr bool DOTS = false;  // whether products are sums of dot products
+constexpr bool DOTS = false;  // true if products are sums of dot products
 
 struct alignas(64) Shapes {
     uint8_t palette, start, none[14];
@@ -40,7 +40,7 @@ struct alignas(64) Shapes {
 };
 constexpr Shapes SHAPES = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE}};
 
-// Only meanwhile this thread has tiles, which make it dearer to interrupt.
+// Tiles are configured only in this scope, because they make context switches of the thread slower.
 template <class Body>
 LINATTN_INLINE void with_tiles(Body body) {
     _tile_loadconfig(&SHAPES);
@@ -48,7 +48,7 @@ LINATTN_INLINE void with_tiles(Body body) {
     _tile_release();
 }
 
-// Of a block of C of 16 or 32 rows and columns.
+// The tiles of a block of C of 16 or 32 rows and columns.
 template <bool ADD>
 LINATTN_INLINE void product_of_tiles(Halves a, Halves b, Floats c, int64_t depth, bool below, bool beside) {
     const int64_t a_step = a.row * 2, b_step = b.row * 2, c_step = c.row * 4;
@@ -86,7 +86,7 @@ LINATTN_INLINE void product_of_tiles(Halves a, Halves b, Floats c, int64_t depth
 // C = A B, or C += A B; M and N are multiples of 16, K is one of 32.
 template <bool ADD>
 void product(Halves a, Halves b, Floats c, int64_t M, int64_t N, int64_t K) {
-    __asm__ volatile("" ::: "memory");  // to compilers a load of a tile does not look like one
+    __asm__ volatile("" ::: "memory");  // compilers do not see that a tile load reads memory
     for (int64_t m = 0; m < M; m += 2 * TILE)
         for (int64_t n = 0; n < N; n += 2 * TILE) {
             const bool below = m + TILE < M, beside = n + TILE < N;
@@ -99,7 +99,7 @@ void product(Halves a, Halves b, Floats c, int64_t M, int64_t N, int64_t K) {
 constexpr int STEP = TILE;
 constexpr bool DOTS = true;
 
-// sum + x y for pairs of bfloat16, of which each lane has one.
+// sum + x y for pairs of bfloat16, one pair per lane.
 LINATTN_INLINE Float dot(Float sum, Word x, Word y) {
 #if defined(__AVX512BF16__)
     return (Float)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
@@ -108,13 +108,13 @@ LINATTN_INLINE Float dot(Float sum, Word x, Word y) {
 #endif
 }
 
-// There is nothing to set up.
+// Nothing to configure.
 template <class Body>
 LINATTN_INLINE void with_tiles(Body body) {
     body();
 }
 
-// Of a block of C of R rows and W vectors of columns: as many sums as registers hold.
+// A block of C of R rows and W vectors of columns, whose sums fit into the registers.
 template <bool ADD, int R, int W>
 LINATTN_INLINE void product_of_rows(Halves a, Halves b, Floats c, int64_t depth) {
     Float sum[R][W];
@@ -147,7 +147,7 @@ void product(Halves a, Halves b, Floats c, int64_t M, int64_t N, int64_t K) {
 }
 #endif
 
-// C += A B where A [M, M] is nothing above its diagonal (or below it, `UPPER`); M is a multiple of STEP.
+// C += A B where A [M, M] is zero above its diagonal (below it if `UPPER`); M is a multiple of STEP.
 template <bool UPPER>
 void product_of_triangle(Halves a, Halves b, Floats c, int64_t M, int64_t N) {
     for (int64_t m = 0; m < M; m += STEP) {
@@ -156,7 +156,7 @@ void product_of_triangle(Halves a, Halves b, Floats c, int64_t M, int64_t N) {
     }
 }
 
-// C = A B where of C [M, M] nothing above its diagonal (or below it) is wanted.
+// C = A B where C [M, M] is needed only up to its diagonal (or from it on).
 template <bool UPPER>
 void triangle_of_product(Halves a, Halves b, Floats c, int64_t M, int64_t K) {
     for (int64_t m = 0; m < M; m += STEP) {
@@ -186,7 +186,7 @@ LINATTN_INLINE void store_woven(bfloat16* p, const bfloat16* a, const bfloat16* 
     _mm512_storeu_si512(p + DEPTH, _mm512_permutex2var_epi16(x, (__m512i)(turns + 16), y));
 }
 
-// What is left of x when it is rounded to bfloat16.
+// The rounding error of x in bfloat16.
 LINATTN_INLINE Float left_over(Float x) {
     return x - bits<Float>((Word)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16));
 }
@@ -227,7 +227,7 @@ inline void turn(Halves x, Halves to, int64_t rows, int64_t columns) {
             transpose((const float*)x.at(r, c), x.row / 2, (float*)to.woven(c, r), to.row / 2);
 }
 
-// From a turned x to its transpose, with `factor` to every column; a multiple of DEPTH columns.
+// Unweaves x, with a `factor` per column; a multiple of DEPTH columns. A turned matrix becomes its transpose, row-major.
 template <bool FACTORS>
 void unweave(Halves x, const float* factor, Halves to, int64_t rows, int64_t columns) {
     for (int64_t r = 0; r < rows; r += 2)

@@ -1,7 +1,7 @@
-// Vectors of float, as wide as the instruction set that the file is compiled for.
+// Vectors of float, as wide as those of the instruction set that the file is compiled for.
 //
-// A kernel is compiled once for each instruction set. Everything in it stands in a namespace of its own, LINATTN_ISA, and
-// it uses no template of the standard library: a linker keeps one copy of those, which may be one of AVX-512.
+// A kernel is compiled once for each instruction set, in a namespace of its own, LINATTN_ISA. It uses no template of the standard library:
+// the linker keeps one copy of such a template, which may be the one compiled for AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ typedef uint16_t Half __attribute__((vector_size(2 * LANES)));
 
 enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // as library.py numbers them
 
-// Numbers of 16 bits that know what they are.
+// 16-bit numbers with distinct types.
 struct bfloat16 {
     uint16_t bits;
 };
@@ -72,7 +72,7 @@ LINATTN_INLINE Half load_bits(const void* p) {
     return x;
 }
 
-// By hand where compilers take twice the instructions.
+// Written by hand where compilers emit twice the instructions.
 LINATTN_INLINE Word widened(Half x) {
 #if defined(__AVX512F__)
     return (Word)_mm512_cvtepu16_epi32((__m256i)x);
@@ -110,7 +110,7 @@ LINATTN_INLINE Float load(const float16* p) {
     return (Float)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
     const Word h = widened(load_bits(p)), body = h & 0x7fff, sign = (h & 0x8000) << 16;
-    // A subnormal is an integer of 2^-24ths; by way of integers, because subnormal floats may count as 0.
+    // A subnormal is an integer multiple of 2^-24; converted through integers, because subnormal floats may be flushed to 0.
     const Float small = __builtin_convertvector(bits<Int>(body), Float) * 0x1p-24f;
     const Word big = (body << 13) + (bits<Int>(body) >= 0x7c00 ? (Int{} + (224 << 23)) : (Int{} + (112 << 23)));
     return bits<Float>(bits<Word>(bits<Int>(body) < 0x400 ? bits<Int>(small) : bits<Int>(big)) | sign);
@@ -136,7 +136,7 @@ LINATTN_INLINE void store(float16* p, Float x) {
 #endif
 }
 
-// The first n lanes; the others are 0, and are not written.
+// Loads and stores of the first n lanes; other lanes load as 0 and are not stored.
 template <class T>
 LINATTN_INLINE Float load(const T* p, int n) {
     if (n >= LANES) return load(p);
@@ -166,7 +166,7 @@ LINATTN_INLINE void store(void* p, int64_t dtype, int64_t at, Float x, int n) {
 LINATTN_INLINE Float max(Float a, Float b) { return a > b ? a : b; }
 LINATTN_INLINE Float fma(Float a, Float b, Float c) { return a * b + c; }  // compiled with -ffp-contract=fast
 
-// The sum of all lanes, always in the same order.
+// Sum over all lanes, always in the same order.
 LINATTN_INLINE float sum(Float x) {
     float lane[LANES];
     store(lane, x);
@@ -175,7 +175,7 @@ LINATTN_INLINE float sum(Float x) {
     return lane[0];
 }
 
-// The sums of neighbouring lanes, first those of a, then those of b.
+// Sums of neighbouring lanes, first those of a, then those of b.
 LINATTN_INLINE Float neighbours(Float a, Float b) {
 #if !defined(__clang__)
     Int even, odd;
@@ -207,7 +207,7 @@ LINATTN_INLINE Float sums(const float* x) {
     return parts[0];
 }
 
-// Which whole number x is nearest to, and 2 to that power, for -126 <= x <= 127.
+// The integer nearest to x, and 2 to that power, for -126 <= x <= 127.
 struct Power {
     Float whole, two;
 };
@@ -217,11 +217,11 @@ LINATTN_INLINE Power power(Float x) {
     return {shifted - magic, bits<Float>(bits<Word>(shifted) << 23)};
 }
 
-// exp(x) but for 2 to the power of `whole`, the number that x / ln 2 is nearest to.
+// exp(x) / 2^whole, where `whole` is the integer nearest to x / ln 2.
 LINATTN_INLINE Float exp_rest(Float x, Float whole) {
     Float r = x - whole * 0.693359375f;  // ln 2 in two parts, of which the first has few digits
     r = r + whole * 2.12194440e-4f;
-    Float p = splat(1.382144634e-03f);  // exp(r) on [-ln 2 / 2, ln 2 / 2] but for 3e-9 of it
+    Float p = splat(1.382144634e-03f);  // exp(r) on [-ln 2 / 2, ln 2 / 2], relative error 3e-9
     p = fma(p, r, splat(8.368661627e-03f));
     p = fma(p, r, splat(4.166825488e-02f));
     p = fma(p, r, splat(1.666652113e-01f));
@@ -237,7 +237,7 @@ LINATTN_INLINE Float exp_below(Float x) {
     return x < -87.3f ? zero() : p;
 }
 
-// exp(x) of any x likewise: inf where a float cannot hold it.
+// The same for any x: inf on overflow.
 LINATTN_INLINE Float exp_any(Float x) {
     const Float most = splat(89.0f), a = x > most ? most : x;
     const Power n = power(a * 1.44269504f);
@@ -251,7 +251,7 @@ LINATTN_INLINE Float sigmoid(Float x) {
     return (x < zero() ? small : one) / (one + small);
 }
 
-// log(1 + e^x), to the last digits of small ones too: log(1 + t) = 2 artanh(t / (2 + t)).
+// log(1 + e^x), accurate for small results too: log(1 + t) = 2 artanh(t / (2 + t)).
 LINATTN_INLINE Float softplus(Float x) {
     const Float t = exp_below(x < zero() ? x : -x), s = t / (t + 2.0f), q = s * s;
     Float p = splat(1.0f / 15);
@@ -263,7 +263,7 @@ LINATTN_INLINE Float softplus(Float x) {
 LINATTN_INLINE Float tanh(Float x) {
     const Float size = x < zero() ? -x : x, e = exp_below(-2.0f * size), q = x * x;
     const Float far = (splat(1.0f) - e) / (splat(1.0f) + e);
-    Float p = splat(62.0f / 2835);  // its series, for what the difference would lose digits of
+    Float p = splat(62.0f / 2835);  // its series, where the difference would cancel
     p = fma(p, q, splat(-17.0f / 315));
     p = fma(p, q, splat(2.0f / 15));
     p = fma(p, q, splat(-1.0f / 3));
@@ -271,7 +271,7 @@ LINATTN_INLINE Float tanh(Float x) {
     return size < 0.25f ? p : x < zero() ? -far : far;
 }
 
-// 2 to the power of x <= 0, likewise: exactly 0 below -126.
+// 2^x of x <= 0 with the same guarantees: exactly 0 below -126.
 LINATTN_INLINE Float exp2_below(Float x) {
     const Power n = power(x);
     const Float r = x - n.whole;

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from linattn.ops.dot_product import dot_product_attention
 
 NOTHING = -1e30  # logarithm of an empty sum: finite, so that differences are not NaN
 ALONE = -1e5  # score of a token with itself in shared queries and keys
@@ -56,7 +57,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float) -> Tenso
     seen = tiles.seen.expand(q.shape[0], -1, -1, -1).flatten(0, 1)[:, None]  # [B G, 1, C, M]
     none = ~seen.any(-1, keepdim=True)
     q, k, v = _gathered(q, tiles.queries), _gathered(k, tiles.keys), _gathered(v, tiles.keys)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen | none, scale=scale).masked_fill(none, 0.0)
+    return dot_product_attention(q, k, v, attn_mask=seen | none, scale=scale).masked_fill(none, 0.0)
 
 
 def _summed(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 from torch.func import jvp
 
 import linattn
+from tests.conformance import tools
 
 B, T, H, K, V = 1, 5, 2, 3, 4
 
@@ -146,14 +147,18 @@ def test_forward_over_reverse(name):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["gla", "gated_deltanet", "mamba2", "mamba", "hgrn", "s4d"])
+@pytest.mark.parametrize("name", ["gla", "gated_deltanet", "mamba2", "mamba", "hgrn", "s4d", "local", "perceiver"])
 def test_forward_mode_through_a_mixer(name):
-    """Short convolutions, norms and gates too."""
+    """Short convolutions, norms, gates and attention by torch's kernels too."""
     torch.manual_seed(0)
     mixer = linattn.mixers.create(name, dim=32)
     x, t = random(1, 6, 32, dtype=torch.float32), random(1, 6, 32, seed=3, dtype=torch.float32)
-    _, got = jvp(mixer, (x,), (t,))
-    wide = mixer.double()
-    _, wanted = jvp(wide, (x.double(),), (t.double(),))
-    torch.testing.assert_close(wanted, slope(wide, (x.double(),), (t.double(),)), rtol=1e-5, atol=1e-7)
+
+    def run(x):
+        return tools.called(mixer, x)
+
+    _, got = jvp(run, (x,), (t,))
+    mixer.double()
+    _, wanted = jvp(run, (x.double(),), (t.double(),))
+    torch.testing.assert_close(wanted, slope(run, (x.double(),), (t.double(),)), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-3, atol=1e-5)

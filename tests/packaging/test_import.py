@@ -90,8 +90,7 @@ def environment() -> dict[str, str]:
 
 
 def test_import_costs_at_most_a_fifth_of_a_second_more_than_torch():
-    seconds = min(float(run(TIMED)) for _ in range(5))  # processor time; the least, since other work only adds to it
-    assert seconds <= 0.2
+    assert any(float(run(TIMED)) <= 0.2 for _ in range(5))  # processor time; once is enough, since other work only adds to it
 
 
 def test_import_loads_nothing_heavy():

@@ -2,8 +2,8 @@
 
     python -m tests.train.lives FOLDER TEXT
 
-Everything is imported once and each life is a fork of this process, which has started no thread. Prints one line of JSON:
-how many lives each way of dying took.
+Everything is imported once, by a step that this process takes itself, and each life is a fork of it; it has started no thread.
+Prints one line of JSON: how many lives each way of dying took.
 """
 
 import json
@@ -11,12 +11,13 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from linattn.data import corpus
 from linattn.train import TrainOptions
 from linattn.train.training import train
 from tests.arm import arm
@@ -61,7 +62,8 @@ def live(folder: Path, text: str, die_at: int | None = None, after: float | None
 
 def main(folder: Path, text: str) -> None:
     torch.set_num_threads(1)
-    corpus((text,))
+    train(replace(options(folder / "first", text), steps=1), progress=False)
+    assert threading.active_count() == 1
     begun = time.perf_counter()
     assert live(folder / "whole", text, counted=folder / "calls")
     calls = int((folder / "calls").read_text())  # of a whole life

@@ -16,6 +16,7 @@ from linattn.mixers.parts import ShortConvolution, at_least, head_size, positive
 from linattn.mixers.registry import register
 from linattn.mixers.rotary import check_scaling, frequencies, gain
 from linattn.mixers.sharded import ShardedContext
+from linattn.ops.dot_product import dot_product_attention
 from linattn.ops.one_query import one_query
 
 _BLOCK = 64  # queries that share their keys under a window, at least
@@ -247,4 +248,4 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
     if not shares and group > 1:
         k, v = (t.repeat_interleave(group, 2) for t in (k, v))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=shares).transpose(1, 2)
+    return dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=shares).transpose(1, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.base import Recurrence
@@ -13,6 +12,7 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.kinds import CrossMixer
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
+from linattn.ops.dot_product import dot_product_attention
 
 
 @register(
@@ -65,7 +65,7 @@ class CrossSoftmax(CrossMixer):
         q, k, v = (t.transpose(1, 2) for t in (r.q, known["k"].to(r.q.dtype), known["v"].to(r.q.dtype)))
         if not k.shape[2]:
             return r.q.masked_fill(torch.ones_like(r.q, dtype=torch.bool), 0.0)  # 0, but with a gradient
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2)
+        return dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))

@@ -9,6 +9,7 @@ from torch import Tensor
 from linattn.mixers.attention.softmax import Softmax
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.ops import flops
+from linattn.ops.dot_product import dot_product_attention
 
 
 class Counted(Mixer):
@@ -47,11 +48,11 @@ def softmax_attention(
         return (q @ k.mT @ v).transpose(1, 2)
     mask = None if bias is None else bias.to(q.dtype)
     if seen is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+        return dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
     seen = seen[:, None, None] if seen.ndim == 2 else seen[:, None]  # [B, 1, T or 1, S]
     none = ~seen.any(-1, keepdim=True)
     mask = seen | none if mask is None else mask.masked_fill(~(seen | none), -torch.inf)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).masked_fill(none, 0.0).transpose(1, 2)
+    return dot_product_attention(q, k, v, attn_mask=mask, scale=scale).masked_fill(none, 0.0).transpose(1, 2)
 
 
 def means(x: Tensor, size: int, counts: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from linattn.mixers.kinds import GridMixer
 from linattn.mixers.parts import head_size
 from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import depthwise, grid_of, resized, sides, to_image, to_tokens
+from linattn.ops.dot_product import dot_product_attention
 
 _BASE = 7  # tokens on a side of the tables of biases that are drawn larger
 
@@ -75,8 +76,8 @@ class Agent(GridMixer):
         parts = F.adaptive_avg_pool2d(to_image(r.q.flatten(-2), height, width), self.side)
         agents = to_tokens(parts).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, agents, K]
         q, k, v = (t.transpose(1, 2) for t in (r.q, r.k, r.v))  # [B, H, T, K]
-        gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=self._gathering(height, width).to(q.dtype))
-        return F.scaled_dot_product_attention(q, agents, gathered, attn_mask=self._spreading(height, width).to(q.dtype)).transpose(1, 2)
+        gathered = dot_product_attention(agents, k, v, attn_mask=self._gathering(height, width).to(q.dtype))
+        return dot_product_attention(q, agents, gathered, attn_mask=self._spreading(height, width).to(q.dtype)).transpose(1, 2)
 
     def _gathering(self, height: int, width: int) -> Tensor:
         """Bias B₁ [1, H, agents, T] of an agent attending to a token."""

@@ -5,21 +5,44 @@ Importing this before a kernel runs is enough.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 _patch = interpreter._patch_lang_tensor
 _patch_language = interpreter._patch_lang
 _make_block_type, _make_tensor, _get_np_dtype = tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype
+_unwrap_any, _check_operands = tl.core._unwrap_if_constexpr, TritonSemantic.binary_op_type_checking_impl
+_broadcast = TritonSemantic.broadcast_impl_value
 _blocks: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
 _tensors: dict[tuple[int, ...], dict[str, Any]] = {}
 _dtypes: dict[str, np.dtype] = {}
+_builtins: dict[object, list[tuple[str, Any]]] = {}
 _patched: set[object] = set()  # modules of the language that are patched while a kernel runs
+
+
+def _patch_builtin(package, builder, scope):
+    """What is patched in a package is looked up once; a patched function calls its own without the wrappers between."""
+    if package not in _builtins:
+        members = inspect.getmembers(package, tl.core.is_builtin)
+        _builtins[package] = [(name, inspect.unwrap(member)) for name, member in members]
+    semantic = TritonSemantic(builder)
+    for name, function in _builtins[package]:
+        scope.set_attr(package, name, _with_semantic(function, semantic))
+
+
+def _with_semantic(function, semantic):
+    def interpreted(*arguments, **named):
+        named["_semantic"] = semantic
+        return function(*arguments, **named)
+
+    return interpreted
 
 
 def _patch_lang_tensor(tensor, scope):
@@ -52,16 +75,17 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 def _block_type(self, element_ty: tl.dtype, shape: Any) -> None:
     """Most of the interpreter's time goes into types of blocks; what follows from the same shape is made once."""
-    key = element_ty.name, _sizes(shape)
+    sizes = _sizes(shape)
+    key = element_ty.name, sizes
     if key not in _blocks:
         _make_block_type(self, element_ty, shape)
-        _blocks[key] = dict(vars(self))
+        _blocks[key] = dict(vars(self), sizes=sizes)
     self.__dict__.update(_blocks[key])
 
 
 def _tensor(self, handle: TensorHandle, type: tl.dtype) -> None:  # noqa: A002  (named so in the original)
     """A tensor whose shape in constants is that of the last one of this shape."""
-    key = _sizes(type.shape) if type.is_block() else ()
+    key = type.sizes if type.is_block() else ()
     if key not in _tensors:
         _make_tensor(self, handle, type)
         _tensors[key] = {"shape": self.shape, "numel": self.numel}
@@ -75,6 +99,26 @@ def _numpy_dtype(dtype: tl.dtype) -> np.dtype:
     return _dtypes[dtype.name]
 
 
+def _unwrapped(value: Any) -> Any:
+    """``value`` of a constant; a tensor or a number, as most are, has nothing to unwrap."""
+    return value if type(value) in _PLAIN else _unwrap_any(value)
+
+
+def _operands(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
+    """Two tensors of one type of numbers are not converted (a quotient in half precision is)."""
+    if type(lhs) is type(rhs) is tl.tensor and lhs.dtype is rhs.dtype and lhs.dtype.name in _NUMBERS and not div_or_mod:
+        return self.broadcast_impl_value(lhs, rhs)
+    return _check_operands(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+
+def _broadcast_value(self, lhs, rhs):
+    """Tensors of one shape, and two scalars, are as they have to be."""
+    ours, theirs = lhs.type, rhs.type
+    if ours.is_block() == theirs.is_block() and (not ours.is_block() or ours.sizes == theirs.sizes):
+        return lhs, rhs
+    return _broadcast(self, lhs, rhs)
+
+
 def _masked(memory_access, place: int):
     """``memory_access`` with its mask as booleans: spread over a block, those of a scalar are integers, which 3.9 refuses."""
 
@@ -85,11 +129,17 @@ def _masked(memory_access, place: int):
     return mended
 
 
+_PLAIN = {tl.tensor, int, float, bool, str, type(None)}
+_NUMBERS = {"int32", "int64", "fp16", "bf16", "fp32", "fp64"}
+interpreter._patch_builtin = _patch_builtin
 interpreter._patch_lang_tensor = _patch_lang_tensor
 interpreter._patch_lang = _patch_lang
 interpreter._get_np_dtype = _numpy_dtype
 tl.block_type.__init__ = _block_type
 tl.tensor.__init__ = _tensor
+tl.core._unwrap_if_constexpr = _unwrapped
+TritonSemantic.binary_op_type_checking_impl = _operands
+TritonSemantic.broadcast_impl_value = _broadcast_value
 # Each sum of integers is computed a second time in 64 bits, which tests of a few hundred numbers have no use for.
 interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 InterpreterBuilder.create_masked_load = _masked(InterpreterBuilder.create_masked_load, 1)

@@ -60,7 +60,7 @@ def _page(atlas: Atlas, seen: Inspection, around: tuple[str | None, str | None])
         data["mask"] = mask_data(seen)
     if seen.states is not None:
         data["state"] = state_data(seen)
-    parts = [_facts(seen), _equation(i), _cell(seen), _mask(seen), _state(seen), _cost(seen), _checked(seen)]
+    parts = [_pair(_facts(seen), _equation(i)), _cell(seen), _pair(_mask(seen), _state(seen)), _pair(_cost(seen), _checked(seen))]
     parts += [*_measured(atlas, seen), _code(seen), _around(around)]
     return Page(f"systems/{i.name}.html", seen.title, "\n".join(parts), data, lead=FAMILY[seen.family].about)
 
@@ -115,6 +115,11 @@ def _equation(info: Info) -> str:
     except ValueError:
         shown = f"<code>{escape(info.equation)}</code>"
     return f'<div class="equation" tabindex="0" role="group" {labelled(Both("Equation", "公式"))}>{shown}</div>' if shown else ""
+
+
+def _pair(*parts: str) -> str:
+    """Set ``parts`` beside each other in a wide window, else one below the other."""
+    return f'<div class="pair">{"".join(parts)}</div>'
 
 
 def _section(key: str, title: Both, *parts: str) -> str:
@@ -270,7 +275,7 @@ def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
         where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title
         region = f'<div class="scroll" tabindex="0" role="region" {where}>'
         parts.append(f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
-    yield _section("measured", Both("What was measured", "实测"), *parts)
+    yield _section("measured", Both("What was measured", "实测"), f'<div class="tables">{"".join(parts)}</div>')
 
 
 def _code(seen: Inspection) -> str:

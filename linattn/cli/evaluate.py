@@ -26,8 +26,10 @@ def evaluate(
     from linattn.cli.table import show_cells
     from linattn.evaluation.page import rows
     from linattn.evaluation.run import evaluate as run
+    from linattn.report.language import both
 
     report = run(models, options, progress=True)
-    show_cells(*rows(report))
+    heads, lines = rows(report)
+    show_cells([both(head).en for head in heads], [[both(cell).en for cell in line] for line in lines])
     if options.out is not None:
         print(f"report: {options.out / 'report.html'}")

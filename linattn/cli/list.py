@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def list(  # noqa: A001  (a command's function has its name)
     documents: Annotated[
-        bool, typer.Option("--documents", help="List the systems named in the five documents behind this library instead.")
+        bool, typer.Option("--documents", help="List the systems named in five introductions to linear attention instead.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All fields of each, as a JSON array.")] = False,
 ) -> None:
@@ -30,7 +30,7 @@ def list(  # noqa: A001  (a command's function has its name)
     id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), growth of time and memory with
     the n tokens of a sequence, and families. Unknown values are "-".
 
-    With --documents the columns are name ("-" if it is not a mixer), title, documents, and where it is implemented.
+    With --documents the columns are name ("-" if it is not a mixer), title, introductions, and where it is implemented.
     """
     if documents:
         _list_documents(as_json)
@@ -48,10 +48,10 @@ def list(  # noqa: A001  (a command's function has its name)
 
 
 def described(info: Info) -> dict:
-    """Convert ``info`` to JSON values."""
+    """Convert the facts of ``info`` that concern a user to JSON values."""
     from linattn.mixers.taxonomy import families
 
-    return {k: v for k, v in asdict(info).items() if k not in ("cls", "chinese")} | {"families": [*families(info)]}
+    return {k: v for k, v in asdict(info).items() if k not in ("cls", "chinese", "seeds")} | {"families": [*families(info)]}
 
 
 def _cells(i: Info) -> tuple[str, ...]:
@@ -84,15 +84,16 @@ def _state(i: Info) -> str:
 
 
 def _list_documents(as_json: bool) -> None:
-    from linattn.mixers.documents import named
+    from linattn.mixers.documents import DOCUMENTS, named
 
     systems = named()
+    titles = {s.title: [DOCUMENTS[d] for d in s.documents] for s in systems}
     if as_json:
-        print(json.dumps([asdict(s) for s in systems], indent=1, ensure_ascii=False))
+        print(json.dumps([asdict(s) | {"documents": titles[s.title]} for s in systems], indent=1, ensure_ascii=False))
     elif sys.stdout.isatty():
         _documents_table(systems)
     else:
-        print("\n".join("\t".join((s.name or "-", s.title, ",".join(s.documents), s.where)) for s in systems))
+        print("\n".join("\t".join((s.name or "-", s.title, "; ".join(titles[s.title]), s.where)) for s in systems))
 
 
 def _documents_table(systems: Sequence[Named]) -> None:
@@ -102,12 +103,13 @@ def _documents_table(systems: Sequence[Named]) -> None:
 
     from linattn.mixers.documents import DOCUMENTS
 
-    table = Table("name", "title", *DOCUMENTS, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    marks = dict(zip("ABCDE", DOCUMENTS, strict=True))
+    table = Table("name", "title", *marks, box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for s in systems:
         title = s.title if s.name else f"{s.title}: {s.where}"
-        table.add_row(Text(s.name or "-"), Text(title), *("x" if d in s.documents else "" for d in DOCUMENTS))
+        table.add_row(Text(s.name or "-"), Text(title), *("x" if d in s.documents else "" for d in marks.values()))
     console = Console()
     console.print(table)
     console.print()
-    for number, title in DOCUMENTS.items():
-        console.print(f"{number}  {title}", style="dim", highlight=False)
+    for mark, document in marks.items():
+        console.print(f"{mark}  {DOCUMENTS[document]}", style="dim", highlight=False)

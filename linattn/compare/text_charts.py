@@ -104,7 +104,7 @@ def over_context(report: dict, quantity: Quantity) -> Chart:
     series = [Series(label(m["name"]), [(c["context"], c[quantity.key]) for c in m["contexts"]], i) for i, m in measured]
     if quantity is STATE and all(m["name"].partition(":")[0] != "softmax" for _, m in measured):
         cache = [(c["context"], c["bytes"]) for c in report["key_value_cache"]]
-        series.append(Series("softmax cache", cache, len(report["mixers"])))
+        series.append(Series(Both("softmax cache", "softmax 缓存"), cache, len(report["mixers"])))
     x = Axis(Both("tokens of context", "上下文 token 数"), logarithmic([p[0] for s in series for p in s.points], base=2), tokens)
     y = Axis(quantity.unit, quantity.scale([p[1] for s in series for p in s.points]), quantity.write)
     heading = Heading(quantity.key.replace("_", "-"), quantity.title, quantity.meaning)

@@ -223,8 +223,9 @@ def _how(report: dict) -> str:
                 "数据及其顺序都相同",
             ),
             Both("Prefill, decode", "预填充与解码"): Both(
-                "the first seed's models; one sequence; a warm-up, then the median; decode continues from the state that the prefill left",
-                "第一个种子的模型；单条序列；先预热，取中位数；解码从预填充留下的状态继续",
+                "the first seed's models; one sequence; a warm-up, then the median, of decoding the least of several rounds; decode continues from the "
+                "state that the prefill left",
+                "第一个种子的模型；单条序列；先预热，取中位数，解码取几轮中最小的；解码从预填充留下的状态继续",
             ),
             **machine_facts(report["machine"]),
             Both("Made", "生成时间"): escape(report["created"]),

@@ -1,4 +1,4 @@
-"""Systems named by the five documents behind this library, and their places in it."""
+"""Systems named in five introductions to linear attention, and their places in this library."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from linattn.mixers.registry import available, info
 
-# The documents, in Chinese; the numbers are what `Info.seeds` holds.
+# Introductions, all in Chinese, by the keys that `Info.seeds` holds: author and title where they are published.
 DOCUMENTS = {
-    "000": "A simple picture guide to linear attention",
-    "001": "A note on linear attention and the survey of efficient Transformers",
-    "002": "How a language model answers, and linear attention",
-    "003": "Notes on paper: the derivation of gated linear attention",
-    "004": "From softmax to linear and gated attention, state spaces and Mamba",
+    "000": "刀刀宁，简单图解一下线性注意力机制 (2024)",
+    "001": "a review of linear attention and of efficient Transformers (2025, unpublished)",
+    "002": "Yuanhao，每周AI观察：线性注意力 (2025)",
+    "003": "notes on the paper of gated linear attention (unpublished)",
+    "004": "an article on linear-time alternatives to softmax, avoid.overfit.cn/post/458a98aca6744a55af59ff65db2085e0",
 }
 
 # Systems that are not registered mixers: title, documents, and implementation.
@@ -43,7 +43,7 @@ _ELSEWHERE = (
     ("Generation until the stop token", "002", "linattn.generate.stream, linattn trace"),
 )
 
-# What a document names in a list of links, as neighbours of its subject.
+# What an introduction names in a list of links, as neighbours of its subject.
 _NEIGHBOURS = (
     "Speculative decoding", "Serving of long contexts", "Disaggregated inference", "Compression of the key-value cache",
     "Heterogeneous key-value caches", "Prompt compression", "MInference", "PowerInfer-2",
@@ -65,7 +65,7 @@ class Named:
 
 
 def named() -> list[Named]:
-    """List every system that a document names: registered mixers by name, then the others."""
+    """List every system that an introduction names: registered mixers by name, then the others."""
     known = [info(name) for name in available()]
     ours = [Named(i.name, i.title, i.seeds, f'linattn.mixers.create("{i.name}", dim=...)') for i in known if i.seeds]
     elsewhere = [Named(None, title, tuple(documents.split()), where) for title, documents, where in _ELSEWHERE]

@@ -53,7 +53,7 @@ class Info:
     paper: str = ""
     arxiv: str | None = None
     year: int = 0
-    seeds: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = field(default=(), repr=False)  # introductions that name it: keys of documents.DOCUMENTS
     equation: str = ""  # LaTeX
     kind: str = "sequence"
     causal: bool = True

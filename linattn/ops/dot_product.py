@@ -1,4 +1,4 @@
-"""Softmax attention by torch, in whatever way of its that has the derivatives that are asked for."""
+"""Softmax attention by torch, also where derivatives are taken in forward mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linattn.ops import tracing
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Call ``scaled_dot_product_attention`` of torch, whose fused kernels have no derivatives in forward mode: there, without them."""
+    """Call torch's ``scaled_dot_product_attention``; in forward mode without its fused kernels, which have no such derivatives."""
     if not tracing.forward_mode():
         return F.scaled_dot_product_attention(q, k, v, **options)
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -23,4 +23,5 @@ def line_chart(heading: Heading, found: Words, series: Sequence[Series], x: Axis
     """Plot lines under ``heading`` in both languages; screen readers also read the sentence ``found``."""
     told = Heading(heading.key, both(heading.title), sentence(heading.description, found))
     x, y = (replace(axis, label=both(axis.label)) for axis in (x, y))
+    series = [replace(one, name=both(one.name)) for one in series]
     return Chart(heading.title, heading.description, found, lines(told, series, x, y))

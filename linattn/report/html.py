@@ -73,7 +73,7 @@ def section(title: Words, *parts: str) -> str:
     return "\n".join([f"<h2>{spoken(title)}</h2>", *parts])
 
 
-def named(name: str, style: int) -> str:
+def named(name: Words, style: int) -> str:
     """Name with a sample of its line in the plots."""
     s = f"s{style % STYLES}"
     return f'<span class="key"><svg viewBox="0 0 34 12" aria-hidden="true"><path class="line {s}" d="M1 6H33"/></svg>{spoken(name)}</span>'

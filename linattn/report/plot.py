@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from linattn.report.language import Words, drawn, labelled, sentence
+from linattn.report.language import Words, both, drawn, labelled, sentence
 from linattn.report.scales import Scale
 
 WIDTH, HEIGHT = 460, 300
@@ -24,7 +24,7 @@ WIDE = frozenset("mwMW")
 class Series:
     """A line: its name, its points (x, y) in ascending x, and the number of its style."""
 
-    name: str
+    name: Words
     points: Sequence[tuple[float, float]]
     style: int
 
@@ -49,7 +49,7 @@ class Heading:
 
 def lines(heading: Heading, series: Sequence[Series], x: Axis, y: Axis) -> str:
     """Lines with markers over two axes; each is named at its right end."""
-    right = WIDTH - 17 - CHARACTER * max(len(s.name) + 0.5 * sum(c in WIDE for c in s.name) for s in series)
+    right = WIDTH - 17 - CHARACTER * max(len(name) + 0.5 * sum(c in WIDE for c in name) for name in (both(s.name).en for s in series))
     height = max(HEIGHT, TOP + BOTTOM + LABEL * len(series))
     frame = _Frame(x, y, right, height)
     return _svg(heading, [*frame.grid(), *(frame.line(s) for s in series), *frame.names(series)], height, "lines")
@@ -125,7 +125,7 @@ class _Frame:
         return f'<g class="s{series.style % STYLES}"><path class="line" d="{path}"/>{marks}</g>'
 
     def _mark(self, series: Series, point: tuple[float, float], at: tuple[float, float]) -> str:
-        hint = f"{series.name}: {self.x.write(point[0])}, {self.y.write(point[1])}"
+        hint = f"{both(series.name).en}: {self.x.write(point[0])}, {self.y.write(point[1])}"
         return f'<path class="mark" d="{_marker(series.style, *at)}"><title>{escape(hint)}</title></path>'
 
     def names(self, series: Sequence[Series]) -> list[str]:
@@ -133,7 +133,7 @@ class _Frame:
         parts = []
         for s, (x, y), place in zip(series, ends, spread([e[1] for e in ends], TOP, self.height - BOTTOM, LABEL), strict=True):
             parts.append(f'<path class="lead s{s.style % STYLES}" d="M{x + 5:.1f} {y:.1f}L{self.right + 8:.1f} {place:.1f}"/>')
-            parts.append(f'<text class="name s{s.style % STYLES}" x="{self.right + 11:.1f}" y="{place + 4:.1f}">{escape(s.name)}</text>')
+            parts.append(drawn(f'class="name s{s.style % STYLES}" x="{self.right + 11:.1f}" y="{place + 4:.1f}"', s.name))
         return parts
 
 

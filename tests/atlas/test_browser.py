@@ -110,6 +110,28 @@ def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page)
         assert page.locator(place).first.get_attribute("viewBox").split()[2] in ("760", "640")
 
 
+@pytest.mark.parametrize("path", ["systems/gla.html", "lab.html", "choose.html", "methods/delta.html", "methods/hybrids.html"])
+def test_a_phone_shows_equations_and_comparisons_whole(open_page, path):
+    """The tables of a system's measurements may scroll."""
+    script = """ns => ns.filter(n => n.getClientRects().length && n.scrollWidth > n.clientWidth + 1 && !n.closest("#measured"))
+        .map(n => n.textContent.slice(0, 60))"""
+    page = open_page(path, width=390).page
+    assert page.locator("main .equation, main dl.equations dd, main .wide, main .scroll").evaluate_all(script) == []
+
+
+def test_a_wide_window_is_used_to_its_right_edge(open_page):
+    """Prose in two columns of at most 80 characters, and short sections beside each other; none of it on a phone."""
+    columns = (
+        "ns => new Set(ns.filter(n => n.getClientRects().length).flatMap(n => [...n.getClientRects()].map(r => Math.round(r.left)))).size"
+    )
+    for width, wanted in ((1400, 2), (390, 1)):
+        page = open_page("methods/kernels.html", width=width).page
+        assert page.locator("main > p").evaluate_all(columns) == wanted
+        assert page.locator("main > p:visible").evaluate_all("ns => Math.max(...ns.map(n => n.getClientRects()[0].width))") <= 640
+        page = open_page("systems/gla.html", width=width).page
+        assert page.locator(".pair > section").evaluate_all(columns) == wanted
+
+
 def test_what_is_compared_is_in_sight(open_page):
     page = open_page("triangle.html", width=390).page
     for name in ("gla", "softmax"):

@@ -206,3 +206,52 @@ class TestReading:
         reader = open_page(path, scheme=scheme, language=language, width=width)
         found = axe.Axe().run(reader.page, options=AXE).response["violations"]
         assert [(v["id"], v["nodes"][0]["html"][:160], v["nodes"][0].get("failureSummary", "")[:200]) for v in found] == []
+
+
+def boxes(svg):
+    """Names of the boxes of a block on the way above and on the way below, from its drawing for wide screens."""
+    broad = ET.fromstring(re.search('<svg[^>]*class="cell broad".*?</svg>', svg, re.S)[0])
+    named = [
+        (float(t.get("y")), "".join(t.itertext()).replace("\u200b", ""))
+        for t in broad.iter(f"{SVG}text")
+        if t.get("class") in ("t name", "t small") and t.get("lang") != "zh-Hans"
+    ]
+    return [name for y, name in named if y < 80], [name for y, name in named if y > 150]
+
+
+def followed(steps, names, x):
+    """``x`` after the steps of these names, one after the other."""
+    for name in names:
+        x = steps[name](x)
+    return x
+
+
+def test_the_block_of_channel_mixing_computes_what_the_mixer_does():
+    torch.manual_seed(0)
+    x, mixer = torch.randn(1, 9, sentence.DIM), linattn.mixers.create("rwkv_channel", dim=sentence.DIM)
+    before = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+    steps = {"Wk": mixer.k_proj, "ReLU²": lambda h: h.relu().square(), "Wv": mixer.o_proj, "Wr": mixer.r_proj, "σ": torch.sigmoid}
+    ways = [
+        followed(steps | {"mixed with t − 1": lambda h, mix=mix: torch.lerp(before, h, mix)}, way, x)
+        for mix, way in zip((mixer.time_mix_key, mixer.time_mix_receptance), boxes(DRAWINGS[8]["channel"]()), strict=True)
+    ]
+    torch.testing.assert_close(ways[0] * ways[1], mixer(x))
+
+
+def test_the_block_of_h3_computes_what_the_mixer_does():
+    torch.manual_seed(0)
+    x, mixer = torch.randn(1, 9, sentence.DIM), linattn.mixers.create("h3", dim=sentence.DIM).double()
+    x = x.double()
+    decay, B, C = mixer.system()  # [H, K / 2] each
+    response = (torch.exp(decay[..., None] * torch.arange(9)) * (B * C)[..., None]).sum(1).real  # [H, 9]
+    shift = mixer.shift_kernel().double()[:, :9]
+
+    def convolved(kernel, skip):
+        return lambda u: skip * u + sum(kernel[:, j] * torch.nn.functional.pad(u, (0, 0, j, 0))[:, :9] for j in range(9))
+
+    steps = {
+        "Wk": mixer.k_proj, "Wq": mixer.q_proj, "⊙ x Wv": lambda k: k * mixer.v_proj(x),
+        "shift SSM": convolved(shift, mixer.shift_D), "diagonal SSM": convolved(response, mixer.D),
+    }  # fmt: skip
+    above, below = (followed(steps, way, x) for way in boxes(DRAWINGS[6]["h3"]()))
+    torch.testing.assert_close(mixer.o_proj(above * below), mixer(x), rtol=1e-5, atol=1e-6)

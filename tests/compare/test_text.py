@@ -203,7 +203,18 @@ def test_decode_goes_on_from_the_state_of_the_prefill():
     assert found["context"] == 50
     assert found["state_bytes"] == 5000
     assert calls[:4] == [(50, None)] * 4, "a warm-up and three repeats"
-    assert calls[4:] == [(1, 50 + i) for i in range(measure.DECODED + 2)]
+    assert calls[4:] == [(1, 50 + i) for i in range(measure.ROUNDS * measure.DECODED + 2)]
+
+
+@pytest.mark.parametrize("busy", range(measure.ROUNDS))
+def test_a_machine_that_is_busy_during_a_round_does_not_slow_decoding(monkeypatch, busy):
+    took = [9.0, 9.0] + [0.5 if i // measure.DECODED == busy else 0.1 for i in range(measure.ROUNDS * measure.DECODED)]
+    ticks = [0.0]
+    for seconds in took:
+        ticks += [ticks[-1], ticks[-1] + seconds]
+    clock = iter(ticks[1:])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    assert measure._decode(lambda *_, **__: (torch.zeros(1, 1, 4), None), torch.zeros(1, 1), None) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("last", [float("nan"), 2.5])

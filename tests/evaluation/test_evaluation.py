@@ -139,6 +139,10 @@ def test_report_and_page(folders, tmp_path, capsys):
     page = (out / "report.html").read_text()
     assert page.count("<svg role") >= 5 or page.count("<figure>") == 5
     assert f"{report['models'][1]['bits_per_byte']:.3f}" in page
+    shown = re.sub(r"<dl>.*?</dl>|<title>.*?</title>", "", page.partition("<main>")[2].partition("</main>")[0])  # facts and hints are data
+    chinese = " ".join(re.findall(r">([^<>]+)<", re.sub(r'<(\w+)[^>]* lang="en"[^>]*>.*?</\1>', "", shown)))
+    assert not re.search(r"[a-zA-Z]{3,} [a-z]{2,}|teacher|right|Speed", chinese.replace("gla", "")), chinese
+    assert "softmax（教师）" in chinese and "答对，%" in chinese and "420 处的状态" in chinese
 
 
 def test_refusals(folders, tmp_path, capsys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import linattn
 from linattn.atlas import sentence
 from linattn.atlas.cell import AFTER, BEFORE, BOXES, FADE, LINE, READ, WIDE, WRITE, cell
 from linattn.atlas.inspection import inspect_mixer
@@ -146,12 +147,39 @@ def rwkv_block() -> str:
     return _block(above, ((shift, flat, "v"), (gate, flat, "q"), ("SiLU", flat, "q")), flat, label)
 
 
-def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both) -> str:
-    """Draw two paths from x to y that meet in a product: boxes with the shapes of their outputs, for wide screens and for phones."""
-    return _across(above, below, outside, label) + _down(above, below, outside, label)
+def rwkv_channel_block() -> str:
+    """Draw RWKV's channel mixing, the feed-forward of its blocks."""
+    d, hidden = sentence.DIM, linattn.mixers.create("rwkv_channel", dim=sentence.DIM).k_proj.out_features
+    flat, broad, shift = f"[t, {d}]", f"[t, {hidden}]", Both("mixed with t − 1", "掺入上一个 token")
+    label = Both(
+        "RWKV's channel mixing: each token is mixed with the one before it, widened, squared above zero and narrowed; beside it the "
+        "receptance, a gate by which the result is multiplied.",
+        "RWKV 的 channel mixing：每个 token 先与前一个掺在一起，投影到更宽，取正部分的平方，再投影回来；旁边的 receptance 是一个门，与结果逐元素相乘。",
+    )
+    above: tuple[Part, ...] = ((shift, flat, "v"), ("W_k", broad, "k"), ("ReLU²", broad, "k"), ("W_v", flat, "v"))
+    return _block(above, ((shift, flat, "v"), ("W_r", flat, "q"), ("σ", flat, "q")), flat, label, "y")
 
 
-def _across(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both) -> str:
+def h3_block() -> str:
+    """Draw the H3 layer: two state spaces between the products of linear attention."""
+    d, seen = sentence.DIM, inspect_mixer("h3")
+    flat, shift = f"[t, {d}]", Both("shift SSM", "移位 SSM")
+    diagonal = Both("diagonal SSM", "对角 SSM")
+    label = Both(
+        f"An H3 layer: the keys pass a state space that shifts and keeps the last {seen.shapes['shift'][0]}; their product with the values passes a "
+        "diagonal state space, which remembers; the queries multiply what leaves it.",
+        f"H3 层：键先经过移位的状态空间，其中存着最近 {seen.shapes['shift'][0]} 个键；键与值之积再经过负责记忆的对角状态空间；其输出与查询相乘。",
+    )
+    above: tuple[Part, ...] = (("W_k", flat, "k"), (shift, flat, "k"), ("⊙ x W_v", flat, "v"), (diagonal, flat, "state"))
+    return _block(above, (("W_q", flat, "q"),), flat, label)
+
+
+def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both, output: str = "y W_o") -> str:
+    """Draw two paths from x to ``output`` that meet in a product: boxes with the shapes of their outputs, for wide screens and for phones."""
+    return _across(above, below, outside, label, output) + _down(above, below, outside, label, output)
+
+
+def _across(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both, output: str) -> str:
     """Draw the paths from left to right, one above the other."""
     top, low, start, end = 62, 178, 60, 700
     middle = (top + low) / 2
@@ -166,10 +194,10 @@ def _across(above: Sequence[Part], below: Sequence[Part], outside: str, label: B
             x = at + HALF
         parts.append(wire([(x, y), (end, y), (end, middle - 16 if y < middle else middle + 16)], row[-1][2]))
     parts += [node(end, middle, "⊙", "output"), wire([(end + 16, middle), (BROAD - 92, middle)], "output")]
-    return drawing(BROAD, 240, [*parts, box(BROAD - 50, middle, "y W_o", outside, "output", 80)], label, "cell broad")
+    return drawing(BROAD, 240, [*parts, box(BROAD - 50, middle, output, outside, "output", 80)], label, "cell broad")
 
 
-def _down(left: Sequence[Part], right: Sequence[Part], outside: str, label: Both) -> str:
+def _down(left: Sequence[Part], right: Sequence[Part], outside: str, label: Both, output: str) -> str:
     """Draw the paths from top to bottom, side by side."""
     top, step, middle = 34, 74, TALL / 2
     end = top + step * (max(len(left), len(right)) + 1)
@@ -183,7 +211,7 @@ def _down(left: Sequence[Part], right: Sequence[Part], outside: str, label: Both
             y = at + 22
         parts.append(wire([(x, y), (x, end), (middle + 16 * side, end)], row[-1][2]))
     parts += [node(middle, end, "⊙", "output"), wire([(middle, end + 16), (middle, end + step - 23)], "output")]
-    return drawing(TALL, end + step + 28, [*parts, box(middle, end + step, "y W_o", outside, "output", 80)], label, "cell tall")
+    return drawing(TALL, end + step + 28, [*parts, box(middle, end + step, output, outside, "output", 80)], label, "cell tall")
 
 
 def _named(x: float, y: float, name: str | Both, shape: str, tensor: str, half: float = HALF) -> str:
@@ -226,7 +254,7 @@ DRAWINGS: dict[int, dict[str, Callable[[], str]]] = {
     2: {"softmax": of("softmax"), "linear": of("linear")},
     4: {"rnn": rnn, "lstm": lstm, "linear": of("linear")},
     5: {"retnet": of("retnet"), "gla": of("gla")},
-    6: {"s4": lambda: system(selective=False), "s6": lambda: system(selective=True), "block": mamba_block},
+    6: {"s4": lambda: system(selective=False), "s6": lambda: system(selective=True), "block": mamba_block, "h3": h3_block},
     7: {"duality": duality},
-    8: {"block": rwkv_block, "rwkv6": of("rwkv6"), "kda": of("kda"), "rwkv7": of("rwkv7")},
+    8: {"block": rwkv_block, "channel": rwkv_channel_block, "rwkv6": of("rwkv6"), "kda": of("kda"), "rwkv7": of("rwkv7")},
 }

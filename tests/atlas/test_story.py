@@ -9,10 +9,11 @@ import torch
 
 import linattn
 from linattn.atlas import lab, sentence
+from linattn.atlas.cell import WIDE
 from linattn.atlas.page import rounded
 from linattn.atlas.story import LINE
 from linattn.atlas.story.chapters import AFTER, CHUNKS, DECAYS, FIGURES
-from linattn.atlas.story.drawings import DRAWINGS
+from linattn.atlas.story.drawings import BROAD, DRAWINGS, TALL
 from tests.atlas.browser import AXE, cells, needed
 from tests.atlas.pages import SYSTEMS, data
 
@@ -83,7 +84,8 @@ def test_the_story_tells_what_its_figures_show(site):
 @pytest.mark.parametrize(("chapter", "name"), [(n, name) for n, names in DRAWINGS.items() for name in names])
 def test_drawings_are_whole_with_a_shape_on_every_box(site, chapter, name):
     roots = list(ET.fromstring(f"<div>{DRAWINGS[chapter][name]()}</div>"))
-    assert len(roots) == (2 if name in ("block", "duality") else 1), "wide ones once more for phones"
+    widths = [float(root.get("viewBox").split()[2]) for root in roots]
+    assert widths == ([BROAD, TALL] if widths[0] > WIDE else widths[:1]), "wide ones once more for phones"
     for root in roots:
         boxes = [g for g in root.iter(f"{SVG}g") if g.find(f"{SVG}rect[@rx='6']") is not None]
         assert boxes or name == "duality"

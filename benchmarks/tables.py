@@ -24,7 +24,7 @@ TITLES = {
     "en": {
         "ops-cpu": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
         "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
-        "front": ("recurrence of", "forward, ms", "best peer, ms", "times", "forward+backward, ms", "best peer, ms", "times"),
+        "front": ("recurrence of", "forward, ms", "best peer, ms", "speed-up", "forward+backward, ms", "best peer, ms", "speed-up"),
         "steps": ("one token, microseconds: linattn · fla",),
         "graphed": ("in a CUDA graph, microseconds: linattn · fla", "pass"),
         "train-cpu": ("training", "dtype", "tokens/s", "beside Llama", "parameters, M"),

@@ -189,7 +189,7 @@ def _growing(seen: Inspection) -> str:
             ),
             text(BEFORE + 6, 34, Both("kept", "保留"), "axis"),
             text(WRITE, 42, Both("a row more", "多一行"), "axis"),
-            text(WIDE - 4, 42, Both("reads all rows", "读每一行"), "axis", "end"),
+            text(WIDE - 4, 34, Both("reads all rows", "读每一行"), "axis", "end"),
             node(WRITE, LINE, "∪", "k"),
             wire([(WRITE - 40, BOXES - 22), (WRITE - 8, LINE + 14)], "k"),
             wire([(WRITE + 40, BOXES - 22), (WRITE + 8, LINE + 14)], "v"),

@@ -23,7 +23,7 @@ ENTRY = Entry(
     Both("What to choose", "如何选择"),
     Both(
         "Say what you need: recall, length, memory, speed, kernels, checkpoints. The order follows from the committed measurements.",
-        "说明你需要什么：回忆、长度、内存、速度、核、已有权重。排序由仓库中的实测结果得出。",
+        "说明你需要什么：回忆、长度、内存、速度、内核、已有权重。排序由仓库中的实测结果得出。",
     ),
 )
 DIM, TOKENS, SHAPE = 512, 65536, "B8 T4096 H16 D128"  # of the layer whose bytes are compared, and of the timed recurrence
@@ -109,7 +109,7 @@ def _kernel(atlas: Atlas) -> Need:
             times[row["family"]] = row["ms"]
     values = {n: times[kind] for n, seen in atlas.inspections.items() if seen.info.resumable and (kind := recurrence(seen)) in times}
     unit = Both(f"ms, forward and backward of the recurrence, {SHAPE}, H200", f"毫秒，递推的前向与反向，{SHAPE}，H200")
-    return Need("kernel", Both("own GPU kernel", "有专用 GPU 核"), unit, False, values, {n: three(v) for n, v in values.items()})
+    return Need("kernel", Both("own GPU kernel", "有专用 GPU 内核"), unit, False, values, {n: three(v) for n, v in values.items()})
 
 
 def _training(atlas: Atlas) -> Need:
@@ -143,7 +143,7 @@ TEXT = (
     ),
 )
 CAPTION = Both(
-    "Every number stands in a file of results of this library, or is computed by its cost sheet.",
+    "Every number comes from a result file of this library or from its cost sheet.",
     "每个数字都出自本库的结果文件，或由开销表算出。",
 )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from linattn.atlas.text import Both, labelled, spoken
+from linattn.models import pattern
 from linattn.report.words import memory, percent
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ class Evidence:
         if body is None:
             return None
         rows = [
-            [row["share"], percent(row["recall"]), f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3f}", _code(row["layers"])]
+            [row["share"], percent(row["recall"]), f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3f}", _codes(period(row["layers"]))]
             for row in body["rows"]
         ]  # fmt: skip
         setting = body["settings"]["context"]
         heads = [
             Both("share of softmax layers", "softmax 层占比"), Both("recall", "回忆正确率"), Both("bits per byte", "每字节比特数"),
-            Both(f"kept of {setting:,} tokens", f"为 {setting:,} 个 token 保留"), Both("ms per token", "毫秒/token"), Both("layers", "层"),
+            Both(f"kept after {setting:,} tokens", f"{setting:,} 个 token 后保留"), Both("ms per token", "毫秒/token"), Both("pattern", "模式"),
         ]  # fmt: skip
         return Table(Both("Mamba-2 with softmax layers", "混入 softmax 层的 Mamba-2"), heads, rows, _of(body))
 
@@ -131,8 +132,20 @@ class Evidence:
         return Table(Both("Decoding", "解码"), heads, rows, f"{body['card']}, {body['runs'][-1]['date']}")
 
 
+def period(layers: str) -> str:
+    """The shortest pattern that gives ``layers`` when it is repeated."""
+    names = pattern.parse(layers, "layers")
+    length = next(n for n in range(1, len(names) + 1) if len(names) % n == 0 and names[:n] * (len(names) // n) == names)
+    return pattern.written(names[:length])
+
+
 def _code(name: str) -> str:
     return f"<code>{name}</code>"
+
+
+def _codes(names: str) -> str:
+    """A list of names, none of which is broken over lines."""
+    return ", ".join(f'<code class="kept">{name}</code>' for name in names.split(", "))
 
 
 def _of(body: dict[str, Any]) -> str:

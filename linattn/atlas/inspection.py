@@ -133,7 +133,7 @@ OF_CHANNELS = Both(
 OWN_MIX = Both("its code mixes the tokens by an update of its own", "它的代码用自己的更新方式来混合 token")
 OWN_WEIGHTS = Both(
     "its code makes queries, keys and values, but weighs the values otherwise than one run of the recurrence would",
-    "它的代码产生查询、键与值，但对值的加权方式不是把该递推运行一遍所能得到的",
+    "它的代码产生查询、键与值，但给值加权的方式与递推不同",
 )
 NOTHING_HANDED = Both("it hands nothing from token to token", "它不在 token 之间传递任何东西")
 NO_STATE = Both(

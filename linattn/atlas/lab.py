@@ -1,6 +1,6 @@
 """Lab: a sentence, a system reduced to its rule, and the effect of each token on the state, computed in the page by a small recurrence.
 
-Every word is a vector that its letters choose, so that any sentence can be typed. A token's key is the word before it and its value the
+Every word is a vector derived from its letters, so that any sentence can be typed. A token's key is the word before it and its value the
 word itself; its query is the word itself. What is read after a word is thus what has followed it so far, and one can see at a glance
 which words a state still holds. ``script/lab.js`` repeats this in the page; the tests compare the two cell by cell.
 """
@@ -227,7 +227,7 @@ def data() -> dict[str, object]:
 
 TEXT = (
     Both(
-        "Every word here is eight numbers that its letters choose; Chinese is cut into words by the browser's dictionary. A token's key is the "
+        "Every word here is eight numbers derived from its letters; Chinese is cut into words by the browser's dictionary. A token's key is the "
         "word before it, its value is the word itself: the state learns what follows what. Its query is again the word itself, so the output "
         "is a guess at the next word, without any training.",
         "这里每个词是由它的字符决定的八个数；中文由浏览器自带的词典分词。一个 token 的键是它前面的词，值是它自己：状态学到的是“什么后面接什么”。"

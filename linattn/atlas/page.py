@@ -65,7 +65,7 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         lead = spoken(page.lead, "p") if page.lead else ""
         heading = f'<header class="opening"><h1>{spoken(page.title)}</h1>{lead}</header>\n'
     return f"""{opening(POLICY)}
-<title data-title-en="{escape(title)}" data-title-zh="{escape(page.title.zh)} · linattn 图册">{escape(title)}</title>
+<title data-title-en="{escape(title)}" data-title-zh="{escape(page.title.zh)} · linattn 图解">{escape(title)}</title>
 <link rel="stylesheet" href="{page.root}atlas.css">
 <script defer src="{page.root}atlas.js"></script>
 </head>
@@ -88,7 +88,7 @@ SCRIPT = Both(
     "图与中文文字要有 JavaScript 才能显示；没有时只能读到英文文字。",
 )
 FOOT = Both(
-    "The numbers on this page were computed by linattn's own ops when it was built; what was measured says where and when.",
+    "The numbers on this page were computed by linattn's own ops when it was built; measurements state machine and date.",
     "本页的数字由 linattn 自己的算子在生成页面时算出；实测数据另注明机器与日期。",
 )
 
@@ -100,8 +100,8 @@ def _navigation(page: Page, entries: Sequence[Entry]) -> str:
         current = ' aria-current="page"' if page.path == entry.path else ' aria-current="true"' if here else ""
         links.append(f'<li><a href="{page.root}{entry.path}"{current}>{spoken(entry.name)}</a></li>')
     return (
-        f'<nav class="top" {labelled(Both("The atlas", "图册"))}><a class="mark" href="{page.root}index.html">linattn '
-        f"{spoken(Both('atlas', '图册'))}</a><ul>{''.join(links)}</ul>"
+        f'<nav class="top" {labelled(Both("The atlas", "图解"))}><a class="mark" href="{page.root}index.html">linattn '
+        f"{spoken(Both('atlas', '图解'))}</a><ul>{''.join(links)}</ul>"
         '<div class="switches"><button type="button" data-switch="language" lang="zh-Hans" data-other="zh" aria-label="中文">中文</button>'
         '<button type="button" data-switch="theme" '
         f'{labelled(Both("Light or dark", "浅色或深色"))}><span aria-hidden="true">◐</span></button></div></nav>'

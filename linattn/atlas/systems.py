@@ -149,7 +149,7 @@ def _claimed(seen: Inspection) -> Both:
     return Both(
         f"This is not one run of the recurrence: {why.en}. Its output is linear in the values all the same "
         f"(relative distance {distance}, float64).",
-        f"它不是把该递推运行一遍：{why.zh}。但它的输出对值仍是线性的（相对偏差 {distance}，float64）。",
+        f"它不是该递推的一次运行：{why.zh}。不过输出对值仍是线性的（相对偏差 {distance}，float64）。",
     )
 
 
@@ -231,7 +231,7 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
     if c.state_bytes is not None:
         facts.append((Both("state", "状态"), f'<span data-value="{c.state_bytes}">{memory(c.state_bytes)}</span>'))
         ratio = c.softmax_cache_bytes / c.state_bytes if c.state_bytes else 0.0
-        more = Both(f", {times(ratio)} as much", f"，是它的 {ratio:,.0f} 倍") if ratio > 1.05 else Both("", "")
+        more = Both(f", {times(ratio)} as much", f"，是状态的 {ratio:,.0f} 倍") if ratio > 1.05 else Both("", "")
         held = f'<span data-value="{c.softmax_cache_bytes}">{memory(c.softmax_cache_bytes)}</span>{spoken(more) if more.en else ""}'
         facts.append((Both("softmax's cache", "softmax 的缓存"), held))
     return facts
@@ -244,7 +244,7 @@ def _checked(seen: Inspection) -> str:
             f'<span data-value="{error!r}">{f"{error:.1e}" if error else "0"}</span> {dtype}' for dtype, error in errors.largest.items()
         )
         many = Both(f"the largest of {errors.comparisons:,} comparisons", f"{errors.comparisons:,} 次比较中最大")
-        number = many if errors.comparisons > 1 else Both("the only comparison", "唯一一次比较")
+        number = many if errors.comparisons > 1 else Both("the only comparison", "仅一次比较")
         count = Both(f" (relative, {number.en}, ", f"（相对误差，{number.zh}，")
         where = f"<code>{escape(errors.test)}</code>{spoken(Both(')', '）'))}"
         facts.append((Both("distance to it", "与它的差距"), f"{found}{spoken(count)}{where}"))
@@ -262,6 +262,12 @@ def _checked(seen: Inspection) -> str:
     return _section("checked", Both("What it was checked against", "验证依据"), _listed(facts))
 
 
+def _entry(text: str) -> str:
+    """An entry of a table; a sentence gets room on a phone."""
+    cell = spoken(both(text), "td")
+    return cell.replace("<td", '<td class="words"') if len(text) > 24 else cell
+
+
 def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
     tables = list(measured.of(atlas, seen))
     if not tables:
@@ -269,7 +275,7 @@ def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
     parts = []
     for t in tables:
         head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in t.heads)
-        rows = "".join("<tr>" + "".join(spoken(both(c), "td") for c in row) + "</tr>" for row in t.rows)
+        rows = "".join("<tr>" + "".join(_entry(c) for c in row) + "</tr>" for row in t.rows)
         caption = f'<caption>{spoken(t.title)} <span class="small">{spoken(both(t.source))}</span></caption>'
         source = both(t.source)
         where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title

@@ -59,7 +59,7 @@ STATE = Quantity(
     Both("Memory of the past", "为历史保留的内存"),
     Both(
         "Bytes kept of the context in order to continue. A key-value cache grows by the same amount with each token, a state does not.",
-        "为继续生成而保留的字节数。键值缓存随每个 token 等量增长，状态则不增长。",
+        "为继续生成而保留的字节数。KV 缓存随每个 token 等量增长，状态则不增长。",
     ),
     Both("bytes", "字节"),
     lambda values: logarithmic(values, base=2),

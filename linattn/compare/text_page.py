@@ -177,7 +177,7 @@ def _contexts(report: dict) -> str:
             rows.append((named(label(m["name"]), i), [values.get(n, "–") for n in lengths]))
         if key == "state_bytes":
             cache = {c["context"]: memory(c["bytes"]) for c in report["key_value_cache"]}
-            rows.append((spoken(Both("A key-value cache, for comparison", "对照：键值缓存")), [cache.get(n, "–") for n in lengths]))
+            rows.append((spoken(Both("A key-value cache, for comparison", "对照：KV 缓存")), [cache.get(n, "–") for n in lengths]))
         parts.append(table([Both("Mixer", "混合层"), *(tokens(n) for n in lengths)], rows, caption))
     left = [(label(m["name"]), x["context"], x["reason"]) for m in report["mixers"] for x in m["left_out"]]
     notes = [

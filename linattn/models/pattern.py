@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 MOST = 1_000_000  # layers of one period, which is a list
@@ -30,6 +32,12 @@ def parse(text: str, argument: str) -> list[str]:
 def fill(names: list[str], layers: int) -> list[str]:
     """Repeat ``names`` until ``layers`` are filled; a last period may stay incomplete."""
     return [names[i % len(names)] for i in range(layers)]
+
+
+def written(names: Iterable[str]) -> str:
+    """Write ``names`` as a pattern: gla, gla, softmax -> ``"gla*2, softmax"``."""
+    runs = [(name, len(list(same))) for name, same in groupby(names)]
+    return ", ".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
 
 
 def halves(first: str, second: str, layers: Any) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from linattn.experiment.study import Column, Done, Result, Row, Run, Study, grou
 from linattn.generate import stream
 from linattn.generate.prefill import prefill
 from linattn.models import LanguageModel
+from linattn.models.pattern import written
 from linattn.report.charts import Chart
 from linattn.report.plot import Heading
 from linattn.report.scales import Scale, linear
@@ -87,8 +87,7 @@ def pattern(mixer: str, part: Fraction, layers: int) -> str:
     if count.denominator != 1 or not 0 <= part <= 1:
         raise ValueError(f"a share of softmax must be a whole number of the {layers} layers, but came as {part}")
     places = {int((i + Fraction(1, 2)) * layers / count) for i in range(int(count))}
-    runs_of = [(name, len(list(same))) for name, same in groupby("softmax" if i in places else mixer for i in range(layers))]
-    return ", ".join(name if many == 1 else f"{name}*{many}" for name, many in runs_of)
+    return written("softmax" if i in places else mixer for i in range(layers))
 
 
 def stack(mixer: str, part: str, layers: int) -> Stack:

@@ -119,6 +119,17 @@ def test_a_phone_shows_equations_and_comparisons_whole(open_page, path):
     assert page.locator("main .equation, main dl.equations dd, main .wide, main .scroll").evaluate_all(script) == []
 
 
+@pytest.mark.parametrize(
+    "path", ["lab.html", "story/2.html", "methods/hybrids.html", "methods/chunks.html", "systems/gla.html", "choose.html"]
+)
+def test_nothing_stands_beyond_the_right_edge(open_page, path):
+    """But what scrolls in a frame of its own."""
+    script = """n => [...n.querySelectorAll("*")].filter(e => e.getClientRects().length && !e.closest(".scroll, .wide, .equation, pre"))
+        .filter(e => e.getBoundingClientRect().right > n.getBoundingClientRect().right + 1).map(e => e.tagName + ": " + e.textContent.slice(0, 40))"""
+    for width, language in ((900, "zh"), (1400, "en"), (1400, "zh")):
+        assert open_page(path, width=width, language=language).page.locator("main").evaluate(script) == []
+
+
 def test_a_wide_window_is_used_to_its_right_edge(open_page):
     """Prose in two columns of at most 80 characters, and short sections beside each other; none of it on a phone."""
     columns = (

@@ -147,6 +147,10 @@ def test_the_whole_site_is_small_and_leaves_no_english_to_a_chinese_reader(syste
         path.name: [w for w in Chinese(path.read_text(encoding="utf-8")).words if ENGLISH.search(w)] for path in pages(tmp_path / "site")
     }
     assert {name: words for name, words in found.items() if words} == {}
+    systems = [path.read_text(encoding="utf-8") for path in (tmp_path / "site" / "systems").glob("*.html") if path.stem != "index"]
+    cases = sum(bool(re.search(r'data-claim="(recurrence|steps)"', html)) for html in systems)
+    others = len(systems) - cases
+    assert abs(cases - 50) <= 5 and abs(others - 80) <= 5, "the first sentences of the READMEs say about fifty, and eighty more"
 
 
 def test_a_mixer_that_registers_has_its_page(tmp_path):

@@ -1,19 +1,23 @@
-"""Figures of the second edition: computed independently here, and read in Chromium as a reader uses them."""
+"""Figures computed independently here, and read in Chromium as a reader uses them."""
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import linattn
 from linattn import mixers
 from linattn.atlas import begin, choose, lab, tiny
 from linattn.atlas.build import Atlas
+from linattn.atlas.evidence import period
 from linattn.atlas.index import thumbnail
 from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.methods import TITLES, figures
 from linattn.atlas.story.chapters import RULES
 from linattn.atlas.story.sheets import WORDS
+from linattn.models import pattern
 from tests.atlas.browser import AXE, cells, needed
 from tests.atlas.pages import SYSTEMS, data
 
@@ -291,3 +295,12 @@ def test_axe_finds_nothing(page, path):
     for language, scheme in (("en", "light"), ("zh", "dark")):
         found = axe.Axe().run(page(path, language=language, scheme=scheme).page, options=AXE).response["violations"]
         assert [(v["id"], v["nodes"][0]["html"][:160]) for v in found] == []
+
+
+def test_the_patterns_of_the_hybrids_are_the_layers_that_were_measured():
+    """Repeated, as a config does."""
+    body = json.loads((Path(linattn.__file__).parents[1] / "benchmarks/results/reproduce-hybrids-full.json").read_text())
+    shown = [period(row["layers"]) for row in body["rows"]]
+    layers = [pattern.parse(row["layers"], "layers") for row in body["rows"]]
+    assert [pattern.fill(pattern.parse(text, "layers"), len(names)) for text, names in zip(shown, layers, strict=True)] == layers
+    assert "mamba2, softmax" in shown

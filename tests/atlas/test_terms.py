@@ -1,11 +1,11 @@
-"""One Chinese word for one term, on every page: the site's sources say nothing by a second name."""
+"""One Chinese word for one term, in the atlas, the reports and the Chinese pages: their sources say nothing by a second name."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-import linattn.atlas
+import linattn
 from linattn.atlas import cell
 from tests.atlas.pages import Chinese, pages
 
@@ -18,25 +18,31 @@ TERMS = {
     "scalar multiplications": ("标量乘法次数", ("单数乘法",)),
     "elapsed time": ("实际耗时", ("看钟表",)),
     "control theory": ("控制理论", ("控制论",)),
-    "cost": ("开销", ("价格", "价钱")),
+    "cost": ("开销", ("价格", "价钱", "代价")),
     "pitfalls": ("常见错误", ("笔误",)),
     "feature map": ("特征映射", ("特征图",)),
     "short convolution": ("短卷积", ("短程卷积", "小卷积")),
     "hybrid model": ("混合模型", ("杂交模型", "混搭模型")),
+    "GPU kernel": ("内核", ("GPU 核", "用的核")),
+    "key-value cache": ("KV 缓存", ("键值缓存",)),
+    "the atlas": ("图解", ("图册", "图集")),
 }
 # what a reader of the site alone cannot look up
 INSIDE = re.compile(r"five documents|seeds=\(|\bthe notes\b|\bseed 00\d|The notes from which|几篇笔记|五份文档|五篇文档")
 
 
 def sources():
-    folder = Path(linattn.atlas.__file__).parent
-    return [p for ending in ("*.py", "*.html", "*.js") for p in folder.rglob(ending)]
+    """What the atlas, the reports, the Chinese README and the Chinese pages of the documentation are made from."""
+    package = Path(linattn.__file__).parent
+    atlas = [p for ending in ("*.py", "*.html", "*.js") for p in (package / "atlas").rglob(ending)]
+    root = package.parent
+    return [*atlas, package / "report" / "chinese.py", root / "README.zh.md", *root.glob("docs/zh/*.md"), *root.glob("docs/*.zh.md")]
 
 
 @pytest.mark.parametrize("term", TERMS)
 def test_a_term_has_one_translation(term):
     word, others = TERMS[term]
-    texts = {path.name: path.read_text(encoding="utf-8") for path in sources()}
+    texts = {str(path): path.read_text(encoding="utf-8") for path in sources()}
     assert any(word in text for text in texts.values()), f"{word} stands nowhere"
     found = [(name, other) for name, text in texts.items() for other in others if other in text]
     assert found == []

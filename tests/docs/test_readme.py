@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from linattn.cli.main import main
+from linattn.hf.convert import FAMILIES
 from tests.docs import markdown
 from tests.packaging.tree import ROOT
 
@@ -72,6 +73,11 @@ def test_both_languages_have_the_same_tables(page):
     assert english == chinese and len(english) > 10
 
 
+def test_the_numbers_of_families_are_those_of_the_converters():
+    for path, words in ((ENGLISH, r"(\d+) families of published checkpoints"), (CHINESE, r"(\d+) 个系列的已发表权重")):
+        assert re.findall(words, path.read_text(encoding="utf-8")) == [str(len(FAMILIES))]
+
+
 @pytest.mark.parametrize("language", ["", ".zh"])
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page, language):
@@ -80,3 +86,6 @@ def test_links_lead_somewhere(page, language):
     assert f"{path.name.partition('.')[0]}{'' if language else '.zh'}.md" in found
     missing = [link for link in found if "://" not in link and not (path.parent / link.partition("#")[0]).exists()]
     assert missing == []
+    for file, _, anchor in (link.partition("#") for link in found if "://" not in link and "#" in link):
+        heads = re.findall(r"^#+ (.*)$", (path.parent / file).read_text(encoding="utf-8"), re.M)
+        assert anchor in [head.lower().replace(" ", "-") for head in heads], (file, anchor)

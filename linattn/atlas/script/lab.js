@@ -165,7 +165,7 @@ function lab(place, data) {
     token: panel({ en: "this token", zh: "这个 token" }, `q k v α o [${n}]`, "k"),
     state: panel({ en: "state S", zh: "状态 S" }, `[${n}, ${n}]`, "state"),
     change: panel({ en: "its change", zh: "它的变化" }, `[${n}, ${n}]`, "decay"),
-    output: panel({ en: "o speaks of", zh: "o 指向的词" }, "", "output"),
+    output: panel({ en: "o, word by word", zh: "o 指向的词" }, "", "output"),
   };
   const lines = ["q", "k", "v", "α", "o"];
   const place8 = (r, c, value) => ({ en: `row ${r + 1}, column ${c + 1}: ${written(value)}`, zh: `第 ${r + 1} 行，第 ${c + 1} 列：${written(value)}` });

@@ -54,7 +54,7 @@ function memory(place, data) {
   beside.append(left, right);
   place.append(beside);
   left.append(element("p", { class: "panel tstate" }, element("b", { class: "tstate" }, words({ en: "state S", zh: "状态 S" })), ` [${data.size}, ${data.size}]`));
-  right.append(element("p", { class: "panel" }, element("b", { class: "toutput" }, words({ en: "o = q S speaks of", zh: "o = q S 指向的词" })), ` [${data.size}]`));
+  right.append(element("p", { class: "panel" }, element("b", { class: "toutput" }, words({ en: "o = q S, word by word", zh: "o = q S 指向的词" })), ` [${data.size}]`));
   const box = grid(left, {
     rows: data.size,
     cols: data.size,

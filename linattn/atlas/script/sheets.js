@@ -17,7 +17,7 @@ export function power(value) {
 // or one for all, scale }], numbers [{ key, name, values: one for each stop }].
 function sheets(place, data) {
   const row = controls(place);
-  const beside = element("div", { class: "beside narrow" });
+  const beside = element("div", { class: data.sheets.length > 4 ? "beside" : "beside narrow" });
   if (data.sheets.length) place.append(beside);
   const boxes = data.sheets.map((sheet) => {
     const part = element("div", { "data-sheet": sheet.key }, element("p", { class: "panel" }, words(sheet.name)));

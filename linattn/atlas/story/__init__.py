@@ -27,7 +27,7 @@ ENTRY = Entry(
     ),
 )
 CHAPTERS = (
-    Both("Why softmax costs L², and what changes the order", "softmax 为什么要\u00a0L²，又是什么改变了乘法顺序"),
+    Both("Why softmax costs L², and what changes the order", "softmax 的开销为什么是\u00a0L²，又是什么改变了乘法顺序"),
     Both("Reading a prompt, writing an answer", "读提示，写回答：prefill 与 decode"),
     Both("A sum can neither forget nor emphasise", "求和：既不会遗忘，也分不出轻重"),
     Both("RNN and LSTM: states before attention", "RNN 与 LSTM：注意力之前的状态"),
@@ -94,7 +94,7 @@ LINE = (
     ("deltanet", 8, r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", Both("erases before it writes", "先擦除再写入")),
     ("kda", 8, r"D_t = \mathrm{Diag}(\alpha_t) S_{t-1}, \quad S_t = D_t + \beta_t k_t^\top (v_t - k_t D_t)", Both("decays and erases", "既衰减，也擦除")),
 )  # fmt: skip
-WHOLE = Both("The whole line at a glance", "整条线一览")
+WHOLE = Both("All equations at a glance", "公式一览")
 
 
 def _line(atlas: Atlas) -> str:

@@ -70,7 +70,7 @@ def decoding() -> dict[str, object]:
             number("kept", Both("numbers in the state", "状态里的数"), [found.states[0].numel() for _ in steps]),
             number(
                 "apart",
-                Both("distance of the two outputs", "两种输出之差"),
+                Both("distance between the two outputs", "两种输出之差"),
                 [distance(found.outputs[:t], written_out[:t]) if t > 1 else 0.0 for t in steps],
             ),
         ],
@@ -217,7 +217,7 @@ def gates() -> dict[str, object]:
     return sheets(
         control("decay", Both("decay", "衰减"), [f"{d:g}" for d in DECAYS], 2),
         [sheet(key, titles[key], kinds[key], sentence.SENTENCE, sentence.SENTENCE, 17) for key in kinds],
-        [number(key, Both(f"left of “tea” at token 11: {key}", f"到第 11 个 token 时“茶”还剩：{zh}"), [m[SUBJECT - 1, 2].item() for m in kinds[key]])
+        [number(key, Both(f"“tea” that remains at token 11: {key}", f"到第 11 个 token 时“茶”还剩：{zh}"), [m[SUBJECT - 1, 2].item() for m in kinds[key]])
          for key, zh in (("constant", "固定"), ("head", "逐头"), ("channel", "逐通道"))],
     )  # fmt: skip
 

@@ -125,7 +125,7 @@ def mamba_block() -> str:
     """Draw the Mamba layer around the selective system."""
     d, inner = sentence.DIM, inspect_mixer("mamba").shapes["h"][0]
     taps = inspect_mixer("mamba").shapes["conv"][0] + 1
-    conv = Both(f"convolution, {taps} wide", f"卷积，宽 {taps}")
+    conv = Both(f"conv, {taps} wide", f"卷积，宽 {taps}")
     wide = f"[t, {inner}]"
     above: tuple[Part, ...] = (("W_x", wide, "v"), (conv, wide, "v"), ("SiLU", wide, "v"), ("S6", wide, "state"))
     label = Both(

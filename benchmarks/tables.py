@@ -22,12 +22,12 @@ MARKED = re.compile(r"(<!-- (?:from|summary of) (benchmarks/results/([a-z]+)-([\
 PAGES = [f"{page}{language}.md" for page in ("README", "docs/studies", "docs/benchmarks") for language in ("", ".zh")]
 TITLES = {
     "en": {
-        "ops-cpu": ("beside", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
+        "ops-cpu": ("compared with", "pass", "tokens", "linattn, ms", "the other, ms", "median of ratios", "aim"),
         "ops": ("milliseconds: linattn · fla", "pass", "peak memory, MB", "first call (cached), s"),
         "front": ("recurrence of", "forward, ms", "best peer, ms", "speed-up", "forward+backward, ms", "best peer, ms", "speed-up"),
         "steps": ("one token, microseconds: linattn · fla",),
         "graphed": ("in a CUDA graph, microseconds: linattn · fla", "pass"),
-        "train-cpu": ("training", "dtype", "tokens/s", "beside Llama", "parameters, M"),
+        "train-cpu": ("training", "dtype", "tokens/s", "relative to Llama", "parameters, M"),
         "train": ("model", "tokens/s", "compiled, tokens/s", "first step, s", "peak memory, GB", "parameters, M"),
         "vision": ("thousand tokens a second", "pass"),
         "decode": ("model", "rows", "tokens read before", "a token, ms", "reading weights and state once, ms", "through generate, ms"),

@@ -63,7 +63,7 @@ class MixerPage(SphinxDirective):
             found.append(nodes.paragraph("", "", nodes.Text(source), *self.arxiv(info.arxiv)))
         if info.equation:
             markup = mathml(info.equation, display=True)
-            found.append(nodes.raw("", f'<div class="equation" style="overflow-x: auto">{markup}</div>', format="html"))
+            found.append(nodes.raw("", f'<div class="equation" style="overflow-x: auto" tabindex="0">{markup}</div>', format="html"))
         if self.env.app.tags.has("atlas"):
             link = nodes.reference("", "its page in the atlas", refuri=f"../atlas/systems/{info.name}.html")
             found.append(nodes.paragraph("", "", nodes.Text("With figures: "), link))

@@ -144,8 +144,9 @@ def _code(name: str) -> str:
 
 
 def _codes(names: str) -> str:
-    """A list of names, none of which is broken over lines."""
-    return ", ".join(f'<code class="kept">{name}</code>' for name in names.split(", "))
+    """A list of names; lines break between them alone."""
+    between = ',</code> <code class="kept">'
+    return f'<code class="kept">{names.replace(", ", between)}</code>'
 
 
 def _of(body: dict[str, Any]) -> str:

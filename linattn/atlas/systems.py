@@ -265,7 +265,7 @@ def _checked(seen: Inspection) -> str:
 def _entry(text: str) -> str:
     """An entry of a table; a sentence gets room on a phone."""
     cell = spoken(both(text), "td")
-    return cell.replace("<td", '<td class="words"') if len(text) > 24 else cell
+    return cell.replace("<td", '<td class="words"') if len(text) > 32 else cell
 
 
 def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:

@@ -34,10 +34,14 @@ def test_utilisation():
     assert peak_of("NVIDIA H100 PCIe") == 756e12 and peak_of("NVIDIA GeForce RTX 4090") == 165e12 and peak_of("a card") is None
 
 
-def test_the_speed_is_of_this_process(tmp_path):
+def test_the_speed_is_that_of_the_last_interval_of_the_log(tmp_path):
+    """So a start that compiles for a minute is not in the figures of later steps, nor is what an earlier process did."""
     recorder = Recorder(tmp_path / "x", [], {"step": 10, "seconds": 5.0, "losses": []}, step_tokens=100, bits_per_byte=float)
     recorder.seconds = 7.0
-    assert recorder.speed(14) == {"tokens_per_second": 200.0}
+    assert recorder.speed(14) == recorder.log_speed(14) == {"tokens_per_second": 200.0}
+    recorder.seconds = 7.5
+    assert recorder.speed(15) == {"tokens_per_second": 200.0}, "until the next log"
+    assert recorder.log_speed(19)["tokens_per_second"] == pytest.approx(1000.0, rel=1e-2)
 
 
 def test_it_stands_in_the_logs(text, tmp_path):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from linattn.cli.main import main
 from linattn.data.packed import PackedTokens
 from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.models import loss
 from linattn.models.block import Block
 from linattn.models.loss import TokenLoss
 from linattn.train import TrainOptions, checkpoint, load_run, saved_options, setup, sharded, train
@@ -75,11 +76,23 @@ def test_recomputed_activations_are_the_same(short, text, tmp_path, monkeypatch)
     assert contents(result.run / "checkpoint-3") == contents(short.run / "checkpoint-3")
 
 
-def test_compile_runs_the_model_through_torch_compile(text, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "compile", lambda model, **how: seen.append(type(model).__name__) or model)
-    changed(text, tmp_path, compile=True, steps=1)
-    assert seen == ["LinattnForCausalLM"]
+def test_compile_compiles_the_blocks_and_the_chunks_of_the_loss(short, text, tmp_path, monkeypatch):
+    """All blocks of one mixer share one graph; gradients are those of the model as written."""
+    asked, through = [], torch.compile
+
+    def watched(function, **how):
+        asked.append((function.__name__, how))
+        return through(function, backend="aot_eager", **how)
+
+    monkeypatch.setattr(torch, "compile", watched)
+    torch._dynamo.reset()
+    loss._compiled.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    result = changed(text, tmp_path, compile=True, loss_chunk=32)
+    assert asked == [("_call_impl", {"dynamic": False})] + [("_loss_and_gradient", {"dynamic": False})]
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert 0 < distance(weights(result), weights(short)) < 1e-3
+    loss._compiled.cache_clear()
 
 
 def test_the_schedules(text, tmp_path):

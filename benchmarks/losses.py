@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,11 @@ class Losses:
             "eval-every": max(1, t.steps // (20 if t.steps == self.asked.steps else 1)), "eval-tokens": self.asked.eval_tokens,
             "out": folder, "device": self.asked.device,
         }  # fmt: skip
-        command = ["train", "--join-documents", *(f"--{name}={value}" for name, value in options.items())]
-        command += [f"--mixer-option={name}.heads={n}" for name, n in heads(t.model, t.dim).items()]
-        command += ["--compile"] * self.asked.compile + ["--resume"] * (folder / "run.json").exists()
+        arguments = ["train", "--join-documents", *(f"--{name}={value}" for name, value in options.items())]
+        arguments += [f"--mixer-option={name}.heads={n}" for name, n in heads(t.model, t.dim).items()]
+        arguments += ["--compile"] * self.asked.compile + ["--resume"] * (folder / "run.json").exists()
         log = self.asked.work / f"{t.name}.log"
-        process = SERVER.Process(target=linattn, args=(command, log))
+        process = SERVER.Process(target=linattn, args=(arguments, log))
         process.start()
         process.join(max(1.0, self.ends - SPARE - time.monotonic()))
         if process.is_alive():
@@ -151,7 +152,7 @@ class Losses:
             process.join()
             return None
         size = parameters(lambda: LanguageModel(self.config(t.model, t.dim, width)))
-        row = {"name": t.name, **vars(t), "ffn_dim": width, "parameters": size, "command": "linattn " + " ".join(command)}
+        row = {"name": t.name, **vars(t), "ffn_dim": width, "parameters": size}
         if process.exitcode:
             shutil.rmtree(folder, ignore_errors=True)
             return {**row, "failure": log.read_text().strip().rsplit("\n", 1)[-1][:300]}
@@ -172,7 +173,9 @@ class Losses:
             if short:
                 with ThreadPoolExecutor(self.asked.jobs) as pool:
                     list(pool.map(lambda t: self.time_left and self.run(t), short))
-            left = [t for t in self.long() if t.name not in self.rows]
+            if self.asked.sweep_only and all(t.name in self.rows for t in short):
+                return True
+            left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in self.rows]
             if not left and len(self.long()) == len(self.asked.models) * len(self.asked.dims):
                 return True
             before = len(self.rows)
@@ -189,12 +192,12 @@ def heads(model: str, dim: int) -> dict[str, int]:
     return {name: dim // HEAD for name in ("softmax", "gated_deltanet") if name in MIXERS[model] and dim >= HEAD}
 
 
-def linattn(command: list[str], log: Path) -> None:
+def linattn(arguments: list[str], log: Path) -> None:
     """Run the command line in this process; target of the server's processes, which have imported it already."""
     from linattn.cli.main import main
 
     with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
-        sys.exit(main(command))
+        sys.exit(main(arguments))
 
 
 def logs_of(folder: Path) -> dict[str, Any]:
@@ -240,11 +243,23 @@ def options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> arg
     parser.add_argument("--context", type=positive, default=2048)
     parser.add_argument("--eval-tokens", type=positive, default=1 << 17)
     parser.add_argument("--jobs", type=positive, default=3, help="trainings of the sweep at a time")
+    parser.add_argument("--sweep-only", action="store_true", help="only the short trainings")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which running trainings save and end")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
+
+
+def command(arguments: list[str]) -> str:
+    """Command line of this program with places of the documentation in place of this machine's."""
+    kept, rest = ["python -m benchmarks.losses --data tokens --work runs"], iter(arguments)
+    for argument in rest:
+        if argument in ("--data", "--work", "--out", "--seconds"):
+            next(rest, None)
+        elif argument != "--sweep-only":
+            kept.append(argument)
+    return " ".join(kept)
 
 
 def about(asked: argparse.Namespace, facts: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
@@ -253,7 +268,8 @@ def about(asked: argparse.Namespace, facts: dict[str, Any], arguments: list[str]
     data = {f"{split}_tokens": sum(shard["tokens"] for shard in index["splits"][split]) for split in SPLITS}
     data |= {f"{split}_bytes": sum(shard["bytes"] for shard in index["splits"][split]) for split in SPLITS}
     return {
-        "schema": "linattn.losses", "card": facts["card"], "run": facts, "command": " ".join(["python -m benchmarks.losses", *arguments]),
+        "schema": "linattn.losses", "card": facts["card"], "run": facts, "command": command(arguments),
+        "date": datetime.now(UTC).date().isoformat(),
         "data": {**data, "vocabulary": index["vocab_size"], "sha256": index["sha256"]},
         **{name: getattr(asked, name) for name in ("context", "batch_size", "layers", "dims", "rates", "steps", "sweep_steps")},
         "mixers": {name: MIXERS[name] for name in asked.models},

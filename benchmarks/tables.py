@@ -351,7 +351,7 @@ def losses(body: dict, words: dict) -> str:
         rate = "–" if there[0] is None else f"{there[0]['learning_rate']:g}"
         lines.append((name, rate, *(" · ".join("–" if r is None else write(r) for r in done) for write in figures)))
     titles = [title.format(first=dims[0], sizes=sizes) for title in words["losses"]]
-    facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["run"]["date"]}
+    facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["date"]}
     facts |= {"tokens": tokens / 1e6, "context": body["context"], "batch": body["batch_size"] * body["context"]}
     return words["trained"].format(**facts) + "\n\n" + markdown(titles, lines)
 

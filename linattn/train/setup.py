@@ -108,6 +108,7 @@ def training_arguments(options: TrainOptions) -> TrainingArguments:
         save_steps=options.save_every or options.steps,
         use_cpu=options.device == "cpu" or not torch.accelerator.is_available(),
         dataloader_pin_memory=_on_cuda(options),
+        accelerator_config={"non_blocking": _on_cuda(options)},  # else the host waits for the GPU at every batch
         ignore_data_skip=True,  # the sampler starts at the resumed position
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,

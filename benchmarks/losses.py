@@ -31,6 +31,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import RESULTS, destination, positive
 from linattn.data.codec import TokenizerCodec
 from linattn.data.shards import INDEX, SPLITS, TOKENIZER
@@ -70,6 +72,7 @@ class Losses:
 
     def __init__(self, asked: argparse.Namespace, path: Path, head: dict[str, Any]) -> None:
         self.asked, self.path, self.head = asked, path, head
+        self.start = processes(asked.device).Process
         self.ends = time.monotonic() + asked.seconds
         self.vocab_size = TokenizerCodec(Path(asked.data, TOKENIZER)).vocab_size
 
@@ -144,7 +147,7 @@ class Losses:
         arguments += [f"--mixer-option={name}.heads={n}" for name, n in heads(t.model, t.dim).items()]
         arguments += ["--compile"] * self.asked.compile + ["--resume"] * (folder / "run.json").exists()
         log = self.asked.work / f"{t.name}.log"
-        process = SERVER.Process(target=linattn, args=(arguments, log))
+        process = self.start(target=linattn, args=(arguments, log))
         process.start()
         process.join(max(1.0, self.ends - SPARE - time.monotonic()))
         if process.is_alive():
@@ -276,14 +279,28 @@ def about(asked: argparse.Namespace, facts: dict[str, Any], arguments: list[str]
     }  # fmt: skip
 
 
-SERVER = multiprocessing.get_context("forkserver")
+def allocate(device: str) -> None:
+    """Use ``device``."""
+    torch.zeros(1, device=device)
+
+
+def processes(device: str) -> Any:
+    """Start processes from a server that has imported everything, or anew where those cannot use the GPU."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the other check initialises CUDA, after which no process can be forked
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["linattn.cli.main", "linattn.cli.train", "linattn.train.training", "torch._dynamo"])
+    probe = server.Process(target=allocate, args=(device,))
+    probe.start()
+    probe.join()
+    if probe.exitcode:
+        print("each training imports everything again: CUDA is initialised in the server", flush=True)
+    return multiprocessing.get_context("spawn") if probe.exitcode else server
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Sweep, train, write; 3 if time was up."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__.split("\n")[0])
     asked = options(parser, arguments)
-    SERVER.set_forkserver_preload(["linattn.cli.main", "linattn.cli.train", "linattn.train.training", "torch._dynamo"])
     asked.work.mkdir(parents=True, exist_ok=True)
     facts, path = destination(parser, "losses", asked.device, asked.out)
     head = about(asked, facts, list(arguments if arguments is not None else sys.argv[1:]))

@@ -49,7 +49,9 @@ TITLES = {
         "cache": "softmax's cache of {tokens} tokens",
         "state": "state of {mixer}",
         "losses": ("model", "learning rate at width {first}", "bits per byte, {sizes}", "tokens/s, {sizes}", "seconds, {sizes}"),
-        "trained": "`{command}`: {card}, torch {torch}, {date}; {tokens:.1f} million tokens of context {context:,}, {batch:,} a step.",
+        "trained": "`{command}`: {card}, torch {torch}, {date}. {tokens:.1f} million tokens in windows of {context:,}, {batch:,} a step.",
+        "order": "From the lowest loss on, {size}: {names}.",
+        "curves": "![Bits per byte against tokens, seconds and parameters](images/losses.svg)",
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
@@ -82,7 +84,9 @@ TITLES = {
         "cache": "softmax 的缓存，{tokens} 个 token",
         "state": "{mixer} 的状态",
         "losses": ("模型", "宽度 {first} 时的学习率", "每字节比特数，{sizes}", "token/秒，{sizes}", "秒，{sizes}"),
-        "trained": "`{command}`：{card}，torch {torch}，{date}；{tokens:.1f} 百万 token，上下文 {context:,}，每步 {batch:,}。",
+        "trained": "`{command}`：{card}，torch {torch}，{date}。共 {tokens:.1f} 百万 token，窗口 {context:,}，每步 {batch:,}。",
+        "order": "损失由低到高，{size}：{names}。",
+        "curves": "![每字节比特数随 token 数、秒数与参数量的变化](images/losses.svg)",
         "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
@@ -337,8 +341,8 @@ def precision(body: dict, words: dict) -> str:
 def losses(body: dict, words: dict) -> str:
     """Row for each model: its learning rate, and at each width the final loss, the speed and the time."""
     rows = {(r["model"], r["dim"]): r for r in body["rows"] if r["steps"] == body["steps"]}
-    dims, tokens = body["dims"], body["steps"] * body["batch_size"] * body["context"]
-    sizes = " · ".join(f"{rows[next(iter(body['mixers'])), dim]['parameters'] / 1e6:.0f}M" for dim in dims)
+    dims, tokens = sorted({dim for _, dim in rows}), body["steps"] * body["batch_size"] * body["context"]
+    sizes = [f"{next(r['parameters'] for (_, d), r in rows.items() if d == dim) / 1e6:.0f}M" for dim in dims]
     lines = []
     for name in body["mixers"]:
         there = [rows.get((name, dim)) for dim in dims]
@@ -350,10 +354,15 @@ def losses(body: dict, words: dict) -> str:
         )
         rate = "–" if there[0] is None else f"{there[0]['learning_rate']:g}"
         lines.append((name, rate, *(" · ".join("–" if r is None else write(r) for r in done) for write in figures)))
-    titles = [title.format(first=dims[0], sizes=sizes) for title in words["losses"]]
+    titles = [title.format(first=dims[0], sizes=" · ".join(sizes)) for title in words["losses"]]
+    orders = []
+    for dim, size in zip(dims, sizes, strict=True):
+        done = [r for (_, d), r in rows.items() if d == dim and "failure" not in r]
+        names = ", ".join(r["model"] for r in sorted(done, key=lambda r: r["history"][-1]["validation_bits_per_byte"]))
+        orders.append(words["order"].format(size=size, names=names))
     facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["date"]}
     facts |= {"tokens": tokens / 1e6, "context": body["context"], "batch": body["batch_size"] * body["context"]}
-    return words["trained"].format(**facts) + "\n\n" + markdown(titles, lines)
+    return "\n\n".join([words["trained"].format(**facts), markdown(titles, lines) + "\n" + " ".join(orders), words["curves"]]) + "\n"
 
 
 def _one_seed(body: dict, words: dict) -> str:

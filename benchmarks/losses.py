@@ -70,9 +70,9 @@ class Training:
 class Losses:
     """All trainings, their results on disk, and the choice of the next one."""
 
-    def __init__(self, asked: argparse.Namespace, path: Path, head: dict[str, Any]) -> None:
-        self.asked, self.path, self.head = asked, path, head
-        self.start = processes(asked.device).Process
+    def __init__(self, asked: argparse.Namespace, path: Path, head: dict[str, Any], start: Any) -> None:
+        """``start`` makes a process from ``target`` and ``args``."""
+        self.asked, self.path, self.head, self.start = asked, path, head, start
         self.ends = time.monotonic() + asked.seconds
         self.vocab_size = TokenizerCodec(Path(asked.data, TOKENIZER)).vocab_size
 
@@ -301,10 +301,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Sweep, train, write; 3 if time was up."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__.split("\n")[0])
     asked = options(parser, arguments)
-    asked.work.mkdir(parents=True, exist_ok=True)
     facts, path = destination(parser, "losses", asked.device, asked.out)
+    asked.work.mkdir(parents=True, exist_ok=True)
     head = about(asked, facts, list(arguments if arguments is not None else sys.argv[1:]))
-    return 0 if Losses(asked, path, head).all() else 3
+    return 0 if Losses(asked, path, head, processes(asked.device).Process).all() else 3
 
 
 if __name__ == "__main__":

@@ -23,11 +23,11 @@ from linattn.bench.gpu.timing import milliseconds, peak_megabytes
 from linattn.models.loss import TokenLoss, chunk_of
 from linattn.report.folder import write_text
 
-Loss = Callable[[Tensor, nn.Module, Tensor], Tensor]  # hidden [N, D], head with weight [V, D], targets [N] -> mean loss
+Loss = Callable[[Tensor, Any, Tensor], Tensor]  # hidden [N, D], head with weight [V, D], targets [N] -> mean loss
 PACKAGES = {"Liger": "liger-kernel", "cut-cross-entropy": "cut-cross-entropy"}
 
 
-def whole(hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+def whole(hidden: Tensor, head: Any, targets: Tensor) -> Tensor:
     """Loss of all logits at once, as transformers computes it."""
     return F.cross_entropy(F.linear(hidden, head.weight).float(), targets)
 
@@ -35,7 +35,7 @@ def whole(hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
 def ours(compiled: bool, chunk: int | None = None) -> Loss:
     """The trainer's loss; ``chunk``: tokens at a time, None: the default."""
 
-    def loss(hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+    def loss(hidden: Tensor, head: Any, targets: Tensor) -> Tensor:
         size = chunk or chunk_of(len(hidden), len(head.weight))
         return TokenLoss(size, aligned=True, compile=compiled)(hidden[None], head, targets[None])  # type: ignore[arg-type]
 
@@ -44,7 +44,7 @@ def ours(compiled: bool, chunk: int | None = None) -> Loss:
 
 def liger() -> Loss:
     """Liger's fused linear cross entropy."""
-    from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+    from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss  # type: ignore[import-not-found]
 
     fused = LigerFusedLinearCrossEntropyLoss()
     return lambda hidden, head, targets: fused(head.weight.to(hidden.dtype), hidden, targets)
@@ -52,7 +52,7 @@ def liger() -> Loss:
 
 def cut() -> Loss:
     """Apple's cut cross entropy."""
-    from cut_cross_entropy import linear_cross_entropy
+    from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
     return lambda hidden, head, targets: linear_cross_entropy(hidden, head.weight.to(hidden.dtype), targets)
 

@@ -124,7 +124,7 @@ class Losses:
     def run(self, training: Training) -> None:
         """Train unless another program does, and add the result to the file."""
         with claimed(self.asked.work / f"{training.name}.lock") as free:
-            if not free or training.name in self.rows:
+            if not free or not self.time_left or training.name in self.rows:
                 return
             row = self.trained(training)
             if row is None:
@@ -175,7 +175,7 @@ class Losses:
             short = [t for model in self.asked.models for t in self.swept(model) if t.name not in rows]
             if short:
                 with ThreadPoolExecutor(self.asked.jobs) as pool:
-                    list(pool.map(lambda t: self.time_left and self.run(t), short))
+                    list(pool.map(self.run, short))
             if self.asked.sweep_only and all(t.name in self.rows for t in short):
                 return True
             left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in self.rows]
@@ -183,8 +183,7 @@ class Losses:
                 return True
             before = len(self.rows)
             for training in left:
-                if self.time_left:
-                    self.run(training)
+                self.run(training)
             if len(self.rows) == before:  # another program has the rest
                 time.sleep(1)
         return False

@@ -357,8 +357,8 @@ def losses(body: dict, words: dict) -> str:
     titles = [title.format(first=dims[0], sizes=" · ".join(sizes)) for title in words["losses"]]
     orders = []
     for dim, size in zip(dims, sizes, strict=True):
-        done = [r for (_, d), r in rows.items() if d == dim and "failure" not in r]
-        names = ", ".join(r["model"] for r in sorted(done, key=lambda r: r["history"][-1]["validation_bits_per_byte"]))
+        ranked = [r for (_, d), r in rows.items() if d == dim and "failure" not in r]
+        names = ", ".join(r["model"] for r in sorted(ranked, key=lambda r: r["history"][-1]["validation_bits_per_byte"]))
         orders.append(words["order"].format(size=size, names=names))
     facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["date"]}
     facts |= {"tokens": tokens / 1e6, "context": body["context"], "batch": body["batch_size"] * body["context"]}

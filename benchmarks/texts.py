@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks import positive
 
@@ -165,7 +166,8 @@ def download(packages: Path) -> list[Path]:
 def extract(folder: Path) -> None:
     """Extract all packages to prose.jsonl, code.jsonl and sources.json."""
     paths = download(folder / "packages")
-    sources, seen = [], set()
+    sources: list[dict[str, Any]] = []
+    seen: set[int] = set()  # hashes of documents
     with (
         ThreadPoolExecutor(2) as pool,
         (folder / "prose.jsonl").open("w", encoding="utf-8") as prose,
@@ -174,7 +176,8 @@ def extract(folder: Path) -> None:
         for path, texts in zip(paths, pool.map(extracted, paths), strict=True):
             sizes = []
             for out, documents in zip((prose, code), texts, strict=True):
-                fresh = [text for text in documents if (key := hash(text)) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
+                fresh = [text for text in dict.fromkeys(documents) if hash(text) not in seen]
+                seen.update(map(hash, fresh))
                 out.writelines(_line(text) for text in fresh)
                 sizes.append(sum(map(len, fresh)))
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -214,8 +217,7 @@ def learn(folder: Path, vocabulary: int) -> None:
 def _first(path: Path, characters: int) -> Iterator[str]:
     """Iterate over the first documents of ``path`` up to so many ``characters``."""
     with path.open(encoding="utf-8") as file:
-        texts = (json.loads(line)["text"] for line in file)
-        lengths, texts = itertools.tee(texts)
+        lengths, texts = itertools.tee(json.loads(line)["text"] for line in file)
         sums = itertools.accumulate(map(len, lengths))
         yield from (text for text, total in itertools.takewhile(lambda pair: pair[1] < characters, zip(texts, sums, strict=False)))
 

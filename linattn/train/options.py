@@ -53,7 +53,7 @@ class TrainOptions:
         dtype: ``"bf16"``: matrix products in bfloat16 under autocast; parameters, optimizer and recurrent states stay float32. ``"fp32"``:
             everything in float32. None: bf16 on an NVIDIA GPU, else fp32.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None: the accelerator if there is one.
-        compile: run the model through ``torch.compile``.
+        compile: compile each block, and what happens to the logits of a chunk, by ``torch.compile``.
         checkpoint_activations: save only the inputs of the blocks and recompute their activations in the backward pass.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2); in one process it changes nothing.
         tp: processes that share the heads of each mixer and the channels of each feed-forward; more than 1 implies ``fsdp``.
@@ -104,7 +104,7 @@ class TrainOptions:
     accumulate: int = option(1, "Forward and backward passes per step.", "N", least=1)
     dtype: str | None = option(None, "bf16 or fp32; weights stay float32.", "TYPE", shown="bf16 on a GPU, else fp32")
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
-    compile: bool = option(False, "Run the model through torch.compile.")
+    compile: bool = option(False, "Compile the blocks and the loss by torch.compile.")
     checkpoint_activations: bool = option(False, "Save only block inputs; recompute activations.")
     fsdp: bool = option(False, "Shard parameters, gradients and optimizer over the processes.")
     tp: int = option(1, "Processes that share the heads of each mixer; implies --fsdp.", "N", least=1)

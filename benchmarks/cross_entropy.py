@@ -37,7 +37,7 @@ def ours(compiled: bool, chunk: int | None = None) -> Loss:
 
     def loss(hidden: Tensor, head: Any, targets: Tensor) -> Tensor:
         size = chunk or chunk_of(len(hidden), len(head.weight))
-        return TokenLoss(size, aligned=True, compile=compiled)(hidden[None], head, targets[None])  # type: ignore[arg-type]
+        return TokenLoss(size, aligned=True, compile=compiled)(hidden[None], head, targets[None])
 
     return loss
 

@@ -172,7 +172,8 @@ class Losses:
         """Run what is left; True if everything has finished."""
         while self.time_left:
             rows = self.rows
-            short = [t for model in self.asked.models for t in self.swept(model) if t.name not in rows]
+            rounds = zip(*map(self.swept, self.asked.models), strict=True)  # different models side by side: later ones find theirs compiled
+            short = [t for each in rounds for t in each if t.name not in rows]
             if short:
                 with ThreadPoolExecutor(self.asked.jobs) as pool:
                     list(pool.map(self.run, short))

@@ -1,73 +1,218 @@
-"""Train six models with ``linattn train`` on the same tokens of one GPU, and keep their logs: validation loss by tokens and seconds.
+"""Train six models at two sizes with ``linattn train`` on the same tokens, and keep their logs: loss by tokens, seconds and parameters.
 
     python -m benchmarks.texts texts
-    linattn data prepare texts/prose.txt texts/code.txt --tokenizer tokenizer.json --out tokens
-    python -m benchmarks.losses --data tokens
+    linattn data prepare texts/sample.jsonl --tokenizer texts/tokenizer.json --end "<|end|>" --out tokens
+    python -m benchmarks.losses --data tokens --work runs
 
-First every model trains shortly at each of ``--rates``, ``--jobs`` at a time; then each trains at its best one, alone on the machine. All
-have the parameters of the first: the widths of their feed-forwards differ. Results are written after every training to
-results/losses-CARD.json; a program that is started again continues.
+At the first width every model trains shortly at each of ``--rates``, ``--jobs`` at a time. Then each trains at its best one, alone on the
+GPU; at a larger width at that rate times the ratio of the widths. All models of a width have the parameters of the first one: the widths
+of their feed-forwards differ. Results are written after every training to results/losses-CARD.json. After ``--seconds`` a running training
+saves a checkpoint, and the same command continues it. Several of these programs, each with a GPU, can share a folder of runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 import statistics
-import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import RESULTS, destination, positive
 from linattn.data.codec import TokenizerCodec
-from linattn.data.shards import TOKENIZER
-from linattn.experiment.sizing import Size, equal_sizes, parameters
+from linattn.data.shards import INDEX, SPLITS, TOKENIZER
+from linattn.experiment.sizing import equal_sizes, parameters
 from linattn.hf import LMConfig
 from linattn.models import LanguageModel
 from linattn.report.folder import write_text
+from linattn.state import read_json
 
 MIXERS = {
     "softmax": "softmax", "gla": "gla", "gated_deltanet": "gated_deltanet", "mamba2": "mamba2", "rwkv7": "rwkv7",
     "hybrid": "gated_deltanet*3, softmax",
 }  # fmt: skip
-CONTEXT = 2048
+HEAD = 128  # channels of a head where the number of heads is not the mixer's own
 MULTIPLE = 32  # of feed-forward widths: others are slow on a GPU
+SPARE = 20.0  # seconds for a checkpoint
+LEAST = 40.0  # seconds left, below which no training starts
 
 
-def widths(asked: argparse.Namespace, vocab_size: int) -> dict[str, Size]:
-    """Feed-forward widths at which the models have about the parameters of the first."""
+@dataclass(frozen=True)
+class Training:
+    """One training of a model."""
 
-    def count(name: str, ffn_dim: int | None) -> int:
-        config = LMConfig(vocab_size=vocab_size, dim=asked.dim, layers=asked.layers, mixer=MIXERS[name], ffn_dim=ffn_dim)
-        return parameters(lambda: LanguageModel(config))
+    model: str
+    dim: int
+    learning_rate: float
+    steps: int
 
-    sizes = equal_sizes(asked.models, count(asked.models[0], None), count)
-    rounded = {name: MULTIPLE * round(size.ffn_dim / MULTIPLE) for name, size in sizes.items()}
-    return {name: Size(width, count(name, width)) for name, width in rounded.items()}
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.model}-{self.dim}-{self.learning_rate:g}-{self.steps}"
 
 
-def train(asked: argparse.Namespace, name: str, rate: float, steps: int, ffn_dim: int) -> dict[str, Any]:
-    """Train ``name`` in a process of its own; the row of the results, with ``linattn train``'s log or the end of its error."""
-    with tempfile.TemporaryDirectory() as folder:
+class Losses:
+    """All trainings, their results on disk, and the choice of the next one."""
+
+    def __init__(self, asked: argparse.Namespace, path: Path, head: dict[str, Any], start: Any) -> None:
+        """``start`` makes a process from ``target`` and ``args``."""
+        self.asked, self.path, self.head, self.start = asked, path, head, start
+        self.ends = time.monotonic() + asked.seconds
+        self.vocab_size = TokenizerCodec(Path(asked.data, TOKENIZER)).vocab_size
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Finished trainings by name."""
+        return {row["name"]: row for row in read_json(self.path)["rows"]} if self.path.exists() else {}
+
+    def swept(self, model: str) -> list[Training]:
+        """Short trainings of ``model``."""
+        return [Training(model, self.asked.dims[0], rate, self.asked.sweep_steps) for rate in self.asked.rates]
+
+    def best(self, model: str) -> float | None:
+        """Learning rate with the lowest loss; None before all short trainings of ``model`` are finished."""
+        rows = self.rows
+        if any(t.name not in rows for t in self.swept(model)):
+            return None
+        return min(self.swept(model), key=lambda t: last(rows[t.name])).learning_rate
+
+    def long(self) -> list[Training]:
+        """Long trainings that can start."""
+        best = {model: self.best(model) for model in self.asked.models}
+        first = self.asked.dims[0]
+        return [
+            Training(model, dim, rate * first / dim, self.asked.steps)
+            for dim in self.asked.dims
+            for model, rate in best.items()
+            if rate is not None
+        ]
+
+    @cache  # noqa: B019  one object a program
+    def width(self, model: str, dim: int) -> int:
+        """Feed-forward width of ``model``."""
+
+        def count(name: str, ffn_dim: int | None) -> int:
+            return parameters(lambda: LanguageModel(self.config(name, dim, ffn_dim)))
+
+        models = list(dict.fromkeys([self.asked.models[0], model]))
+        found = equal_sizes(models, count(models[0], None), count)[model].ffn_dim
+        return MULTIPLE * round(found / MULTIPLE)
+
+    def config(self, model: str, dim: int, ffn_dim: int | None) -> LMConfig:
+        """Configuration of ``model``."""
+        return LMConfig(
+            vocab_size=self.vocab_size, dim=dim, layers=self.asked.layers, mixer=MIXERS[model], ffn_dim=ffn_dim,
+            mixer_options={name: {"heads": n} for name, n in heads(model, dim).items()},
+        )  # fmt: skip
+
+    def run(self, training: Training) -> None:
+        """Train unless another program does, and add the result to the file."""
+        with claimed(self.asked.work / f"{training.name}.lock") as free:
+            if not free or not self.time_left or training.name in self.rows:
+                return
+            row = self.trained(training)
+            if row is None:
+                return
+            with claimed(self.asked.work / "results.lock", wait=True):
+                rows = [*self.rows.values(), row]
+                write_text(self.path, json.dumps({**self.head, "rows": rows}, indent=1) + "\n")
+            print(f"{training.name}: {row.get('failure') or last(row)}, {row.get('tokens_per_second')} tokens/s", flush=True)
+
+    def trained(self, t: Training) -> dict[str, Any] | None:
+        """Result of a training; None if it has been interrupted."""
+        width, folder = self.width(t.model, t.dim), self.asked.work / t.name
         options = {
-            "mixer": MIXERS[name], "data": asked.data, "dim": asked.dim, "layers": asked.layers, "ffn-dim": ffn_dim, "context": CONTEXT,
-            "batch-size": asked.batch_size, "learning-rate": rate, "steps": steps,
-            "eval-every": max(10, steps // 10), "out": f"{folder}/run",
+            "mixer": MIXERS[t.model], "data": self.asked.data, "dim": t.dim, "layers": self.asked.layers, "ffn-dim": width,
+            "context": self.asked.context, "batch-size": self.asked.batch_size, "learning-rate": t.learning_rate, "steps": t.steps,
+            "eval-every": max(1, t.steps // (20 if t.steps == self.asked.steps else 1)), "eval-tokens": self.asked.eval_tokens,
+            "out": folder, "device": self.asked.device,
         }  # fmt: skip
-        command = [sys.executable, "-m", "linattn", "train", *(f"--{option}={value}" for option, value in options.items())]
-        command += [f"--device={asked.device}"] + ["--compile"] * asked.compile
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        log = Path(folder, "run", "metrics.jsonl")
-        history = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        states = sorted(Path(folder).glob("run/checkpoint-*/trainer_state.json"))
-        speeds = [row["tokens_per_second"] for path in states[-1:] for row in json.loads(path.read_text())["log_history"] if "loss" in row]
-    row = {"model": name, "learning_rate": rate, "steps": steps, "ffn_dim": ffn_dim, "history": history}
-    if done.returncode:
-        return {**row, "failure": done.stderr.strip().rsplit("\n", 1)[-1][:300]}
-    return {**row, "tokens_per_second": statistics.median(speeds) if speeds else None}
+        arguments = ["train", "--join-documents", *(f"--{name}={value}" for name, value in options.items())]
+        arguments += [f"--mixer-option={name}.heads={n}" for name, n in heads(t.model, t.dim).items()]
+        arguments += ["--compile"] * self.asked.compile + ["--resume"] * (folder / "run.json").exists()
+        log = self.asked.work / f"{t.name}.log"
+        process = self.start(target=linattn, args=(arguments, log))
+        process.start()
+        process.join(max(1.0, self.ends - SPARE - time.monotonic()))
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGTERM)
+            process.join()
+            return None
+        size = parameters(lambda: LanguageModel(self.config(t.model, t.dim, width)))
+        row = {"name": t.name, **vars(t), "ffn_dim": width, "parameters": size}
+        if process.exitcode:
+            shutil.rmtree(folder, ignore_errors=True)
+            return {**row, "failure": log.read_text().strip().rsplit("\n", 1)[-1][:300]}
+        row |= logs_of(folder)
+        shutil.rmtree(folder)
+        return row
+
+    @property
+    def time_left(self) -> bool:
+        """True if a training can start."""
+        return time.monotonic() < self.ends - LEAST
+
+    def all(self) -> bool:
+        """Run what is left; True if everything has finished."""
+        while self.time_left:
+            rows = self.rows
+            rounds = zip(*map(self.swept, self.asked.models), strict=True)  # different models side by side: later ones find theirs compiled
+            short = [t for each in rounds for t in each if t.name not in rows]
+            if short:
+                with ThreadPoolExecutor(self.asked.jobs) as pool:
+                    list(pool.map(self.run, short))
+            if self.asked.sweep_only and all(t.name in self.rows for t in short):
+                return True
+            left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in self.rows]
+            if not left and len(self.long()) == len(self.asked.models) * len(self.asked.dims):
+                return True
+            before = len(self.rows)
+            for training in left:
+                self.run(training)
+            if len(self.rows) == before:  # another program has the rest
+                time.sleep(1)
+        return False
+
+
+def heads(model: str, dim: int) -> dict[str, int]:
+    """Heads by mixer, where they do not follow from ``dim``."""
+    return {name: dim // HEAD for name in ("softmax", "gated_deltanet") if name in MIXERS[model] and dim >= HEAD}
+
+
+def linattn(arguments: list[str], log: Path) -> None:
+    """Run the command line in this process; target of the server's processes, which have imported it already."""
+    from linattn.cli.main import main
+
+    with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
+        sys.exit(main(arguments))
+
+
+def logs_of(folder: Path) -> dict[str, Any]:
+    """What ``linattn train`` has logged: validations, training losses, and the median speed without the interval that compiles."""
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (state,) = folder.glob(f"checkpoint-{history[-1]['step']}/trainer_state.json")
+    logs = [row for row in read_json(state)["log_history"] if "loss" in row]
+    found: dict[str, Any] = {"history": history, "train": [[row["step"], round(row["loss"], 4)] for row in logs]}
+    for name in ("tokens_per_second", "memory_gb", "mfu"):
+        values = [row[name] for row in logs[1:] or logs if name in row]
+        found[name] = statistics.median(values) if values else None
+    return found
 
 
 def last(row: dict[str, Any]) -> float:
@@ -75,55 +220,91 @@ def last(row: dict[str, Any]) -> float:
     return float("inf") if "failure" in row else row["history"][-1]["validation_bits_per_byte"]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Sweep, train, write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="a folder of linattn data prepare")
-    parser.add_argument("--models", default=",".join(MIXERS), help=f"of {', '.join(MIXERS)}")
-    parser.add_argument("--rates", default="0.001,0.002,0.004")
-    parser.add_argument("--sweep-steps", type=positive, default=100)
-    parser.add_argument("--steps", type=positive, default=600)
-    parser.add_argument("--jobs", type=positive, default=3, help="trainings of the sweep at a time")
-    parser.add_argument("--dim", type=positive, default=512)
+@contextmanager
+def claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock that ends with this program; False if another one has it."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser.add_argument("--data", required=True, type=Path, help="a folder of linattn data prepare")
+    parser.add_argument("--work", required=True, type=Path, help="a folder for the runs")
+    parser.add_argument("--models", default=list(MIXERS), type=lambda text: text.split(","), help=f"of {', '.join(MIXERS)}")
+    parser.add_argument("--dims", default=[512, 1024], type=lambda text: [int(n) for n in text.split(",")], help="widths of the models")
     parser.add_argument("--layers", type=positive, default=8)
-    parser.add_argument("--batch-size", type=positive, default=32)
+    parser.add_argument("--rates", default=[0.001, 0.0025, 0.006], type=lambda text: [float(n) for n in text.split(",")])
+    parser.add_argument("--sweep-steps", type=positive, default=200)
+    parser.add_argument("--steps", type=positive, default=1200)
+    parser.add_argument("--batch-size", type=positive, default=16)
+    parser.add_argument("--context", type=positive, default=2048)
+    parser.add_argument("--eval-tokens", type=positive, default=1 << 17)
+    parser.add_argument("--jobs", type=positive, default=3, help="trainings of the sweep at a time")
+    parser.add_argument("--sweep-only", action="store_true", help="only the short trainings")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which running trainings save and end")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
-    asked.models = asked.models.split(",")
-    facts, path = destination(parser, "losses", asked.device, asked.out)
-    sized = widths(asked, TokenizerCodec(Path(asked.data, TOKENIZER)).vocab_size)
-    body: dict[str, Any] = (
-        json.loads(path.read_text()) if path.exists() else {"schema": "linattn.losses", "card": facts["card"], "rows": []}
-    )
-    body |= {
-        "run": facts, "command": f"python -m benchmarks.losses {' '.join(arguments or sys.argv[1:])}", "context": CONTEXT,
-        "batch_size": asked.batch_size, "dim": asked.dim, "layers": asked.layers,
-        "parameters": {name: size.parameters for name, size in sized.items()},
+    return parser.parse_args(arguments)
+
+
+def command(arguments: list[str]) -> str:
+    """Command line of this program with places of the documentation in place of this machine's."""
+    kept, rest = ["python -m benchmarks.losses --data tokens --work runs"], iter(arguments)
+    for argument in rest:
+        if argument in ("--data", "--work", "--out", "--seconds"):
+            next(rest, None)
+        elif argument != "--sweep-only":
+            kept.append(argument)
+    return " ".join(kept)
+
+
+def about(asked: argparse.Namespace, facts: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
+    """Head of the results: machine, command, and size and digest of the data."""
+    index = read_json(asked.data / INDEX)
+    data = {f"{split}_tokens": sum(shard["tokens"] for shard in index["splits"][split]) for split in SPLITS}
+    data |= {f"{split}_bytes": sum(shard["bytes"] for shard in index["splits"][split]) for split in SPLITS}
+    return {
+        "schema": "linattn.losses", "card": facts["card"], "run": facts, "command": command(arguments),
+        "date": datetime.now(UTC).date().isoformat(),
+        "data": {**data, "vocabulary": index["vocab_size"], "sha256": index["sha256"]},
+        **{name: getattr(asked, name) for name in ("context", "batch_size", "layers", "dims", "rates", "steps", "sweep_steps")},
+        "mixers": {name: MIXERS[name] for name in asked.models},
     }  # fmt: skip
-    known = {(row["model"], row["learning_rate"], row["steps"]): row for row in body["rows"]}
 
-    def run(name: str, rate: float, steps: int) -> dict[str, Any]:
-        key = (name, rate, steps)
-        if key not in known:
-            known[key] = train(asked, name, rate, steps, sized[name].ffn_dim)
-            body["rows"] = list(known.values())
-            write_text(path, json.dumps(body, indent=1) + "\n")
-            row = known[key]
-            print(
-                f"{name}, rate {rate}, {steps} steps: {row.get('failure') or last(row)}, {row.get('tokens_per_second')} tokens/s",
-                flush=True,
-            )
-        return known[key]
 
-    rates = [float(text) for text in asked.rates.split(",")]
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        swept = list(pool.map(lambda pair: run(*pair, asked.sweep_steps), [(name, rate) for rate in rates for name in asked.models]))
-    for name in asked.models:
-        best = min((row for row in swept if row["model"] == name), key=last)
-        run(name, best["learning_rate"], asked.steps)
-    return 0
+def allocate(device: str) -> None:
+    """Use ``device``."""
+    torch.zeros(1, device=device)
+
+
+def processes(device: str) -> Any:
+    """Start processes from a server that has imported everything, or anew where those cannot use the GPU."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the other check initialises CUDA, after which no process can be forked
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["linattn.cli.main", "linattn.cli.train", "linattn.train.training", "torch._dynamo"])
+    probe = server.Process(target=allocate, args=(device,))
+    probe.start()
+    probe.join()
+    if probe.exitcode:
+        print("each training imports everything again: CUDA is initialised in the server", flush=True)
+    return multiprocessing.get_context("spawn") if probe.exitcode else server
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Sweep, train, write; 3 if time was up."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__.split("\n")[0])
+    asked = options(parser, arguments)
+    facts, path = destination(parser, "losses", asked.device, asked.out)
+    asked.work.mkdir(parents=True, exist_ok=True)
+    head = about(asked, facts, list(arguments if arguments is not None else sys.argv[1:]))
+    return 0 if Losses(asked, path, head, processes(asked.device).Process).all() else 3
 
 
 if __name__ == "__main__":

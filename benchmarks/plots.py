@@ -1,15 +1,28 @@
-"""Program that draws docs/images/speed.svg from the measured data: ``python benchmarks/plots.py``. A test says when it is old."""
+"""Program that draws docs/images/speed.svg and losses.svg from the measured data: ``python benchmarks/plots.py``.
+
+A test says when they are old.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from linattn.report.scales import Scale, linear, logarithmic
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "benchmarks/results/ops-h200.json"
 TARGET = ROOT / "docs" / "images" / "speed.svg"
 FAMILIES = {"constant": "RetNet", "channel": "GLA", "delta": "DeltaNet", "kda": "KDA", "erase": "RWKV-7", "selective_scan": "Mamba"}
 SHAPE, LEFT, WIDTH, BAR = "B1 T32768 H16 D128", 90, 440, 15
+LOSSES, LOSSES_TARGET = "benchmarks/results/losses-h200.json", ROOT / "docs" / "images" / "losses.svg"
+PANEL, GAP, MARGIN = (300, 200), (70, 62), (52, 64)  # width and height of a plot of losses, space between them, and around all
+LINES = {  # seen on white and on black
+    "softmax": "#8a8a8a", "gla": "#2a6f97", "gated_deltanet": "#c8553d", "mamba2": "#7b9e2f", "rwkv7": "#8e5ea2", "hybrid": "#d08c1d",
+}  # fmt: skip
+SPAN = 0.6  # bits per byte above the lowest loss that plots show
 COLOURS = {"linattn": "#2a6f97", "other": "#b0a18f"}  # both are seen on white and on black
 
 
@@ -46,12 +59,100 @@ def drawing() -> str:
             lines.append(f'<text x="{LEFT + ms * scale + 6:.1f}" y="{y + BAR - 4}">{ms:.2f} {label}</text>')
     height = 34 + len(rows) * (2 * BAR + 14)
     title = "Forward and backward, milliseconds: B 1, T 32,768, 16 heads of 128, bfloat16, NVIDIA H200"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 130} {height}" role="img" font-family="sans-serif"'
-    style = "<style>text{fill:#333}@media (prefers-color-scheme:dark){text{fill:#ccc}}</style>"
+    return _svg(LEFT + WIDTH + 130, height, title, lines)
+
+
+def _svg(width: float, height: float, title: str, lines: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-family="sans-serif"'
+    style = (
+        "<style>text{fill:#333}line,polyline{stroke:#8885}@media (prefers-color-scheme:dark){text{fill:#ccc}}</style>"
+        if any("<line" in line for line in lines)
+        else "<style>text{fill:#333}@media (prefers-color-scheme:dark){text{fill:#ccc}}</style>"
+    )
     return "\n".join(
         [f'{head} font-size="12">', style, f"<title>{title}</title>", f'<text x="8" y="18">{title}</text>', *lines, "</svg>\n"]
     )
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Plot of losses: its title, the axis below, and points of each model."""
+
+    title: str
+    below: str
+    x: Scale
+    series: dict[str, list[tuple[float, float]]]
+
+    def lines(self, left: float, top: float) -> list[str]:
+        """Elements of the drawing."""
+        width, height = PANEL
+        lowest = min(y for points in self.series.values() for _, y in points)
+        highest = max(y for points in self.series.values() for _, y in points)
+        y = linear([lowest, min(highest, lowest + SPAN)])
+        out = [f'<text x="{left}" y="{top - 10}" font-weight="bold">{self.title}</text>']
+        for tick in y.ticks:
+            at = top + height * (1 - y(tick))
+            out.append(f'<line x1="{left}" x2="{left + width}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            out.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:.2f}</text>')
+        out += [
+            f'<text x="{left + width * self.x(tick):.1f}" y="{top + height + 16}" text-anchor="middle">{tick:g}</text>'
+            for tick in self.x.ticks
+        ]
+        out.append(f'<text x="{left + width / 2}" y="{top + height + 32}" text-anchor="middle">{self.below}</text>')
+        for name, points in self.series.items():
+            seen = [(a, b) for a, b in points if b <= y.high]
+            path = " ".join(f"{left + width * self.x(a):.1f},{top + height * (1 - y(b)):.1f}" for a, b in seen)
+            out.append(f'<polyline points="{path}" fill="none" stroke-width="1.8" style="stroke:{LINES[name]}"/>')
+            if len(points) < 4:
+                out += [f'<circle cx="{at.split(",")[0]}" cy="{at.split(",")[1]}" r="3" fill="{LINES[name]}"/>' for at in path.split()]
+        return out
+
+
+def panels(body: dict) -> list[Panel]:
+    """Loss against tokens and seconds at each width, and against parameters."""
+    found = []
+    rows = {(r["model"], r["dim"]): r for r in body["rows"] if r["steps"] == body["steps"] and "failure" not in r}
+    for dim in body["dims"]:
+        here = {name: rows[name, dim] for name in body["mixers"] if (name, dim) in rows}
+        size = round(sum(r["parameters"] for r in here.values()) / len(here) / 1e6)
+        tokens, seconds = (
+            {name: [(h["tokens"] / per(r), h["validation_bits_per_byte"]) for h in r["history"] if h["tokens"]] for name, r in here.items()}
+            for per in (lambda r: 1e6, lambda r: r["tokens_per_second"])
+        )
+        for below, series in (("million tokens", tokens), ("seconds", seconds)):
+            x = linear([a for points in series.values() for a, _ in points], zero=True)
+            found.append(Panel(f"{size} million parameters", below, x, series))
+    ends = {
+        name: [(r["parameters"] / 1e6, r["history"][-1]["validation_bits_per_byte"]) for d in body["dims"] if (r := rows.get((name, d)))]
+        for name in body["mixers"]
+    }
+    ends = {name: points for name, points in ends.items() if points}
+    x = logarithmic([a for points in ends.values() for a, _ in points])
+    return [*found, Panel("After the last token", "million parameters", x, ends)]
+
+
+def losses(body: dict) -> str:
+    """SVG with the validation losses of the trainings in ``body``, in two columns."""
+    lines: list[str] = []
+    (left, top), (width, height), (across, down) = MARGIN, PANEL, GAP
+    for i, panel in enumerate(panels(body)):
+        lines += panel.lines(left + i % 2 * (width + across), top + i // 2 * (height + down))
+    legend, row = left + width + across, top + len(body["dims"]) * (height + down)
+    for i, name in enumerate(body["mixers"]):
+        text = name if name == body["mixers"][name] else f"{name}: {body['mixers'][name]}"
+        lines.append(f'<rect x="{legend}" y="{row + 22 * i}" width="14" height="4" fill="{LINES[name]}"/>')
+        lines.append(f'<text x="{legend + 22}" y="{row + 22 * i + 6}">{text}</text>')
+    title = f"Bits per byte of held-out text, {body['card']}"
+    return _svg(left + 2 * width + across + 24, row + height + down, title, lines)
+
+
+def drawings() -> dict[Path, str]:
+    """Text of every drawing whose data exist."""
+    source = ROOT / LOSSES
+    known = {LOSSES_TARGET: losses(json.loads(source.read_text(encoding="utf-8")))} if source.is_file() else {}
+    return {TARGET: drawing(), **known}
+
+
 if __name__ == "__main__":
-    TARGET.write_text(drawing(), encoding="utf-8")
+    for path, text in drawings().items():
+        path.write_text(text, encoding="utf-8")

@@ -48,6 +48,10 @@ TITLES = {
         "brought": ("what comes back", "bytes", "from the GPU's memory, ms", "from main memory", "from disk"),
         "cache": "softmax's cache of {tokens} tokens",
         "state": "state of {mixer}",
+        "losses": ("model", "learning rate at width {first}", "bits per byte, {sizes}", "tokens/s, {sizes}", "seconds, {sizes}"),
+        "trained": "`{command}`: {card}, torch {torch}, {date}. {tokens:.1f} million tokens in windows of {context:,}, {batch:,} a step.",
+        "order": "From the lowest loss on, {size}: {names}.",
+        "curves": "![Bits per byte against tokens, seconds and parameters](images/losses.svg)",
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
     },
@@ -79,6 +83,10 @@ TITLES = {
         "brought": ("取回的内容", "字节", "从显存（毫秒）", "从内存", "从磁盘"),
         "cache": "softmax 的缓存，{tokens} 个 token",
         "state": "{mixer} 的状态",
+        "losses": ("模型", "宽度 {first} 时的学习率", "每字节比特数，{sizes}", "token/秒，{sizes}", "秒，{sizes}"),
+        "trained": "`{command}`：{card}，torch {torch}，{date}。共 {tokens:.1f} 百万 token，窗口 {context:,}，每步 {batch:,}。",
+        "order": "损失由低到高，{size}：{names}。",
+        "curves": "![每字节比特数随 token 数、秒数与参数量的变化](images/losses.svg)",
         "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",
     },
@@ -330,6 +338,33 @@ def precision(body: dict, words: dict) -> str:
     return _one_seed(body, words) + first + "\n" + markdown(words["brought"], lines)
 
 
+def losses(body: dict, words: dict) -> str:
+    """Row for each model: its learning rate, and at each width the final loss, the speed and the time."""
+    rows = {(r["model"], r["dim"]): r for r in body["rows"] if r["steps"] == body["steps"]}
+    dims, tokens = sorted({dim for _, dim in rows}), body["steps"] * body["batch_size"] * body["context"]
+    sizes = [f"{next(r['parameters'] for (_, d), r in rows.items() if d == dim) / 1e6:.0f}M" for dim in dims]
+    lines = []
+    for name in body["mixers"]:
+        there = [rows.get((name, dim)) for dim in dims]
+        done = [None if r is None or "failure" in r else r for r in there]
+        figures = (
+            lambda r: f"{r['history'][-1]['validation_bits_per_byte']:.3f}",
+            lambda r: f"{r['tokens_per_second'] / 1e3:,.0f}k",
+            lambda r: f"{tokens / r['tokens_per_second']:.0f}",
+        )
+        rate = "–" if there[0] is None else f"{there[0]['learning_rate']:g}"
+        lines.append((name, rate, *(" · ".join("–" if r is None else write(r) for r in done) for write in figures)))
+    titles = [title.format(first=dims[0], sizes=" · ".join(sizes)) for title in words["losses"]]
+    orders = []
+    for dim, size in zip(dims, sizes, strict=True):
+        ranked = [r for (_, d), r in rows.items() if d == dim and "failure" not in r]
+        names = ", ".join(r["model"] for r in sorted(ranked, key=lambda r: r["history"][-1]["validation_bits_per_byte"]))
+        orders.append(words["order"].format(size=size, names=names))
+    facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["date"]}
+    facts |= {"tokens": tokens / 1e6, "context": body["context"], "batch": body["batch_size"] * body["context"]}
+    return "\n\n".join([words["trained"].format(**facts), markdown(titles, lines) + "\n" + " ".join(orders), words["curves"]]) + "\n"
+
+
 def _one_seed(body: dict, words: dict) -> str:
     facts = {**body["machines"][0], "cpu": body["machines"][0]["accelerator"], "command": body["command"], "date": body["created"][:10]}
     return words["one seed"].format(**facts) + "\n\n"
@@ -348,7 +383,15 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode, "front": summary}
+    suites = {
+        "train": train,
+        "compare": compared,
+        "reproduce": reproduced,
+        "vision": vision,
+        "decode": decode,
+        "front": summary,
+        "losses": losses,
+    }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)
     text = make(body, words)

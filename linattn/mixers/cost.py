@@ -97,5 +97,6 @@ def _state_bytes(mixer: Mixer, x: Tensor) -> int:
     """Bytes of the state after running the mixer: on one token if the state does not grow, in large segments if it works piece by piece."""
     if mixer.piece is not None:
         mixer.piece = 1 << 16  # pieces only limit memory, which is not allocated here
-    _, state = mixer(x[:, :1] if mixer.info.recurrent else x, return_state=True)
+    x = x[:, :1] if mixer.info.recurrent else x
+    _, state = mixer(x, return_state=True, shared=mixer.example_shared(x))
     return sum(t.nbytes for t in state.values())

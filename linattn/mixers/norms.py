@@ -10,10 +10,13 @@ from linattn.ops.norms import rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMS norm; on a CPU with gradients, one own kernel each for forward and backward."""
+    """torch's RMS norm; on a CPU with gradients and for a weight of another dtype, one own kernel each for forward and backward."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.eps is None or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.eps is None:
+            return super().forward(x)
+        same = x.dtype == self.weight.dtype  # torch has no kernel for others, as under autocast, and returns the wider dtype
+        if same and (x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling()):
             return super().forward(x)
         return rms_norm(x, self.weight, eps=self.eps)
 

@@ -81,7 +81,13 @@ class Backbone(nn.Module):
         return self.joined(x), State(states) if return_state else None
 
     def entered(self, x: Tensor) -> Tensor:
-        """Convert ``x``, embeddings [B, T, D], to the input of the first block."""
+        """Convert ``x``, embeddings [B, T, D], to the input of the first block.
+
+        Under autocast the residual stream has its dtype; streams of reversible blocks, from whose sums inputs are recovered, stay float32.
+        """
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and x.dtype == torch.float32 and not self.reversible:
+            x = x.to(torch.get_autocast_dtype(device))
         x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         return torch.cat([x, x], -1) if self.reversible else x  # two streams that start equal

@@ -58,8 +58,7 @@ def parallelize(
         raise ValueError("compile_blocks does not run with tensor parallelism: blocks swap their parameters for this process's parts")
     backbone.gradient_checkpointing = checkpoint or backbone.gradient_checkpointing
     if compile_blocks:
-        for block in backbone.layers:
-            block.compile(dynamic=False)  # checkpoints must replay the same graph as the forward pass
+        compiled(backbone)
     gradients = None if tp is None else share_heads(model, backbone, tp)
     one = _others(mesh)
     kept = replicate(model, one if tp is None else _both(one, tp), gradients)
@@ -71,6 +70,12 @@ def parallelize(
         fully_shard(block, **how)
     fully_shard(model, **how)
     return model
+
+
+def compiled(backbone: Backbone) -> None:
+    """Compile each block of ``backbone`` in place; blocks of the same mixer and feed-forward share one graph."""
+    for block in backbone.layers:
+        block.compile(dynamic=False)  # checkpoints must replay the same graph as the forward pass
 
 
 def _others(mesh: DeviceMesh) -> DeviceMesh:

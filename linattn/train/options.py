@@ -40,6 +40,7 @@ class TrainOptions:
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
         data: a folder that :func:`linattn.data.prepare` wrote, in place of ``text`` and ``tokenizer``; its documents are
             isolated from each other.
+        join_documents: let states, attention and labels cross the borders of the documents in ``data``.
         steps: optimizer steps.
         dim: model width.
         layers: blocks.
@@ -52,7 +53,7 @@ class TrainOptions:
         dtype: ``"bf16"``: matrix products in bfloat16 under autocast; parameters, optimizer and recurrent states stay float32. ``"fp32"``:
             everything in float32. None: bf16 on an NVIDIA GPU, else fp32.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None: the accelerator if there is one.
-        compile: run the model through ``torch.compile``.
+        compile: compile each block, and what happens to the logits of a chunk, by ``torch.compile``.
         checkpoint_activations: save only the inputs of the blocks and recompute their activations in the backward pass.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2); in one process it changes nothing.
         tp: processes that share the heads of each mixer and the channels of each feed-forward; more than 1 implies ``fsdp``.
@@ -69,6 +70,7 @@ class TrainOptions:
             tokens, or as many as make 256 MB of float32 logits if that is fewer.
         save_every: steps between checkpoints; None: only at the end.
         eval_every: steps between validations; None: a tenth of the steps, at least 10.
+        eval_tokens: tokens of a validation, in windows evenly spaced over the held-out text.
         report_to: ``"tensorboard"`` and ``"wandb"``, through the integrations of transformers.
         seed: seed of the initial weights and of the order of the data.
         out: the run's folder; None: ``runs/`` and the mixer's name.
@@ -88,6 +90,7 @@ class TrainOptions:
     )
     tokenizer: str | Path | None = option(None, "A Hugging Face tokenizer.json.", "FILE", shown="a token per byte")
     data: Path | None = option(None, "A folder of linattn data prepare, in place of --text.", "DIR", shown="none")
+    join_documents: bool = option(False, "Let states and attention cross the borders of documents.")
     steps: int = option(1000, "Optimizer steps.", "N", least=1)
     dim: int = option(256, "Model width.", "D")
     layers: int = option(4, "Number of blocks.", "L")
@@ -101,7 +104,7 @@ class TrainOptions:
     accumulate: int = option(1, "Forward and backward passes per step.", "N", least=1)
     dtype: str | None = option(None, "bf16 or fp32; weights stay float32.", "TYPE", shown="bf16 on a GPU, else fp32")
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
-    compile: bool = option(False, "Run the model through torch.compile.")
+    compile: bool = option(False, "Compile the blocks and the loss by torch.compile.")
     checkpoint_activations: bool = option(False, "Save only block inputs; recompute activations.")
     fsdp: bool = option(False, "Shard parameters, gradients and optimizer over the processes.")
     tp: int = option(1, "Processes that share the heads of each mixer; implies --fsdp.", "N", least=1)
@@ -116,6 +119,7 @@ class TrainOptions:
     loss_chunk: int | None = option(None, "Tokens whose logits are computed at a time.", "N", shown="256 MB of logits", least=1)
     save_every: int | None = option(None, "Steps between checkpoints.", "N", shown="at the end", least=1)
     eval_every: int | None = option(None, "Steps between validations.", "N", shown="steps / 10", least=1)
+    eval_tokens: int = option(1 << 14, "Tokens of a validation.", "N", least=1)
     report_to: tuple[str, ...] = option((), "tensorboard, wandb or both.", "NAME,...", shown="none", separated=True)
     seed: int = option(0, "Seed of weights and order of the data.", "S")
     out: Path | None = option(None, "The run's folder.", "DIR", shown="runs/MIXER")
@@ -127,6 +131,8 @@ class TrainOptions:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, but came as {self.seed!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
+        if self.join_documents and self.data is None:
+            raise ValueError("join_documents is for documents of data: omit it, or give a folder of linattn data prepare")
         if self.data is not None and (self.text or self.tokenizer is not None):
             raise ValueError("data already holds tokens: omit text and tokenizer")
         for name in ("weight_decay", "max_grad_norm", "z_loss"):

@@ -29,13 +29,14 @@ class Recorder(TrainerCallback):
         self, path: Path, history: list[dict[str, Any]], seen: dict[str, Any], *, step_tokens: int, bits_per_byte: Callable[[float], float]
     ) -> None:
         """``seen``: value of :meth:`seen` at the last checkpoint."""
-        self._first = (seen.get("step", 0), seen["seconds"])
+        self._first = (seen.get("step", 0), seen["seconds"])  # where the interval of the log began
         self.path, self.history = path, history
         self.seconds: float = seen["seconds"]
         self._losses: list[float] = list(seen["losses"])  # since the last validation
         self._counts: dict[str, Any] = dict(seen.get("counts", {}))  # tokens that mixtures of experts counted since the last validation
         self.step_tokens, self.bits_per_byte = step_tokens, bits_per_byte
         self._since: float | None = None  # start of the time not yet added to seconds; None: paused
+        self._rate: float | None = None  # tokens per second between the last two logs
 
     def seen(self) -> dict[str, Any]:
         """Values from which a resumed run continues this record: seconds, losses and counts."""
@@ -46,10 +47,22 @@ class Recorder(TrainerCallback):
         for name, n in counts.items():
             self._counts[name] = self._counts.get(name, 0) + n
 
+    def log_speed(self, step: int) -> dict[str, float]:
+        """End an interval of the log after ``step`` steps, whose loss has been read, and return its :meth:`speed`."""
+        self._count()
+        if step > self._first[0]:
+            self._rate = self._tokens_per_second(step)
+            self._first = (step, self.seconds)
+        return self.speed(step)
+
     def speed(self, step: int) -> dict[str, float]:
-        """Tokens per second since this process began, after ``step`` steps, with the meter's utilisation and memory."""
-        tokens = (step - self._first[0]) * self.step_tokens / max(self.seconds - self._first[1], 1e-9)
-        return {"tokens_per_second": tokens} if self.meter is None else self.meter.measured(tokens)
+        """Tokens per second of the last interval of the log, until it ends of the first one, with the meter's utilisation and memory."""
+        rate = self._tokens_per_second(step) if self._rate is None else self._rate
+        return {"tokens_per_second": rate} if self.meter is None else self.meter.measured(rate)
+
+    def _tokens_per_second(self, step: int) -> float:
+        """Speed since the current interval of the log began."""
+        return (step - self._first[0]) * self.step_tokens / max(self.seconds - self._first[1], 1e-9)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._since = time.perf_counter() if self._since is None else self._since
@@ -62,7 +75,6 @@ class Recorder(TrainerCallback):
     ) -> None:
         if logs is None or "loss" not in logs:
             return
-        self._count()  # reading the loss waited for the device
         if not math.isfinite(logs["loss"]):
             raise ValueError(f"the loss is {logs['loss']} at step {state.global_step}: restart with a lower learning rate")
         self._losses.append(logs["loss"])

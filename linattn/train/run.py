@@ -37,7 +37,7 @@ _OF_TRAINING = re.compile(r"optimizer[.-]|schedule\.|generators-|trainer_state\.
 # Options that determine the weights, beside config, corpus and the sequences of a step. A resumed run may raise steps.
 _SAME = (
     "steps", "seed", "context", "dtype", "compile", "optimizer", "learning_rate", "schedule", "warmup",
-    "weight_decay", "max_grad_norm", "z_loss", "loss_chunk",
+    "weight_decay", "max_grad_norm", "z_loss", "loss_chunk", "join_documents",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def check(options: TrainOptions, same: dict[str, Any]) -> bool:
         return False
     if not options.resume:
         raise ValueError(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")
-    there = known["same"]
+    there = {"join_documents": False, **known["same"]}  # runs begun before the option existed
     if isinstance(there.get("steps"), int) and there["steps"] < options.steps:  # extended
         there = {**there, "steps": options.steps}
     other = [f"{k} {there.get(k)!r} there, {v!r} here" for k, v in same.items() if there.get(k) != v]

@@ -73,14 +73,11 @@ def token_loss(options: TrainOptions, vocab_size: int) -> TokenLoss | None:
     """Build the model's loss; None for transformers' loss on all logits at once."""
     chunk, aligned = loss_chunk(options, vocab_size), options.cp > 1
     own = aligned or options.z_loss or chunk < options.batch_size * options.context
-    return TokenLoss(chunk, options.z_loss, aligned) if own else None
+    return TokenLoss(chunk, options.z_loss, aligned, options.compile) if own else None
 
 
-def training_arguments(options: TrainOptions, *, compile_all: bool = True) -> TrainingArguments:
-    """Build the arguments of transformers' Trainer from ``options`` that :func:`settled` filled in.
-
-    Without ``compile_all`` the model's blocks are compiled on their own.
-    """
+def training_arguments(options: TrainOptions) -> TrainingArguments:
+    """Build the arguments of transformers' Trainer from ``options`` that :func:`settled` filled in."""
     eval_every = options.eval_every or max(10, options.steps // 10)
     asked: dict[str, Any] = {}
     if options.schedule == "wsd":
@@ -101,7 +98,6 @@ def training_arguments(options: TrainOptions, *, compile_all: bool = True) -> Tr
         adam_beta2=BETAS[1],
         max_grad_norm=options.max_grad_norm,
         bf16=options.dtype == "bf16",
-        torch_compile=options.compile and compile_all,
         seed=options.seed,
         logging_steps=math.gcd(eval_every, 10),
         logging_nan_inf_filter=False,
@@ -112,6 +108,7 @@ def training_arguments(options: TrainOptions, *, compile_all: bool = True) -> Tr
         save_steps=options.save_every or options.steps,
         use_cpu=options.device == "cpu" or not torch.accelerator.is_available(),
         dataloader_pin_memory=_on_cuda(options),
+        accelerator_config={"non_blocking": _on_cuda(options)},  # else the host waits for the GPU at every batch
         ignore_data_skip=True,  # the sampler starts at the resumed position
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,

@@ -94,7 +94,7 @@ class RunTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as Trainer does, with the speed beside the loss."""
-        super().log({**logs, **self.recorder.speed(self.state.global_step)} if "loss" in logs else logs, start_time)
+        super().log({**logs, **self.recorder.log_speed(self.state.global_step)} if "loss" in logs else logs, start_time)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Count the floating-point operations of a batch by the mixers' formulas."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from linattn.data import Corpus, PackedTokens, Prepared, corpus, prepared
 from linattn.data.packed import Windows, collate
 from linattn.hf import LinattnForCausalLM, LMConfig
 from linattn.models.memory import require_training
+from linattn.parallel.apply import compiled
 from linattn.state import only_writer
 from linattn.train import checkpoint, run, setup
 from linattn.train.options import Terminated, TrainOptions, TrainResult
@@ -21,7 +23,7 @@ from linattn.train.progress import Bar, Ending, Recorder
 from linattn.train.speed import meter
 from linattn.train.trainer import RunTrainer
 
-VALIDATION_TOKENS = 1 << 14  # evenly spaced over the validation text
+PACKED_MULTIPLE = 64  # of the number of sequences in a packed batch of a compiled model
 
 
 def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
@@ -51,7 +53,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     require_training(config, tokens=tokens, chunk=setup.loss_chunk(options, data.vocab_size), shards=shards)
     with torch.device("meta"):  # widths that do not divide are refused before the folder is created
         LinattnForCausalLM(config)
-    args = setup.training_arguments(options, compile_all=not processes.fsdp)
+    args = setup.training_arguments(options)
     main = args.process_index == 0
     with ExitStack() as held:  # locks of the main process
         with args.main_process_first(local=False):
@@ -83,7 +85,9 @@ def _run(
     if end is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = data.codec.encode(end)[0]
     model.model.gradient_checkpointing = options.checkpoint_activations
-    step_samples = options.batch_size * options.accumulate * processes.dp
+    if options.compile and not processes.fsdp:  # parallelize compiles sharded ones
+        compiled(model.model)
+    step_samples, isolated = options.batch_size * options.accumulate * processes.dp, not options.join_documents
     parameters = sum(p.numel() for p in model.parameters())
     if seen["step"] < options.steps:
         recorder = Recorder(
@@ -92,9 +96,10 @@ def _run(
         recorder.meter = meter(config, options.context, args.device, args.world_size)
         trainer = RunTrainer(
             model=model, args=args, sharing=(processes, options), codec=data.codec, recorder=recorder, end=end,
-            first=seen["step"] * step_samples, data_collator=collate,
-            packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples),
-            eval_dataset=Windows(data.validation, options.context, max(1, VALIDATION_TOKENS // options.context)),
+            first=seen["step"] * step_samples,
+            data_collator=partial(collate, multiple=PACKED_MULTIPLE if options.compile else 1),
+            packed=PackedTokens(data.train, options.context, seed=options.seed, samples=options.steps * step_samples, isolated=isolated),
+            eval_dataset=Windows(data.validation, options.context, max(1, options.eval_tokens // options.context), isolated=isolated),
         )  # fmt: skip
         _execute(trainer, start, Bar(options.mixer, recorder) if progress else None)
     if not history:

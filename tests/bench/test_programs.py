@@ -4,7 +4,10 @@ import importlib
 
 import pytest
 
-PROGRAMS = {"fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "decode": ["--device", "cuda"]}
+PROGRAMS = {
+    "fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "decode": ["--device", "cuda"], "cross_entropy": [],
+    "losses": ["--data", "tokens", "--work", "runs"],
+}  # fmt: skip
 
 
 def refused(program: str, arguments: list[str], capsys) -> str:

@@ -125,6 +125,18 @@ def test_no_state_and_no_label_crosses_documents(lines, tmp_path):
             count += b - a - 1
     assert found.item() == pytest.approx(total / count, rel=1e-6)
     assert (batch["labels"][:, 1:] != -100).sum() == count, "what the Trainer divides by"
+    padded = collate([rows[i] for i in range(3)], multiple=64)
+    assert len(padded["cu_seqlens"]) == 65 and set(padded["cu_seqlens"][len(cu) :].tolist()) == {300}
+    assert model(**padded).loss.item() == pytest.approx(found.item(), rel=1e-9), "empty sequences change nothing"
+
+
+def test_joined_documents_are_one_text(lines, tmp_path):
+    prepare([lines], tmp_path / "out", validation=0.2)
+    tokens = prepared(tmp_path / "out").train
+    apart, joined = (PackedTokens(tokens, 100, seed=1, samples=3, isolated=flag)[2] for flag in (True, False))
+    assert set(joined) == {"input_ids", "labels"} and torch.equal(joined["input_ids"], apart["input_ids"])
+    assert torch.equal(joined["labels"], joined["input_ids"]) and (apart["labels"] == -100).any()
+    assert set(Windows(tokens, 100, 2, isolated=False)[0]) == {"input_ids", "labels"}
 
 
 def test_the_order_is_of_the_seed(lines, tmp_path):

@@ -252,3 +252,21 @@ def test_options_of_single_layers():
     config = LMConfig(dim=32, layers=2, mixer="gla", mixer_options={"gla": {"heads": 2, "tau": 8.0}}, layer_options=[{}, {"heads": 4}])
     first, second = LanguageModel(config).model.layers
     assert (first.mixer.heads, second.mixer.heads, second.mixer.tau) == (2, 4, 8.0)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer", "zero_centered_rms"])
+def test_under_autocast_the_residual_stream_has_its_dtype(norm):
+    """Parameters and their gradients stay float32; without autocast nothing changes."""
+    torch.manual_seed(0)
+    model = LanguageModel(LMConfig(vocab_size=50, dim=32, layers=2, mixer="gla, softmax", norm=norm)).train()
+    ids, seen = torch.randint(50, (2, 9)), []
+    for block in model.model.layers:
+        block.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(ids)
+    assert seen == [torch.bfloat16] * 2
+    low.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    exact = model(ids)
+    assert seen[2:] == [torch.float32] * 2 and exact.dtype == torch.float32
+    assert 0 < (low - exact).norm() < 0.05 * exact.norm()

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.models import loss as module
 from linattn.models.language import Head
 from linattn.models.loss import CHUNK_BYTES, TokenLoss, chunk_of
 
@@ -103,3 +104,17 @@ def test_compiled_it_has_the_same_gradients():
         run(input_ids=ids, labels=ids).loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize(("z", "cap"), [(0.0, None), (0.3, 1.5)])
+def test_a_compiled_chunk_is_the_plain_loss(z, cap, monkeypatch):
+    """Its gradient compares tokens with targets where the other one scatters."""
+    through = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: through(function, backend="aot_eager", **how))
+    module._compiled.cache_clear()
+    hidden, head, labels = inputs(cap)
+    found, wanted = TokenLoss(4, z, compile=True)(hidden, head, labels), plain(hidden, head, labels, z)
+    module._compiled.cache_clear()
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+    for ours, theirs in zip(*(torch.autograd.grad(each, (hidden, head.weight)) for each in (found, wanted)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

@@ -26,6 +26,18 @@ def test_operations_of_a_token():
     assert token_flops(hybrid, context) == pytest.approx(3 * (2 * dim * vocab + mixers / context))
 
 
+@pytest.mark.parametrize("mixer", ["rwkv7", "yoco"])
+def test_layers_that_need_a_tensor_of_the_first_one(mixer, text, tmp_path):
+    """Their operations are counted alone, without the first layer, before a training starts."""
+    config = LMConfig(vocab_size=100, dim=64, layers=2, mixer=mixer, ffn="none")
+    first, later = (cost(mixer, dim=64, tokens=32, **config.options_of(i)) for i in range(2))
+    low_rank = 2 * 32 * 64 * 32 * 2 if mixer == "rwkv7" else -(2 * 32 * 64 * 64 * 2)  # two more maps of rank 32; without keys and values
+    assert later.flops - first.flops == low_rank
+    assert token_flops(config, 32) == 3 * (2 * 100 * 64 + (first.flops + later.flops) / 32)
+    result = train(options(tmp_path / "run", text, mixer=mixer, dim=32, layers=2, steps=1), progress=False)
+    assert result.validation_bits_per_byte > 0
+
+
 def test_utilisation():
     measured = Meter(2e9, 1e15, False).measured(100_000.0)
     assert measured["mfu"] == pytest.approx(0.2) and measured["tokens_per_second"] == 100_000 and 0.01 < measured["memory_gb"] < 1e3
@@ -34,10 +46,14 @@ def test_utilisation():
     assert peak_of("NVIDIA H100 PCIe") == 756e12 and peak_of("NVIDIA GeForce RTX 4090") == 165e12 and peak_of("a card") is None
 
 
-def test_the_speed_is_of_this_process(tmp_path):
+def test_the_speed_is_that_of_the_last_interval_of_the_log(tmp_path):
+    """So a start that compiles for a minute is not in the figures of later steps, nor is what an earlier process did."""
     recorder = Recorder(tmp_path / "x", [], {"step": 10, "seconds": 5.0, "losses": []}, step_tokens=100, bits_per_byte=float)
     recorder.seconds = 7.0
-    assert recorder.speed(14) == {"tokens_per_second": 200.0}
+    assert recorder.speed(14) == recorder.log_speed(14) == {"tokens_per_second": 200.0}
+    recorder.seconds = 7.5
+    assert recorder.speed(15) == {"tokens_per_second": 200.0}, "until the next log"
+    assert recorder.log_speed(19)["tokens_per_second"] == pytest.approx(1000.0, rel=1e-2)
 
 
 def test_it_stands_in_the_logs(text, tmp_path):

@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from linattn.cli.main import main
+from linattn.data import prepare
 from linattn.data.packed import PackedTokens
 from linattn.hf import LinattnForCausalLM, LMConfig
+from linattn.models import loss
 from linattn.models.block import Block
 from linattn.models.loss import TokenLoss
-from linattn.train import TrainOptions, checkpoint, load_run, saved_options, setup, sharded, train
+from linattn.train import TrainOptions, checkpoint, load_run, saved_options, setup, sharded, train, training
 from linattn.train.file import read_options
 from linattn.train.optimizers import MuonAdamW, decayed, hidden_matrices
-from tests.train.runs import contents, options, rates
+from tests.train.runs import TEXT, contents, edited, options, rates
 
 SHORT = {"steps": 3, "save_every": None, "eval_every": 1, "layers": 1}
 
@@ -75,11 +77,71 @@ def test_recomputed_activations_are_the_same(short, text, tmp_path, monkeypatch)
     assert contents(result.run / "checkpoint-3") == contents(short.run / "checkpoint-3")
 
 
-def test_compile_runs_the_model_through_torch_compile(text, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "compile", lambda model, **how: seen.append(type(model).__name__) or model)
-    changed(text, tmp_path, compile=True, steps=1)
-    assert seen == ["LinattnForCausalLM"]
+def test_compile_compiles_the_blocks_and_the_chunks_of_the_loss(short, text, tmp_path, monkeypatch):
+    """All blocks of one mixer share one graph; gradients are those of the model as written."""
+    asked, through = [], torch.compile
+
+    def watched(function, **how):
+        asked.append((function.__name__, how))
+        return through(function, backend="aot_eager", **how)
+
+    monkeypatch.setattr(torch, "compile", watched)
+    torch._dynamo.reset()
+    loss._compiled.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    result = changed(text, tmp_path, compile=True, loss_chunk=32)
+    assert asked == [("_call_impl", {"dynamic": False})] + [("_loss_and_gradient", {"dynamic": False})]
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert 0 < distance(weights(result), weights(short)) < 1e-3
+    loss._compiled.cache_clear()
+
+
+def test_packed_batches_of_a_compiled_model_share_one_graph(tmp_path, monkeypatch):
+    """They hold different numbers of documents, each of which would be compiled for itself."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": TEXT[: 20 + 7 * i]}) + "\n" for i in range(90)))
+    prepare([tmp_path / "a.jsonl"], tmp_path / "data", validation=0.2)
+    counts, collated = set(), training.collate
+
+    def counting(rows, multiple):
+        counts.add(sum(len(row["starts"]) for row in rows))
+        return collated(rows, multiple)
+
+    monkeypatch.setattr(training, "collate", counting)
+    through = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: through(function, backend="aot_eager", **how))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    asked = {"data": tmp_path / "data", "compile": True, "mixer": "gla", "context": 128, "batch_size": 2, "dim": 32, "layers": 2}
+    train(TrainOptions(**asked, steps=8, eval_every=8, out=tmp_path / "run"), progress=False)
+    assert len(counts) > 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3, "training, validation, and its last batch"
+
+
+def test_documents_are_joined_on_demand(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": TEXT[: 20 + 7 * i]}) + "\n" for i in range(90)))
+    prepare([tmp_path / "a.jsonl"], tmp_path / "data", validation=0.2)
+    asked = {
+        "data": tmp_path / "data",
+        "mixer": "gla",
+        "context": 256,
+        "batch_size": 2,
+        "dim": 32,
+        "layers": 1,
+        "steps": 2,
+        "eval_every": 1,
+    }
+    apart = train(TrainOptions(**asked, out=tmp_path / "apart"), progress=False)
+    joined = train(TrainOptions(**asked, out=tmp_path / "joined", join_documents=True), progress=False)
+    assert distance(weights(apart), weights(joined)) > 1e-4
+    few = train(TrainOptions(**asked, out=tmp_path / "few", join_documents=True, eval_tokens=256), progress=False)
+    assert distance(weights(few), weights(joined)) == 0
+    assert few.validation_bits_per_byte != joined.validation_bits_per_byte
+    with pytest.raises(ValueError, match="join_documents True there, False here"):
+        train(TrainOptions(**{**asked, "steps": 3}, out=tmp_path / "joined", resume=True), progress=False)
+    edited(tmp_path / "apart" / "run.json", lambda run: run["same"].pop("join_documents"))  # begun before the option existed
+    train(TrainOptions(**{**asked, "steps": 3}, out=tmp_path / "apart", resume=True, warmup=0), progress=False)
+    with pytest.raises(ValueError, match="join_documents is for documents of data"):
+        TrainOptions(join_documents=True)
 
 
 def test_the_schedules(text, tmp_path):

@@ -63,6 +63,9 @@ class YOCO(Softmax):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"first": index == 0}
 
+    def example_shared(self, x: Tensor) -> Tensor | None:
+        return None if self.first else x.new_ones(*x.shape[:2], 2 * self.kv_heads * self.size + 1)
+
     def project(self, x: Tensor, state: CallContext) -> Recurrence:
         angles = self.angles(x, state)
         q = rotate(self.q_proj(x).unflatten(-1, (-1, self.size)), angles, interleaved=True)

@@ -95,7 +95,7 @@ class TimeMixing(Mixer):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         with flops.counter() as counter:
-            r, beside = self.tokens(x, CallContext(x, returning=False))
+            r, beside = self.tokens(x, self.begin(x))
             self.finish(torch.empty_like(r.v), beside)
         return counter.get_total_flops() + self.attend_flops(r, past)
 

@@ -99,6 +99,9 @@ class RWKV7(RWKV):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"value_residual": index > 0}
 
+    def example_shared(self, x: Tensor) -> Tensor | None:
+        return x.new_zeros(*x.shape[:2], self.heads, x.shape[2] // self.heads) if self.value_residual else None
+
     def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         back = previous(x, carry) - x
         xr, xw, xk, xv, xa, xg = (x + back * mix for mix in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))

@@ -1,6 +1,6 @@
 """Program ``torchrun --nproc-per-node 2 -m benchmarks.parallel``: one sequence on all GPUs beside the same on one.
 
-Forward and backward of GLA and gated delta, H 16, K and V 128, bfloat16. Process 0 prints a table and writes JSON to ``--out``:
+Forward and backward of GLA, gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints a line per case and adds it to ``--out``:
 milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a share of one card's.
 """
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +22,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import linattn
+from benchmarks import RESULTS, destination
+from linattn.bench.files import command
+from linattn.bench.gpu.record import Record
 from linattn.parallel import Layout, context_parallel
 
 HEADS, SIZE = 16, 128
 LENGTHS = (32_768, 131_072, 1_048_576)
+RULES = ("gla", "gated_delta", "kda")
+KEY = ("rule", "tokens", "cards")
 
 
 def inputs(rule: str, tokens: int) -> dict[str, Tensor]:
@@ -32,10 +40,9 @@ def inputs(rule: str, tokens: int) -> dict[str, Tensor]:
         return torch.randn(1, tokens, HEADS, *last, device="cuda", dtype=torch.bfloat16)
 
     made = {"q": random(SIZE), "k": F.normalize(random(SIZE), dim=-1), "v": random(SIZE)}
-    if rule == "gla":
-        made["decay"] = F.logsigmoid(random(SIZE).float()) / 16
-    else:
-        made |= {"decay": F.logsigmoid(random().float()), "beta": random().float().sigmoid()}
+    made["decay"] = F.logsigmoid(random(*[SIZE] * (rule != "gated_delta")).float()) / (1 if rule == "gated_delta" else 16)
+    if rule != "gla":
+        made["beta"] = random().float().sigmoid()
     return {name: t.detach().requires_grad_() for name, t in made.items()}
 
 
@@ -64,32 +71,38 @@ def slowest(run: Callable[[], tuple[float, int]]) -> tuple[float, int]:
     return found[0].item(), int(found[1].item())
 
 
+def compare(rule: str, tokens: int, layout: Layout, repeats: int) -> dict[str, Any]:
+    """One case on one card and on all."""
+    alone = slowest(lambda: measured(inputs(rule, tokens), repeats))
+    torch.cuda.empty_cache()
+    with context_parallel(layout):
+        shared = slowest(lambda: measured(inputs(rule, layout.length), repeats))
+    torch.cuda.empty_cache()
+    row = {"rule": rule, "tokens": tokens, "cards": layout.ranks, "one_ms": alone[0], "all_ms": shared[0]}
+    return row | {"efficiency": alone[0] / (layout.ranks * shared[0]), "memory": shared[1] / alone[1]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for parallel-CARD.json")
     options = parser.parse_args()
+    facts, path = destination(parser, "parallel", "cuda", options.out)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     ranks, rank = dist.get_world_size(), dist.get_rank()
     mesh = init_device_mesh("cuda", (ranks,))
-    rows = []
-    for rule in ("gla", "gated_delta"):
-        for tokens in options.lengths:
-            alone = slowest(lambda rule=rule, tokens=tokens: measured(inputs(rule, tokens), options.repeats))  # type: ignore[misc]
-            torch.cuda.empty_cache()
-            layout = Layout.of(mesh, tokens)
-            with context_parallel(layout):
-                shared = slowest(lambda rule=rule, n=layout.length: measured(inputs(rule, n), options.repeats))  # type: ignore[misc]
-            torch.cuda.empty_cache()
-            row = {"rule": rule, "tokens": tokens, "cards": ranks, "one_ms": alone[0], "all_ms": shared[0]}
-            rows.append(row | {"efficiency": alone[0] / (ranks * shared[0]), "memory": shared[1] / alone[1]})
-            if rank == 0:
-                print(json.dumps(rows[-1]), flush=True)
-    if rank == 0 and options.out is not None:
-        card = torch.cuda.get_device_name()
-        options.out.write_text(json.dumps({"card": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    with Record(path, KEY, facts) if rank == 0 else nullcontext() as record:
+        if record is not None:
+            record.body["runs"][-1]["command"] = command(f"torchrun --nproc-per-node {ranks} -m benchmarks.parallel", sys.argv[1:])
+        for rule in options.rules:
+            for tokens in options.lengths:
+                row = compare(rule, tokens, Layout.of(mesh, tokens), options.repeats)
+                if record is not None:
+                    record.add(row)
+                    print(json.dumps(row), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

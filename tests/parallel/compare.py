@@ -14,19 +14,20 @@ from torch import Tensor
 from linattn.parallel import Layout, collectives, context_parallel
 
 LIMIT = 1e-10
+DEVICE = "cpu"  # of all tensors; the worker changes it
 Given = dict[str, Any]  # tensors by name; in SHARED and INITIAL every process holds the whole, all others are cut along time
 SHARED = ("A", "B0", "C0", "D", "bias", "weight", "bonus", "constant", "initial", "initial_z")
 Call = Callable[[Given], tuple[Tensor, ...]]
 
 
 def leaves(given: Given) -> Given:
-    return {name: t.detach().clone().requires_grad_() for name, t in given.items()}
+    return {name: t.detach().clone().to(DEVICE).requires_grad_() for name, t in given.items()}
 
 
 def weights(t: Tensor, seed: int) -> Tensor:
     """Random numbers like ``t``, the same in every process."""
     real = torch.randn(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return real.to(t.dtype)
+    return real.to(DEVICE, t.dtype)
 
 
 def numbers_like(*shape: int) -> Tensor:
@@ -51,7 +52,7 @@ def loss_of(timed: Tensor, states: tuple[Tensor, ...], whole: Callable[[Tensor],
 
 def differences(call: Call, layout: Layout, given: Given, options: Given) -> dict[str, float]:
     """Relative errors of outputs, states and gradients in this process. ``call(tensors, cu_seqlens)`` gives (output, states...)."""
-    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens)
+    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens, device=DEVICE)
     whole, own = leaves(given), leaves({n: t if n in SHARED else layout.shard(t, 1) for n, t in given.items()})
     wanted, *states = call({**whole, **options, "cu_seqlens": cu})
     weight = weights(wanted, 7)

@@ -15,6 +15,7 @@ import linattn
 from linattn.ops.outer_decay import outer_decay
 from linattn.ops.short_convolution import short_convolution
 from linattn.parallel import Layout, fold
+from tests.parallel import compare
 from tests.parallel.compare import Call, Given, differences, fault
 
 TOKENS, HEADS, K, V = 13, 2, 3, 4
@@ -39,7 +40,7 @@ def cuts(ranks: int) -> dict[str, Given]:
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(compare.DEVICE, dtype)
 
 
 def rules(batch: int, tokens: int = TOKENS) -> dict[str, Given]:

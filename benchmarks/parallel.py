@@ -1,6 +1,6 @@
 """Program ``torchrun --nproc-per-node 2 -m benchmarks.parallel``: one sequence on all GPUs beside the same on one.
 
-Forward and backward of GLA, gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints a line per case and adds it to ``--out``:
+Forward and backward of a decay per channel (GLA), gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints a line per case and adds it to ``--out``:
 milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a share of one card's.
 """
 
@@ -17,32 +17,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import linattn
 from benchmarks import RESULTS, destination
 from linattn.bench.files import command
+from linattn.bench.gpu import cases
 from linattn.bench.gpu.record import Record
 from linattn.parallel import Layout, context_parallel
 
 HEADS, SIZE = 16, 128
 LENGTHS = (32_768, 131_072, 1_048_576)
-RULES = ("gla", "gated_delta", "kda")
-KEY = ("rule", "tokens", "cards")
+FAMILIES = ("channel", "gated_delta", "kda")
+KEY = ("family", "tokens", "cards")
 
 
-def inputs(rule: str, tokens: int) -> dict[str, Tensor]:
-    """Leaves of a call on ``tokens`` tokens."""
-
-    def random(*last: int) -> Tensor:
-        return torch.randn(1, tokens, HEADS, *last, device="cuda", dtype=torch.bfloat16)
-
-    made = {"q": random(SIZE), "k": F.normalize(random(SIZE), dim=-1), "v": random(SIZE)}
-    made["decay"] = F.logsigmoid(random(*[SIZE] * (rule != "gated_delta")).float()) / (1 if rule == "gated_delta" else 16)
-    if rule != "gla":
-        made["beta"] = random().float().sigmoid()
+def inputs(family: str, tokens: int) -> dict[str, Tensor]:
+    """Leaves of a call on ``tokens`` tokens, as in ``linattn bench ops``."""
+    made = cases.tensors(cases.Case.of(family, cases.Shape(1, tokens, HEADS, SIZE), "train"), "cuda", 0)
     return {name: t.detach().requires_grad_() for name, t in made.items()}
 
 
@@ -71,20 +64,20 @@ def slowest(run: Callable[[], tuple[float, int]]) -> tuple[float, int]:
     return found[0].item(), int(found[1].item())
 
 
-def compare(rule: str, tokens: int, layout: Layout, repeats: int) -> dict[str, Any]:
+def compare(family: str, tokens: int, layout: Layout, repeats: int) -> dict[str, Any]:
     """One case on one card and on all."""
-    alone = slowest(lambda: measured(inputs(rule, tokens), repeats))
+    alone = slowest(lambda: measured(inputs(family, tokens), repeats))
     torch.cuda.empty_cache()
     with context_parallel(layout):
-        shared = slowest(lambda: measured(inputs(rule, layout.length), repeats))
+        shared = slowest(lambda: measured(inputs(family, layout.length), repeats))
     torch.cuda.empty_cache()
-    row = {"rule": rule, "tokens": tokens, "cards": layout.ranks, "one_ms": alone[0], "all_ms": shared[0]}
+    row = {"family": family, "tokens": tokens, "cards": layout.ranks, "one_ms": alone[0], "all_ms": shared[0]}
     return row | {"efficiency": alone[0] / (layout.ranks * shared[0]), "memory": shared[1] / alone[1]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for parallel-CARD.json")
@@ -97,9 +90,9 @@ def main() -> None:
     with Record(path, KEY, facts) if rank == 0 else nullcontext() as record:
         if record is not None:
             record.body["runs"][-1]["command"] = command(f"torchrun --nproc-per-node {ranks} -m benchmarks.parallel", sys.argv[1:])
-        for rule in options.rules:
+        for family in options.families:
             for tokens in options.lengths:
-                row = compare(rule, tokens, Layout.of(mesh, tokens), options.repeats)
+                row = compare(family, tokens, Layout.of(mesh, tokens), options.repeats)
                 if record is not None:
                     record.add(row)
                     print(json.dumps(row), flush=True)

@@ -1,7 +1,8 @@
 """Program ``torchrun --nproc-per-node 2 -m benchmarks.parallel``: one sequence on all GPUs beside the same on one.
 
-Forward and backward of a decay per channel (GLA), gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints a line per case and adds it to ``--out``:
-milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a share of one card's.
+Forward and backward of a decay per channel (GLA), gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints each
+case and writes it to ``--out``: milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a
+share of one card's.
 """
 
 from __future__ import annotations

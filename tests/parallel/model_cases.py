@@ -208,9 +208,8 @@ def refusals(mesh: DeviceMesh) -> str | None:
         with pytest.raises(NotImplementedError, match="slstm does not run under context_parallel"):
             language_model("slstm")(own)
         transformers = pytest.importorskip("transformers")
-        hf = transformers.AutoModelForCausalLM.from_config(linattn.LMConfig(vocab_size=VOCABULARY, dim=32, layers=1, mixer="gla")).to(
-            compare.DEVICE
-        )
+        config = linattn.LMConfig(vocab_size=VOCABULARY, dim=32, layers=1, mixer="gla")
+        hf = transformers.AutoModelForCausalLM.from_config(config).to(compare.DEVICE)
         with pytest.raises(ValueError, match=r"linattn\.parallel\.token_loss"):
             hf(own, labels=own)
     sharded_model = sharded(language_model("gla"), mesh)

@@ -2,7 +2,7 @@
 
 Forward and backward of a decay per channel (GLA), gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints each
 case and writes it to ``--out``: milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a
-share of one card's.
+share of one card's. With ``--library fla``, fla's context parallelism for the delta rules, from unpacked wheels (``LINATTN_WHEELS``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import linattn
 from benchmarks import RESULTS, destination
+from linattn.bench import wheels
 from linattn.bench.files import command
-from linattn.bench.gpu import cases
+from linattn.bench.gpu import cases, libraries, measure
 from linattn.bench.gpu.record import Record
 from linattn.parallel import Layout, context_parallel
 
 HEADS, SIZE = 16, 128
 LENGTHS = (32_768, 131_072, 1_048_576)
 FAMILIES = ("channel", "gated_delta", "kda")
-KEY = ("family", "tokens", "cards")
+KEY = ("library", "family", "tokens", "cards")
+Call = Callable[[dict[str, Tensor]], Tensor]
 
 
 def inputs(family: str, tokens: int) -> dict[str, Tensor]:
@@ -40,7 +43,7 @@ def inputs(family: str, tokens: int) -> dict[str, Tensor]:
     return {name: t.detach().requires_grad_() for name, t in made.items()}
 
 
-def measured(given: dict[str, Tensor], repeats: int) -> tuple[float, int]:
+def measured(call: Call, given: dict[str, Tensor], repeats: int) -> tuple[float, int]:
     """Milliseconds of a forward and backward pass, the median, and the largest memory in bytes."""
     weight = torch.randn_like(given["v"])
     times = []
@@ -50,7 +53,7 @@ def measured(given: dict[str, Tensor], repeats: int) -> tuple[float, int]:
             t.grad = None
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        linattn.linear_attention(**given).backward(weight)
+        call(given).backward(weight)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
@@ -65,19 +68,36 @@ def slowest(run: Callable[[], tuple[float, int]]) -> tuple[float, int]:
     return found[0].item(), int(found[1].item())
 
 
-def compare(family: str, tokens: int, layout: Layout, repeats: int) -> dict[str, Any]:
+def ours(given: dict[str, Tensor]) -> Tensor:
+    return linattn.linear_attention(**given)
+
+
+def theirs(family: str, layout: Layout | None) -> Call:
+    """fla's call of a case, on this process's part of ``layout``."""
+    call = libraries.FLA_CALLS[family]
+    if layout is not None:
+        from fla.ops.cp import build_cp_context
+
+        whole = torch.tensor(layout.borders, device="cuda")
+        call = replace(call, options={**call.options, "cp_context": build_cp_context(whole, layout.group)})
+    return call.load()
+
+
+def compare(library: str, family: str, tokens: int, layout: Layout, repeats: int) -> dict[str, Any]:
     """One case on one card and on all."""
-    alone = slowest(lambda: measured(inputs(family, tokens), repeats))
+    one, part = (ours, ours) if library == "linattn" else (theirs(family, None), theirs(family, layout))
+    alone = slowest(lambda: measured(one, inputs(family, tokens), repeats))
     torch.cuda.empty_cache()
     with context_parallel(layout):
-        shared = slowest(lambda: measured(inputs(family, layout.length), repeats))
+        shared = slowest(lambda: measured(part, inputs(family, layout.length), repeats))
     torch.cuda.empty_cache()
-    row = {"family": family, "tokens": tokens, "cards": layout.ranks, "one_ms": alone[0], "all_ms": shared[0]}
+    row = {"library": library, "family": family, "tokens": tokens, "cards": layout.ranks, "one_ms": alone[0], "all_ms": shared[0]}
     return row | {"efficiency": alone[0] / (layout.ranks * shared[0]), "memory": shared[1] / alone[1]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", choices=("linattn", "fla"), default="linattn")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--repeats", type=int, default=15)
@@ -87,13 +107,16 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    if options.library == "fla":
+        sys.path[:0] = [str(wheels.path(requirement)) for requirement in libraries.FLA]
+        measure.quick_tuning()
     mesh = init_device_mesh("cuda", (ranks,))
     with Record(path, KEY, facts) if rank == 0 else nullcontext() as record:
         if record is not None:
             record.body["runs"][-1]["command"] = command(f"torchrun --nproc-per-node {ranks} -m benchmarks.parallel", sys.argv[1:])
         for family in options.families:
             for tokens in options.lengths:
-                row = compare(family, tokens, Layout.of(mesh, tokens), options.repeats)
+                row = compare(options.library, family, tokens, Layout.of(mesh, tokens), options.repeats)
                 if record is not None:
                     record.add(row)
                     print(json.dumps(row), flush=True)

@@ -1,4 +1,4 @@
-"""The recurrence's GPU kernels under context parallelism: on GPUs, or tiny and in Triton's interpreter, which TRITON_INTERPRET=1 asks for."""
+"""The recurrence's GPU kernels under context parallelism: on GPUs, or tiny in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from linattn.parallel import Layout
@@ -60,15 +59,10 @@ def rules(tokens: int, heads: int, size: int) -> dict[str, Given]:
 
 
 def compared(layout: Layout, given: Given, dtype: torch.dtype) -> str | None:
-    """Against one process in float64. The kernels' exchange is an all-gather each way; the form for other devices needs a reduction."""
+    """Against one process in float64. The kernels' exchange is an all-gather each way, and the layout gathers the output to compare."""
     given = {name: t.to(dtype if name in LOW else torch.float32) for name, t in given.items()}
     with counted() as counts:
-        found = differences(called, layout, given, {"backend": "triton"}, {"backend": "torch"})
-    gathered = 2 + 1  # of the layout itself, to compare
-    if counts != {"_all_gather": gathered, "_reduce_scatter": 0}:
+        found = differences(op_cases.attention, layout, given, {"backend": "triton"}, {"backend": "torch"})
+    if counts != {"_all_gather": 3, "_reduce_scatter": 0}:
         return f"the collectives are {counts}"
     return fault(found, *LIMITS[dtype])
-
-
-def called(t: Given) -> tuple[Tensor, ...]:
-    return op_cases.attention(t)

@@ -109,7 +109,7 @@ def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -
             losses(got, part, tokens, 1 / len(sizes)).backward()
             found.append((part, own, got))
     of_values, of_gradients = LIMITS[dtype]
-    for part, own, (o, *states) in found:
+    for part, _, (o, *states) in found:
         near(o, wanted[0][:, part], of_values, "output")
         for s, t in zip(states, wanted[1:], strict=True):
             near(s, t, of_values, "state")

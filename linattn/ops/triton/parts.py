@@ -27,15 +27,15 @@ class Sizes(NamedTuple):
     state: tuple[int, ...]  # [B, H, K, V]
     link: tuple[int, ...]  # [B, H, K], or [B, H, K, K] if the rule erases
 
-    @classmethod
-    def of(cls, given: Arguments) -> Sizes:
-        batch, _, heads, size_v = given.v.shape
-        size_k, erases = given.k.shape[3], given.beta is not None or given.read is not None
-        return cls((batch, heads, size_k, size_v), (batch, heads, size_k, *[size_k] * erases))
-
     @property
     def numbers(self) -> tuple[int, int]:
         return torch.Size(self.state).numel(), torch.Size(self.link).numel()
+
+
+def _sizes(given: Arguments) -> Sizes:
+    batch, _, heads, size_v = given.v.shape
+    size_k, erases = given.k.shape[3], given.beta is not None or given.read is not None
+    return Sizes((batch, heads, size_k, size_v), (batch, heads, size_k, *[size_k] * erases))
 
 
 def _remembers(name: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def forward(*arguments: Any) -> launch.Tensors:
     """
     *tensors, scale, wide, last, group, _ = arguments
     given = Arguments(*tensors)
-    laid, sizes = laid_out(*tensors), Sizes.of(given)
+    laid, sizes = laid_out(*tensors), _sizes(given)
     folded = given.v.new_empty(sum(sizes.numbers), dtype=torch.float32)
     o, starts, links, *prepared = launch.run(_fold, given.v, (*laid, folded), scale, wide)
     states, passages = group.gather(folded)().split(sizes.numbers, 1)
@@ -122,7 +122,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     """
     *tensors, scale, ddecay, last, group, starts, links, passages = arguments
     given, laid, do = Arguments(*tensors), laid_out(*tensors), in_rows(side_by_side(do))
-    sizes = Sizes.of(given)
+    sizes = _sizes(given)
     count = sizes.numbers[0]
     sent = do.new_empty(count * (1 + last), dtype=torch.float32)  # the cotangent before this part, and that of the final state
     if last:

@@ -53,17 +53,16 @@ def stepper(options: argparse.Namespace, model: LinattnForCausalLM, mesh: Device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     random = torch.Generator("cuda").manual_seed(1 + mesh.get_local_rank("dp"))
     ids = torch.randint(VOCABULARY, (options.batch, options.context), device="cuda", generator=random)
-    labels, active = ids, lambda: nullcontext()
+    labels, layout = ids, None
     if options.cp > 1:
         layout = Layout.of(mesh["cp"], options.context)
-        labels = layout.shard(F.pad(ids[:, 1:], (0, 1), value=IGNORED), 1)
-        ids, active = layout.shard(ids, 1), lambda: context_parallel(layout)
+        ids, labels = layout.shard(ids, 1), layout.shard(F.pad(ids[:, 1:], (0, 1), value=IGNORED), 1)
 
     def step() -> float:
         torch.cuda.synchronize()
         dist.barrier()
         start = time.perf_counter()
-        with active():
+        with nullcontext() if layout is None else context_parallel(layout):
             model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

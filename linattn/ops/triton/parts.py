@@ -6,7 +6,7 @@ Kernels fold the segments of a part into its state from an empty start and its l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -69,15 +69,15 @@ def forward(*arguments: Any) -> launch.Tensors:
     o, starts, links, *prepared = launch.run(_fold, given.v, (*laid, folded), scale, wide)
     states, passages = group.gather(folded)().split(sizes.numbers, 1)
     states, passages = states.unflatten(1, sizes.state), passages.unflatten(1, sizes.link)
-    before = _folded(states[: group.rank], passages, given.initial)
+    pairs, rank = list(zip(states, passages, strict=True)), group.rank
+    before = _folded(pairs[:rank], given.initial)
     launch.run(_outputs, given.v, (*laid, before, o, starts, links, *prepared), scale)
-    final = _folded(states[group.rank :], passages[group.rank :], before) if last else None
-    return o, final, starts, links, passages[group.rank + 1 :].clone()
+    return o, _folded(pairs[rank:], before) if last else None, starts, links, passages[rank + 1 :].clone()
 
 
-def _folded(own: Tensor, links: Tensor, state: Tensor | None) -> Tensor | None:
-    """State after parts with the states ``own`` [parts, B, H, K, V] from empty starts, from the ``state`` before them; None is 0."""
-    for piece, link in zip(own, links[: len(own)], strict=True):
+def _folded(pairs: Sequence[tuple[Tensor, Tensor]], state: Tensor | None) -> Tensor | None:
+    """State after parts, each with its state [B, H, K, V] from an empty start and its link, from the ``state`` before; None is 0."""
+    for piece, link in pairs:
         if state is None:
             state = piece
         elif link.ndim < piece.ndim:
@@ -133,7 +133,8 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     gathered = received()
     after = gathered[:, count:].sum(0).view(sizes.state) if last else None
     own = gathered[group.rank + 1 :, :count].unflatten(1, sizes.state)
-    after = _folded(own.flip(0), (passages.mT if passages.ndim == own.ndim else passages).flip(0), after)
+    pairs = list(zip(own, passages if passages.ndim < own.ndim else passages.mT, strict=True))
+    after = _folded(pairs[::-1], after)
     found = launch.run(_gradients, given.v, (*laid, do, after, starts, links, ends, *kept, *prepared), scale, ddecay)
     *others, dinitial = finished(given, found)
     return *others, dinitial if group.rank == 0 else torch.zeros_like(dinitial)

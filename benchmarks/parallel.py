@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +46,25 @@ def inputs(family: str, tokens: int) -> dict[str, Tensor]:
 
 
 def measured(call: Call, given: dict[str, Tensor], repeats: int) -> tuple[float, int]:
-    """Milliseconds of a forward and backward pass, the median, and the largest memory in bytes."""
+    """Milliseconds of a forward and backward pass, the median of calls queued without waiting, and the largest memory in bytes."""
     weight = torch.randn_like(given["v"])
-    times = []
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(repeats + 3):
+
+    def step() -> None:
         for t in given.values():
             t.grad = None
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
         call(given).backward(weight)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times[3:])[repeats // 2], torch.cuda.max_memory_allocated()
+
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    dist.barrier()
+    for mark in marks[:-1]:
+        mark.record()
+        step()
+    marks[-1].record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)), torch.cuda.max_memory_allocated()
 
 
 def slowest(run: Callable[[], tuple[float, int]]) -> tuple[float, int]:
@@ -100,7 +107,7 @@ def main() -> None:
     parser.add_argument("--library", choices=("linattn", "fla"), default="linattn")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for parallel-CARD.json")
     options = parser.parse_args()
     facts, path = destination(parser, "parallel", "cuda", options.out)

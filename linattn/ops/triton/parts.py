@@ -18,7 +18,7 @@ from linattn.ops.triton.chunks import backward_name, finished, forward_name, gra
 from linattn.ops.triton.plan import PLAIN
 from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
 
-GIVEN = len(Arguments._fields)
+INITIAL = Arguments._fields.index("initial")
 
 
 class Sizes(NamedTuple):
@@ -63,20 +63,29 @@ def forward(*arguments: Any) -> launch.Tensors:
     :data:`linattn.ops.recurrence.PARTS`.
     """
     *tensors, scale, wide, last, group, _ = arguments
-    given = Arguments(*tensors)
+    given, rank = Arguments(*tensors), group.rank
     laid, sizes = laid_out(*tensors), _sizes(given)
-    folded = given.v.new_empty(sum(sizes.numbers), dtype=torch.float32)
-    o, starts, links, *prepared = launch.run(_fold, given.v, (*laid, folded), scale, wide)
-    states, passages = group.gather(folded)().split(sizes.numbers, 1)
-    states, passages = states.unflatten(1, sizes.state), passages.unflatten(1, sizes.link)
-    pairs, rank = list(zip(states, passages, strict=True)), group.rank
-    before = _folded(pairs[:rank], given.initial)
-    launch.run(_outputs, given.v, (*laid, before, o, starts, links, *prepared), scale)
-    return o, _folded(pairs[rank:], before) if last else None, starts, links, passages[rank + 1 :].clone()
+    folded, before = _room(given, sum(sizes.numbers)), laid[INITIAL] if rank == 0 else _room(given, *sizes.state)
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def exchange() -> None:
+        states, links = group.gather(folded)().split(sizes.numbers, 1)
+        pairs.extend(zip(states.unflatten(1, sizes.state), links.unflatten(1, sizes.link), strict=True))
+        if rank > 0:
+            _fold(pairs[:rank], laid[INITIAL], before)
+
+    o, starts, links = launch.run(_forward, given.v, (*laid, before, folded), scale, wide, pauses=(exchange,))
+    final = _fold(pairs[rank:], before, _room(given, *sizes.state)) if last else None
+    later = [link for _, link in pairs[rank + 1 :]]
+    return o, final, starts, links, torch.stack(later) if later else starts.new_empty(0, *sizes.link)
 
 
-def _folded(pairs: Sequence[tuple[Tensor, Tensor]], state: Tensor | None) -> Tensor | None:
-    """State after parts, each with its state [B, H, K, V] from an empty start and its link, from the ``state`` before; None is 0."""
+def _room(given: Arguments, *shape: int) -> Tensor:
+    return given.v.new_empty(shape, dtype=torch.float32)
+
+
+def _fold(pairs: Sequence[tuple[Tensor, Tensor]], state: Tensor | None, out: Tensor) -> Tensor:
+    """Write to ``out`` the state after parts, each with its own [B, H, K, V] and its link, from ``state`` before them; None is 0."""
     for piece, link in pairs:
         if state is None:
             state = piece
@@ -84,34 +93,25 @@ def _folded(pairs: Sequence[tuple[Tensor, Tensor]], state: Tensor | None) -> Ten
             state = torch.addcmul(piece, link[..., None], state)
         else:  # in float64, which no GPU rounds to TF32
             state = piece + (link.double() @ state.double()).float()
-    return state
+    assert state is not None
+    return out.copy_(state)
 
 
-def _fold(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    """Write ``folded``; returns room for the output, the segments' own states and links, and what is prepared."""
-    *tensors, folded, scale, wide = arguments
+def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
+    *tensors, before, folded, scale, wide = arguments
     run = Run(recorder, Arguments(*tensors), scale)
     o = run.empty(*run.own, run.size_v, dtype=torch.float32 if wide else run.v.dtype)
-    erases = run.family.rule != PLAIN
+    square = run.family.rule != PLAIN
     starts = run.empty(run.plan.segments, *run.state, dtype=torch.float32)
-    links = run.empty(run.plan.segments, run.heads, run.size_k, *[run.size_k] * erases, dtype=torch.float32)
+    links = run.empty(run.plan.segments, run.heads, run.size_k, *[run.size_k] * square, dtype=torch.float32)
     run.choose(o)
     run.prepare()
     run.forward(starts, **joining(run, links), local=True, every=True)
     run.fold(starts, **joining(run, links), folded=folded, reverse=False)
-    return o, starts, links, *run.prepared
-
-
-def _outputs(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    """Write the output, and in ``starts`` the states before segments."""
-    *tensors, scale = arguments
-    before, o, starts, links, *prepared = tensors[GIVEN:]
-    run = Run(recorder, Arguments(*tensors[:GIVEN]), scale)
-    run.choose(o)
-    run.reuse(tuple(prepared))
+    recorder.pause()
     run.chain(starts, **joining(run, links), first=before, reverse=False)
     run.forward(starts, o=o)
-    return ()
+    return o, starts, links
 
 
 @_remembers(backward_name)
@@ -121,51 +121,41 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
     """
     *tensors, scale, ddecay, last, group, starts, links, passages = arguments
-    given, laid, do = Arguments(*tensors), laid_out(*tensors), in_rows(side_by_side(do))
+    given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
     count = sizes.numbers[0]
-    sent = do.new_empty(count * (1 + last), dtype=torch.float32)  # the cotangent before this part, and that of the final state
+    sent = _room(given, count * (1 + last))  # the cotangent before this part, and that of the final state
     if last:
         sent[count:] = 0.0 if dfinal is None else dfinal.flatten()
-    ends, *prepared = launch.run(_fold_back, given.v, (*laid, do, starts, links, sent[:count]), scale)
-    received = group.gather(sent)
-    kept = launch.run(_kept, given.v, (*laid, do, starts, *prepared), scale, ddecay)  # while the cotangents are on their way
-    gathered = received()
-    after = gathered[:, count:].sum(0).view(sizes.state) if last else None
-    own = gathered[group.rank + 1 :, :count].unflatten(1, sizes.state)
-    pairs = list(zip(own, passages if passages.ndim < own.ndim else passages.mT, strict=True))
-    after = _folded(pairs[::-1], after)
-    found = launch.run(_gradients, given.v, (*laid, do, after, starts, links, ends, *kept, *prepared), scale, ddecay)
+    folded, after = sent[:count], _room(given, *sizes.state) if last or rank < group.ranks - 1 else None
+    received: list[Callable[[], Tensor]] = []
+
+    def send() -> None:
+        received.append(group.gather(sent))
+
+    def receive() -> None:
+        gathered = received[0]()
+        if after is not None:
+            own = gathered[rank + 1 :, :count].unflatten(1, sizes.state)
+            pairs = list(zip(own, passages if passages.ndim < own.ndim else passages.mT, strict=True))
+            _fold(pairs[::-1], gathered[:, count:].sum(0).view(sizes.state) if last else None, after)
+
+    laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
+    found = launch.run(_backward, given.v, (*laid, after, starts, links, folded), scale, ddecay, pauses=(send, receive))
     *others, dinitial = finished(given, found)
-    return *others, dinitial if group.rank == 0 else torch.zeros_like(dinitial)
+    return *others, dinitial if rank == 0 else torch.zeros_like(dinitial)
 
 
-def _fold_back(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    """Write the cotangent ``folded`` before this part; returns the segments' own cotangents and what is prepared."""
-    *tensors, do, starts, links, folded, scale = arguments
+def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
+    *tensors, do, after, starts, links, folded, scale, ddecay = arguments
     run = Run(recorder, Arguments(*tensors), scale)
     run.choose(do)
     run.prepare()
     ends = run.empty(*starts.shape, dtype=torch.float32)
     run.backward(do, ends, local=True, every=True)
     run.fold(ends, **joining(run, links), folded=folded, reverse=True)
-    return ends, *run.prepared
-
-
-def _kept(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, scale, ddecay = arguments
-    do, starts, *prepared = tensors[GIVEN:]
-    run = Run(recorder, Arguments(*tensors[:GIVEN]), scale)
-    run.choose(do)
-    run.reuse(tuple(prepared))
-    return kept_states(run, starts, ddecay)
-
-
-def _gradients(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, scale, ddecay = arguments
-    do, after, starts, links, ends, values, states, *prepared = tensors[GIVEN:]
-    run = Run(recorder, Arguments(*tensors[:GIVEN]), scale)
-    run.choose(do)
-    run.reuse(tuple(prepared))
+    recorder.pause()
+    kept = kept_states(run, starts, ddecay)  # while the cotangents are on their way
+    recorder.pause()
     run.chain(ends, **joining(run, links), first=after, reverse=True)
-    return gradients_from(run, do, starts, ends, (values, states), ddecay)
+    return gradients_from(run, do, starts, ends, kept, ddecay)

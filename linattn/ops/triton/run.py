@@ -22,8 +22,6 @@ from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Fa
 
 REGISTERS = 65536  # registers of a multiprocessor
 MOST = 65535  # most programs along the second dimension of a grid
-PREPARED = ("p", "p_write", "b", "t", "w", "q_faded", "k_faded", "write_faded", "fade")
-_MISSING: Tensor | None = None
 
 
 class Arguments(NamedTuple):
@@ -78,17 +76,15 @@ class Run:
             BITS=17 if v.dtype != torch.float32 else 40, PRECISION=precision(v.dtype, rule),
             kind=tl.bfloat16 if self.family.half else tl.float32,
         )  # fmt: skip
-        # Written by prepare.py if the family needs them.
-        self.p = self.p_write = self.b = self.t = self.w = self.q_faded = self.k_faded = self.write_faded = self.fade = _MISSING
-
-    @property
-    def prepared(self) -> Tensors:
-        """What :meth:`prepare` computes, for another :class:`Run` of the same call."""
-        return tuple(getattr(self, name) for name in PREPARED)
-
-    def reuse(self, prepared: Tensors) -> None:
-        for name, t in zip(PREPARED, prepared, strict=True):
-            setattr(self, name, t)
+        self.p: Tensor | None = None  # written by prepare.py if the family needs them
+        self.p_write: Tensor | None = None
+        self.b: Tensor | None = None
+        self.t: Tensor | None = None
+        self.w: Tensor | None = None
+        self.q_faded: Tensor | None = None
+        self.k_faded: Tensor | None = None
+        self.write_faded: Tensor | None = None
+        self.fade: Tensor | None = None
 
     @property
     def exchanges(self) -> bool:

@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     facts, path = destination(parser, "parallel", "cuda", options.out)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if options.library == "fla":
         sys.path[:0] = [str(wheels.path(requirement)) for requirement in libraries.FLA]

@@ -29,9 +29,9 @@ from linattn.hf import LinattnForCausalLM, LMConfig
 from linattn.models.loss import IGNORED, TokenLoss, chunk_of
 from linattn.parallel import Layout, context_parallel, parallelize
 
-MODELS: dict[str, dict[str, int]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "340M": {"dim": 1024, "layers": 24, "ffn_dim": 2816},
-    "1.3B": {"dim": 2048, "layers": 24, "ffn_dim": 5632},
+    "1.3B": {"dim": 2048, "layers": 24, "ffn_dim": 5632, "mixer_options": {"gla": {"heads": 8}}},  # heads of the size of 340M's
 }
 VOCABULARY = 32_000
 KEY = ("model", "mixer", "context", "cards", "cp", "compiled", "checkpointed")
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     facts, path = destination(parser, "sharded", "cuda", options.out)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     row = measure(options)
     if dist.get_rank() == 0:
         with Record(path, KEY, facts) as record:

@@ -6,7 +6,8 @@ Kernels fold the segments of a part into its state from an empty start and its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -28,8 +29,14 @@ class Sizes(NamedTuple):
     link: tuple[int, ...]  # [B, H, K], or [B, H, K, K] if the rule erases
 
     @property
-    def numbers(self) -> tuple[int, int]:
-        return torch.Size(self.state).numel(), torch.Size(self.link).numel()
+    def states(self) -> int:
+        """Numbers of the states."""
+        return math.prod(self.state)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of states and links."""
+        return self.states + math.prod(self.link)
 
 
 def _sizes(given: Arguments) -> Sizes:
@@ -65,34 +72,40 @@ def forward(*arguments: Any) -> launch.Tensors:
     *tensors, scale, wide, last, group, _ = arguments
     given, rank = Arguments(*tensors), group.rank
     laid, sizes = laid_out(*tensors), _sizes(given)
-    folded, before = _room(given, sum(sizes.numbers)), laid[INITIAL] if rank == 0 else _room(given, *sizes.state)
-    pairs: list[tuple[Tensor, Tensor]] = []
+    folded, initial = _room(given, sizes.numbers), laid[INITIAL]
+    before = initial if rank == 0 else _room(given, *sizes.state)
+    found: list[Tensor] = []
 
     def exchange() -> None:
-        states, links = group.gather(folded)().split(sizes.numbers, 1)
-        pairs.extend(zip(states.unflatten(1, sizes.state), links.unflatten(1, sizes.link), strict=True))
+        found.append(group.gather(folded)())
         if rank > 0:
-            _fold(pairs[:rank], laid[INITIAL], before)
+            _fold(sizes, found[0][:rank], initial, before)
 
     o, starts, links = launch.run(_forward, given.v, (*laid, before, folded), scale, wide, pauses=(exchange,))
-    final = _fold(pairs[rank:], before, _room(given, *sizes.state)) if last else None
-    later = [link for _, link in pairs[rank + 1 :]]
-    return o, final, starts, links, torch.stack(later) if later else starts.new_empty(0, *sizes.link)
+    final = _fold(sizes, found[0][rank:], before, _room(given, *sizes.state)) if last else None
+    return o, final, starts, links, found[0][rank + 1 :, sizes.states :].clone()
 
 
 def _room(given: Arguments, *shape: int) -> Tensor:
     return given.v.new_empty(shape, dtype=torch.float32)
 
 
-def _fold(pairs: Sequence[tuple[Tensor, Tensor]], state: Tensor | None, out: Tensor) -> Tensor:
-    """Write to ``out`` the state after parts, each with its own [B, H, K, V] and its link, from ``state`` before them; None is 0."""
-    for piece, link in pairs:
+def _fold(sizes: Sizes, parts: Tensor, state: Tensor | None, out: Tensor, links: Tensor | None = None) -> Tensor:
+    """Write to ``out`` the state after ``parts`` [parts, numbers], in turn, from ``state`` before them; None is 0.
+
+    The numbers are a part's state from an empty start and its link. With ``links`` they are a part's cotangent, and the parts pass that of
+    the state after them on to the one before.
+    """
+    for i in range(len(parts)) if links is None else reversed(range(len(parts))):
+        own = parts[i, : sizes.states].view(sizes.state)
         if state is None:
-            state = piece
-        elif link.ndim < piece.ndim:
-            state = torch.addcmul(piece, link[..., None], state)
+            state = own
+            continue
+        link = (parts[i, sizes.states :] if links is None else links[i]).view(sizes.link)
+        if link.ndim < own.ndim:
+            state = torch.addcmul(own, link[..., None], state)
         else:  # in float64, which no GPU rounds to TF32
-            state = piece + (link.double() @ state.double()).float()
+            state = own + ((link if links is None else link.mT).double() @ state.double()).float()
     assert state is not None
     return out.copy_(state)
 
@@ -123,7 +136,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     *tensors, scale, ddecay, last, group, starts, links, passages = arguments
     given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
-    count = sizes.numbers[0]
+    count = sizes.states
     sent = _room(given, count * (1 + last))  # the cotangent before this part, and that of the final state
     if last:
         sent[count:] = 0.0 if dfinal is None else dfinal.flatten()
@@ -136,9 +149,8 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     def receive() -> None:
         gathered = received[0]()
         if after is not None:
-            own = gathered[rank + 1 :, :count].unflatten(1, sizes.state)
-            pairs = list(zip(own, passages if passages.ndim < own.ndim else passages.mT, strict=True))
-            _fold(pairs[::-1], gathered[:, count:].sum(0).view(sizes.state) if last else None, after)
+            of_final = gathered[:, count:].sum(0).view(sizes.state) if last else None
+            _fold(sizes, gathered[rank + 1 :], of_final, after, passages)
 
     laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
     found = launch.run(_backward, given.v, (*laid, after, starts, links, folded), scale, ddecay, pauses=(send, receive))

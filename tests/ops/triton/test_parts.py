@@ -11,6 +11,7 @@ from torch import Tensor
 
 import linattn
 from linattn.ops.linear_attention import part_of_rows
+from linattn.ops.triton import linear_attention as kernels
 
 BATCH, HEADS, K, V = 2, 2, 16, 20
 WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # what every process has
@@ -92,6 +93,16 @@ def leaves(given: dict[str, Tensor], part: slice, device: str, dtype: torch.dtyp
 @pytest.mark.parametrize("sizes", [(64, 64), (33, 20, 1, 12)], ids=str)
 @pytest.mark.parametrize("rule", list(rules(1)))
 def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -> None:
+    compare(rule, sizes, device)
+
+
+def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "WIDEST", K // 2)
+    assert compare("channel", (20, 17), device).calls == 4
+
+
+def compare(rule: str, sizes: tuple[int, ...], device: str) -> Mail:
+    """Hold each part's results and gradients to the whole's in float64."""
     tokens, dtype = sum(sizes), torch.float32
     given = {"q": numbers(BATCH, tokens, HEADS, K, seed=1), "k": numbers(BATCH, tokens, HEADS, K, seed=2).abs() / 4}
     given |= {"v": numbers(BATCH, tokens, HEADS, V, seed=3), **rules(tokens)[rule]}
@@ -118,6 +129,7 @@ def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -
         assert all(g is not None for g in gradients), name
         together = sum(gradients) if name in WHOLE else torch.cat(gradients, 1)
         near(together, t.grad, of_gradients, f"gradient of {name}")
+    return mail
 
 
 def near(got: Tensor, wanted: Tensor, limit: float, what: str) -> None:

@@ -97,7 +97,7 @@ def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -
 
 
 def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "WIDEST", K // 2)
+    monkeypatch.setattr(kernels, "WIDEST", V // 2)
     assert compare("channel", (20, 17), device).calls == 4
 
 

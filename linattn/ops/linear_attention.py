@@ -127,11 +127,12 @@ def linear_attention(  # noqa: PLR0913  public
 def part_of_rows(group: sharding.Group, form: str = "auto", backend: str = "auto", **given: Any) -> Any:
     """Compute :func:`linear_attention` on this process's part of rows whose other parts the processes of ``group`` have.
 
-    The initial and the final state are those of the whole rows. Returns None, in every process alike, if no kernels exchange states:
-    the call is not for a GPU, or what is asked for does not run in chunks. Each process must have a token.
+    The initial and the final state are those of the whole rows; with ``cu_seqlens``, the sequences of this part, neither may be asked for.
+    Returns None, in every process alike, if no kernels exchange states: the call is not for a GPU, or does not run in chunks. Each process
+    must have a token.
     """
     inputs, mode = checks.call(Given(**given))
-    if backend not in ("auto", "triton") or form not in ("auto", "chunk") or inputs.cu_seqlens is not None:
+    if backend not in ("auto", "triton") or form not in ("auto", "chunk"):
         return None
     if refusal("triton", backend == "triton", inputs, "chunk") is not None:
         return None

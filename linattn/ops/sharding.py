@@ -64,6 +64,14 @@ class Group(Protocol):
     def ranks(self) -> int:
         """Number of processes."""
 
+    @property
+    def joined(self) -> bool:
+        """True if the first sequence of this part begins in an earlier one."""
+
+    @property
+    def passes(self) -> bool:
+        """True if it also is the only sequence of this part, so that a state passes through."""
+
     def gather(self, t: Tensor) -> Callable[[], Tensor]:
         """Start to gather ``t`` [M] of every process; the function returned waits for the result [ranks, M]."""
 

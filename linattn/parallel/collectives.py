@@ -20,6 +20,8 @@ class Gathering:
     """All-gathers of kernels, which differentiate their exchange themselves: :class:`linattn.ops.sharding.Group`."""
 
     group: dist.ProcessGroup
+    joined: bool
+    passes: bool
 
     @property
     def rank(self) -> int:

@@ -30,8 +30,11 @@ def linear_attention(layout: Layout, op: Op, q: Tensor, k: Tensor, v: Tensor, **
     tensors = {"q": q, "k": k, "v": v, **{name: options.get(name) for name in ("decay", "beta")}}
     tensors |= dict(zip(("read", "write"), options.get("erase") or (None, None), strict=True))
     _check(layout, options, **tensors)
-    if whole_parts(layout):
-        found = part_of_rows(Gathering(layout.group), q=q, k=k, v=v, **options)
+    if whole_parts(layout) and (layout.cu_seqlens is None or (options["initial_state"] is None and not options["return_state"])):
+        joined = layout.local[0].link > 0
+        group = Gathering(layout.group, joined, joined and len(layout.local) == 1)
+        packed = None if layout.cu_seqlens is None else Rows(layout, tuple(range(len(layout.local))), 1).borders(v.device)
+        found = part_of_rows(group, q=q, k=k, v=v, cu_seqlens=packed, **options)
         if found is not None:
             return found
     of = _Attention(op, k, v, options)

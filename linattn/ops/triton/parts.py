@@ -73,13 +73,15 @@ def forward(*arguments: Any) -> launch.Tensors:
     given, rank = Arguments(*tensors), group.rank
     laid, sizes = laid_out(*tensors), _sizes(given)
     folded, initial = _room(given, sizes.numbers), laid[INITIAL]
-    before = initial if rank == 0 else _room(given, *sizes.state)
+    before = _states(given, sizes) if group.joined else initial
     found: list[Tensor] = []
 
     def exchange() -> None:
+        if rank > 0 and not group.passes:
+            folded[sizes.states :] = 0.0
         found.append(group.gather(folded)())
-        if rank > 0:
-            _fold(sizes, found[0][:rank], initial, before)
+        if group.joined:
+            _fold(sizes, found[0][:rank], initial, before[: sizes.state[0]])
 
     o, starts, links = launch.run(_forward, given.v, (*laid, before, folded), scale, wide, pauses=(exchange,))
     final = _fold(sizes, found[0][rank:], before, _room(given, *sizes.state)) if last else None
@@ -88,6 +90,13 @@ def forward(*arguments: Any) -> launch.Tensors:
 
 def _room(given: Arguments, *shape: int) -> Tensor:
     return given.v.new_empty(shape, dtype=torch.float32)
+
+
+def _states(given: Arguments, sizes: Sizes) -> Tensor:
+    """States of all sequences of this part: of packed ones, zeros."""
+    if given.cu is None:
+        return _room(given, *sizes.state)
+    return given.v.new_zeros(len(given.cu) - 1, *sizes.state[1:], dtype=torch.float32)
 
 
 def _fold(sizes: Sizes, parts: Tensor, state: Tensor | None, out: Tensor, links: Tensor | None = None) -> Tensor:
@@ -140,22 +149,24 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     sent = _room(given, count * (1 + last))  # the cotangent before this part, and that of the final state
     if last:
         sent[count:] = 0.0 if dfinal is None else dfinal.flatten()
-    folded, after = sent[:count], _room(given, *sizes.state) if last or rank < group.ranks - 1 else None
+    folded, after = sent[:count], _states(given, sizes) if last or rank < group.ranks - 1 else None
     received: list[Callable[[], Tensor]] = []
 
     def send() -> None:
+        if rank > 0 and not group.joined:
+            folded.zero_()
         received.append(group.gather(sent))
 
     def receive() -> None:
         gathered = received[0]()
         if after is not None:
             of_final = gathered[:, count:].sum(0).view(sizes.state) if last else None
-            _fold(sizes, gathered[rank + 1 :], of_final, after, passages)
+            _fold(sizes, gathered[rank + 1 :], of_final, after[-sizes.state[0] :], passages)
 
     laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
     found = launch.run(_backward, given.v, (*laid, after, starts, links, folded), scale, ddecay, pauses=(send, receive))
     *others, dinitial = finished(given, found)
-    return *others, dinitial if rank == 0 else torch.zeros_like(dinitial)
+    return *others, dinitial if rank == 0 or given.initial is None else torch.zeros_like(dinitial)
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:

@@ -263,12 +263,15 @@ class Run:
         )  # fmt: skip
 
     def fold(self, pieces: Tensor, transition: Tensor | None, total: Tensor | None, folded: Tensor, *, reverse: bool) -> None:
-        """Fold the segments of each row into ``folded``: states and, forwards, links; before :meth:`chain`, which replaces ``pieces``."""
+        """Fold the segments of each row into ``folded``: states and, forwards, links; before :meth:`chain`, which replaces ``pieces``.
+
+        Of a packed row, those of its last sequence; in ``reverse``, of its first.
+        """
         blocks, linked = self._joins(), None if reverse else transition
         self._launch_over(
-            state_fold.fold, (self._blocks(blocks["BV"], linked), self.sequences, self.heads), linked,
-            (pieces, transition, total, folded), (self.sequences, self.tokens, self.heads), (self.plan.length,),
-            REVERSE=reverse, **blocks,
+            state_fold.fold, (self._blocks(blocks["BV"], linked), self.batch, self.heads), linked,
+            (pieces, transition, total, folded, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
+            REVERSE=reverse, PACKED=self.cu is not None, **blocks,
         )  # fmt: skip
 
     def _joins(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Mail:
 
     ranks: int
     rank: int = 0
+    joined: bool = False
+    passes: bool = False
     sent: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     calls: int = 0
 
@@ -33,8 +35,8 @@ class Mail:
         self.calls += 1
         return lambda: found
 
-    def turn(self, rank: int) -> Mail:
-        self.rank, self.calls = rank, 0
+    def turn(self, rank: int, joined: bool, passes: bool) -> Mail:
+        self.rank, self.joined, self.passes, self.calls = rank, joined, passes, 0
         return self
 
 
@@ -72,6 +74,8 @@ def called(op: Callable, t: dict[str, Tensor], **options) -> tuple[Tensor, ...]:
     if "initial_z" in t:
         t["initial_state"] = t["initial_state"], t.pop("initial_z")
         options["normalize"] = "return"
+    if "cu_seqlens" in options:
+        return (op(**t, **options),)
     o, s = op(**t, return_state=True, **options)
     if isinstance(o, tuple):
         return torch.cat([o[0], o[1][..., None]], -1), *s
@@ -80,7 +84,7 @@ def called(op: Callable, t: dict[str, Tensor], **options) -> tuple[Tensor, ...]:
 
 def losses(outputs: tuple[Tensor, ...], part: slice, tokens: int, share: float) -> Tensor:
     o, *states = outputs
-    total = (o * numbers(BATCH, tokens, *o.shape[2:], seed=20)[:, part].to(o)).sum()
+    total = (o * numbers(len(o), tokens, *o.shape[2:], seed=20)[:, part].to(o)).sum()
     return total + sum(share * (s * numbers(*s.shape, seed=21 + i).to(s)).sum() for i, s in enumerate(states))
 
 
@@ -101,14 +105,24 @@ def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monke
     assert compare("channel", (20, 17), device).calls == 4
 
 
-def compare(rule: str, sizes: tuple[int, ...], device: str) -> Mail:
-    """Hold each part's results and gradients to the whole's in float64."""
+# The second sequence passes through two parts, and begins inside of one; sequences begin with parts.
+@pytest.mark.parametrize("borders", [(0, 10, 60, 66), (0, 33, 50, 66), (0, 5, 33, 53, 54, 66)], ids=str)
+@pytest.mark.parametrize("rule", ["head", "channel", "kda", "erase"])
+def test_parts_of_packed_sequences(rule: str, borders: tuple[int, ...], device: str) -> None:
+    compare(rule, (33, 20, 1, 12), device, borders)
+
+
+def compare(rule: str, sizes: tuple[int, ...], device: str, borders: tuple[int, ...] = ()) -> Mail:
+    """Hold each part's results and gradients to the whole's in float64; ``borders`` are those of packed sequences, without states."""
     tokens, dtype = sum(sizes), torch.float32
     given = {"q": numbers(BATCH, tokens, HEADS, K, seed=1), "k": numbers(BATCH, tokens, HEADS, K, seed=2).abs() / 4}
     given |= {"v": numbers(BATCH, tokens, HEADS, V, seed=3), **rules(tokens)[rule]}
-    given["initial_state"] = numbers(BATCH, HEADS, K, V, seed=10)
+    if borders:
+        given = {name: t[:1] for name, t in given.items()}
+    else:
+        given["initial_state"] = numbers(BATCH, HEADS, K, V, seed=10)
     whole = leaves(given, slice(None), device, torch.float64)
-    wanted = called(linattn.linear_attention, whole, backend="torch")
+    wanted = called(linattn.linear_attention, whole, backend="torch", **packed(borders, 0, tokens, device))
     losses(wanted, slice(None), tokens, 1.0).backward()
     mail, starts = Mail(len(sizes)), [sum(sizes[:i]) for i in range(len(sizes))]
     for _ in range(2):
@@ -116,7 +130,10 @@ def compare(rule: str, sizes: tuple[int, ...], device: str) -> Mail:
         for rank, (start, size) in enumerate(zip(starts, sizes, strict=True)):
             part = slice(start, start + size)
             own = leaves(given, part, device, dtype)
-            got = called(part_of_rows, own, group=mail.turn(rank), backend="triton")
+            inside = [b for b in borders if start < b < start + size]
+            joined = start not in borders if borders else rank > 0
+            turn = mail.turn(rank, joined, joined and not inside)
+            got = called(part_of_rows, own, group=turn, backend="triton", **packed(borders, start, start + size, device))
             losses(got, part, tokens, 1 / len(sizes)).backward()
             found.append((part, own, got))
     of_values, of_gradients = LIMITS[dtype]
@@ -130,6 +147,12 @@ def compare(rule: str, sizes: tuple[int, ...], device: str) -> Mail:
         together = sum(gradients) if name in WHOLE else torch.cat(gradients, 1)
         near(together, t.grad, of_gradients, f"gradient of {name}")
     return mail
+
+
+def packed(borders: tuple[int, ...], start: int, stop: int, device: str) -> dict[str, Tensor]:
+    """The argument ``cu_seqlens`` of the tokens from ``start`` to ``stop``."""
+    inside = [start, *(b for b in borders if start < b < stop), stop]
+    return {"cu_seqlens": torch.tensor(inside, device=device) - start} if borders else {}
 
 
 def near(got: Tensor, wanted: Tensor, limit: float, what: str) -> None:

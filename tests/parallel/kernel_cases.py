@@ -26,6 +26,7 @@ def cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None]]]:
     tokens = 40 if INTERPRETED else 3000
     ranks = mesh.size()
     cuts = {"even": {}, "one token": {"sizes": [tokens - ranks + 1, *[1] * (ranks - 1)]}}
+    cuts["packed"] = {"cu_seqlens": [0, tokens // 4, tokens // 4, 3 * tokens // 4, tokens]}
     for dtype in (torch.float32,) if INTERPRETED else LIMITS:
         for cut, how in cuts.items():
             layout = Layout.of(mesh, tokens, **how)
@@ -61,8 +62,12 @@ def rules(tokens: int, heads: int, size: int) -> dict[str, Given]:
 def compared(layout: Layout, given: Given, dtype: torch.dtype) -> str | None:
     """Against one process in float64. The kernels' exchange is an all-gather each way, and the layout gathers the output to compare."""
     given = {name: t.to(dtype if name in LOW else torch.float32) for name, t in given.items()}
+    call = op_cases.attention
+    if layout.cu_seqlens is not None:  # without states
+        call = op_cases.stateless
+        del given["initial"]
     with counted() as counts:
-        found = differences(op_cases.attention, layout, given, {"backend": "triton"}, {"backend": "torch"})
+        found = differences(call, layout, given, {"backend": "triton"}, {"backend": "torch"})
     if counts != {"_all_gather": 3, "_reduce_scatter": 0}:
         return f"the collectives are {counts}"
     return fault(found, *LIMITS[dtype])

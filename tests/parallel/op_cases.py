@@ -94,19 +94,17 @@ def attention_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | 
             if options:
                 started["initial_z"] = numbers(rows, HEADS, K, seed=11).abs()
             yield f"{rule}, {cut}, from a state", partial(_compared, attention, layout, started, options)
-            yield f"{rule}, {cut}", partial(_compared, attention if options else _no_state(given), layout, given, options)
+            yield f"{rule}, {cut}", partial(_compared, attention if options else stateless, layout, given, options)
 
 
-def _no_state(given: Given) -> Call:
-    def call(t: Given) -> tuple[Tensor, ...]:
-        t = dict(t)
-        if "constant" in t:
-            t["decay"] = t.pop("constant")
-        if "read" in t:
-            t["erase"] = t.pop("read"), t.pop("write")
-        return (linattn.linear_attention(**t),)
-
-    return call
+def stateless(t: Given) -> tuple[Tensor, ...]:
+    """The output of :func:`attention` alone, without states."""
+    t = dict(t)
+    if "constant" in t:
+        t["decay"] = t.pop("constant")
+    if "read" in t:
+        t["erase"] = t.pop("read"), t.pop("write")
+    return (linattn.linear_attention(**t),)
 
 
 def _compared(call: Call, layout: Layout, given: Given, options: Given) -> str | None:

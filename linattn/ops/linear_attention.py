@@ -136,11 +136,12 @@ def part_of_rows(group: sharding.Group, form: str = "auto", backend: str = "auto
         return None
     if refusal("triton", backend == "triton", inputs, "chunk") is not None:
         return None
+    from linattn.ops.triton import fitting
     from linattn.ops.triton import linear_attention as kernels
 
     try:
         return _results(partial(kernels.chunked, group=group), inputs, mode)
-    except kernels.fitting.Unfit:
+    except fitting.Unfit:
         return None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import linattn
 from linattn.ops.linear_attention import part_of_rows
+from linattn.ops.triton import fitting, parts
 from linattn.ops.triton import linear_attention as kernels
 
 BATCH, HEADS, K, V = 2, 2, 16, 20
@@ -110,6 +111,21 @@ def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monke
 @pytest.mark.parametrize("rule", ["head", "channel", "kda", "erase"])
 def test_parts_of_packed_sequences(rule: str, borders: tuple[int, ...], device: str) -> None:
     compare(rule, (33, 20, 1, 12), device, borders)
+
+
+def test_a_kernel_that_does_not_fit_is_not_tried_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def unfit(*_: object, **__: object) -> None:
+        tried.append("once")
+        raise fitting.Unfit("too large")
+
+    monkeypatch.setattr(parts.launch, "run", unfit)
+    monkeypatch.setattr(fitting, "_unfit", {})
+    q = numbers(1, 32, 1, 16, seed=1).to(device)
+    for _ in range(2):
+        assert part_of_rows(Mail(2), q=q, k=q, v=q, backend="triton") is None
+    assert tried == ["once"]
 
 
 def compare(rule: str, sizes: tuple[int, ...], device: str, borders: tuple[int, ...] = ()) -> Mail:

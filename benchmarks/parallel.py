@@ -35,7 +35,7 @@ from linattn.parallel import Layout, context_parallel
 HEADS, SIZE = 16, 128
 LENGTHS = (32_768, 131_072, 1_048_576)
 FAMILIES = ("channel", "gated_delta", "kda")
-KEY = ("library", "family", "tokens", "cards")
+KEY = ("library", "family", "tokens", "cards", "graph")
 Call = Callable[[dict[str, Tensor]], Tensor]
 
 
@@ -45,7 +45,20 @@ def inputs(family: str, tokens: int) -> dict[str, Tensor]:
     return {name: t.detach().requires_grad_() for name, t in made.items()}
 
 
-def measured(call: Call, given: dict[str, Tensor], repeats: int) -> tuple[float, int]:
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """CUDA graph of ``step``, without the host's launches."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads look after the collectives
+        step()
+    return graph.replay
+
+
+def measured(call: Call, given: dict[str, Tensor], repeats: int, graph: bool) -> tuple[float, int]:
     """Milliseconds of a forward and backward pass, the median of calls queued without waiting, and the largest memory in bytes."""
     weight = torch.randn_like(given["v"])
 
@@ -55,13 +68,14 @@ def measured(call: Call, given: dict[str, Tensor], repeats: int) -> tuple[float,
         call(given).backward(weight)
 
     torch.cuda.reset_peak_memory_stats()
+    run: Callable[[], None] = captured(step) if graph else step
     for _ in range(3):
-        step()
+        run()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     dist.barrier()
     for mark in marks[:-1]:
         mark.record()
-        step()
+        run()
     marks[-1].record()
     torch.cuda.synchronize()
     return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)), torch.cuda.max_memory_allocated()
@@ -90,15 +104,16 @@ def theirs(family: str, layout: Layout | None) -> Call:
     return call.load()
 
 
-def compare(library: str, family: str, tokens: int, layout: Layout, repeats: int) -> dict[str, Any]:
+def compare(library: str, family: str, tokens: int, layout: Layout, repeats: int, graph: bool) -> dict[str, Any]:
     """One case on one card and on all."""
     one, part = (ours, ours) if library == "linattn" else (theirs(family, None), theirs(family, layout))
-    alone = slowest(lambda: measured(one, inputs(family, tokens), repeats))
+    alone = slowest(lambda: measured(one, inputs(family, tokens), repeats, graph))
     torch.cuda.empty_cache()
     with context_parallel(layout):
-        shared = slowest(lambda: measured(part, inputs(family, layout.length), repeats))
+        shared = slowest(lambda: measured(part, inputs(family, layout.length), repeats, graph))
     torch.cuda.empty_cache()
-    row = {"library": library, "family": family, "tokens": tokens, "cards": layout.ranks, "one_ms": alone[0], "all_ms": shared[0]}
+    row = {"library": library, "family": family, "tokens": tokens, "cards": layout.ranks, "graph": graph}
+    row |= {"one_ms": alone[0], "all_ms": shared[0]}
     return row | {"efficiency": alone[0] / (layout.ranks * shared[0]), "memory": shared[1] / alone[1]}
 
 
@@ -108,6 +123,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--graph", action="store_true", help="in CUDA graphs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for parallel-CARD.json")
     options = parser.parse_args()
     facts, path = destination(parser, "parallel", "cuda", options.out)
@@ -123,7 +139,7 @@ def main() -> None:
             record.body["runs"][-1]["command"] = command(f"torchrun --nproc-per-node {ranks} -m benchmarks.parallel", sys.argv[1:])
         for family in options.families:
             for tokens in options.lengths:
-                row = compare(options.library, family, tokens, Layout.of(mesh, tokens), options.repeats)
+                row = compare(options.library, family, tokens, Layout.of(mesh, tokens), options.repeats, options.graph)
                 if record is not None:
                     record.add(row)
                     print(json.dumps(row), flush=True)

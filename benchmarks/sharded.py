@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "1.3B": {"dim": 2048, "layers": 24, "ffn_dim": 5632, "mixer_options": {"gla": {"heads": 8}}},  # heads of the size of 340M's
 }
 VOCABULARY = 32_000
-KEY = ("model", "mixer", "context", "cards", "cp", "compiled", "checkpointed")
+KEY = ("model", "mixer", "context", "batch", "cards", "cp", "compiled", "checkpointed")
 
 
 def build(options: argparse.Namespace, mesh: DeviceMesh) -> LinattnForCausalLM:

@@ -68,13 +68,24 @@ def rules(batch: int, tokens: int = TOKENS) -> dict[str, Given]:
     }  # fmt: skip
 
 
-def attention(t: Given) -> tuple[Tensor, ...]:
-    """linattn.linear_attention with the inputs' names of the cases."""
+def arguments(t: Given) -> Given:
+    """The arguments of linattn.linear_attention, but for the states, from the inputs of the cases."""
     t = dict(t)
     if "constant" in t:
         t["decay"] = t.pop("constant")
     if "read" in t:
         t["erase"] = t.pop("read"), t.pop("write")
+    return t
+
+
+def stateless(t: Given) -> tuple[Tensor, ...]:
+    """The output of :func:`attention` alone, without states."""
+    return (linattn.linear_attention(**arguments(t)),)
+
+
+def attention(t: Given) -> tuple[Tensor, ...]:
+    """linattn.linear_attention with the inputs' names of the cases."""
+    t = arguments(t)
     initial, z = t.pop("initial", None), t.pop("initial_z", None)
     o, state = linattn.linear_attention(**t, initial_state=initial if z is None else (initial, z), return_state=True)
     o = o if isinstance(o, Tensor) else torch.cat([o[0], o[1][..., None]], -1)
@@ -95,16 +106,6 @@ def attention_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | 
                 started["initial_z"] = numbers(rows, HEADS, K, seed=11).abs()
             yield f"{rule}, {cut}, from a state", partial(_compared, attention, layout, started, options)
             yield f"{rule}, {cut}", partial(_compared, attention if options else stateless, layout, given, options)
-
-
-def stateless(t: Given) -> tuple[Tensor, ...]:
-    """The output of :func:`attention` alone, without states."""
-    t = dict(t)
-    if "constant" in t:
-        t["decay"] = t.pop("constant")
-    if "read" in t:
-        t["erase"] = t.pop("read"), t.pop("write")
-    return (linattn.linear_attention(**t),)
 
 
 def _compared(call: Call, layout: Layout, given: Given, options: Given) -> str | None:

@@ -32,6 +32,9 @@ TITLES = {
         "vision": ("thousand tokens a second", "pass"),
         "decode": ("model", "rows", "tokens read before", "a token, ms", "reading weights and state once, ms", "through generate, ms"),
         "decode-cpu": ("130M, one row", "dtype"),
+        "parallel": ("one sequence on {cards} cards", "tokens", "one card, ms", "all, ms", "efficiency", "memory of a card beside one's"),
+        "sharded": ("model", "cards", "cards of a sequence", "sequences", "tokens of one", "tokens/s", "peak memory, GB"),
+        "in a graph": "in a CUDA graph",
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
         "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
@@ -65,6 +68,9 @@ TITLES = {
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "vision": ("千 token/秒", "计算"),
         "decode-cpu": ("130M，一行", "dtype"),
+        "parallel": ("{cards} 张卡共享一条序列", "token 数", "单卡（毫秒）", "多卡（毫秒）", "效率", "每卡显存与单卡之比"),
+        "sharded": ("模型", "卡数", "每条序列的卡数", "序列数", "序列长度（token）", "token/秒", "峰值显存（GB）"),
+        "in a graph": "CUDA 图中",
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}），{date}。"
         "softmax 一行是 torch 的 flash attention。",
@@ -235,6 +241,24 @@ def vision(body: dict, words: dict) -> str:
     return markdown((*words["vision"], *(f"{n}×{n}" for n in sides)), cells)
 
 
+def parallel(body: dict, words: dict) -> str:
+    """Line for each recurrence and length of a sequence on several cards."""
+    cells = []
+    for r in sorted(body["rows"], key=lambda r: (r["library"] != "linattn", r["graph"])):
+        name = f"{r['library']}, {FRONT.get(r['family'], r['family'])}" + f", {words['in a graph']}" * r["graph"]
+        cells.append((name, f"{r['tokens']:,}", f"{r['one_ms']:.2f}", f"{r['all_ms']:.2f}", f"{r['efficiency']:.0%}", f"{r['memory']:.2f}"))
+    return markdown((words["parallel"][0].format(**body["rows"][0]), *words["parallel"][1:]), cells)
+
+
+def sharded(body: dict, words: dict) -> str:
+    """Line for each training of a model with sharded parameters."""
+    cells = []
+    for r in body["rows"]:
+        figures = (f"{r['context']:,}", f"{r['tokens_per_second']:,.0f}", f"{r['peak_gb']:.0f}")
+        cells.append((f"{r['model']} {r['mixer']}", str(r["cards"]), str(r["cp"]), str(r["batch"]), *figures))
+    return markdown(words["sharded"], cells)
+
+
 def decode(body: dict, words: dict) -> str:
     """Line for each model, number of rows and length of the text read before."""
     cells = []
@@ -391,6 +415,8 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "decode": decode,
         "front": summary,
         "losses": losses,
+        "parallel": parallel,
+        "sharded": sharded,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 import torch
@@ -120,10 +121,36 @@ def linear_attention(  # noqa: PLR0913  public
     inputs, mode = checks.call(given)
     checks.choice("form", form, FORMS)
     run = _runs(dispatch.choose(backend, refusal, inputs, form), inputs, form)
-    with checks.no_autocast(v):
+    return _results(run, inputs, mode)
+
+
+def part_of_rows(group: sharding.Group, form: str = "auto", backend: str = "auto", **given: Any) -> Any:
+    """Compute :func:`linear_attention` on this process's part of rows whose other parts the processes of ``group`` have.
+
+    The initial and the final state are those of the whole rows; with ``cu_seqlens``, the sequences of this part, neither may be asked for.
+    Returns None, in every process alike, if no kernels exchange states: the call is not for a GPU, or does not run in chunks. Each process
+    must have a token.
+    """
+    inputs, mode = checks.call(Given(**given))
+    if backend not in ("auto", "triton") or form not in ("auto", "chunk"):
+        return None
+    if refusal("triton", backend == "triton", inputs, "chunk") is not None:
+        return None
+    from linattn.ops.triton import fitting
+    from linattn.ops.triton import linear_attention as kernels
+
+    try:
+        return _results(partial(kernels.chunked, group=group), inputs, mode)
+    except fitting.Unfit:
+        return None
+
+
+def _results(run: Callable[[Inputs], Outputs], inputs: Inputs, mode: float | str | None) -> Any:
+    dtype = inputs.v.dtype
+    with checks.no_autocast(inputs.v):
         out = run(inputs)
-        o = _divided(out, mode, v.dtype)
-    if not return_state:
+        o = _divided(out, mode, dtype)
+    if not inputs.return_state:
         return o
     return o, (out.state if mode is None else (out.state, out.z))
 

@@ -186,7 +186,9 @@ class Operator:
         if self.derivative is not None and (again or (traced and not self.backward.name)):
             count = 1 + len(self.plan.gradients)
             return self.derivative(arguments[0], arguments[1:count], arguments[count:])
-        found: Gradients = (self.registered[1] if again or traced else self.kernels.backward)(*arguments)
+        if again and not self.backward.name:
+            raise NotImplementedError(self.once)
+        found: Gradients = (self.registered[1] if self.backward.name and (again or traced) else self.kernels.backward)(*arguments)
         return found
 
 

@@ -1,4 +1,4 @@
-"""Operators of the recurrence's kernels: token by token on a CPU, in chunks on a GPU."""
+"""Operators of the recurrence's kernels: token by token on a CPU, in chunks on a GPU, also for rows that several processes share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def _chunks() -> ModuleType:
     from linattn.ops.triton import chunks
 
     return chunks
+
+
+def _parts() -> ModuleType:
+    from linattn.ops.triton import parts
+
+    return parts
 
 
 _CPU = (
@@ -44,6 +50,16 @@ CHUNKS = Operator(
         "chunk_backward",
     ),
     "o final starts links", "q k v decay beta read write bonus initial", "v", keeps=True,
+    once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
+)  # fmt: skip
+PARTS = Operator(
+    _parts,
+    Pass(f"({_GPU}, bool wide, bool last, Any group, bool keeps) -> ({', '.join(['Tensor'] * 5)})"),
+    Pass(
+        f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, bool last, Any group, Tensor starts, Tensor links, Tensor passages) -> "
+        f"({', '.join(['Tensor'] * 9)})"
+    ),
+    "o final starts links passages", "q k v decay beta read write bonus initial", "v", keeps=True,
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 

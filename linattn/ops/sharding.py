@@ -53,6 +53,29 @@ class Cut(Protocol):
         """Compute softmax attention of this process's queries to all keys; ``attention`` takes q, k, v and a mask."""
 
 
+class Group(Protocol):
+    """Protocol of the processes that each have one part of the same rows, in the order of their ranks, for kernels."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+
+    @property
+    def joined(self) -> bool:
+        """True if the first sequence of this part begins in an earlier one."""
+
+    @property
+    def passes(self) -> bool:
+        """True if it also is the only sequence of this part, so that a state passes through."""
+
+    def gather(self, t: Tensor) -> Callable[[], Tensor]:
+        """Start to gather ``t`` [M] of every process; the function returned waits for the result [ranks, M]."""
+
+
 _active: Cut | None = None  # a plain global, because backward passes recompute checkpointed layers in other threads
 
 

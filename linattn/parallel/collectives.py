@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,33 @@ from torch import Tensor
 # torch 2.13 has renamed both
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """All-gathers of kernels, which differentiate their exchange themselves: :class:`linattn.ops.sharding.Group`."""
+
+    group: dist.ProcessGroup
+    joined: bool
+    passes: bool
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    @property
+    def ranks(self) -> int:
+        return self.group.size()
+
+    def gather(self, t: Tensor) -> Callable[[], Tensor]:
+        out = t.new_empty(self.ranks * t.shape[0])
+        work = _all_gather(out, t, group=self.group, async_op=True)
+
+        def received() -> Tensor:
+            work.wait()
+            return out.view(self.ranks, -1)
+
+        return received
 
 
 class _Gather(torch.autograd.Function):

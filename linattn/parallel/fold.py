@@ -111,6 +111,11 @@ def scanned(layout: Layout) -> bool:
     return layout.ranks > SCAN_ABOVE and layout.order == "contiguous" and layout.cu_seqlens is None
 
 
+def whole_parts(layout: Layout) -> bool:
+    """True if a few processes have one part of every row each, for kernels with an exchange of their own."""
+    return layout.ranks <= SCAN_ABOVE and layout.order == "contiguous" and min(layout.sizes) > 0
+
+
 def _scanned(layout: Layout, of: Recurrence, inputs: Sequence[Tensor | None], initial: Tensor | None, *, final: bool) -> Carried:
     """:func:`carry` in logarithmically many steps."""
     x = cast(Tensor, inputs[0])

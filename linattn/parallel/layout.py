@@ -123,7 +123,7 @@ class Layout:
         """Number of processes."""
         return len(self.parts)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Tokens of each process."""
         return tuple(sum(stop - start for start, stop in runs) for runs in self.parts)

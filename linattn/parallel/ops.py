@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import checks
+from linattn.ops.linear_attention import part_of_rows
 from linattn.parallel import halo
-from linattn.parallel.collectives import tie
-from linattn.parallel.fold import Carried, Recurrence, added, carry, largest, transformed
+from linattn.parallel.collectives import Gathering, tie
+from linattn.parallel.fold import Carried, Recurrence, added, carry, largest, transformed, whole_parts
 from linattn.parallel.layout import Layout
 from linattn.parallel.rows import Rows
 
@@ -29,6 +30,13 @@ def linear_attention(layout: Layout, op: Op, q: Tensor, k: Tensor, v: Tensor, **
     tensors = {"q": q, "k": k, "v": v, **{name: options.get(name) for name in ("decay", "beta")}}
     tensors |= dict(zip(("read", "write"), options.get("erase") or (None, None), strict=True))
     _check(layout, options, **tensors)
+    if whole_parts(layout) and (layout.cu_seqlens is None or (options["initial_state"] is None and not options["return_state"])):
+        joined = layout.local[0].link > 0
+        group = Gathering(layout.group, joined, joined and len(layout.local) == 1)
+        packed = None if layout.cu_seqlens is None else Rows(layout, tuple(range(len(layout.local))), 1).borders(v.device)
+        found = part_of_rows(group, q=q, k=k, v=v, cu_seqlens=packed, **options)
+        if found is not None:
+            return found
     of = _Attention(op, k, v, options)
     carried = of.carried(layout, q)
     o = of.run(layout, q, carried)

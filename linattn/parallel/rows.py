@@ -44,8 +44,10 @@ class Rows:
 
     def cu_seqlens(self, device: torch.device) -> Tensor | None:
         """Boundaries of the packed segments; None if each row is one segment."""
-        if not self.packed:
-            return None
+        return self.borders(device) if self.packed else None
+
+    def borders(self, device: torch.device) -> Tensor:
+        """Boundaries of the segments of all rows, one behind the other."""
         name = f"rows of {self.batch}: {self.chosen}"
         return self.layout.index(name, lambda: accumulate(self.lengths * self.batch, initial=0), device)
 

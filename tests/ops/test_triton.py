@@ -59,15 +59,19 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
     done = python("-m", "tests.ops.triton.compiling", kind, rank, *words, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = json.loads(done.stdout)
-    wanted = {"forward", "chain", "backward"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
+    wanted = (
+        {"forward", "chain", "backward"}
+        | ({"fold"} if "parts" in words else set())
+        | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
+    )
     if (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
         wanted.add("gradients")
-    if rank == "BTHK" and not {"gluon", "wide"} & set(words):  # the portable gradients' strong decays
+    if rank == "BTHK" and not {"gluon", "wide", "parts"} & set(words):  # the portable gradients' strong decays
         wanted.add("unsettled")
     assert {k["name"] for k in kernels} - {"shared"} == wanted
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
-        assert kernel["tensor_cores"] or kernel["name"] in ("chain", "shared"), kernel
+        assert kernel["tensor_cores"] or kernel["name"] in ("chain", "fold", "shared"), kernel
         assert not kernel["not_alone"], kernel  # see hopper.common.barriers
         assert not (kernel["serialized"] and kernel["module"].startswith("hopper.")), kernel  # see hopper.operands.pinned
     return kernels
@@ -105,6 +109,13 @@ def test_the_trial_of_hoppers_own_kernels_compiles(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     (kernel,) = json.loads(done.stdout)
     assert not kernel["not_alone"] and not kernel["spill_stores"] and not kernel["serialized"], kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rank"), [("plain", "BTHK"), ("beta", "BTH"), ("erase", "BTHK")])
+def test_kernels_of_a_part_compile(kind, rank, tmp_path):
+    modules = {k["module"] for k in compiled(tmp_path, kind, rank, "bfloat16", "parts")}
+    assert {"state_fold", "hopper.forward", "hopper.backward"} <= modules
 
 
 @pytest.mark.slow

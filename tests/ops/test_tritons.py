@@ -110,6 +110,24 @@ def test_what_triton_passes_is_looked_at_before_it_is_trusted(told, reason, monk
     assert kernel.compiled.run is kernel.compiled.launched  # as it was
 
 
+def test_pauses_stand_between_the_launches_of_a_replay(monkeypatch):
+    monkeypatch.setattr(record, "current_stream", lambda: 0)
+    done: list[str] = []
+    pauses = (lambda: done.append("pause"), lambda: done.append("second pause"))
+    recorder = launch.Recorder(torch.zeros(2), (x := torch.zeros(2),), pauses)
+    for name in ("first", "second", "third"):
+        kernel = Kernel(lambda *given: given)
+        kernel.compiled._run = lambda *_, name=name: done.append(name)
+        recorder.launch(kernel, (1, 1, 1), (x, x), (5,), BLOCK=2)
+        if name != "third":
+            recorder.pause()
+    wanted = ["first", "pause", "second", "second pause", "third"]
+    assert done == wanted
+    done.clear()
+    record.Program(recorder, ())(x, [x.data_ptr()], pauses)
+    assert done == wanted
+
+
 def test_a_launch_that_goes_another_way_is_not_replayed(monkeypatch):
     monkeypatch.setattr(record, "current_stream", lambda: 0)
     kernel = Kernel(lambda *given: given)

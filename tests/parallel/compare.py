@@ -14,19 +14,20 @@ from torch import Tensor
 from linattn.parallel import Layout, collectives, context_parallel
 
 LIMIT = 1e-10
+DEVICE = "cpu"  # of all tensors; the worker changes it
 Given = dict[str, Any]  # tensors by name; in SHARED and INITIAL every process holds the whole, all others are cut along time
 SHARED = ("A", "B0", "C0", "D", "bias", "weight", "bonus", "constant", "initial", "initial_z")
 Call = Callable[[Given], tuple[Tensor, ...]]
 
 
 def leaves(given: Given) -> Given:
-    return {name: t.detach().clone().requires_grad_() for name, t in given.items()}
+    return {name: t.detach().clone().to(DEVICE).requires_grad_() for name, t in given.items()}
 
 
 def weights(t: Tensor, seed: int) -> Tensor:
     """Random numbers like ``t``, the same in every process."""
     real = torch.randn(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return real.to(t.dtype)
+    return real.to(DEVICE, t.dtype)
 
 
 def numbers_like(*shape: int) -> Tensor:
@@ -49,11 +50,16 @@ def loss_of(timed: Tensor, states: tuple[Tensor, ...], whole: Callable[[Tensor],
     return total
 
 
-def differences(call: Call, layout: Layout, given: Given, options: Given) -> dict[str, float]:
-    """Relative errors of outputs, states and gradients in this process. ``call(tensors, cu_seqlens)`` gives (output, states...)."""
-    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens)
+def differences(call: Call, layout: Layout, given: Given, options: Given, reference: Given | None = None) -> dict[str, float]:
+    """Relative errors of outputs, states and gradients in this process. ``call(tensors, cu_seqlens)`` gives (output, states...).
+
+    With ``reference``, the whole is computed in float64 and with these options.
+    """
+    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens, device=DEVICE)
     whole, own = leaves(given), leaves({n: t if n in SHARED else layout.shard(t, 1) for n, t in given.items()})
-    wanted, *states = call({**whole, **options, "cu_seqlens": cu})
+    if reference is not None:
+        whole = {n: t.detach().double().requires_grad_() for n, t in whole.items()}
+    wanted, *states = call({**whole, **options, **(reference or {}), "cu_seqlens": cu})
     weight = weights(wanted, 7)
     ((wanted * weight).real.sum() + sum((s * weights(s, 8 + i)).real.sum() for i, s in enumerate(states))).backward()
     with context_parallel(layout):
@@ -74,9 +80,10 @@ def differences(call: Call, layout: Layout, given: Given, options: Given) -> dic
     return found
 
 
-def fault(found: dict[str, float]) -> str | None:
-    """What is off by more than the limit."""
-    wrong = [f"{name} by {size:.1e}" for name, size in found.items() if not size <= LIMIT]
+def fault(found: dict[str, float], limit: float = LIMIT, of_gradients: float | None = None) -> str | None:
+    """What is off by more than the limit, of gradients by more than theirs."""
+    limits = {name: of_gradients if of_gradients and name.startswith("gradient") else limit for name in found}
+    wrong = [f"{name} by {size:.1e}" for name, size in found.items() if not size <= limits[name]]
     return ", ".join(wrong) or None
 
 

@@ -15,6 +15,7 @@ from linattn.mixers import Mixer
 from linattn.parallel import Layout, context_parallel
 from tests.conformance.checks import halves
 from tests.conformance.tools import WIDTH, Make, build, tokens
+from tests.parallel import compare
 from tests.parallel.compare import error, fault, weights
 
 TOKENS = 11
@@ -56,7 +57,7 @@ def runs(make: Make) -> bool:
 
 
 def refused(make: Make, name: str, mesh: DeviceMesh) -> str | None:
-    mixer, x = build(make), tokens(1, 4)
+    mixer, x = build(make).to(compare.DEVICE), tokens(1, 4).to(compare.DEVICE)
     try:
         with context_parallel(Layout.of(mesh, 4 * mesh.size())):
             mixer(*mixer.arguments(x))
@@ -67,8 +68,8 @@ def refused(make: Make, name: str, mesh: DeviceMesh) -> str | None:
 
 def compared(make: Make, layout: Layout, returning: bool) -> str | None:
     batch = 2 if layout.cu_seqlens is None else 1
-    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens)
-    return fault(_differences(build(make), tokens(batch, TOKENS, WIDTH), cu, layout, returning))
+    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens, device=compare.DEVICE)
+    return fault(_differences(build(make).to(compare.DEVICE), tokens(batch, TOKENS, WIDTH).to(compare.DEVICE), cu, layout, returning))
 
 
 def _differences(mixer: Mixer, x: Tensor, cu: Tensor | None, layout: Layout, returning: bool) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import linattn
 from linattn.models import LMConfig
 from linattn.parallel import Layout, context_parallel, next_tokens, parallelize, token_loss
+from tests.parallel import compare
 from tests.parallel.compare import counted, error, fault, numbers_like
 
 TOKENS, VOCABULARY = 11, 17
@@ -50,7 +51,12 @@ def cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None]]]:
 def language_model(mixer: str = HYBRID, **config: str) -> linattn.LanguageModel:
     torch.manual_seed(0)
     names = mixer.count(",") + 1
-    return linattn.LanguageModel(LMConfig(vocab_size=VOCABULARY, dim=32, layers=names, mixer=mixer, **config)).double().train()
+    return (
+        linattn.LanguageModel(LMConfig(vocab_size=VOCABULARY, dim=32, layers=names, mixer=mixer, **config))
+        .double()
+        .train()
+        .to(compare.DEVICE)
+    )
 
 
 def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -58,7 +64,7 @@ def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return parallelize(model, init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("cp",)))
+    return parallelize(model, init_device_mesh(compare.DEVICE, (mesh.size(),), mesh_dim_names=("cp",)))
 
 
 def trained(layout: Layout, wrap: Callable[..., nn.Module], checkpoint: bool, *, inside: bool = True, **config: str) -> str | None:
@@ -66,10 +72,10 @@ def trained(layout: Layout, wrap: Callable[..., nn.Module], checkpoint: bool, *,
     plain = language_model(**config)
     mine = copy.deepcopy(plain)
     mine.model.gradient_checkpointing = checkpoint
-    model = wrap(mine, dist.device_mesh.init_device_mesh("cpu", (layout.ranks,)))
+    model = wrap(mine, dist.device_mesh.init_device_mesh(compare.DEVICE, (layout.ranks,)))
     rows = 1 if layout.cu_seqlens else 2
     ids = numbers_like(rows, TOKENS).abs().mul(1e3).long() % VOCABULARY
-    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens)
+    cu = None if layout.cu_seqlens is None else torch.tensor(layout.cu_seqlens, device=compare.DEVICE)
     wanted = whole_loss(plain(ids, cu_seqlens=cu), ids, layout)
     wanted.backward()
     with context_parallel(layout):
@@ -91,12 +97,12 @@ def trained(layout: Layout, wrap: Callable[..., nn.Module], checkpoint: bool, *,
 
 def two_by_two(cu_seqlens: list[int] | None) -> str | None:
     """Two sequences of two processes each, with sharded parameters and checkpointed activations."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    mesh = init_device_mesh(compare.DEVICE, (2, 2), mesh_dim_names=("dp", "cp"))
     layout = Layout.of(mesh["cp"], TOKENS, cu_seqlens=cu_seqlens, sizes=[TOKENS - 3, 3])
     plain = language_model()
     mine = parallelize(copy.deepcopy(plain), mesh, checkpoint=True)
     ids = numbers_like(2, TOKENS).abs().mul(1e3).long() % VOCABULARY
-    cu = None if cu_seqlens is None else torch.tensor(cu_seqlens)
+    cu = None if cu_seqlens is None else torch.tensor(cu_seqlens, device=compare.DEVICE)
     wanted = torch.stack([whole_loss(plain(row[None], cu_seqlens=cu), row[None], layout) for row in ids]).mean()
     wanted.backward()
     own = ids[mesh.get_local_rank("dp")][None]
@@ -127,7 +133,7 @@ def collectives(mesh: DeviceMesh) -> str | None:
     """One each way for a call of a recurrence."""
     q = numbers_like(1, 4, 1, 2).requires_grad_()
     with context_parallel(Layout.of(mesh, 4 * mesh.size())):
-        for beta in (None, torch.ones(1, 4, 1, dtype=q.dtype)):
+        for beta in (None, torch.ones_like(q[..., 0])):
             with counted() as counts:
                 o, state = linattn.linear_attention(q, q, q, beta=beta, return_state=True)
                 (o.sum() + state.sum()).backward()
@@ -154,7 +160,7 @@ def some_gradients(mesh: DeviceMesh) -> str | None:
 
 def float32_kept(mesh: DeviceMesh) -> str | None:
     """Mixers see their float32 parameters in float32, whatever the others have."""
-    named = init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("dp",))
+    named = init_device_mesh(compare.DEVICE, (mesh.size(),), mesh_dim_names=("dp",))
     seen = []
     for stored, computed in ((torch.bfloat16, None), (torch.float32, torch.bfloat16)):
         model = language_model("gated_deltanet").to(stored)
@@ -162,7 +168,7 @@ def float32_kept(mesh: DeviceMesh) -> str | None:
         mixer = model.model.layers[0].mixer
         mixer.conv.register_forward_pre_hook(lambda *_, m=mixer: seen.append((m.A_log.dtype, m.dt_bias.dtype, m.o_proj.weight.dtype)))
         optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.arange(8)[None]).float().sum().backward()
+        model(torch.arange(8, device=compare.DEVICE)[None]).float().sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if mixer.A_log.dtype != torch.float32 or not isinstance(mixer.A_log, DTensor):
@@ -176,7 +182,7 @@ def refusals(mesh: DeviceMesh) -> str | None:
     from torch.distributed.tensor.experimental import context_parallel as torchs
 
     model = language_model("gla")
-    ids = torch.arange(4 * mesh.size())[None] % VOCABULARY
+    ids = torch.arange(4 * mesh.size(), device=compare.DEVICE)[None] % VOCABULARY
     layout = Layout.of(mesh, ids.shape[1])
     own = layout.shard(ids, 1)
     buffer = ids.clone()
@@ -187,14 +193,14 @@ def refusals(mesh: DeviceMesh) -> str | None:
         with pytest.raises(ValueError, match="mask cannot be used"):
             model(own, mask=own >= 0)
         with pytest.raises(ValueError, match="to Layout.of"):
-            model(own[:1], cu_seqlens=torch.tensor([0, 4]))
+            model(own[:1], cu_seqlens=torch.tensor([0, 4], device=compare.DEVICE))
         with pytest.raises(ValueError, match="this process's 4 tokens"):
             model(ids)
-        q = torch.randn(1, own.shape[1], 1, 2)
+        q = torch.randn(1, own.shape[1], 1, 2, device=compare.DEVICE)
         with pytest.raises(TypeError, match="q must be a plain tensor, but came as a DTensor"):
             linattn.linear_attention(*[DTensor.from_local(q, mesh)] * 3)
         with pytest.raises(ValueError, match="to Layout.of"):
-            linattn.linear_attention(q, q, q, cu_seqlens=torch.tensor([0, 4]))
+            linattn.linear_attention(q, q, q, cu_seqlens=torch.tensor([0, 4], device=compare.DEVICE))
         with pytest.raises(ValueError, match="must have this process's 4 tokens"):
             linattn.linear_attention(q[:, 1:], q[:, 1:], q[:, 1:])
         with pytest.raises(NotImplementedError, match="long_conv does not run under context_parallel"):
@@ -202,7 +208,8 @@ def refusals(mesh: DeviceMesh) -> str | None:
         with pytest.raises(NotImplementedError, match="slstm does not run under context_parallel"):
             language_model("slstm")(own)
         transformers = pytest.importorskip("transformers")
-        hf = transformers.AutoModelForCausalLM.from_config(linattn.LMConfig(vocab_size=VOCABULARY, dim=32, layers=1, mixer="gla"))
+        config = linattn.LMConfig(vocab_size=VOCABULARY, dim=32, layers=1, mixer="gla")
+        hf = transformers.AutoModelForCausalLM.from_config(config).to(compare.DEVICE)
         with pytest.raises(ValueError, match=r"linattn\.parallel\.token_loss"):
             hf(own, labels=own)
     sharded_model = sharded(language_model("gla"), mesh)

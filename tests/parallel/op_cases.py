@@ -15,6 +15,7 @@ import linattn
 from linattn.ops.outer_decay import outer_decay
 from linattn.ops.short_convolution import short_convolution
 from linattn.parallel import Layout, fold
+from tests.parallel import compare
 from tests.parallel.compare import Call, Given, differences, fault
 
 TOKENS, HEADS, K, V = 13, 2, 3, 4
@@ -39,7 +40,7 @@ def cuts(ranks: int) -> dict[str, Given]:
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(compare.DEVICE, dtype)
 
 
 def rules(batch: int, tokens: int = TOKENS) -> dict[str, Given]:
@@ -67,13 +68,24 @@ def rules(batch: int, tokens: int = TOKENS) -> dict[str, Given]:
     }  # fmt: skip
 
 
-def attention(t: Given) -> tuple[Tensor, ...]:
-    """linattn.linear_attention with the inputs' names of the cases."""
+def arguments(t: Given) -> Given:
+    """The arguments of linattn.linear_attention, but for the states, from the inputs of the cases."""
     t = dict(t)
     if "constant" in t:
         t["decay"] = t.pop("constant")
     if "read" in t:
         t["erase"] = t.pop("read"), t.pop("write")
+    return t
+
+
+def stateless(t: Given) -> tuple[Tensor, ...]:
+    """The output of :func:`attention` alone, without states."""
+    return (linattn.linear_attention(**arguments(t)),)
+
+
+def attention(t: Given) -> tuple[Tensor, ...]:
+    """linattn.linear_attention with the inputs' names of the cases."""
+    t = arguments(t)
     initial, z = t.pop("initial", None), t.pop("initial_z", None)
     o, state = linattn.linear_attention(**t, initial_state=initial if z is None else (initial, z), return_state=True)
     o = o if isinstance(o, Tensor) else torch.cat([o[0], o[1][..., None]], -1)
@@ -93,19 +105,7 @@ def attention_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | 
             if options:
                 started["initial_z"] = numbers(rows, HEADS, K, seed=11).abs()
             yield f"{rule}, {cut}, from a state", partial(_compared, attention, layout, started, options)
-            yield f"{rule}, {cut}", partial(_compared, attention if options else _no_state(given), layout, given, options)
-
-
-def _no_state(given: Given) -> Call:
-    def call(t: Given) -> tuple[Tensor, ...]:
-        t = dict(t)
-        if "constant" in t:
-            t["decay"] = t.pop("constant")
-        if "read" in t:
-            t["erase"] = t.pop("read"), t.pop("write")
-        return (linattn.linear_attention(**t),)
-
-    return call
+            yield f"{rule}, {cut}", partial(_compared, attention if options else stateless, layout, given, options)
 
 
 def _compared(call: Call, layout: Layout, given: Given, options: Given) -> str | None:

@@ -17,6 +17,7 @@ import linattn
 from linattn.models import LMConfig
 from linattn.parallel import Layout, context_parallel, next_tokens, parallelize, token_loss
 from linattn.parallel.tensor import row_orders
+from tests.parallel import compare
 from tests.parallel.compare import error, fault, numbers_like
 from tests.parallel.model_cases import TOKENS, VOCABULARY, whole_loss
 
@@ -41,13 +42,13 @@ def language_model(mixer: str = HYBRID, tied: bool = False, **options: dict) -> 
     config = LMConfig(
         vocab_size=VOCABULARY, dim=32, layers=names, mixer=mixer, mixer_options=options, ffn="swiglu, mlp", tie_embeddings=tied
     )
-    return linattn.LanguageModel(config).double().train()
+    return linattn.LanguageModel(config).double().train().to(compare.DEVICE)
 
 
 def mesh_of(ranks: int, sizes: dict[str, int]) -> DeviceMesh:
     shape = {"dp": 1, "cp": 1, "tp": 1} | sizes
     assert shape["dp"] * shape["cp"] * shape["tp"] == ranks
-    return init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+    return init_device_mesh(compare.DEVICE, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
 def trained(world: DeviceMesh, sizes: dict[str, int], tied: bool, *, checkpoint: bool = False) -> str | None:
@@ -93,7 +94,7 @@ def float32_kept(world: DeviceMesh) -> str | None:
     mixer = model.model.layers[0].mixer
     assert isinstance(mixer, mixer_class)
     mixer.register_forward_pre_hook(lambda m, _: seen.append((m.A_log.dtype, len(m.A_log), m.qkv_proj.weight.dtype)))
-    model(torch.arange(TOKENS)[None]).float().sum().backward()
+    model(torch.arange(TOKENS, device=compare.DEVICE)[None]).float().sum().backward()
     return None if seen == [(torch.float32, 8 // world.size(), torch.bfloat16)] else f"in forward they are {seen}"
 
 
@@ -111,5 +112,5 @@ def refusals(world: DeviceMesh) -> str | None:
     with pytest.raises(ValueError, match="compile_blocks does not run with tensor parallelism"):
         parallelize(language_model("gla"), mesh, compile_blocks=True)
     with pytest.raises(ValueError, match='a dimension "dp" or "cp" beside "tp"'):
-        parallelize(language_model("gla"), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+        parallelize(language_model("gla"), init_device_mesh(compare.DEVICE, (2,), mesh_dim_names=("tp",)))
     return None

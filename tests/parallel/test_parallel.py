@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.pair import answer_of
 
@@ -12,6 +13,7 @@ CASES = ("tests.parallel.op_cases:attention_cases", "tests.parallel.op_cases:oth
 STEPWISE = "tests.parallel.op_cases:stepwise_cases"
 TENSOR = "tests.parallel.tensor_cases:cases"
 MIXERS = "tests.parallel.mixer_cases:cases"
+KERNELS = "tests.parallel.kernel_cases:cases"
 
 
 def wrong(folder: Path, ranks: int, *cases: str) -> list[str]:
@@ -24,6 +26,22 @@ def wrong(folder: Path, ranks: int, *cases: str) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     problems = wrong(tmp_path, 2, *CASES, STEPWISE, TENSOR)
+    assert not problems, "\n".join(problems)
+
+
+def test_the_kernels_in_two_processes_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, with states that the kernels exchange themselves."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    problems = wrong(tmp_path, 2, KERNELS)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each process has a GPU of its own")
+def test_two_gpus_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINATTN_TEST_DEVICE", "cuda")
+    problems = wrong(tmp_path, 2, KERNELS, *CASES, TENSOR, MIXERS)
     assert not problems, "\n".join(problems)
 
 

@@ -2,7 +2,8 @@
 
     python -m tests.parallel.worker RANK RENDEZVOUS_FILE ANSWER_FILE RANKS MODULE:FUNCTION...
 
-Each function gives (name, case) for a mesh. Process 0 writes {name: what was wrong or null} as JSON.
+Each function gives (name, case) for a mesh. Process 0 writes {name: what was wrong or null} as JSON. With ``LINATTN_TEST_DEVICE=cuda``
+each process has a GPU of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.parallel import compare
+
 
 def main(rank: int, rendezvous: str, answer: str, ranks: int, *cases: str) -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # the machine's own name need not resolve
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=Path(rendezvous).as_uri(), rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
-    mesh = init_device_mesh("cpu", (ranks,))
+    compare.DEVICE = os.environ.get("LINATTN_TEST_DEVICE", "cpu")
+    if compare.DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if compare.DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=Path(rendezvous).as_uri(), rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
+    mesh = init_device_mesh(compare.DEVICE, (ranks,))
     answers: dict[str, str | None] = {}
     for entry in cases:
         module, function = entry.split(":")

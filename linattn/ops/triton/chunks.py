@@ -24,7 +24,7 @@ def name(
     return of, v.device, v.dtype, sizes, per_channel, lasting, beta is None, read is None, bonus is None
 
 
-def _forward_name(
+def forward_name(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -38,8 +38,8 @@ def _forward_name(
     return name("forward", k, v, decay is not None and decay.ndim == 4, decay is None, beta, read, bonus)
 
 
-def _backward_name(do: Tensor, dfinal: Tensor | None, q: Tensor, *tensors: Any) -> Hashable:
-    return ("backward", *_forward_name(q, *tensors)[1:])  # type: ignore[index]
+def backward_name(do: Tensor, dfinal: Tensor | None, q: Tensor, *tensors: Any) -> Hashable:
+    return ("backward", *forward_name(q, *tensors)[1:])  # type: ignore[index]
 
 
 def portable_forward(*arguments: Any) -> launch.Tensors:
@@ -51,14 +51,14 @@ def portable_forward(*arguments: Any) -> launch.Tensors:
     return out.o if wide else out.o.to(call.v.dtype), out.state, None, None
 
 
-@fitting.or_else(portable_forward, _forward_name)
+@fitting.or_else(portable_forward, forward_name)
 def forward(*arguments: Any) -> launch.Tensors:
     """Output [B, T, H, V] (float32 if ``wide``), final state, and the states and links between segments (or None).
 
     The arguments are those of ``linattn::chunk_forward``.
     """
     *tensors, scale, wide, keeps = arguments
-    return launch.run(_forward, tensors[2], _laid_out(*tensors), scale, wide, keeps, then=_likely_backward if keeps else None)
+    return launch.run(_forward, tensors[2], laid_out(*tensors), scale, wide, keeps, then=_likely_backward if keeps else None)
 
 
 def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *arguments: Any) -> None:
@@ -69,7 +69,7 @@ def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *argume
     _backward(recorder, *tensors, o, None, starts, links, scale, decay is not None and decay.requires_grad)
 
 
-def _laid_out(*tensors: Any) -> launch.Tensors:
+def laid_out(*tensors: Any) -> launch.Tensors:
     """The tensors of ``linattn::chunk_forward`` in the memory layout of the kernels."""
     q, k, v, *timed, bonus, initial, cu = tensors
     return *map(in_rows, (q, k, side_by_side(v), *timed)), *(None if t is None else t.contiguous() for t in (bonus, initial, cu))
@@ -84,8 +84,8 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     run.choose(o)
     run.prepare()
     if starts is not None:
-        run.forward(starts, **_joining(run, links), local=True, every=keeps)
-        run.chain(starts, **_joining(run, links), first=given.initial, reverse=False)
+        run.forward(starts, **joining(run, links), local=True, every=keeps)
+        run.chain(starts, **joining(run, links), first=given.initial, reverse=False)
     run.forward(given.initial if starts is None else starts, o=o, final=final)
     return o, final, starts, links
 
@@ -100,7 +100,7 @@ def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.d
     return ((*run.own, run.size_v), o), ((run.sequences, *run.state), torch.float32), (starts, torch.float32), (links, torch.float32)
 
 
-def _joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
+def joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
     """Links between segments: transitions [segments, H, K, K] where the rule erases, else remaining decays [segments, H, K]."""
     plain = run.family.rule == PLAIN
     return {"transition": None if plain else links, "total": links if plain else None}
@@ -120,20 +120,24 @@ def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> lau
     return dq, dk, dv, decay if ddecay else None, *others
 
 
-@fitting.or_else(portable_backward, _backward_name)
+@fitting.or_else(portable_backward, backward_name)
 def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Gradients of q, k, v, decay, beta, read, write, bonus and the initial state.
 
     The arguments are those of ``linattn::chunk_backward``.
     """
     *tensors, scale, ddecay, starts, links = arguments
-    if fitting.refusal(_forward_name(*tensors)):  # the forward pass has saved nothing then
+    if fitting.refusal(forward_name(*tensors)):  # the forward pass has saved nothing then
         return portable_backward(do, dfinal, *arguments)
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
-    dq, dk, dv, *others, dbonus, dinitial = launch.run(
-        _backward, given.v, (*_laid_out(*tensors), in_rows(side_by_side(do)), dfinal, starts, links), scale, ddecay
-    )
+    found = launch.run(_backward, given.v, (*laid_out(*tensors), in_rows(side_by_side(do)), dfinal, starts, links), scale, ddecay)
+    return finished(given, found)
+
+
+def finished(given: Arguments, found: launch.Tensors) -> launch.Tensors:
+    """Gradients in the dtypes of the arguments, from those of the kernels."""
+    dq, dk, dv, *others, dbonus, dinitial = found
     if given.bonus is not None:
         dbonus = dbonus.unflatten(1, (given.v.shape[2], -1)).sum((0, 2)).to(given.bonus.dtype)
     return dq, dk, dv.to(given.v.dtype), *others, dbonus, dinitial
@@ -142,29 +146,45 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     *tensors, do, dfinal, starts, links, scale, ddecay = arguments
     given = Arguments(*tensors)
-    run, v = Run(recorder, given, scale), given.v
-    rule, slots = run.family.rule, run.plan.chunks
+    run = Run(recorder, given, scale)
     run.choose(do)
     run.prepare()
     ends = dfinal
     if run.plan.split:
         ends = run.empty(*starts.shape, dtype=torch.float32)
         run.backward(do, ends, local=True)
-        run.chain(ends, **_joining(run, links), first=dfinal, reverse=True)
-    dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
+        run.chain(ends, **joining(run, links), first=dfinal, reverse=True)
+    before = starts if run.plan.split else given.initial
+    return gradients_from(run, do, before, ends, kept_states(run, before, ddecay), ddecay)
+
+
+def kept_states(run: Run, before: Tensor | None, ddecay: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Values that the keys write and the states before the chunks, from the states ``before`` segments; None if not needed."""
     if run.exchanges and not ddecay:
+        return None, None
+    states = run.empty(run.plan.chunks, *run.state)
+    values = run.empty(*run.own, run.size_v) if run.family.rule != PLAIN else None
+    run.forward(before, values=values, states=states)
+    return values, states
+
+
+def gradients_from(
+    run: Run, do: Tensor, before: Tensor | None, ends: Tensor | None, kept: tuple[Tensor | None, Tensor | None], ddecay: bool
+) -> launch.Tensors:
+    """Gradients from the states ``before`` segments, the cotangents ``ends`` after them, and :func:`kept_states`."""
+    v, rule, (values, states) = run.v, run.family.rule, kept
+    dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
+    if states is None:
         dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
         dv = run.empty(*run.own, run.size_v, dtype=v.dtype)
         run.backward(do, ends, dv, dinitial=dinitial)
         turned = run.exchanged(do)
-        turned.backward(given.q, ends, dk)
-        turned.forward(starts if run.plan.split else given.initial, o=dq)
+        turned.backward(run.q, ends, dk)
+        turned.forward(before, o=dq)
         return dq, dk, dv, None, None, None, None, None, dinitial
-    states, dstates = run.empty(slots, *run.state), run.empty(slots, *run.state)
-    values = run.empty(*run.own, run.size_v) if rule != PLAIN else None
+    dstates = run.empty(run.plan.chunks, *run.state)
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
-    run.forward(starts if run.plan.split else given.initial, values=values, states=states)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
     dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay)
     return dq, dk, dv, *others, dinitial

@@ -124,13 +124,18 @@ def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Cal
             try:
                 return function(*arguments, **options)
             except Unfit as error:
-                _unfit[name(*arguments, **options)] = str(error)
+                remember(name(*arguments, **options), error)
                 warnings.warn(f"torch's operations run in place of a GPU kernel of linattn: {error}", stacklevel=2)
                 return otherwise(*arguments, **options)
 
         return run  # type: ignore[return-value]
 
     return decorate
+
+
+def remember(name: Hashable, error: Unfit) -> None:
+    """Record that calls with this name do not fit, for :func:`refusal`."""
+    _unfit[name] = str(error)
 
 
 def refusal(*names: Hashable) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -33,36 +33,41 @@ _replay_refusals: dict[torch.device, str | None] = {}
 
 
 def run(
-    body: Callable[..., Tensors], like: Tensor, tensors: Tensors, *options: object, then: Callable[..., object] | None = None
+    body: Callable[..., Tensors],
+    like: Tensor,
+    tensors: Tensors,
+    *options: object,
+    then: Callable[..., object] | None = None,
+    pauses: Sequence[Callable[[], object]] = (),
 ) -> Tensors:
     """Run ``body(recorder, *tensors, *options)``, which returns tensors made by the recorder on the device of ``like``, or None.
 
     ``body`` must depend only on the shapes, strides and dtypes of ``tensors``, on which of them are None and on ``options``, and use
     tensors only in launches. ``then(recorder, results, *tensors, *options)`` is the body that probably runs next: its kernels are
-    compiled at the same time.
+    compiled at the same time. ``pauses`` are called in turn where the body has ``recorder.pause()``.
     """
     tensors = tuple(t if t is None else _signed(t) for t in tensors)
     with on_device(like.device):
         if INTERPRETED:
-            return body(Recorder(like, tensors), *tensors, *options)
+            return body(Recorder(like, tensors, pauses), *tensors, *options)
         make_room()
         if replay_refusal(like.device) is not None:
-            return body(Recorder(like, tensors), *tensors, *options)
+            return body(Recorder(like, tensors, pauses), *tensors, *options)
         if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
-            return body(Recorder(like, tensors), *tensors, *options)
+            return body(Recorder(like, tensors, pauses), *tensors, *options)
         addresses = [0 if t is None else t.data_ptr() for t in tensors]
         # Triton specialises on addresses that are multiples of 16.
         kinds = [t if t is None else (t.shape, t.stride(), t.dtype, a & 15) for t, a in zip(tensors, addresses, strict=True)]
         key = (body, driver.active.get_current_device(), options, *kinds)
         program = _programs.get(key)
         if program is not None:
-            return program(like, addresses)
+            return program(like, addresses, pauses)
         sizes = [t if t is None else (t.shape[2:], t.dtype, a & 15) for t, a in zip(tensors, addresses, strict=True)]
         if (sort := (body, options, then is None, *sizes)) not in _compiled:
             _compile(body, then, like, tensors, options)
             _compiled.add(sort)
         tensors = tuple(t if t is None else t.detach() for t in tensors)  # arguments that are one tensor now may be two the next time
-        recorder = Recorder(like, tensors)
+        recorder = Recorder(like, tensors, pauses)
         made = body(recorder, *tensors, *options)
         if len(_programs) >= MOST:
             _programs.pop(next(iter(_programs)))

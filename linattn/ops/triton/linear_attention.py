@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from linattn.ops import gpu, tracing
+from linattn.ops import gpu, sharding, tracing
 from linattn.ops.inputs import Bonus, Delta, Erase, Inputs, Outputs, operands
-from linattn.ops.recurrence import CHUNKS
+from linattn.ops.recurrence import CHUNKS, PARTS
 from linattn.ops.triton import decode, fitting, hopper, launch
 from linattn.ops.triton.chunks import WIDEST, name
 from linattn.ops.triton.plan import CHANNEL, HEAD, NONE
@@ -58,27 +58,27 @@ def off(inputs: Inputs, form: str) -> list[str]:
     return lines
 
 
-def chunked(inputs: Inputs) -> Outputs:
-    """Run ``inputs`` in chunks; differentiable once."""
-    o, state = _wide_keys(inputs, inputs.v, inputs.initial, inputs.denominator)
+def chunked(inputs: Inputs, group: sharding.Group | None = None) -> Outputs:
+    """Run ``inputs`` in chunks; differentiable once. ``group``: the processes that have the other parts of the rows."""
+    o, state = _wide_keys(inputs, inputs.v, inputs.initial, inputs.denominator, group)
     if not inputs.denominator:
         return Outputs(o, None, state, None)
     # z is a state with one column and values of 1.
     ones = inputs.v.new_ones(()).expand(*inputs.v.shape[:3], 1)
     initial = None if inputs.initial_z is None else inputs.initial_z[..., None]
-    below, z = _wide_keys(inputs, ones, initial, True)
-    return Outputs(o, below[..., 0], state, z[..., 0])
+    below, z = _wide_keys(inputs, ones, initial, True, group)
+    return Outputs(o, below[..., 0], state, None if z is None else z[..., 0])
 
 
-def _wide_keys(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
+def _wide_keys(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool, group: sharding.Group | None) -> tuple[Tensor, Tensor | None]:
     """Split many channels of keys into parts that are summed: without erasure the channels are independent."""
     size = x.k.shape[3]
     if size <= WIDEST:
-        return _call(x, v, initial, wide)
+        return _call(x, v, initial, wide, group)
     parts = [slice(a, min(a + WIDEST, size)) for a in range(0, size, WIDEST)]
-    results = [_call(_channels(x, part), v, None if initial is None else initial[:, :, part], True) for part in parts]
-    o = torch.stack([o for o, _ in results]).sum(0)
-    return o if wide else o.to(v.dtype), torch.cat([state for _, state in results], 2)
+    results = [_call(_channels(x, part), v, None if initial is None else initial[:, :, part], True, group) for part in parts]
+    o, states = torch.stack([o for o, _ in results]).sum(0), [state for _, state in results if state is not None]
+    return o if wide else o.to(v.dtype), torch.cat(states, 2) if states else None
 
 
 def _channels(x: Inputs, part: slice) -> Inputs:
@@ -87,11 +87,12 @@ def _channels(x: Inputs, part: slice) -> Inputs:
     return replace(x, q=x.q[..., part], k=x.k[..., part], decay=decay, rule=rule)
 
 
-def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
+def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool, group: sharding.Group | None) -> tuple[Tensor, Tensor | None]:
     decay = x.decay
     if decay is not None and x.decay_constant:
         decay = decay.float().expand(*v.shape[:2], *decay.shape)
-    o, state, *_ = CHUNKS(x.q, x.k, v, decay, *operands(x.rule), initial, x.cu_seqlens, x.scale, wide)
+    call = (x.q, x.k, v, decay, *operands(x.rule), initial, x.cu_seqlens, x.scale, wide)
+    o, state, *_ = CHUNKS(*call) if group is None else PARTS(*call, x.return_state, group)
     return o, state
 
 

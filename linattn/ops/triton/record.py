@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -28,10 +29,11 @@ def current_stream() -> int:
 class Recorder:
     """Recorder of the tensors made and kernels launched by a body."""
 
-    def __init__(self, like: Tensor, given: Tensors) -> None:
-        self.like, self.given = like, given
+    def __init__(self, like: Tensor, given: Tensors, pauses: Sequence[Callable[[], object]] = ()) -> None:
+        self.like, self.given, self.pauses = like, given, pauses
         self.made: list[tuple[Tensor, Callable[..., Tensor]]] = []
         self.launches: list[tuple] = []
+        self.paused: list[int] = []  # numbers of launches before pauses
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return self._make(Tensor.new_empty, shape, dtype)
@@ -52,6 +54,11 @@ class Recorder:
         compiled, grid = fitting.launch(kernel, grid, (*tensors, *numbers), FUSED | constants, tiles)
         self.launches.append((kernel, compiled, grid, tensors, numbers))
 
+    def pause(self) -> None:
+        """Call the next of ``pauses``, for what is not a launch."""
+        self.pauses[len(self.paused)]()
+        self.paused.append(len(self.launches))
+
 
 class Compiler(Recorder):
     """Recorder that compiles kernels in place of launches, and makes tensors without memory."""
@@ -62,6 +69,9 @@ class Compiler(Recorder):
 
     def _make(self, how: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return how(self.like, shape, dtype=dtype, device="meta")
+
+    def pause(self) -> None:
+        pass
 
     def launch(
         self,
@@ -104,13 +114,14 @@ class Program:
         self.order = [None if t is None else made.index(id(t)) for t in results]
         places = {id(t): i for i, t in enumerate((*recorder.given, *(t for t, _ in wanted), *spare))}
         places[id(None)] = len(recorder.given) + len(recorder.made)
-        self.launches = []
+        launches = []
         for kernel, compiled, grid, tensors, numbers in recorder.launches:
             rest = (None,) * (len(kernel.params) - len(tensors) - len(numbers))  # constants, which the launcher skips
             take = itemgetter(*(places[id(t)] for t in tensors))
-            self.launches.append((compiled, grid, take, (*numbers, *rest)))
+            launches.append((compiled, grid, take, (*numbers, *rest)))
+        self.launches = [launches[a:b] for a, b in pairwise([0, *recorder.paused, len(launches)])]  # between pauses
 
-    def __call__(self, like: Tensor, addresses: list[int]) -> Tensors:
+    def __call__(self, like: Tensor, addresses: list[int], pauses: Sequence[Callable[[], object]] = ()) -> Tensors:
         results = [make(like, shape, dtype=dtype) for make, shape, dtype in self.results]
         addresses += [t.data_ptr() for t in results]
         if self.offsets:
@@ -119,8 +130,11 @@ class Program:
             addresses += [start + offset for offset in self.offsets]
         addresses.append(0)
         stream = current_stream()
-        for kernel, grid, take, numbers in self.launches:
-            kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *take(addresses), *numbers)
+        for i, launches in enumerate(self.launches):
+            if i:
+                pauses[i - 1]()
+            for kernel, grid, take, numbers in launches:
+                kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *take(addresses), *numbers)
         return tuple([None if i is None else results[i] for i in self.order])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linattn.ops import gpu
 from linattn.ops.triton import gradients as gradients_kernel
-from linattn.ops.triton import hopper, state_scan, table
+from linattn.ops.triton import hopper, state_fold, state_scan, table
 from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton import unsettled as unsettled_kernel
 from linattn.ops.triton.fitting import Tiles
@@ -209,6 +209,7 @@ class Run:
         dinitial: Tensor | None = None,
         *,
         local: bool = False,
+        every: bool = False,
     ) -> None:
         if self.fast:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
@@ -223,7 +224,7 @@ class Run:
             ),
             (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers), (self.plan.length,),
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, TURNED=self.turned,
-            **options, **self.constants,
+            EVERY=every, **options, **self.constants,
         )  # fmt: skip
 
     def _blocks(self, columns: int, transition: Tensor | None = None) -> int:
@@ -242,8 +243,9 @@ class Run:
     ) -> None:
         """Launch over segments or sequences, in parts if they exceed a grid, with the numbers ``before``, first of the part, ``after``."""
         blocks, count, heads = grid
-        halves = kernel is state_scan.chain or not self.fast  # the kernels for Hopper have fixed tiles
-        least = 16 if kernel is state_scan.chain else self.narrowest  # chain multiplies float32
+        joins = kernel is state_scan.chain or kernel is state_fold.fold  # which multiply float32
+        halves = joins or not self.fast  # the kernels for Hopper have fixed tiles
+        least = 16 if joins else self.narrowest
         for first in range(0, count, MOST):
             rest = (min(MOST, count - first), heads)
             tiles = Tiles({"BV": least}, partial(self._grid, rest, transition)) if halves else None
@@ -253,14 +255,31 @@ class Run:
         return (self._blocks(constants["BV"], transition), *rest)
 
     def chain(self, pieces: Tensor, transition: Tensor | None, total: Tensor | None, first: Tensor | None, *, reverse: bool) -> None:
-        bk = power_of_two(self.size_k, self.least)
-        erases = self.family.rule != PLAIN
-        bv = min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v))
+        blocks = self._joins()
         self._launch_over(
-            state_scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
+            state_scan.chain, (self._blocks(blocks["BV"]), self.sequences, self.heads), None,
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
-            K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
-            REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None,
+            REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None, **blocks,
+        )  # fmt: skip
+
+    def fold(self, pieces: Tensor, transition: Tensor | None, total: Tensor | None, folded: Tensor, *, reverse: bool) -> None:
+        """Fold the segments of each row into ``folded``: states and, forwards, links; before :meth:`chain`, which replaces ``pieces``.
+
+        Of a packed row, those of its last sequence; in ``reverse``, of its first.
+        """
+        blocks, linked = self._joins(), None if reverse else transition
+        self._launch_over(
+            state_fold.fold, (self._blocks(blocks["BV"], linked), self.batch, self.heads), linked,
+            (pieces, transition, total, folded, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
+            REVERSE=reverse, PACKED=self.cu is not None, **blocks,
+        )  # fmt: skip
+
+    def _joins(self) -> dict[str, Any]:
+        """Options of the kernels that join segments."""
+        bk, erases = power_of_two(self.size_k, self.least), self.family.rule != PLAIN
+        return dict(
+            K=self.size_k, V=self.size_v, BK=bk, BV=min(32 if erases and bk <= 128 else 16 if erases else 64, power_of_two(self.size_v)),
+            BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
             num_warps=8 if bk > 64 else 4, num_stages=table.chain(erases, self.card).stages,
         )  # fmt: skip
 

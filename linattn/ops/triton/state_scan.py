@@ -167,14 +167,14 @@ def backward(
     sequences, tokens, heads, group, scale, slots_before, length,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr, LOCAL: tl.constexpr, START: tl.constexpr, TURNED: tl.constexpr,
+    kind: tl.constexpr, LOCAL: tl.constexpr, START: tl.constexpr, TURNED: tl.constexpr, EVERY: tl.constexpr = False,
 ):  # fmt: skip
     slot = tl.program_id(1) + slots_before
     head = tl.program_id(2)
     n, first, last, index, begin, _stop = locate(slot, cu, sequences, tokens, length, PACKED)
     if (first >= last) & ((index > 0) | LOCAL):
         return
-    if LOCAL:
+    if LOCAL and not EVERY:
         if index == 0:  # no segment ends at the start of this one
             return
     rows = tl.arange(0, C)

@@ -1,6 +1,7 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
-With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values.
+With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values;
+with ``parts``, those of a process that has a part of the sequence.
 With ``ampere``, for a small Ampere (sm_86) and the largest heads. Without a word, the kernel of hopper/trial.py.
 
 Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, the barriers that are
@@ -15,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 import torch
 import triton
@@ -41,6 +43,15 @@ class Driver:
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
+
+
+class Second:
+    """The second of three processes, to which the others send zeros."""
+
+    rank, ranks, joined, passes = 1, 3, True, True
+
+    def gather(self, t: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: t.new_zeros(self.ranks, *t.shape)
 
 
 def not_alone(ptx: str) -> list[int]:
@@ -85,7 +96,7 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
     from linattn.ops.triton.hopper import choice
     from tests.ops import cases
 
-    hopper._hopper = lambda device: how in ("gluon", "wide")
+    hopper._hopper = lambda device: how in ("gluon", "wide", "parts")
     choice.multiprocessors = lambda device: 132
     launch.replay_refusal = lambda device: None
     triton.runtime.driver.set_active(Driver(86 if how == "ampere" else 90))
@@ -109,7 +120,8 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
     size_k, size_v = {"ampere": (256, 256), "wide": (128, 256)}.get(how, (128, 128))
     call = cases.make(kind, rank, B=1, T=2048, H=1, K=size_k, V=size_v).to(dtype)
     leaves = {n: t.requires_grad_() for n, t in call.tensors.items()}
-    out = gpu.chunked(checks.call(Given(**cases.arguments(leaves, call.options)))[0])
+    group = Second() if how == "parts" else None
+    out = gpu.chunked(checks.call(Given(**cases.arguments(leaves, call.options)))[0], group)
     (out.o.float().sum() + out.state.sum()).backward()
     return list(compiled.values())
 

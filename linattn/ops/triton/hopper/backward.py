@@ -263,13 +263,15 @@ def backward(
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr,
     kind: gl.constexpr, LOCAL: gl.constexpr, START: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, EVERY: gl.constexpr = False,
 ):  # fmt: skip
     slot = gl.program_id(1) + slots_before
     head = gl.program_id(2)
     n, first, last, index, begin, _ = locate(slot, cu, sequences, tokens, length, PACKED)
     if LOCAL:
-        alive = (first < last) & (index > 0)  # no segment ends at the start of the first one
+        alive = first < last
+        if not EVERY:
+            alive = alive & (index > 0)  # no segment ends at the start of the first one
     else:
         alive = (first < last) | (index == 0)
     if alive:

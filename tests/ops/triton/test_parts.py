@@ -1,0 +1,177 @@
+"""Rows that several processes share: their kernels one after the other in this process, each with what the others send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+import linattn
+from linattn.ops.linear_attention import part_of_rows
+from linattn.ops.triton import fitting, parts
+from linattn.ops.triton import linear_attention as kernels
+
+BATCH, HEADS, K, V = 2, 2, 16, 20
+WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # what every process has
+LIMITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (6e-3, 2.5e-2)}  # of outputs and states, of gradients
+
+
+@dataclass
+class Mail:
+    """Exchange among ``ranks`` that run in turn: what is sent does not depend on what is received, so a second round has all of it."""
+
+    ranks: int
+    rank: int = 0
+    joined: bool = False
+    passes: bool = False
+    sent: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    calls: int = 0
+
+    def gather(self, t: Tensor) -> Callable[[], Tensor]:
+        self.sent[self.rank, self.calls] = t.clone()
+        found = torch.stack([self.sent.get((rank, self.calls), torch.full_like(t, torch.nan)) for rank in range(self.ranks)])
+        self.calls += 1
+        return lambda: found
+
+    def turn(self, rank: int, joined: bool, passes: bool) -> Mail:
+        self.rank, self.joined, self.passes, self.calls = rank, joined, passes, 0
+        return self
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rules(tokens: int) -> dict[str, dict[str, Tensor]]:
+    head, channel = (BATCH, tokens, HEADS), (BATCH, tokens, HEADS, K)
+    decays = {"head": -numbers(*head, seed=4).exp() / 64, "channel": -numbers(*channel, seed=4).exp() / 64}
+    unit = torch.nn.functional.normalize(numbers(*channel, seed=2), dim=-1)
+    delta = {"k": unit, "beta": numbers(*head, seed=6).sigmoid()}
+    erase = {"read": unit, "write": -unit * numbers(*head, 1, seed=9).sigmoid()}
+    return {
+        "plain": {},
+        "constant": {"constant": -numbers(HEADS, seed=4).exp() / 64},
+        "head": {"decay": decays["head"]},
+        "channel": {"decay": decays["channel"]},
+        "delta": delta,
+        "gated delta": delta | {"decay": decays["head"]},
+        "kda": delta | {"decay": decays["channel"]},
+        "erase": erase | {"decay": decays["channel"]},
+        "bonus": {"bonus": numbers(HEADS, K, seed=7), "decay": decays["channel"]},
+        "normalize": {"decay": decays["head"], "initial_z": numbers(BATCH, HEADS, K, seed=11).abs()},
+    }
+
+
+def called(op: Callable, t: dict[str, Tensor], **options) -> tuple[Tensor, ...]:
+    """Output and final states."""
+    t = dict(t)
+    if "constant" in t:
+        t["decay"] = t.pop("constant")
+    if "read" in t:
+        t["erase"] = t.pop("read"), t.pop("write")
+    if "initial_z" in t:
+        t["initial_state"] = t["initial_state"], t.pop("initial_z")
+        options["normalize"] = "return"
+    if "cu_seqlens" in options:
+        return (op(**t, **options),)
+    o, s = op(**t, return_state=True, **options)
+    if isinstance(o, tuple):
+        return torch.cat([o[0], o[1][..., None]], -1), *s
+    return o, s
+
+
+def losses(outputs: tuple[Tensor, ...], part: slice, tokens: int, share: float) -> Tensor:
+    o, *states = outputs
+    total = (o * numbers(len(o), tokens, *o.shape[2:], seed=20)[:, part].to(o)).sum()
+    return total + sum(share * (s * numbers(*s.shape, seed=21 + i).to(s)).sum() for i, s in enumerate(states))
+
+
+def leaves(given: dict[str, Tensor], part: slice, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    cut = {name: (t if name in WHOLE else t[:, part]).detach().clone().to(device) for name, t in given.items()}
+    low = ("q", "k", "v", "read", "write")
+    return {name: t.to(dtype if name in low else torch.promote_types(dtype, torch.float32)).requires_grad_() for name, t in cut.items()}
+
+
+@pytest.mark.parametrize("sizes", [(64, 64), (33, 20, 1, 12)], ids=str)
+@pytest.mark.parametrize("rule", list(rules(1)))
+def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -> None:
+    compare(rule, sizes, device)
+
+
+def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "WIDEST", V // 2)
+    assert compare("channel", (20, 17), device).calls == 4
+
+
+# The second sequence passes through two parts, and begins inside of one; sequences begin with parts.
+@pytest.mark.parametrize("borders", [(0, 10, 60, 66), (0, 33, 50, 66), (0, 5, 33, 53, 54, 66)], ids=str)
+@pytest.mark.parametrize("rule", ["head", "channel", "kda", "erase"])
+def test_parts_of_packed_sequences(rule: str, borders: tuple[int, ...], device: str) -> None:
+    compare(rule, (33, 20, 1, 12), device, borders)
+
+
+def test_a_kernel_that_does_not_fit_is_not_tried_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def unfit(*_: object, **__: object) -> None:
+        tried.append("once")
+        raise fitting.Unfit("too large")
+
+    monkeypatch.setattr(parts.launch, "run", unfit)
+    monkeypatch.setattr(fitting, "_unfit", {})
+    q = numbers(1, 32, 1, 16, seed=1).to(device)
+    for _ in range(2):
+        assert part_of_rows(Mail(2), q=q, k=q, v=q, backend="triton") is None
+    assert tried == ["once"]
+
+
+def compare(rule: str, sizes: tuple[int, ...], device: str, borders: tuple[int, ...] = ()) -> Mail:
+    """Hold each part's results and gradients to the whole's in float64; ``borders`` are those of packed sequences, without states."""
+    tokens, dtype = sum(sizes), torch.float32
+    given = {"q": numbers(BATCH, tokens, HEADS, K, seed=1), "k": numbers(BATCH, tokens, HEADS, K, seed=2).abs() / 4}
+    given |= {"v": numbers(BATCH, tokens, HEADS, V, seed=3), **rules(tokens)[rule]}
+    if borders:
+        given = {name: t[:1] for name, t in given.items()}
+    else:
+        given["initial_state"] = numbers(BATCH, HEADS, K, V, seed=10)
+    whole = leaves(given, slice(None), device, torch.float64)
+    wanted = called(linattn.linear_attention, whole, backend="torch", **packed(borders, 0, tokens, device))
+    losses(wanted, slice(None), tokens, 1.0).backward()
+    mail, starts = Mail(len(sizes)), [sum(sizes[:i]) for i in range(len(sizes))]
+    for _ in range(2):
+        found = []
+        for rank, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            part = slice(start, start + size)
+            own = leaves(given, part, device, dtype)
+            inside = [b for b in borders if start < b < start + size]
+            joined = start not in borders if borders else rank > 0
+            turn = mail.turn(rank, joined, joined and not inside)
+            got = called(part_of_rows, own, group=turn, backend="triton", **packed(borders, start, start + size, device))
+            losses(got, part, tokens, 1 / len(sizes)).backward()
+            found.append((part, own, got))
+    of_values, of_gradients = LIMITS[dtype]
+    for part, _, (o, *states) in found:
+        near(o, wanted[0][:, part], of_values, "output")
+        for s, t in zip(states, wanted[1:], strict=True):
+            near(s, t, of_values, "state")
+    for name, t in whole.items():
+        gradients = [own[name].grad for _, own, _ in found]
+        assert all(g is not None for g in gradients), name
+        together = sum(gradients) if name in WHOLE else torch.cat(gradients, 1)
+        near(together, t.grad, of_gradients, f"gradient of {name}")
+    return mail
+
+
+def packed(borders: tuple[int, ...], start: int, stop: int, device: str) -> dict[str, Tensor]:
+    """The argument ``cu_seqlens`` of the tokens from ``start`` to ``stop``."""
+    inside = [start, *(b for b in borders if start < b < stop), stop]
+    return {"cu_seqlens": torch.tensor(inside, device=device) - start} if borders else {}
+
+
+def near(got: Tensor, wanted: Tensor, limit: float, what: str) -> None:
+    assert got.shape == wanted.shape, (what, got.shape, wanted.shape)
+    error = float((got.detach().double() - wanted.detach()).norm() / wanted.detach().norm())
+    assert error <= limit, f"{what} is off by {error:.1e}"

@@ -25,9 +25,9 @@ from linattn.ops.triton import linears as plain_kernels
 from linattn.ops.triton.linears import _bias, _norm, _prepared, _silu, _store
 
 VECTORS = 256  # of more than so many, a product with the matrix as floats is faster
-ROWS = 8  # most rows of a program
-BYTES = 8 << 10  # of rows of a program
-THREADS = {4: 64, 8: 128, 16: 256}  # bytes of rows of a thread, by the bits of a number
+ROWS = 16  # most rows of a program
+BYTES = 16 << 10  # of rows of a program
+THREADS = {4: 128, 8: 128, 16: 256}  # bytes of rows of a thread, by the bits of a number
 PROGRAMS = 128  # about one for each multiprocessor of the largest devices
 TILE = 64  # most rows of a matrix in a tile of several vectors
 LARGE, SMALL = tl.constexpr(2.0**90), tl.constexpr(2.0**-59)  # factors of a vector, and of its product with a number of 2^-149

@@ -313,11 +313,14 @@ def speculated(body: dict, words: dict) -> str:
 
 def quality(body: dict, words: dict) -> str:
     """Line for each model: bits per byte, and how much more than in bfloat16."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[tuple[str, bool], str]] = {}
     for r in body["rows"]:
         more = "" if r["to"] == "bfloat16" else f" ({r['more']:+.2%})"
-        found.setdefault(f"{r['model']}, {r['parameters'] / 1e6:,.1f} M", []).append(f"{r['bits_per_byte']:.4f}{more}")
-    return runs(body, words) + markdown(words["quality"], ((name, *cells) for name, cells in found.items()))
+        own = found.setdefault(f"{r['model']}, {r['parameters'] / 1e6:,.1f} M", {})
+        own[r["to"], r["calibrated"]] = f"{r['bits_per_byte']:.4f}{more}"
+    columns = ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)
+    rows = ((name, *(own.get(column, "") for column in columns)) for name, own in found.items())
+    return runs(body, words) + markdown(words["quality"], rows)
 
 
 def compared(body: dict, words: dict) -> str:

@@ -1,7 +1,8 @@
 """Benchmark of decoding with quantised weights: ``python -m benchmarks.quantised``, captured steps of one row in turns.
 
 For each mixer a model with random weights in bfloat16, the same in int8 and in int4. Every round times each of them once; the ratios are of
-medians over the rounds. Rows are kept as they come.
+medians over the rounds. Rows are kept as they come. ``--llama-cpp`` decodes instead models that llama.cpp has (mamba2 and rwkv7 of
+24 layers without feed-forward of ours) here and there, in turns: the same weights in int8 and Q8_0, in int4 and Q4_0.
 """
 
 from __future__ import annotations
@@ -9,80 +10,132 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import RESULTS, destination
+from benchmarks import RESULTS, destination, llama_cpp
 from linattn.bench import decode
 from linattn.bench.decode import SIZES, Row, Size
 
-KEY = ("model", "size", "device", "threads", "to", "group")
+KEY = ("what", "model", "size", "device", "threads", "to", "group")
 MIXERS = ("gla", "gated_deltanet", "mamba2")
 
 
-def build(mixer: str, size: Size, device: str) -> Any:
+# Models as llama.cpp has them: the shapes of mamba2-130m and of a RWKV-7 of its size.
+PEERS: dict[str, dict[str, Any]] = {
+    "mamba2": {"mixer": "mamba2", "layers": 24, "ffn": "none", "tie_embeddings": True},
+    "rwkv7": {
+        "mixer": "rwkv7, rwkv_channel", "layers": 24, "ffn": "none", "norm": "layer", "embedding_norm": True,
+        "mixer_options": {"rwkv_channel": {"hidden": 3072, "gated": False}},
+    },
+}  # fmt: skip
+
+
+def build(model: str, size: Size, device: str, **options: Any) -> Any:
     """Build a model with random weights in bfloat16."""
     import linattn
 
     torch.manual_seed(0)
-    config = linattn.models.LMConfig(vocab_size=size.vocab_size, dim=size.dim, layers=size.layers, mixer=mixer, ffn_dim=size.ffn_dim)
-    return linattn.LanguageModel(config).bfloat16().eval().to(device)
+    given = {"vocab_size": size.vocab_size, "dim": size.dim, "layers": size.layers, "mixer": model, "ffn_dim": size.ffn_dim, **options}
+    with torch.device(device):
+        model = linattn.LanguageModel(linattn.models.LMConfig(**given))
+    return model.bfloat16().eval()
 
 
-def steps_of(mixer: str, size: Size, device: str, groups: tuple[int, ...]) -> dict[tuple[str, int | None], tuple[int, Any]]:
+def steps_of(model: Any, groups: tuple[int, ...]) -> dict[tuple[str, int | None], tuple[int, Any]]:
     """Bytes of weights that a token reads, and the captured step, of each format."""
     import linattn
-    from linattn.generate import captured, prefill
 
-    model = build(mixer, size, device)
     models = {("bfloat16", None): model, ("int8", None): linattn.quantize(model, to="int8")}
     models |= {("int4", group): linattn.quantize(model, to="int4", group=group) for group in groups}
-    found = {}
-    for key, one in models.items():
-        with torch.inference_mode():
-            state = prefill(one.model, torch.randint(size.vocab_size, (1, 16), device=device))[1]
-        step = captured.step_of(one.model, one.lm_head, state, 1 << 20)
-        if isinstance(step, str):
-            raise RuntimeError(step)
-        tokens = torch.zeros(1, dtype=torch.int64, device=device)
-        step.load(step, state, tokens, tokens.bool(), captured.Choice(decode.greedy, "greedy"))
-        lookup = sum(t.nbytes for t in one.model.embedding.state_dict().values())
-        found[key] = sum(t.nbytes for t in one.state_dict().values()) - lookup, step
-    return found
+    return {key: (bytes_read(one), captured_step(one)) for key, one in models.items()}
+
+
+def bytes_read(model: Any) -> int:
+    """Bytes of weights that a token reads: all of them, but of an embedding that is not the head a row."""
+    kept = {t.data_ptr(): t.nbytes for t in model.state_dict().values()}
+    table = sum(t.nbytes for t in model.model.embedding.state_dict().values())
+    return sum(kept.values()) - (0 if model.config.tie_embeddings else table)
+
+
+def captured_step(model: Any) -> Any:
+    """Captured step of one row of ``model``, ready to run."""
+    from linattn.generate import captured, prefill
+
+    with torch.inference_mode():
+        state = prefill(model.model, torch.randint(model.config.vocab_size, (1, 16), device=model.device))[1]
+    step = captured.step_of(model.model, model.lm_head, state, 1 << 20)
+    if isinstance(step, str):
+        raise RuntimeError(step)
+    tokens = torch.zeros(1, dtype=torch.int64, device=model.device)
+    step.load(step, state, tokens, tokens.bool(), captured.Choice(decode.greedy, "greedy"))
+    return step
+
+
+def timed(step: Any, device: str, runs: int) -> float:
+    """Milliseconds of a step, over ``runs`` of them."""
+    decode.wait(device)
+    start = time.perf_counter()
+    for _ in range(runs):
+        step.run()
+    decode.wait(device)
+    return (time.perf_counter() - start) / runs * 1e3
 
 
 def rounds(steps: dict[Any, tuple[int, Any]], count: int, device: str, runs: int = 8) -> dict[Any, float]:
-    """Milliseconds of each step: medians over ``count`` rounds of ``runs`` steps each."""
+    """Milliseconds of each step: medians over ``count`` rounds of ``runs`` steps each, the first round not counted."""
     times: dict[Any, list[float]] = {key: [] for key in steps}
-    for _ in range(count):
+    for _ in range(count + 1):
         for key, (_, step) in steps.items():
-            decode.wait(device)
-            start = time.perf_counter()
-            for _ in range(runs):
-                step.run()
-            decode.wait(device)
-            times[key].append((time.perf_counter() - start) / runs * 1e3)
+            times[key].append(timed(step, device, runs))
     return {key: statistics.median(each[1:]) for key, each in times.items()}
 
 
 def measure(mixer: str, size: Size, device: str, groups: tuple[int, ...], count: int, profiled: bool) -> list[Row]:
     """Rows of one mixer."""
-    steps = steps_of(mixer, size, device, groups)
+    steps = steps_of(build(mixer, size, device), groups)
     medians, speed = rounds(steps, count, device), decode.bandwidth(device)
     if profiled and device == "cpu":
         for key, (_, step) in steps.items():
             print(key, *profile(step._program.steps), sep="\n  ", flush=True)
     plain = medians["bfloat16", None]
     return [
-        {"model": mixer, "size": size.name, "device": device, "threads": torch.get_num_threads(), "to": to, "group": group,
+        {"what": "step", "model": mixer, "size": size.name, "device": device, "threads": torch.get_num_threads(), "to": to, "group": group,
          "weights_bytes": steps[to, group][0], "bandwidth": speed, "step_ms": ms, "ratio": plain / ms,
          "of_bandwidth": steps[to, group][0] / speed * 1e3 / ms}
         for (to, group), ms in medians.items()
     ]  # fmt: skip
+
+
+def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iterator[Row]:
+    """Rows of a model with the same weights here and in llama.cpp, in turns and with equally many threads."""
+    import linattn
+    from linattn.hf.gguf.write import export_gguf
+
+    model, threads = build(family, size, "cpu", **PEERS[family]), torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        for to, group, theirs in (("int8", None, "Q8_0"), ("int4", 32, "Q4_0")):
+            small, file = linattn.quantize(model, to=to, group=group or 64), Path(folder) / f"{theirs}.gguf"
+            export_gguf(small if to == "int4" else model, file, dtype=theirs)
+            step, ours, other = captured_step(small), [], []
+            with llama_cpp.Decoder(file, threads) as decoder:
+                for _ in range(count + 1):
+                    ours.append(timed(step, "cpu", runs))
+                    time.sleep(0.05)  # their threads have stopped waiting for work
+                    other.append(decoder.milliseconds(runs))
+                    time.sleep(0.05)
+            ms, their_ms = statistics.median(ours[1:]), statistics.median(other[1:])
+            yield {
+                "what": "llama.cpp", "model": family, "size": size.name, "device": "cpu", "threads": threads, "to": to, "group": group,
+                "gguf": theirs, "gguf_bytes": file.stat().st_size, "weights_bytes": bytes_read(small), "step_ms": ms, "theirs_ms": their_ms,
+                "ratio": their_ms / ms,
+            }  # fmt: skip
 
 
 @torch.inference_mode()
@@ -105,6 +158,9 @@ def _kind(call: Any) -> str:
 
 def line(row: Row) -> str:
     """Format a row."""
+    if row["what"] == "llama.cpp":
+        theirs = f"llama.cpp {row['gguf']} {row['theirs_ms']:.3f} ms: {row['ratio']:.2f} x"
+        return f"{row['model']:15} {row['to']} {row['step_ms']:.3f} ms, {theirs}"
     read = f"{row['weights_bytes'] / 1e6:.0f} MB at {row['of_bandwidth']:.0%} of {row['bandwidth'] / 1e9:.1f} GB/s"
     return f"{row['model']:15} {row['to']:8} {row['group'] or '':3} {row['step_ms']:.3f} ms, {row['ratio']:.2f} x bfloat16, {read}"
 
@@ -116,6 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mixers", default=",".join(MIXERS))
     parser.add_argument("--groups", default="64")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--llama-cpp", action="store_true", help="beside llama.cpp, on a CPU")
     parser.add_argument("--profile", action="store_true", help="print what a step's time goes to, on a CPU")
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for quantised-MACHINE.json")
@@ -127,8 +184,13 @@ def main(arguments: list[str] | None = None) -> int:
     size, groups = SIZES["tiny" if options.quick else options.size], tuple(int(g) for g in options.groups.split(","))
     with Record(None if options.quick else path, KEY, facts) as record:
         record.body["runs"][-1]["command"] = command("python -m benchmarks.quantised", arguments or sys.argv[1:])
+        count = 3 if options.quick else options.rounds
         for mixer in options.mixers.split(","):
-            for row in measure(mixer, size, options.device, groups, 3 if options.quick else options.rounds, options.profile):
+            if options.llama_cpp:
+                rows: Iterable[Row] = beside_llama_cpp(mixer, size, count)
+            else:
+                rows = measure(mixer, size, options.device, groups, count, options.profile)
+            for row in rows:
                 record.add(row)
                 print(line(row), flush=True)
     return 0

@@ -17,6 +17,8 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +178,15 @@ def causal() -> list[str]:
 
 def drawn(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of ``--patterns`` for each mixer."""
-    for mixer in causal():
-        start = time.perf_counter()
-        row = {"what": "patterns", "mixer": mixer, "dtype": "float64", "rows": 100, "dim": 32}
-        yield row | patterns(mixer, 100, -(-options.patterns // 100)) | {"seconds": round(time.perf_counter() - start, 1)}
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        done = [pool.submit(_pattern_row, mixer, options.patterns) for mixer in causal()]
+        yield from (each.result() for each in as_completed(done))
+
+
+def _pattern_row(mixer: str, count: int) -> dict[str, Any]:
+    start = time.perf_counter()
+    row = {"what": "patterns", "mixer": mixer, "dtype": "float64", "rows": 100, "dim": 32}
+    return row | patterns(mixer, 100, -(-count // 100)) | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -201,6 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new", type=positive, default=256, help="tokens")
     parser.add_argument("--turns", type=positive, default=3, help="alternating runs that count")
     parser.add_argument("--patterns", type=int, default=0, help="random patterns of each mixer, in place of speeds")
+    parser.add_argument("--workers", type=positive, default=1, help="processes of --patterns, of one thread each")
     parser.add_argument("--quick", action="store_true", help="nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for speculate-CPU.json")
     options = parser.parse_args(arguments)

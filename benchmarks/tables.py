@@ -35,6 +35,12 @@ TITLES = {
         "parallel": ("one sequence on {cards} cards", "tokens", "one card, ms", "all, ms", "efficiency", "memory of a card beside one's"),
         "sharded": ("model", "cards", "cards of a sequence", "sequences", "tokens of one", "tokens/s", "peak memory, GB"),
         "in a graph": "in a CUDA graph",
+        "quantised": ("one row", "weights", "a token, ms", "times bfloat16", "bytes read, MB", "of this machine's reading speed"),
+        "llama.cpp": ("the same weights", "linattn", "a token, ms", "llama.cpp", "a token, ms", "llama.cpp's time over linattn's"),
+        "speculate": ("decoding", "rows", "text", "times plain decoding", "least of the runs", "tokens of drafts accepted"),
+        "patterns": ("mixer", "patterns", "largest error beside token by token", "states depend on rejected tokens"),
+        "quality": ("model", "bfloat16", "int8", "int4", "int4, calibrated"),
+        "run": "{card}, {cores} cores, torch {torch}, {date}: `{command}`.",
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
         "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
@@ -72,6 +78,12 @@ TITLES = {
         "sharded": ("模型", "卡数", "每条序列的卡数", "序列数", "序列长度（token）", "token/秒", "峰值显存（GB）"),
         "in a graph": "CUDA 图中",
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
+        "quantised": ("一行", "权重", "每 token（毫秒）", "bfloat16 的倍数", "读取字节（MB）", "占本机读取速度"),
+        "llama.cpp": ("相同的权重", "linattn", "每 token（毫秒）", "llama.cpp", "每 token（毫秒）", "llama.cpp 用时与 linattn 之比"),
+        "speculate": ("解码", "行数", "文本", "普通解码的倍数", "各次中最低", "被接受的草稿 token"),
+        "patterns": ("混合层", "模式数", "与逐 token 相比的最大误差", "状态依赖被拒绝的 token"),
+        "quality": ("模型", "bfloat16", "int8", "int4", "int4，经校准"),
+        "run": "{card}，{cores} 核，torch {torch}，{date}：`{command}`。",
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}），{date}。"
         "softmax 一行是 torch 的 flash attention。",
         "digits": ("混合层", "测试准确率"),
@@ -279,6 +291,70 @@ def decode_on_cpu(body: dict, words: dict) -> str:
     return markdown((*words["decode-cpu"], *words["decode"][2:]), cells)
 
 
+def runs(body: dict, words: dict) -> str:
+    """Line for each run: machine, versions and command."""
+    told = ({**run, "card": run["cpu"] if run["card"] == "cpu" else run["card"]} for run in body["runs"])
+    return "\n".join(words["run"].format(**run) for run in told) + "\n\n"
+
+
+def quantised(body: dict, words: dict) -> str:
+    """Line for each model and format, and for each pair with llama.cpp."""
+    steps = [
+        (
+            f"{r['model']} {r['size']}",
+            r["to"] if r["group"] is None else f"{r['to']}, {r['group']}",
+            f"{r['step_ms']:.3g}",
+            f"{r['ratio']:.2f}",
+            f"{r['weights_bytes'] / 1e6:,.0f}",
+            f"{r['of_bandwidth']:.0%}",
+        )
+        for r in body["rows"]
+        if r["what"] == "step"
+    ]
+    beside = [
+        (f"{r['model']} {r['size']}", r["to"], f"{r['step_ms']:.3g}", r["gguf"], f"{r['theirs_ms']:.3g}", f"{r['ratio']:.2f}")
+        for r in body["rows"]
+        if r["what"] == "llama.cpp"
+    ]
+    text = runs(body, words) + (markdown(words["quantised"], steps) if steps else "")
+    return text + ("\n" if steps and beside else "") + (markdown(words["llama.cpp"], beside) if beside else "")
+
+
+def speculated(body: dict, words: dict) -> str:
+    """Line for each model, batch and text, and for each mixer of random patterns."""
+    speeds = [
+        (
+            f"{r['mixer']} {r['size']}, {r['dtype']}",
+            str(r["rows"]),
+            r["text"],
+            f"{r['speedup']:.2f}",
+            f"{r['least']:.2f}",
+            f"{r['accepted']:,} / {r['drafted']:,}",
+        )
+        for r in body["rows"]
+        if r["what"] == "speed"
+    ]
+    drawn = [
+        (r["mixer"], f"{r['patterns']:,}", f"{r['error']:.1e}", "no" if r["bits"] else "yes")
+        for r in body["rows"]
+        if r["what"] == "patterns"
+    ]
+    text = runs(body, words) + (markdown(words["speculate"], speeds) if speeds else "")
+    return text + ("\n" if speeds and drawn else "") + (markdown(words["patterns"], drawn) if drawn else "")
+
+
+def quality(body: dict, words: dict) -> str:
+    """Line for each model: bits per byte, and how much more than in bfloat16."""
+    found: dict[str, dict[tuple[str, bool], str]] = {}
+    for r in body["rows"]:
+        more = "" if r["to"] == "bfloat16" else f" ({r['more']:+.2%})"
+        own = found.setdefault(f"{r['model']}, {r['parameters'] / 1e6:,.1f} M", {})
+        own[r["to"], r["calibrated"]] = f"{r['bits_per_byte']:.4f}{more}"
+    columns = ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)
+    rows = ((name, *(own.get(column, "") for column in columns)) for name, own in found.items())
+    return runs(body, words) + markdown(words["quality"], rows)
+
+
 def compared(body: dict, words: dict) -> str:
     """Scores of a task without its speeds: a line for each mixer, and for references that are no model."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
@@ -417,6 +493,9 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "losses": losses,
         "parallel": parallel,
         "sharded": sharded,
+        "quantised": quantised,
+        "speculate": speculated,
+        "quality": quality,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)

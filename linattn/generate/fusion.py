@@ -86,7 +86,7 @@ def _fuse_linears(graph: fx.Graph) -> None:
         x, weight, bias = _operands(node)
         if any(w.op != "get_attr" for w in _nodes(weight, bias)):
             continue
-        if not on_gpu(x.meta["val"]) if isinstance(weight, Quantised) else _matrix(weight, x):
+        if isinstance(weight, Quantised) or _matrix(weight, x):
             groups.setdefault(x, []).append(node)
     for nodes in groups.values():
         x = nodes[0].args[0]  # may have become an output of another group

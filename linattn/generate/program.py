@@ -13,7 +13,8 @@ from torch import Tensor, fx
 from linattn.generate.fusion import UNARY, Node
 from linattn.generate.step_graph import step_in_place
 from linattn.ops import one_query
-from linattn.ops.cpu import library, linear_attention
+from linattn.ops.convolution_step import step_
+from linattn.ops.cpu import convolution_step, library, linear_attention
 from linattn.ops.cpu import linears as cpu
 from linattn.ops.linears import linears
 from linattn.ops.memory import dense
@@ -36,6 +37,7 @@ class Program:
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
         self.steps: list[Step] = []
         self.copied: list[Tensor] = []  # weights that are read through a copy of another layout
+        self._constants: dict[int, Tensor] = {}  # by their ids
         values: dict[Node, Any] = {}
         given = iter(inputs)
         for node in module.graph.nodes:
@@ -44,7 +46,8 @@ class Program:
                 case "placeholder":
                     values[node] = next(given)
                 case "get_attr":
-                    values[node] = getattr(module, node.target)
+                    values[node] = constant = getattr(module, node.target)
+                    self._constants[id(constant)] = constant
                 case "call_function":
                     values[node] = self._bind(node.target, args, kwargs)
                 case "output":
@@ -64,9 +67,13 @@ class Program:
             o, denominator, run = linear_attention.bound_step(*map(self._dense, args[:13]))
             self._first(run)
             return o, denominator
-        if str(target) == "linattn.norm.default" and _normable(*args):
+        if str(target) == "linattn.norm.default" and _normable(*(args := self._in_one_dtype(args))):
             x, weight, gate, eps, mean, _ = map(self._dense, args)
             y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
+            self._first(run)
+            return y
+        if target is step_ and convolution_step.refusal(*args[:4], *args[5:7]) is None:
+            y, run = convolution_step.bound(*args[:5])
             self._first(run)
             return y
         if target is ROWS and args[3] in library.DTYPES and args[2].dtype == torch.int64 and library.refusal(args[2]) is None:
@@ -86,6 +93,14 @@ class Program:
         if any(t.untyped_storage().data_ptr() not in memory for t in _tensors(value)):
             self.steps.append(_again(target, args, kwargs, value))
         return value
+
+    def _in_one_dtype(self, args: tuple) -> tuple:
+        """Arguments of a norm, with a constant weight in the dtype of the result."""
+        x, weight, *rest = args
+        if weight is not None and weight.dtype != x.dtype == args[5] and id(weight) in self._constants:
+            self.copied.append(weight)
+            return x, weight.to(x.dtype), *rest
+        return args
 
     def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         x, weights, biases = args

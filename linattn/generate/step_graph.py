@@ -3,7 +3,8 @@
 A step is the same for every token, so it is traced once, on fake tensors. The graph then has fewer operations than the model:
 
 * values that depend on weights alone are computed once;
-* linear maps of one vector are fused, with the norm before them and the gate or the residual after them;
+* products with weights become linear maps, and those of one vector are fused, with the norm before them and the gate or the residual
+  after them;
 * the recurrence updates its states in place, and attention writes a token into its slot.
 """
 
@@ -41,6 +42,7 @@ def make_step_graph(function: Callable[..., Sequence[Tensor]], examples: Sequenc
     _convolve_in_place(module.graph)
     _append_in_place(module.graph)
     module.meta["counters"] = _counters(module)
+    _turn_matrices(module)
     fuse(module)
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -90,6 +92,21 @@ def _repeatable(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _turn_matrices(module: fx.GraphModule) -> None:
+    """Replace ``x @ W`` by a linear map whose matrix is a transposed copy of the weight W, because linear maps are fused."""
+    for node in calls(module.graph, aten.matmul.default):
+        _, weight = node.args
+        if weight.op != "get_attr" or weight.meta["val"].ndim != 2:
+            continue
+        old, name = getattr(module, str(weight.target)), f"_turned_{node.name}"
+        module.register_buffer(name, old.detach().mT.contiguous(), persistent=False)
+        module.meta["computed"].append(old)
+        with module.graph.inserting_before(node):
+            node.args = node.args[0], constant(module.graph, name, weight.meta["val"].mT.contiguous())
+        node.target = aten.linear.default
+    module.graph.eliminate_dead_code()
 
 
 # Indices of output, denominator and final states in the results of the recurrence's operators, without and with a denominator.

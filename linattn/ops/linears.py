@@ -49,8 +49,6 @@ def linears(
 
 
 def _refusal(name: str, asked: bool, x: Tensor, weights: Sequence[Matrix]) -> str | None:
-    if name == "triton" and not all(isinstance(w, Tensor) for w in weights):
-        return "it takes no quantised matrices"
     return dispatch.refusal(name, asked, x, _load, (x, *weights))
 
 
@@ -59,7 +57,7 @@ def _load(name: str) -> ModuleType:
         from linattn.ops.cpu import linears as cpu
 
         return cpu
-    from linattn.ops.triton import linears as triton
+    from linattn.ops.triton import quantised as triton
 
     return triton
 

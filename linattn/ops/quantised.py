@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops import tracing
+from linattn.ops import gpu, tracing
 from linattn.ops.linears import linears
 from linattn.ops.operator import register
 from linattn.ops.torch.quantised import Quantised, dequantised
@@ -63,6 +63,10 @@ def _gradient_transposed(ctx: Any, d_x: Tensor) -> tuple[Tensor, None, None]:
 
 
 def _run_rows(codes: Tensor, scale: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    if ids.numel() and dtype != torch.float64 and gpu.refusal(ids.device) is None:
+        from linattn.ops.triton import quantised as kernels
+
+        return kernels.rows(Quantised(codes, scale), ids, dtype)
     return dequantised(codes[ids], scale[ids], dtype)
 
 

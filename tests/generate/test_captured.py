@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from linattn import mixers
-from linattn.generate import captured, stream
+from linattn.generate import captured, program, stream
 from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, draw, sample
@@ -288,6 +288,24 @@ class Sync(nn.Module):
 
     def forward(self, x):
         return x * 2 if bool(x.sum() > 0) else x
+
+
+@pytest.mark.skipif(cpu.isa() is None, reason="there are no CPU kernels here")
+def test_convolutions_and_norms_are_bound_to_their_kernels(monkeypatch):
+    """Also a norm in float32 whose weight is in bfloat16; the weight may change later."""
+    torch.manual_seed(0)
+    again, called = program._again, []
+    monkeypatch.setattr(program, "_again", lambda target, *others: called.append(str(target)) or again(target, *others))
+    lm = LanguageModel(LMConfig(vocab_size=40, dim=64, layers=2, mixer="mamba2", ffn="none")).bfloat16().eval()
+    ids = torch.randint(40, (1, 9))
+    state = prefill(lm.model, ids)[1]
+    step = step_of(lm.model, lm.lm_head, state, 100)
+    assert called and not [name for name in called if "norm" in name or "step_" in name]
+    norms = [p for name, p in lm.named_parameters() if ".mixer.norm" in name]
+    assert norms and step.current()
+    with torch.no_grad():
+        norms[0].mul_(2)
+    assert not step.current()
 
 
 def test_what_is_not_captured_and_why():

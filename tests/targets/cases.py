@@ -90,6 +90,19 @@ def linears(dtype: torch.dtype, rows: int, gated: bool, width: int = 2048) -> No
     op(x, weights, [None] * 2, Norm(ones(width), 1e-5, width), None, gated, (), counters)
 
 
+def quantised(to: str, rows: int, gated: bool, width: int = 2048) -> None:
+    from linattn.models.quantised import Format
+    from linattn.ops.torch.linears import Norm
+    from linattn.ops.triton.quantised import linears as op
+
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=BF16)
+
+    form = Format(to, 64 if to == "int4" else None)
+    weights = [form.empty(5632, width)] * 2 if gated else [form.empty(width, width), ones(16, width)]
+    op(ones(rows, width), weights, [None] * 2, Norm(ones(width), 1e-5, width), None, gated, (), torch.zeros(256, dtype=torch.int32))
+
+
 def _all() -> dict[str, Case]:
     found: dict[str, Case] = {}
     for dtype, size in ((BF16, 128), (BF16, 64), (BF16, 256), (FP32, 128), (FP16, 128), (FP32, 256)):
@@ -113,6 +126,8 @@ def _all() -> dict[str, Case]:
         for rows, gated in product((1, 4, 64), (False, True)):
             found[f"linears-{'gated' if gated else 'plain'}-{name}-{rows}"] = partial(linears, dtype, rows, gated)
         found[f"convolution_step-{name}"] = partial(convolution_step, dtype, 128)
+    for to, rows, gated in product(("int8", "int4"), (1, 16), (False, True)):
+        found[f"quantised-{to}-{'gated' if gated else 'plain'}-{rows}"] = partial(quantised, to, rows, gated)
     return found
 
 

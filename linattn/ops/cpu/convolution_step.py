@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from linattn.ops import memory, tracing
@@ -22,11 +24,24 @@ def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: in
 
 def step_(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool, *_options: object) -> Tensor:
     """Run :func:`linattn.ops.convolution_step.step_` without normalized heads."""
+    y, arguments = _arguments(x, state, weight, bias, activation)
+    library.call("convolution_step", *arguments)
+    return y
+
+
+def bound(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool) -> tuple[Tensor, Callable[[], None]]:
+    """Bind :func:`step_` to its arguments: the result, which is empty, and a function that fills it and updates the state when called."""
+    y, arguments = _arguments(x, state, weight, bias, activation)
+    return y, library.bound("convolution_step", *arguments)
+
+
+def _arguments(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool
+) -> tuple[Tensor, tuple[Tensor | float | None, ...]]:
     (batch, _, width), taps = x.shape, weight.shape[2]
     y = library.empty(x.shape, x.dtype)
     row, slot, channel = state.stride()
-    library.call(
-        "convolution_step", x, library.DTYPES[x.dtype], x.stride(0), 0, x.stride(2), state, row, slot, channel, state.shape[1],
+    return y, (
+        x, library.DTYPES[x.dtype], x.stride(0), 0, x.stride(2), state, row, slot, channel, state.shape[1],
         weight, library.DTYPES[weight.dtype], weight.stride(2), 0, weight.stride(0), *constant(bias), y, batch, width, taps, activation,
     )  # fmt: skip
-    return y

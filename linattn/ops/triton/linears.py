@@ -288,12 +288,12 @@ def linears(
     vectors, K = x.numel() // x.shape[-1], x.shape[-1]
     sizes = tuple(w.shape[0] for w in weights[: 1 if gated else None])
     biased = tuple(b is not None for b in biases)
-    steps, constants = _steps(finish)
+    steps, constants = numbered(finish)
     y = torch.empty(vectors * sum(sizes), dtype=x.dtype, device=x.device)
     wide = torch.empty(y.shape, dtype=torch.float32, device=x.device) if steps else None
     overlapped = gpu.capability(y.device) >= (9, 0)
     if size and (vectors > 1 or (size != K and size & (size - 1))):
-        x, weight, size, gate = _normed(x, Norm(weight, eps, size, gate), overlapped), None, 0, None
+        x, weight, size, gate = normed(x, Norm(weight, eps, size, gate), overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # kernels accept no tuples of None
     tensors = (x, tuple(map(dense, weights)), addresses, constants or (x,))
     shared = launch.FUSED | {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
@@ -308,7 +308,7 @@ def linears(
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
 
 
-def _normed(x: Tensor, norm: Norm, overlapped: bool) -> Tensor:
+def normed(x: Tensor, norm: Norm, overlapped: bool) -> Tensor:
     weight, eps, size, gate = norm
     heads = (-1, x.shape[-1] // size, size)
     pieces, gate = x.view(heads), None if gate is None else gate.view(heads)
@@ -318,7 +318,7 @@ def _normed(x: Tensor, norm: Norm, overlapped: bool) -> Tensor:
     return norms.forward(pieces, weight, gate, eps, True, x.dtype, overlapped=overlapped).view(x.shape)
 
 
-def _steps(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]:
+def numbered(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...]]:
     """Kernel arguments for ``finish``: the numbers of its steps, and the constants."""
     constants: list[Tensor] = []
     steps: list[int | float] = []

@@ -101,9 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fingerprint", type=Path, help="write what the kernels for Hopper compile to into this file")
     parser.add_argument("--against", type=Path, help="such a file, with which --fingerprint compares")
     parser.add_argument("--memo", type=Path, help="a folder for what --fingerprint has compiled; beside its file if left out")
-    parser.add_argument(
-        "--merge", type=Path, nargs="+", metavar="FILE", help="add these files of results to --out, compile nothing"
-    )
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="add these files of results to --out, compile nothing")
     parser.add_argument("--missing", action="store_true", help="only what the file does not have of this Triton")
     return parser.parse_args()
 

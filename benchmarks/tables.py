@@ -32,6 +32,7 @@ TITLES = {
         "vision": ("thousand tokens a second", "pass"),
         "decode": ("model", "rows", "tokens read before", "a token, ms", "reading weights and state once, ms", "through generate, ms"),
         "decode-cpu": ("130M, one row", "dtype"),
+        "compilers": ("a step, ms", "dtype"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
         "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
@@ -61,6 +62,7 @@ TITLES = {
         "train": ("模型", "token/秒", "编译后 token/秒", "第一步（秒）", "峰值显存（GB）", "参数（百万）"),
         "vision": ("千 token/秒", "计算"),
         "decode-cpu": ("130M，一行", "dtype"),
+        "compilers": ("每步（毫秒）", "dtype"),
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
         "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}），{date}。"
         "softmax 一行是 torch 的 flash attention。",
@@ -247,6 +249,16 @@ def decode_on_cpu(body: dict, words: dict) -> str:
     return markdown((*words["decode-cpu"], *words["decode"][2:]), cells)
 
 
+def compilers(body: dict, words: dict) -> str:
+    """Line for each model and dtype, a column for each way to compile its step."""
+    ways = list(dict.fromkeys(row["way"] for row in body["rows"]))
+    lines: dict[tuple[str, ...], dict[str, dict]] = {}
+    for row in body["rows"]:
+        lines.setdefault((f"{row['model']} {row['size']}", row["dtype"]), {})[row["way"]] = row
+    shown = {name: [f"{row[way]['step_ms']:.3g}" if "step_ms" in row.get(way, {}) else "–" for way in ways] for name, row in lines.items()}
+    return markdown((*words["compilers"], *ways), ((*name, *cells) for name, cells in shown.items()))
+
+
 def compared(body: dict, words: dict) -> str:
     """Scores of a task without its speeds: a line for each mixer, and for references that are no model."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
@@ -348,7 +360,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     if not path.is_file():
         return ""
     body = json.loads(path.read_text(encoding="utf-8"))
-    suites = {"train": train, "compare": compared, "reproduce": reproduced, "vision": vision, "decode": decode, "front": summary}
+    suites = dict(train=train, compare=compared, reproduce=reproduced, vision=vision, decode=decode, front=summary, compilers=compilers)
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)
     text = make(body, words)

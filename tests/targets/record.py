@@ -61,7 +61,9 @@ def merge(path: Path, others: list[Path]) -> str:
             for target, cases in run["targets"].items():
                 record.cases.setdefault(target, {}).update(cases)
                 added += len(cases)
-            record.write(path, **{name: value for name, value in run.items() if name != "targets"})
+            dates = sorted({*record.before["runs"].get(version, run)["date"].split(" to "), *run["date"].split(" to ")})
+            facts = {**{name: value for name, value in run.items() if name != "targets"}, "date": " to ".join(dates[:1] + dates[1:][-1:])}
+            record.write(path, **facts)
     return f"{added} cases added to {path.name}"
 
 

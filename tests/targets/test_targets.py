@@ -89,7 +89,8 @@ def test_files_of_several_machines_become_one(tmp_path):
     assert merge(paths[0], paths[1:]) == "2 cases added to all"
     runs = json.loads(paths[0].read_text())["runs"]
     assert {case: rows[0]["spills"] for case, rows in runs["3.6.0"]["targets"]["sm_80"].items()} == {"a": 3, "b": 4}
-    assert runs["3.9.0"]["targets"]["sm_80"]["a"][0]["spills"] == 2 and (runs["3.6.0"]["date"], runs["3.9.0"]["date"]) == ("two", "all")
+    assert runs["3.9.0"]["targets"]["sm_80"]["a"][0]["spills"] == 2
+    assert (runs["3.6.0"]["date"], runs["3.9.0"]["date"]) == ("all to two", "all")
 
 
 def test_the_card_that_the_table_was_measured_on_has_no_rows_of_its_own():

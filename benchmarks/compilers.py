@@ -13,6 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +118,18 @@ WAYS: dict[str, Callable[[Buffers, State], Run]] = {
 }  # fmt: skip
 
 
-def rows(model: Any, state: State, steps: int, turns: int, ways: Sequence[str]) -> Iterator[Row]:
-    """Measure a row for each way: seconds to make it, milliseconds of a step, and the number of first tokens equal to the model's."""
-    device, runs, expected = model.device.type, {}, None
-    for way, make in ((way, WAYS[way]) for way in ("as written", *ways)):
+Made = dict[str, tuple[Run, float, list[Tensor]]]  # by way: its run, seconds to make it, first tokens
+
+
+def make(model: Any, state: State, ways: Sequence[str]) -> tuple[Made, list[Row]]:
+    """Make the step of each way and run it 16 times; a way that fails is a row."""
+    device, runs, failed = model.device.type, {}, []
+    for way in ("as written", *ways):
         torch.compiler.reset()
         buffers = Buffers(model, state)
         start = time.perf_counter()
         try:
-            run = make(buffers, state)
+            run = WAYS[way](buffers, state)
             tokens = []
             for i in range(16):
                 run()
@@ -132,9 +138,15 @@ def rows(model: Any, state: State, steps: int, turns: int, ways: Sequence[str]) 
                     wait(device)
                     made = time.perf_counter() - start
         except Exception as error:  # a way that fails is a row of the table
-            yield {"way": way, "failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:200]}
+            said = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            failed.append({"way": way, "failed": f"{type(error).__name__}: {said}"[:200]})
             continue
         runs[way] = (run, made, tokens)
+    return runs, failed
+
+
+def measure(runs: Made, device: str, steps: int, turns: int) -> Iterator[Row]:
+    """Measure a row for each way: seconds to make it, milliseconds of a step, and the number of first tokens equal to the model's."""
     expected = runs["as written"][2]
     times: dict[str, list[float]] = {way: [] for way in runs}
     for _ in range(turns):
@@ -150,6 +162,75 @@ def rows(model: Any, state: State, steps: int, turns: int, ways: Sequence[str]) 
         yield {"way": way, "step_ms": statistics.median(times[way]), "made_s": made, "equal": equal, "of": len(tokens)}
 
 
+@dataclass(frozen=True)
+class Job:
+    """A model whose step is made in each of ``ways``."""
+
+    mixer: str
+    size: str
+    device: str
+    dtype: str
+    rows: int
+    context: int
+    ways: tuple[str, ...]
+
+    @property
+    def what(self) -> Row:
+        return {"model": self.mixer, "size": self.size, "dtype": self.dtype, "rows": self.rows, "context": self.context}
+
+    def make(self) -> tuple[Made, list[Row]]:
+        model = decode.build(self.mixer, SIZES[self.size], self.device, getattr(torch, self.dtype))
+        return make(model, decode.after(model, self.rows, self.context), self.ways)
+
+
+def apart(job: Job, steps: int, turns: int, link: Connection) -> None:
+    """Do ``job`` in this process: say when its steps are made, wait, then send its rows and None."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        runs, failed = job.make()
+        link.send("made")
+        link.recv()
+        for row in (*failed, *measure(runs, job.device, steps, turns)):
+            link.send(row)
+        link.send(None)
+
+
+def at_once(jobs: Sequence[Job], steps: int, turns: int) -> Iterator[Row]:
+    """Rows of ``jobs``, made at the same time in a process each, and measured one after the other when all are made."""
+    context, started = get_context("spawn"), []
+    for job in jobs:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=apart, args=(job, steps, turns, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        started.append((job, process, ours))
+    ready = [_received(link) == "made" for _, _, link in started]
+    for (job, process, link), made in zip(started, ready, strict=True):
+        if made:
+            link.send("go on")
+        while row := _received(link) if made else None:
+            yield {**job.what, **row, "made_beside": len(jobs) - 1}
+        process.join()
+        if process.exitcode:
+            yield {**job.what, "way": "all", "failed": f"the process ended with {process.exitcode}"}
+
+
+def _received(link: Connection) -> Any:
+    """Next message, or None where the process has ended."""
+    try:
+        return link.recv()
+    except EOFError:
+        return None
+
+
+def in_turn(jobs: Sequence[Job], steps: int, turns: int) -> Iterator[Row]:
+    """Rows of ``jobs``, one after the other in this process."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        for job in jobs:
+            runs, failed = job.make()
+            for row in (*failed, *measure(runs, job.device, steps, turns)):
+                yield {**job.what, **row}
+
+
 def main(arguments: list[str] | None = None) -> int:
     ways = [way for way in WAYS if way != "as written"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compilers", description=__doc__.split("\n")[0])
@@ -162,6 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--context", type=positive, default=64, help="tokens read before")
     parser.add_argument("--steps", type=positive, default=16, help="in a turn")
     parser.add_argument("--turns", type=positive, default=7)
+    parser.add_argument("--at-once", action="store_true", help="make the steps of all models at once, in a process each; then measure")
     parser.add_argument("--quick", action="store_true", help="a tiny model, nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for compilers-CARD.json")
     options = parser.parse_args(arguments)
@@ -172,17 +254,17 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [way for way in chosen if way not in ways]:
         parser.exit(2, f"{parser.prog}: --ways has {unknown[0]}, which is not among {', '.join(ways)}\n")
     facts, path = destination(parser, "compilers", options.device, options.out)
-    size = SIZES["tiny" if options.quick else options.size or ("340M" if options.device == "cuda" else "130M")]
-    with Record(None if options.quick else path, KEY, facts) as record, torch.inference_mode(mode=False), torch.no_grad():
+    size = "tiny" if options.quick else options.size or ("340M" if options.device == "cuda" else "130M")
+    jobs = [
+        Job(mixer, size, options.device, dtype, options.rows, options.context, tuple(chosen))
+        for dtype in options.dtypes.split(",")
+        for mixer in options.mixers.split(",")
+    ]
+    with Record(None if options.quick else path, KEY, facts) as record:
         record.body["runs"][-1]["command"] = command("python -m benchmarks.compilers", arguments or sys.argv[1:])
-        for dtype in options.dtypes.split(","):
-            for mixer in options.mixers.split(","):
-                model = decode.build(mixer, size, options.device, getattr(torch, dtype))
-                state = decode.after(model, options.rows, options.context)
-                what = {"model": mixer, "size": size.name, "dtype": dtype, "rows": options.rows, "context": options.context}
-                for row in rows(model, state, options.steps, options.turns, chosen):
-                    record.add({**what, **row})
-                    print(line({**what, **row}), flush=True)
+        for row in (at_once if options.at_once else in_turn)(jobs, options.steps, options.turns):
+            record.add(row)
+            print(line(row), flush=True)
     print("nothing kept" if options.quick else path)
     return 0
 

@@ -51,7 +51,7 @@ def gpu(names: tuple[str, ...], mixers: tuple[str, ...], rows: tuple[int, ...], 
             model = decode.build(mixer, SIZES[name], "cuda", torch.bfloat16)
             far = [(1, FAR)] if 1 in rows and (name == names[0] or mixer == "gla") else []
             for count, context in [*((n, 1024) for n in rows), *far]:
-                yield from attempt(decode.ours, mixer, SIZES[name], "cuda", torch.bfloat16, count, context, speed, 100, model=model)
+                yield from attempt(decode.ours, mixer, SIZES[name], count, context, speed, 100, model=model)
                 if profiled and context == 1024:
                     for lines in attempt(decode.kernels, model, count):
                         print(*lines, sep="\n", flush=True)
@@ -87,7 +87,7 @@ def cpu(dtypes: tuple[torch.dtype, ...], quick: bool) -> Iterator[Row]:
         for mixer in OURS:
             model = decode.build(mixer, size, "cpu", dtype)
             for context in (16,) if quick else (16, 2048, 16384):
-                yield decode.ours(mixer, size, "cpu", dtype, 1, context, speed, 8 if quick else 24, model=model)
+                yield decode.ours(mixer, size, 1, context, speed, 8 if quick else 24, model=model)
             del model
         for name, contexts in {"llama": (16, 2048), "mamba": (16,), "mamba2": (16,), "rwkv": (16,), "qwen3_next": (16, 2048)}.items():
             for context in contexts[:1] if quick else contexts:

@@ -41,6 +41,7 @@ TITLES = {
         "patterns": ("mixer", "patterns", "largest error beside token by token", "states depend on rejected tokens"),
         "quality": ("model", "bfloat16", "int8", "int4", "int4, calibrated"),
         "run": "{card}, {cores} cores, torch {torch}, {date}: `{command}`.",
+        "compilers": ("a step, ms", "dtype"),
         "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
         "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
@@ -77,6 +78,7 @@ TITLES = {
         "parallel": ("{cards} 张卡共享一条序列", "token 数", "单卡（毫秒）", "多卡（毫秒）", "效率", "每卡显存与单卡之比"),
         "sharded": ("模型", "卡数", "每条序列的卡数", "序列数", "序列长度（token）", "token/秒", "峰值显存（GB）"),
         "in a graph": "CUDA 图中",
+        "compilers": ("每步（毫秒）", "dtype"),
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
         "quantised": ("一行", "权重", "每 token（毫秒）", "bfloat16 的倍数", "读取字节（MB）", "占本机读取速度"),
         "llama.cpp": ("相同的权重", "linattn", "每 token（毫秒）", "llama.cpp", "每 token（毫秒）", "llama.cpp 用时与 linattn 之比"),
@@ -353,6 +355,14 @@ def quality(body: dict, words: dict) -> str:
     columns = ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)
     rows = ((name, *(own.get(column, "") for column in columns)) for name, own in found.items())
     return runs(body, words) + markdown(words["quality"], rows)
+def compilers(body: dict, words: dict) -> str:
+    """Line for each model and dtype, a column for each way to compile its step."""
+    ways = list(dict.fromkeys(row["way"] for row in body["rows"]))
+    lines: dict[tuple[str, ...], dict[str, dict]] = {}
+    for row in body["rows"]:
+        lines.setdefault((f"{row['model']} {row['size']}", row["dtype"]), {})[row["way"]] = row
+    shown = {name: [f"{row[way]['step_ms']:.3g}" if "step_ms" in row.get(way, {}) else "–" for way in ways] for name, row in lines.items()}
+    return markdown((*words["compilers"], *ways), ((*name, *cells) for name, cells in shown.items()))
 
 
 def compared(body: dict, words: dict) -> str:
@@ -496,6 +506,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "quantised": quantised,
         "speculate": speculated,
         "quality": quality,
+        "compilers": compilers,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)

@@ -77,13 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in wanted if name not in known]:
         parser.exit(2, f"{parser.prog}: --families has {unknown[0]}, which is not among {', '.join(map(' '.join, known))}\n")
     facts, rows = about(), []
+    told = command(parser.prog, arguments or sys.argv[1:])
+    path = options.out / f"tritons-{'compiled-' if options.compile else ''}{facts['triton']}.json"
     for kind, rank in wanted or known:
         rows += (compiled if options.compile else run)(kind, rank)
         print(f"{kind} {rank}", flush=True)
-    told = command(parser.prog, arguments or sys.argv[1:])
-    body = {"schema": "linattn.tritons", "command": told, **facts, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    path = options.out / f"tritons-{'compiled-' if options.compile else ''}{facts['triton']}.json"
-    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        body = {"schema": "linattn.tritons", "command": told, **facts, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")  # after each, so that a run cut short keeps what it has
     print(path)
     return 0
 

@@ -156,8 +156,9 @@ def generated(model: Any, ids: Tensor, **how: Any) -> Callable[[int], object]:
         )
 
 
-def ours(mixer: str, size: Size, device: str, dtype: torch.dtype, rows: int, context: int, speed: float, steps: int, *, model: Any) -> Row:
-    """Measure one row: the captured step, and both ways to generate."""
+def ours(mixer: str, size: Size, rows: int, context: int, speed: float, steps: int, *, model: Any) -> Row:
+    """Measure one row of ``model``: the captured step, and both ways to generate."""
+    device, dtype = model.device.type, model.dtype
     with torch.inference_mode():
         state = after(model, rows, context)
     one, made, step = step_ms(model, state, steps)

@@ -101,13 +101,11 @@ def _check(call: Step) -> None:
         checks.dtype("state", state, wide)
 
 
-def _explained(
-    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None, **_: Any
-) -> dispatch.Explained:
-    call = Step(state, x, dt, bias, A, B, C, D, z)
+def _explained(**given: Any) -> dispatch.Explained:
+    call = Step(*(given[name] for name in ("state", "x", "dt", "bias", "A", "B", "C", "D", "z")))
     _check(call)
-    title = f"selective_step_ on {state.device}, {x.dtype}, state {list(state.shape)}"
-    return dispatch.Explained(title, state.device, _refusal, (call.tensors,))
+    title = f"selective_step_ on {call.state.device}, {call.x.dtype}, state {list(call.state.shape)}"
+    return dispatch.Explained(title, call.state.device, _refusal, (call.tensors,))
 
 
 dispatch.explains(selective_step_, _explained)

@@ -1,4 +1,4 @@
-"""The page on the architecture and its figure name functions and files that exist."""
+"""The pages on the architecture and on decoding, and the figure, name functions and files that exist."""
 
 import re
 from importlib import import_module
@@ -7,7 +7,7 @@ import pytest
 
 from tests.packaging.tree import ROOT
 
-PAGE = (ROOT / "docs/architecture.rst").read_text(encoding="utf-8")
+PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("architecture.rst", "decoding.rst"))
 PLACES = sorted(set(re.findall(r"``(linattn(?:\.\w+)*):(\w+)``", PAGE)))
 
 
@@ -28,5 +28,5 @@ def test_functions_in_the_figure_are_on_the_page():
 
 def test_there_are_places_and_files():
     assert len(PLACES) > 20
-    for path in re.findall(r"``(linattn/[\w/.]+)``", PAGE):
+    for path in re.findall(r"``((?:linattn|tests)/[\w/.]+)``", PAGE):
         assert (ROOT / path).exists(), path

@@ -5,6 +5,8 @@ Cases that a file has are replaced, and the others stay, so that several runs fi
 
 ``--fingerprint FILE`` writes what the kernels for Hopper compile to instead, see fingerprint.py; with ``--against FILE``, of before a
 change, it fails where the PTX of a kernel is another now.
+
+``--merge FILE ...`` adds what other machines wrote, and compiles nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +25,11 @@ OUT = ROOT / "benchmarks" / "results" / "targets.json"
 
 def main() -> int:
     given = _arguments()
+    if given.merge:
+        from tests.targets.record import merge
+
+        print(merge(given.out, given.merge))
+        return 0
     if given.triton:
         sys.path.insert(0, str(Path(given.triton).resolve()))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -94,6 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fingerprint", type=Path, help="write what the kernels for Hopper compile to into this file")
     parser.add_argument("--against", type=Path, help="such a file, with which --fingerprint compares")
     parser.add_argument("--memo", type=Path, help="a folder for what --fingerprint has compiled; beside its file if left out")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="add these files of results to --out, compile nothing")
     parser.add_argument("--missing", action="store_true", help="only what the file does not have of this Triton")
     return parser.parse_args()
 

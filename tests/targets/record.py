@@ -50,6 +50,23 @@ class Record:
         path.write_text(_lines({"schema": SCHEMA, "runs": dict(sorted(runs.items()))}) + "\n", encoding="utf-8")
 
 
+def merge(path: Path, others: list[Path]) -> str:
+    """Add the cases in the files ``others`` to those in ``path``; of the same Triton and card the later one stays."""
+    added = 0
+    for body in [json.loads(other.read_text()) for other in others]:
+        if body["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {body['schema']!r}, not {SCHEMA!r}")
+        for version, run in body["runs"].items():
+            record = Record.read(path, version)
+            for target, cases in run["targets"].items():
+                record.cases.setdefault(target, {}).update(cases)
+                added += len(cases)
+            dates = sorted({*record.before["runs"].get(version, run)["date"].split(" to "), *run["date"].split(" to ")})
+            facts = {**{name: value for name, value in run.items() if name != "targets"}, "date": " to ".join(dates[:1] + dates[1:][-1:])}
+            record.write(path, **facts)
+    return f"{added} cases added to {path.name}"
+
+
 def _lines(value: Any, depth: int = 0) -> str:
     """JSON with a case a line."""
     if not isinstance(value, dict) or depth > 4:

@@ -18,7 +18,7 @@ from linattn.ops.triton.plan import Family
 from tests.targets.__main__ import OUT
 from tests.targets.cards import CARDS
 from tests.targets.machine import Kernel
-from tests.targets.record import Record
+from tests.targets.record import Record, merge
 
 ROOT = Path(__file__).parents[2]
 PLAIN = "norm-gated-bfloat16-64$"
@@ -76,6 +76,21 @@ def test_spills_have_a_bound(tmp_path):
     assert again.spilled("sm_80", "a", kernel._replace(spills=1200)) is None
     assert again.spilled("sm_80", "a", kernel._replace(spills=1300)) == "scan spills 1300 bytes a thread, and spilled 1000"
     assert again.spilled("sm_80", "b", kernel._replace(spills=9999)) is None
+
+
+def test_files_of_several_machines_become_one(tmp_path):
+    """A case that both have is the later file's; other Tritons, cards and cases stay."""
+    paths = [tmp_path / name for name in ("all", "one", "two")]
+    for path, rows in zip(paths, ([("3.6.0", "a", 1), ("3.9.0", "a", 2)], [("3.6.0", "a", 3)], [("3.6.0", "b", 4)]), strict=True):
+        for version, case, spills in rows:
+            record = Record.read(path, version)
+            record.add("sm_80", case, [Kernel("scan", "scan", 4, 1, spills=spills)])
+            record.write(path, date=path.name)
+    assert merge(paths[0], paths[1:]) == "2 cases added to all"
+    runs = json.loads(paths[0].read_text())["runs"]
+    assert {case: rows[0]["spills"] for case, rows in runs["3.6.0"]["targets"]["sm_80"].items()} == {"a": 3, "b": 4}
+    assert runs["3.9.0"]["targets"]["sm_80"]["a"][0]["spills"] == 2
+    assert (runs["3.6.0"]["date"], runs["3.9.0"]["date"]) == ("all to two", "all")
 
 
 def test_the_card_that_the_table_was_measured_on_has_no_rows_of_its_own():

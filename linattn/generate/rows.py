@@ -48,6 +48,7 @@ class Rows:
         self._used, self._lengths = 0, [0] * slots
         self._buffers = capacity.preallocated(fresh.fork(slots), self.names, self._size)
         self.tokens = torch.zeros_like(self._buffers.position)
+        self._places: dict[int, list[dict[str, Tensor]]] = {}
         self._steps: dict[int, Callable[[], Tensor]] = {}
         self._weights: Any = None
 
@@ -69,11 +70,11 @@ class Rows:
         if length > self._used:
             self._shift(length)
         places, values = [self.tokens[row]], [token[0]]
-        for own, layer, names in zip(self._buffers.layers, state.layers, self.names, strict=True):
+        for own, layer, names in zip(self._places_of(row), state.layers, self.names, strict=True):
             for name, t in layer.items():
                 if name in names:
-                    own[name][row].zero_()
-                places.append(own[name][row, self._used - length : self._used] if name in names else own[name][row])
+                    own[name].zero_()
+                places.append(own[name][self._used - length : self._used] if name in names else own[name])
                 values.append(t[0])
         torch._foreach_copy_(places, values)  # one launch for many layers
         self._lengths[row] = length
@@ -96,10 +97,9 @@ class Rows:
 
     def leave(self, row: int, last: int) -> None:
         """Move the row ``last`` to ``row``, and fill ``last`` with zeros."""
-        tensors = [self.tokens, *self._tensors()]
-        ends = [t[last] for t in tensors]
+        ends = [self.tokens[last], *(t for layer in self._places_of(last) for t in layer.values())]
         if row != last:
-            torch._foreach_copy_([t[row] for t in tensors], ends)
+            torch._foreach_copy_([self.tokens[row], *(t for layer in self._places_of(row) for t in layer.values())], ends)
         torch._foreach_zero_(ends)
         self._lengths[row], self._lengths[last] = self._lengths[last], 0
         if not any(self._lengths):
@@ -122,6 +122,12 @@ class Rows:
             self._used += 1
             self._lengths[:count] = [length + 1 for length in self._lengths[:count]]
         return logits[:count]
+
+    def _places_of(self, row: int) -> list[dict[str, Tensor]]:
+        """Views of ``row`` in the buffers, made once: a view of each of many layers takes Python long."""
+        if row not in self._places:
+            self._places[row] = [{name: t[row] for name, t in layer.items() if name != TAKEN} for layer in self._buffers.layers]
+        return self._places[row]
 
     def _tensors(self) -> list[Tensor]:
         """All tensors with a row per sequence; the slot counters are common to all rows."""

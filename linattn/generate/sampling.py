@@ -94,7 +94,7 @@ def sample_rows(logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator]]
         if sampling.temperature:
             alike.setdefault(sampling, []).append(i)
     for sampling, places in alike.items():
-        index = torch.tensor(places, device=logits.device)
+        index = torch.tensor(places).to(logits.device, non_blocking=True)
         p = _probabilities(logits[index], sampling)
         noise = torch.empty_like(p)
         for row, i in zip(noise, places, strict=True):

@@ -97,7 +97,7 @@ class Batches:
 
 
 def beside(batches: Batches | None) -> AbstractContextManager[Any]:
-    """Context in which work runs on the stream of ``batches``, after everything that has been submitted so far; else where it always runs."""
+    """Context in which work runs on the stream of ``batches``, if there is one, after all work submitted so far."""
     if batches is None or batches.stream is None:
         return nullcontext()
     batches.stream.wait_stream(torch.cuda.current_stream())

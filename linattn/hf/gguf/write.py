@@ -81,7 +81,10 @@ def _tensors(model: Any, written: Written) -> list[tuple[str, Tensor]]:
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    """Add one value of the metadata; integers are 32 bits wide."""
+    """Add one value of the metadata, or a list of one for each layer; integers are 32 bits wide."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     add[type(value)](key, value)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linattn.hf.convert.table import ffn_of, mixer_of
+from linattn.hf.convert.table import ffn_of, mixer_of, repeated
 from linattn.models import LMConfig
 
 _EXPERTS = {
@@ -81,3 +81,50 @@ def tensors(ours: LMConfig, w: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]
             yield there + "attn_v_b.weight", value  # [H, value_dim, rank]
         for name, theirs in (_EXPERTS if ffn == "experts" else _DENSE).items():
             yield there + theirs, w[f"{block}ffn.{name}"]
+
+
+def fields(metadata: Any) -> dict[str, Any]:
+    """Fields of our config from the metadata of a file."""
+    if metadata.count("expert_gating_func", _SIGMOID) != _SIGMOID or metadata.get("attention.q_lora_rank", 0):
+        raise ValueError("kimi-linear.expert_gating_func must be 2 and kimi-linear.attention.q_lora_rank 0 to be read")
+    heads, eps, size = metadata.count("attention.head_count"), metadata.number("attention.layer_norm_rms_epsilon"), metadata.count
+    layers, dense, shared = size("block_count"), int(metadata.get("leading_dense_block_count", 0)), size("rope.dimension_count")
+    kinds = metadata.layers("attention.head_count_kv", layers)
+    hidden = size("expert_feed_forward_length")
+    experts = {
+        "hidden": hidden, "count": size("expert_count"), "active": size("expert_used_count"), "scores": "sigmoid", "renormalize": True,
+        "scale": metadata.number("expert_weights_scale", 1.0), "shared": hidden * size("expert_shared_count"),
+    }  # fmt: skip
+    mla = {
+        "heads": heads, "rank": size("attention.kv_lora_rank"), "head_dim": size("attention.key_length_mla") - shared, "shared": shared,
+        "value_dim": size("attention.value_length_mla"),
+    }  # fmt: skip
+    kda = {"heads": heads, "size": size("kda.head_dim"), "conv_width": size("ssm.conv_kernel"), "eps": eps}
+    ffns = {"swiglu": {"hidden": size("feed_forward_length")}, "experts": experts}
+    return {
+        "layers": layers, "mixer": repeated(["mla" if count else "kda" for count in kinds]), "norm_eps": eps,
+        "mixer_options": {"kda": kda, "mla": mla},
+        "ffn": repeated(["swiglu" if i < dense else "experts" for i in range(layers)]),
+        "ffn_options": ffns if dense else {"experts": experts},
+    }  # fmt: skip
+
+
+def read(ours: LMConfig, tensor: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors under our names but embedding and head; ``tensor`` reads one of the file."""
+    yield "model.norm.weight", tensor("output_norm.weight")
+    for i, (mixer, ffn) in enumerate(zip(ours.mixer_names, ours.ffn_names, strict=True)):
+        there, block, own = f"blk.{i}.", f"model.layers.{i}.", f"model.layers.{i}.mixer."
+        yield block + "mixer_norm.weight", tensor(there + "attn_norm.weight")
+        yield block + "ffn_norm.weight", tensor(there + "ffn_norm.weight")
+        for name, theirs in (_KDA if mixer == "kda" else _MLA).items():
+            yield own + name, tensor(there + theirs)
+        if mixer == "kda":
+            yield own + "qkv_proj.weight", torch.cat([tensor(f"{there}attn_{letter}.weight") for letter in "qkv"])
+            convs = [tensor(f"{there}ssm_conv1d_{letter}.weight") for letter in "qkv"]
+            yield own + "conv.weight", torch.cat([conv.reshape(-1, conv.shape[-1]) for conv in convs])
+            yield own + "A_log", (-tensor(there + "ssm_a")).log()
+            yield own + "dt_bias", tensor(there + "ssm_dt.bias")
+        else:
+            yield own + "kv_proj.weight", torch.cat([tensor(there + "attn_k_b.weight").mT, tensor(there + "attn_v_b.weight")], 1)
+        for name, theirs in (_EXPERTS if ffn == "experts" else _DENSE).items():
+            yield f"{block}ffn.{name}", tensor(there + theirs)

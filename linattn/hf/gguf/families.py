@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.hf.convert.table import mixer_of, repeated
-from linattn.hf.gguf import kimi, qwen
+from linattn.hf.gguf import kimi, minimax, qwen
 from linattn.models import LMConfig
 
 Weights = dict[str, Tensor]
@@ -194,6 +194,7 @@ _SSM = ("ssm_in", "ssm_out")
 FAMILIES = {
     "qwen3next": Written(("gated_deltanet", "softmax"), qwen.metadata, qwen.tensors, qwen.MATRICES, published="qwen3_next"),
     "kimi-linear": Written(("kda", "mla"), kimi.metadata, kimi.tensors, kimi.MATRICES, tied=False, published="kimi_linear"),
+    "minimax-01": Written(("lightning", "softmax"), minimax.metadata, minimax.tensors, minimax.MATRICES, published="minimax"),
     "mamba": Written(("mamba",), _mamba_metadata, _mamba, _SSM),
     "mamba2": Written(("mamba2",), _mamba2_metadata, _mamba2, _SSM),
     "rwkv6": Written(

@@ -1,4 +1,4 @@
-"""RWKV-6, RWKV-7, Qwen3-Next and Kimi Linear in GGUF files as models of this library: the config, and the tensors under our names.
+"""RWKV-6, RWKV-7, Qwen3-Next, Kimi Linear and MiniMax-01 in GGUF files as models of this library: the config, and the tensors under our names.
 
 The inverse of :mod:`linattn.hf.gguf.families`. Names and shapes are compared with what would be written for the config, before a tensor is
 read.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linattn import models
 from linattn.hf.folder import Weights, listed
-from linattn.hf.gguf import families, kimi, qwen
+from linattn.hf.gguf import families, kimi, minimax, qwen
 from linattn.hf.gguf.file import GGUFFile
 from linattn.models import LMConfig
 
@@ -85,13 +85,14 @@ def _read_time7(block: int, there: str, read: Read) -> Iterator[Named]:
 
 
 CONFIGS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "rwkv6": _rwkv6, "rwkv7": _rwkv7, "qwen3next": qwen.fields, "kimi-linear": kimi.fields,
+    "rwkv6": _rwkv6, "rwkv7": _rwkv7, "qwen3next": qwen.fields, "kimi-linear": kimi.fields, "minimax-01": minimax.fields,
 }  # fmt: skip
 _READ: dict[str, Callable[[LMConfig, Read], Iterator[Named]]] = {
     "rwkv6": lambda ours, read: _read_rwkv(ours, read, _read_time6, True),
     "rwkv7": lambda ours, read: _read_rwkv(ours, read, _read_time7, False),
     "qwen3next": qwen.read,
     "kimi-linear": kimi.read,
+    "minimax-01": minimax.read,
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -253,16 +252,12 @@ class Step:
 
 
 class Graph:
-    """CUDA graph of ``run``: its work on the buffers as one launch.
+    """CUDA graph of ``run``: its work on the buffers as one launch."""
 
-    It is captured on ``stream``; None: a stream of high priority, which its kernels keep. Graphs that run at the same time need
-    different streams, because graphs of one stream share cuBLAS's workspace.
-    """
-
-    def __init__(self, run: Callable[[], Any], generator: torch.Generator | None, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, run: Callable[[], Any], generator: torch.Generator | None) -> None:
         generators = [torch.cuda.default_generators[torch.cuda.current_device()] if generator is None else generator]
         before = [g.get_state() for g in generators]
-        stream = _urgent() if stream is None else stream
+        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # warm-up: compiles kernels, creates handles and workspaces
             run()
@@ -273,13 +268,8 @@ class Graph:
         self._graph = torch.cuda.CUDAGraph()
         if generator is not None:
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, stream=stream):
+        with torch.cuda.graph(self._graph):
             run()
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-@cache
-def _urgent() -> torch.cuda.Stream:
-    return torch.cuda.Stream(priority=-1)

@@ -16,7 +16,7 @@ from linattn.generate import captured, sampling
 from linattn.generate.pending import Pending
 from linattn.generate.pool_lookup import PoolLookup
 from linattn.generate.prefixes import PrefixCache
-from linattn.generate.reading import EARLY, PATIENCE, Batches, Read, beside
+from linattn.generate.reading import PATIENCE, Batches, FirstTokens, Reading
 from linattn.generate.request import Prompt, Request, Stops
 from linattn.generate.rows import Rows, fresh_state, shapes_of
 from linattn.generate.sampling import Sampling
@@ -35,10 +35,10 @@ class Pool:
     """States of up to ``slots`` sequences of one model. Each step of decoding advances all of them by a token.
 
     Prompts are read between the steps of the decoding sequences, at most ``block`` tokens of all prompts at a time, in pieces that end
-    at multiples of ``block``. A GPU reads pieces of several prompts as one batch, for which a prompt waits a few steps; it decodes at the
-    same time, and reads a few prompts before their slots are free. With ``prefix_bytes`` the most recently used states after such pieces
-    are kept, and a later prompt with the same beginning starts from the kept state; on a CPU its logits have the same bits as if the pool
-    had read it alone from the start, on a GPU up to rounding.
+    at multiples of ``block``. A GPU reads pieces of several prompts as one batch, a few layers between two steps; a prompt waits some
+    steps for it, and some prompts are read before their slots are free. With ``prefix_bytes`` the most recently used states after such
+    pieces are kept, and a later prompt with the same beginning starts from the kept state; on a CPU its logits have the same bits as if
+    the pool had read it alone from the start, on a GPU up to rounding.
 
     Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
     a matrix product may be ordered differently for another number of rows.
@@ -73,13 +73,13 @@ class Pool:
         self._codec, self._device = codec, model.device
         self._fresh = fresh_state(model)
         self._rows = Rows(model, self._fresh, self._slots, self._context)
-        self._batches = _batches(model, self._fresh, self._block, self._rows)
+        self._batches = _batches(model, self._fresh, self._block, self._slots, self._rows)
         self._waited = PATIENCE  # steps since the last batch of pieces
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
         self._reading: list[Prompt] = []  # each has the slot of its first request; on a GPU a few have none yet
-        self._read: Read | None = None  # pieces that are being read now
-        self._early = 0 if self._batches is None else EARLY  # prompts that may be read before there is a slot for them
+        self._read: Reading | None = None  # pieces that are being read now, as a batch
+        self._early = 0 if self._batches is None else self._batches.early  # prompts that may be read before there is a slot for them
         self._ready: deque[tuple[Request, State, Tensor]] = deque()  # their state and next token, waiting for a slot
         self._active: list[Request] = []  # in the order of their rows
         self._pending: deque[Pending] = deque()  # tokens that are computed and not yet copied to the host
@@ -239,16 +239,21 @@ class Pool:
             self._end_reading()
         if self._read is None and self._reading and self._due(pieces := self._pieces()):
             self._begin_reading(pieces)
+        if self._read is not None and self._read.parts:
+            self._read.run()
         self._waited += 1
         if self._lookup is not None:
             self._process_pending()
             self._take(self._lookup.advance(self._active) if self._active else [])
         elif self._active:
-            logits = self._rows.step(len(self._active))
+            soon = sum(map(len, (self._active, self._ready, self._reading, self._waiting)))
+            logits = self._rows.step(len(self._active), soon)
             tokens = self._rows.tokens[: len(self._active)]
             if any(r.sampling.temperature for r in self._active):  # the step has chosen the most likely tokens
                 sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
             self._pending.append(Pending(list(self._active), tokens))
+        if self._read is not None and not self._read.parts and self._read.first is None:
+            self._take_results(self._read)
         self._process_pending(self._ahead if self._active else 0)
 
     def _due(self, pieces: list[tuple[Prompt, int]]) -> bool:
@@ -260,31 +265,52 @@ class Pool:
         return full or longest == self._block
 
     def _begin_reading(self, pieces: list[tuple[Prompt, int]]) -> None:
-        """Read ``pieces`` of prompts, on a GPU beside the next steps of the active rows."""
+        """Read ``pieces`` of prompts, on a GPU as a batch, part by part between the next steps."""
         self._waited = 0
-        begun = [prompt.state for prompt, _ in pieces]
-        with beside(self._batches):
-            hidden = self._prefill(pieces)
-            ended = []
-            for (prompt, n), last in zip(pieces, hidden, strict=True):
-                prompt.done += n
-                if prompt.done == len(prompt.ids):
-                    ended.append((prompt, self._model.lm_head(last)))  # [1, V]
-                elif prompt.keys:
-                    self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
-            self._read = Read(ended, begun)
-        if self._batches is None or not self._active:
-            self._end_reading()
+        if self._batches is None:
+            self._start(self._first_tokens(pieces, self._prefill(pieces)))
+        else:
+            own = [(p.ids[p.done : p.done + n], None if p.state is self._fresh else p.state) for p, n in pieces]
+            self._read = Reading(pieces, self._batches.of(own), own)
 
     def _end_reading(self) -> None:
-        """Wait for the pieces that are being read; requests of finished prompts get their first token and join when there is a slot."""
-        if self._read is None:
+        """Finish the batch that is being read, if there is one."""
+        if (read := self._read) is None:
             return
-        tokens, self._read = self._read.wait(), None
-        for prompt in {id(prompt): prompt for prompt, *_ in tokens}.values():
+        while read.parts:
+            read.run()
+        first = self._take_results(read) if read.first is None else read.first
+        self._read = None
+        self._start(first)
+
+    def _take_results(self, read: Reading) -> FirstTokens:
+        """Copy states and first tokens from a batch that has been read, at least submitted to the GPU."""
+        hidden, states = read.batch.results()
+        for (prompt, _), state in zip(read.pieces, states, strict=True):
+            prompt.state = state
+        read.first = self._first_tokens(read.pieces, hidden.split(1))
+        return read.first
+
+    def _first_tokens(self, pieces: list[tuple[Prompt, int]], hidden: Sequence[Tensor]) -> FirstTokens:
+        """Record that ``pieces`` have been read; draws first tokens after prompts that end, from the last hidden states [1, D]."""
+        ended = []
+        for (prompt, n), last in zip(pieces, hidden, strict=True):
+            prompt.done += n
+            if prompt.done == len(prompt.ids):
+                ended.append((prompt, last))
+            elif prompt.keys:
+                self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
+        head: Any = self._model.lm_head
+        together = self._batches is not None and bool(ended)  # on a CPU each alone, for the same bits whatever is read beside it
+        logits = head(torch.cat([last for _, last in ended])).split(1) if together else [head(last) for _, last in ended]
+        return FirstTokens([prompt for prompt, _ in ended], logits, self._device)
+
+    def _start(self, first: FirstTokens) -> None:
+        """Give requests their ``first`` tokens; those that go on join when there is a slot."""
+        for prompt in first.prompts:
             if prompt.requests:  # else cancelled meanwhile
                 self._reading.remove(prompt)
-        for prompt, request, token, number in tokens:
+        for prompt, request, token, number in first.wait():
             if not request.done:
                 self._ready.append((request, prompt.state, token))
                 self._accept(request, [number])
@@ -316,12 +342,6 @@ class Pool:
 
     def _prefill(self, pieces: list[tuple[Prompt, int]]) -> list[Tensor]:
         """Read ``pieces`` in one call and replace the states of their prompts; returns the last hidden state [1, D] of each."""
-        if self._batches is not None:
-            own = [(p.ids[p.done : p.done + n], None if p.state is self._fresh else p.state) for p, n in pieces]
-            last, after = self._batches.read(own)
-            for (prompt, _), state in zip(pieces, after, strict=True):
-                prompt.state = state
-            return list(last.split(1))
         ids = torch.tensor([[i for p, n in pieces for i in p.ids[p.done : p.done + n]]], device=self._device)
         if len(pieces) == 1:
             hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
@@ -403,11 +423,11 @@ class Pool:
             raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
 
 
-def _batches(model: Any, fresh: State, block: int, rows: Rows) -> Batches | None:
+def _batches(model: Any, fresh: State, block: int, slots: int, rows: Rows) -> Batches | None:
     """Batches for reading prompts on a GPU; None for growing states, and on a CPU, where batches save no time."""
     if fresh.position.device.type != "cuda" or rows.growing or captured.refusal(model) is not None:
         return None
-    return Batches(model.model, fresh, block)
+    return Batches(model.model, fresh, block, slots)
 
 
 def _is_request(request: Any) -> Request:

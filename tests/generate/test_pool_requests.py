@@ -6,7 +6,7 @@ import torch
 from linattn import mixers
 from linattn.data import ByteCodec
 from linattn.generate import Pool, stream
-from linattn.generate.rows import bucket
+from linattn.generate.rows import SMALLER, Rows, bucket
 from linattn.models import LanguageModel, LMConfig
 from tests.generate.test_pool import GROWING, POOLED, alone, drain, model
 
@@ -144,6 +144,16 @@ def test_other_errors(lm):
             pool.submit([1], max_new_tokens=1, state=given)
     with pytest.raises(ValueError, match="context=8"):
         Pool(model("softmax"), slots=1, context=8).submit([1, 2, 3], max_new_tokens=6)
+
+
+def test_a_smaller_step_is_captured_after_many_larger_ones(lm, monkeypatch):
+    made = []
+    monkeypatch.setattr(Rows, "_step", lambda self, n: made.append(n) or (lambda: torch.zeros(n, 256)))
+    pool = Pool(lm, slots=8)
+    requests = [pool.submit([n], max_new_tokens=300 if n < 3 else 2) for n in range(8)]
+    drain(pool)
+    assert made == [8, 4]  # at once for all that wait, then for the three that are left
+    assert all(r.reason == "length" for r in requests) and pool._rows._spared[4] == SMALLER["cpu"] + 1
 
 
 def test_buckets_are_few_and_hold_their_rows():

@@ -1,4 +1,4 @@
-"""RWKV-6, RWKV-7, Qwen3-Next, Kimi Linear and MiniMax-01 in GGUF files as models of this library: the config, and the tensors under our names.
+"""Families of GGUF files that are read as models of this library: the config, and the tensors under our names.
 
 The inverse of :mod:`linattn.hf.gguf.families`. Names and shapes are compared with what would be written for the config, before a tensor is
 read.

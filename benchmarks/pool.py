@@ -83,7 +83,7 @@ def pooled(model: Any, rows: int, options: argparse.Namespace) -> dict[str, floa
     """Figures of a pool of ``rows`` slots: with a queue that is never empty, and at ``options.load``."""
     load = Load(model, rows, options.prompt, options.new)
     tokens = load.full()
-    while load.pool.free:  # filled, and all steps captured
+    for _ in range(64 * rows):  # until all slots are taken, and steps captured
         next(tokens)
     load.measure(tokens, options.warmup)
     found = load.measure(tokens, options.seconds)

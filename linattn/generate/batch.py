@@ -42,7 +42,8 @@ def complete(  # noqa: PLR0913  public
     Raises:
         TypeError, ValueError: for an invalid argument; nothing is computed.
     """
-    if isinstance(prompts, Tensor | str) or not isinstance(prompts, Sequence):
+    given: object = prompts
+    if isinstance(given, Tensor | str) or not isinstance(given, Sequence):
         raise TypeError(f"prompts must be a list of prompts, but came as {described(prompts)}")
     total = len(prompts) * whole("samples", samples, 1)
     if not total:

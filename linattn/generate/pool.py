@@ -246,7 +246,7 @@ class Pool:
             self._process_pending()
             self._take(self._lookup.advance(self._active) if self._active else [])
         elif self._active:
-            soon = sum(map(len, (self._active, self._ready, self._reading, self._waiting)))
+            soon = len(self._active) + len(self._ready) + len(self._reading) + len(self._waiting)
             logits = self._rows.step(len(self._active), soon)
             tokens = self._rows.tokens[: len(self._active)]
             if any(r.sampling.temperature for r in self._active):  # the step has chosen the most likely tokens
